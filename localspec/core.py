@@ -1,0 +1,428 @@
+"""The nouns of localspec and the two seams between its wings.
+
+Contract: frozen dataclasses, complete when built, and protocols; imports nothing of ours
+but the errors, and nothing heavy (no torch, no gradio), so that every wing may import it.
+Units stand in the names; unknown is None, never 0. Counts follow vLLM's definitions:
+`acceptance_rate` = accepted / drafted, `mean_accepted_length` = 1 + accepted / num_drafts
+(the bonus token counted), `draft_share` = accepted / output tokens.
+
+Not here: any algorithm.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from localspec.errors import RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+Role = Literal["system", "user", "assistant"]
+Phase = Literal["loading", "prefill", "decode", "done"]
+FinishReason = Literal["eos", "stop", "length", "cancelled", "error"]
+
+TARGET = "target"  # provenance of a token the target chose itself
+OFF = "off"  # the name of plain decoding as an arm
+AUTO = "auto"  # the name of the controller's free choice
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation, as the person or the model wrote it."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn from the target's logits.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 mean "not used".
+    Raises RequestError for a value outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        ranges = (
+            ("temperature", self.temperature, 0.0, 5.0),
+            ("top_k", self.top_k, 0, 1_000_000),
+            ("top_p", self.top_p, 1e-6, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.1, 10.0),
+        )
+        for name, value, low, high in ranges:
+            if not low <= value <= high:  # also refuses NaN
+                raise RequestError(f"{name} is {value}, but it must lie between {low} and {high}.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One turn asked of a backend.
+
+    messages: the whole conversation, the person's newest message last.
+    drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
+    controller choose it each round.
+    """
+
+    messages: tuple[Message, ...]
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    drafter: str = AUTO
+    num_draft_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
+        if self.num_draft_tokens is not None and not 0 <= self.num_draft_tokens <= 64:
+            raise RequestError(
+                f"num_draft_tokens is {self.num_draft_tokens}, but it must lie between 0 and 64."
+            )
+
+
+class Sequence:
+    """The tokens of one turn: the rendered prompt, then everything decoded.
+
+    The last token is the *root*: it is in no cache yet. `append` cuts at end-of-text and at
+    max_tokens. The end-of-text id stays in `tokens` (the next turn's prompt repeats it) but is
+    no output token. rng is the turn's own random source (a CPU torch.Generator).
+    """
+
+    def __init__(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        max_tokens: int,
+        end_ids: frozenset[int],
+        rng: torch.Generator,
+    ) -> None:
+        assert prompt, "a sequence needs at least one prompt token"
+        self.tokens = list(prompt)
+        self.prompt_length = len(prompt)
+        self.sampling = sampling
+        self.max_tokens = max_tokens
+        self.end_ids = end_ids
+        self.rng = rng
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens this turn may still decode."""
+        return self.max_tokens - (len(self.tokens) - self.prompt_length)
+
+    def append(self, tokens: list[int]) -> list[int]:
+        """Take up `tokens` until the turn ends; returns those that are output."""
+        kept: list[int] = []
+        for token in tokens:
+            self.tokens.append(token)
+            if token in self.end_ids:
+                self.finish_reason = "eos"
+                return kept
+            kept.append(token)
+            if self.num_remaining <= 0:
+                self.finish_reason = "length"
+                return kept
+        return kept
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens for one round: a chain or, by `parents`, a tree.
+
+    tokens [n]: drafted ids. parents [n]: index of each token's parent, -1 = the root (the last
+    accepted token); parents precede children. probs: [n, V] rows each token was really *drawn*
+    from, None when nothing was drawn (argmax, lookup): acceptance is then p(x) alone.
+    confidences [n]: the drafter's own guess that a token survives, None if it has none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    probs: torch.Tensor | None = None
+    confidences: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.parents), "one parent for each draft token"
+        assert all(p < i for i, p in enumerate(self.parents)), "parents must precede children"
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+
+
+def chain(
+    tokens: tuple[int, ...],
+    probs: torch.Tensor | None = None,
+    confidences: tuple[float, ...] | None = None,
+) -> Proposal:
+    """A proposal without branches."""
+    return Proposal(tokens, tuple(range(-1, len(tokens) - 1)), probs, confidences)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification decided. path: accepted node ids in order. next_token: the recovered
+    token after a rejection, or the bonus token after full acceptance."""
+
+    path: tuple[int, ...]
+    next_token: int
+
+    @property
+    def accepted_length(self) -> int:
+        return len(self.path)
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """What the controller wants of one round.
+
+    keep_drafting(i, confidence): asked after draft token i (from 0) was drawn, with the
+    drafter's confidence in it; False ends the draft *after* that token, which is submitted all
+    the same (dropping it would change the distribution). None: always num_draft_tokens.
+    """
+
+    drafter: str
+    num_draft_tokens: int
+    is_probe: bool = False
+    reason: str = ""
+    signal: Hashable = None
+    keep_drafting: Callable[[int, float], bool] | None = None
+
+    def shortened(self, limit: int) -> DraftPlan:
+        """The same plan with at most `limit` draft tokens."""
+        return self if self.num_draft_tokens <= limit else replace(self, num_draft_tokens=limit)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of the decode loop, measured.
+
+    draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
+    acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
+    signal: what the drafter knew before drafting (see Drafter.signal).
+    """
+
+    drafter: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_output_tokens: int
+    draft_ms: float
+    verify_ms: float
+    context_length: int
+    is_probe: bool = False
+    signal: Hashable = None
+    confidences: tuple[float, ...] | None = None
+
+    @property
+    def round_ms(self) -> float:
+        return self.draft_ms + self.verify_ms
+
+
+@dataclass(frozen=True)
+class TurnStats:
+    """The running totals of one turn; `plus` adds a round. Times in ms.
+
+    drafter: the one that drafted most of the tokens so far, OFF when nothing was drafted.
+    speedup: against this machine's measured plain decoding at this context; None until measured.
+    reason: why this drafter and γ, in plain words.
+    """
+
+    num_prompt_tokens: int
+    num_reused_tokens: int = 0
+    num_output_tokens: int = 0
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    prefill_ms: float | None = None
+    ttft_ms: float | None = None
+    decode_ms: float = 0.0
+    plain_decode_ms: float | None = None  # what the decoded tokens would have taken plainly
+    exact: bool = True
+    reason: str = ""
+    drafted_by: Mapping[str, int] = field(default_factory=dict)
+
+    def plus(self, step: Step) -> TurnStats:
+        drafted = step.num_draft_tokens
+        counts = dict(self.drafted_by)
+        if drafted:
+            counts[step.drafter] = counts.get(step.drafter, 0) + drafted
+        return replace(
+            self,
+            num_output_tokens=self.num_output_tokens + step.num_output_tokens,
+            num_steps=self.num_steps + 1,
+            num_drafts=self.num_drafts + (1 if drafted else 0),
+            num_draft_tokens=self.num_draft_tokens + drafted,
+            num_accepted_tokens=self.num_accepted_tokens + step.num_accepted_tokens,
+            decode_ms=self.decode_ms + step.round_ms,
+            drafted_by=counts,
+        )
+
+    @property
+    def drafter(self) -> str:
+        return max(self.drafted_by, key=lambda name: self.drafted_by[name], default=OFF)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def draft_share(self) -> float | None:
+        return _ratio(self.num_accepted_tokens, self.num_output_tokens)
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        accepted = _ratio(self.num_accepted_tokens, self.num_drafts)
+        return None if accepted is None else 1.0 + accepted
+
+    @property
+    def mean_num_draft_tokens(self) -> float | None:
+        return _ratio(self.num_draft_tokens, self.num_drafts)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return _ratio(1000.0 * self.num_output_tokens, self.decode_ms)
+
+    @property
+    def speedup(self) -> float | None:
+        if self.plain_decode_ms is None:
+            return None
+        return _ratio(self.plain_decode_ms, self.decode_ms)
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a backend yields: at least one per phase, then one per round.
+
+    text: new text, complete characters only, "" while a character is still incomplete.
+    tokens, provenance: the new output ids (without end-of-text) and TARGET or the drafter's
+    name for each. step: the round behind this chunk, None outside decoding.
+    finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
+    """
+
+    phase: Phase
+    stats: TurnStats
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    provenance: tuple[str, ...] = ()
+    step: Step | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class DrafterStatus:
+    """A drafter as the person sees it: whether it can be chosen, and why or why not."""
+
+    name: str
+    is_available: bool
+    reason: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a backend has loaded. calibration: measured costs as plain data, None before."""
+
+    target: str
+    draft: str | None
+    device: str
+    dtype: str
+    context_length: int
+    drafters: tuple[DrafterStatus, ...]
+    target_bytes: int | None = None
+    kv_bytes: int | None = None
+    calibration: Mapping[str, Any] | None = None
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the engine yields: the output tokens of one round, where each came from, and why
+    the round was planned as it was."""
+
+    tokens: tuple[int, ...]
+    provenance: tuple[str, ...]
+    step: Step
+    reason: str
+
+
+class Policy(Protocol):
+    """Decides each round of one turn, and learns from it. The controller makes one a turn."""
+
+    def plan(self, sequence: Sequence) -> DraftPlan: ...
+
+    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
+        """sequence: already with the round's tokens. verdict: before any cut at end-of-text."""
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses tokens. Catches itself up with the sequence by its cache's `reuse`; there is no
+    rollback to call. A wrong guess costs time, never correctness."""
+
+    name: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held beyond the target's own, weights and cache."""
+        ...
+
+    def signal(self, sequence: Sequence) -> Hashable:
+        """What is known before drafting that bears on acceptance (a match length, say);
+        None when there is nothing to propose. Costs microseconds."""
+        ...
+
+    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+        """What it would propose, where guessing is free, to be scored without being used;
+        empty where a guess costs time."""
+        ...
+
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        """At most plan.num_draft_tokens tokens that may follow `sequence`; empty is allowed."""
+        ...
+
+    def observe(self, sequence: Sequence, step: Step) -> None:
+        """Learn from a finished round, whoever drafted it."""
+        ...
+
+
+class Backend(Protocol):
+    """The one seam between an engine (local, child process, remote, fake) and the rest."""
+
+    def describe(self) -> Description: ...
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        """Prompt tokens of a conversation, counted before anything is sent."""
+        ...
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        """Chunks of one reply. `cancel` is honoured within one round; closing the iterator
+        has the same effect. Raises LocalspecError before the first chunk for a request that
+        cannot be served; later failures end the stream with finish_reason "error"."""
+        ...
+
+    def calibrate(self, cancel: threading.Event) -> Iterator[str]:
+        """Measure costs on this machine, one phrase of progress per measurement. May be
+        cancelled between measurements; what was measured stays."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Controller state and costs as plain JSON data, for the record to keep."""
+        ...
+
+    def close(self) -> None: ...

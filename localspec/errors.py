@@ -1,0 +1,74 @@
+"""The errors a person may see. Each message says the fact, the reason and the remedy.
+
+    LocalspecError
+    ├── SetupError       the environment cannot be made or started
+    ├── ConfigError      a profile, a setting or a flag is wrong
+    ├── RequestError     a message or sampling value cannot be used
+    │   └── ContextOverflow   the conversation is longer than the context
+    ├── ModelError       a model folder is missing, corrupt, unsafe or unsupported
+    │   └── DraftMismatch     a draft cannot serve this target
+    ├── NumericsError    the target returned values that are not numbers
+    ├── MemoryShortage   something does not fit
+    ├── CacheError       a KV cache was asked for a slot it does not have
+    └── StoreError       the log cannot be read or written
+
+Our own mistakes are assertions, not these.
+"""
+
+
+class LocalspecError(Exception):
+    """Base of every error that is shown to the person as it is."""
+
+
+class SetupError(LocalspecError):
+    """The environment cannot be made or started."""
+
+
+class ConfigError(LocalspecError):
+    """A profile, a setting or a flag is wrong."""
+
+
+class RequestError(LocalspecError):
+    """A message or a sampling value cannot be used."""
+
+
+class ContextOverflow(RequestError):
+    """The conversation and the wanted reply do not fit the context."""
+
+    def __init__(self, num_prompt_tokens: int, max_tokens: int, context_length: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.context_length = context_length
+        room = max(0, context_length - num_prompt_tokens)
+        super().__init__(
+            f"This conversation is {num_prompt_tokens} tokens and the reply may take {max_tokens}, "
+            f"but the context holds {context_length}. Nothing was cut. Shorten the message, "
+            f"set max tokens to {room} or less, or start a new chat."
+            if room
+            else f"This conversation is {num_prompt_tokens} tokens, but the context holds "
+            f"{context_length}. Nothing was cut. Shorten the message or start a new chat."
+        )
+
+
+class ModelError(LocalspecError):
+    """A model folder is missing, corrupt, unsafe or unsupported."""
+
+
+class DraftMismatch(ModelError):
+    """A draft cannot serve this target."""
+
+
+class NumericsError(LocalspecError):
+    """The target returned values that are not numbers."""
+
+
+class MemoryShortage(LocalspecError):
+    """Something does not fit into the memory that is free."""
+
+
+class CacheError(LocalspecError):
+    """A KV cache was asked for a slot it does not have."""
+
+
+class StoreError(LocalspecError):
+    """The log cannot be read or written."""
