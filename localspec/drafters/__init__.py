@@ -1,0 +1,21 @@
+"""Ways of guessing. One file each; the registry names them and imports on use.
+
+To add one: a file with a class that meets core.Drafter and a `build(parts)` class method, a
+line here, and it is covered by the contract tests.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+REGISTRY = {
+    "ngram": "localspec.drafters.ngram:NgramDrafter",
+    "draft_model": "localspec.drafters.draft_model:DraftModelDrafter",
+}
+
+
+def drafter_class(name: str) -> Any:
+    """The class registered under `name`, imported now. KeyError for an unknown name."""
+    module, _, attribute = REGISTRY[name].partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,1 @@
+"""The algorithm: decode loop, verification, sampling, costs and the controller."""

@@ -1,0 +1,127 @@
+"""Measures on this machine what the controller's costs are made of.
+
+Contract: runs real rounds of the real engine, with a stand-in that proposes as many tokens as
+the wanted width, at two context lengths, and times each drafter's own `propose`. Every cell is
+the median of REPEATS rounds after one warm-up. Yields a phrase before each measurement, so that
+the caller can show it or stop; what was measured stays. Leaves the cache empty.
+
+Not here: the table (costs), refinement while running (controller).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from localspec.core import (
+    DraftPlan,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+    chain,
+)
+from localspec.engine.controller import Controller
+from localspec.engine.costs import WIDTHS
+from localspec.engine.engine import Engine
+
+REPEATS = 5
+SHORT_CONTEXT = 128
+LONG_CONTEXT = 1024
+DRAFTED = 4  # draft tokens in one timed `propose`
+
+
+class StandIn:
+    """A drafter that proposes any tokens: what a round costs does not depend on which."""
+
+    name = "stand-in"
+    memory_bytes = 0
+
+    def signal(self, sequence: Sequence) -> str:
+        return self.name
+
+    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+        return ()
+
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        return chain(tuple(1 + i % 7 for i in range(plan.num_draft_tokens)))
+
+    def observe(self, sequence: Sequence, step: Step) -> None:
+        pass
+
+
+@dataclass
+class _AtWidth:
+    """A policy that always plans one width and keeps what it cost."""
+
+    width: int
+    verify_ms: list[float]
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        return DraftPlan(StandIn.name, self.width - 1)
+
+    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
+        self.verify_ms.append(step.verify_ms)
+
+
+def calibrate(engine: Engine, controller: Controller) -> Iterator[str]:
+    """Fill controller.costs; yields what is measured next."""
+    try:
+        yield from _measurements(engine, controller)
+    finally:
+        engine.target.cache.rollback(0)
+
+
+def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
+    capacity = engine.target.cache.shape.capacity
+    stage = Engine(engine.target, {StandIn.name: StandIn()})
+    for context in sorted({min(c, capacity // 2) for c in (SHORT_CONTEXT, LONG_CONTEXT)}):
+        # Rejected drafts leave one token a round, so this is all the room that rounds need.
+        fitting = [w for w in WIDTHS if context + REPEATS + 2 + w <= capacity]
+        for width in fitting:
+            yield f"measuring {width} tokens at once, {context} tokens of context"
+            controller.costs.set_verify(width, context, _verify_ms(stage, width, context))
+        for name in engine.drafters:
+            yield f"measuring {name}, {context} tokens of context"
+            sequence = _sequence(context)
+            stage.prefill(sequence, threading.Event())
+            step_ms = _draft_step_ms(engine, name, sequence)
+            controller.costs.set_draft_step(name, context, step_ms)
+
+
+def _sequence(context: int) -> Sequence:
+    """A made-up text of `context` tokens and a root; no end-of-text can end it."""
+    rng = torch.Generator().manual_seed(0)
+    prompt = tuple(1 + (7 * i) % 31 for i in range(context + 1))
+    return Sequence(prompt, SamplingParams(), 10_000, frozenset(), rng)
+
+
+def _verify_ms(stage: Engine, width: int, context: int) -> float:
+    policy = _AtWidth(width, [])
+    sequence = _sequence(context)
+    stage.prefill(sequence, threading.Event())
+    rounds = stage.decode(sequence, policy, threading.Event())
+    for _ in range(REPEATS + 1):
+        next(rounds)
+    rounds.close()
+    return median(policy.verify_ms[1:])
+
+
+def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
+    """Median cost of one drafted token of `propose`, the drafter already caught up."""
+    drafter = engine.drafters[name]
+    plan = DraftPlan(name, DRAFTED)
+    times = []
+    for _ in range(REPEATS + 1):
+        engine.target.cache.rollback(len(sequence.tokens) - 1)
+        started = perf_counter()
+        proposal = drafter.propose(sequence, plan)
+        elapsed_ms = 1000.0 * (perf_counter() - started)
+        times.append(elapsed_ms / max(1, len(proposal.tokens)))
+    return median(times[1:])

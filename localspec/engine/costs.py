@@ -1,0 +1,150 @@
+"""What a round costs on this machine, in ms: measured, interpolated, refined as it runs.
+
+Contract: `verify_ms(width, context)` is the whole round but for drafting, at `width` tokens in
+the target's forward (the root and the draft); `draft_ms(drafter, num_tokens, context)` is
+`propose`. Both are None until measured. A measurement sets a cell; a round of normal running
+moves the width it ran at by a clamped share of its surprise, and everything a little, since a
+busy or throttled machine slows all widths alike. State is plain data.
+
+Not here: taking the measurements (calibrate), deciding (controller).
+Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WIDTHS = (1, 2, 4, 8, 16)
+OWN_RATE = 0.10  # how far one round moves its own width
+COMMON_RATE = 0.02  # and how far it moves all
+MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for more
+
+
+@dataclass
+class Curve:
+    """One quantity over the context length: measured points, joined by straight lines."""
+
+    points: dict[int, float]  # context length -> ms
+
+    def at(self, context: int) -> float:
+        """Linear between points, constant before the first, the last slope beyond the last."""
+        contexts = sorted(self.points)
+        place = bisect_left(contexts, context)
+        if place == 0 or len(contexts) == 1:
+            return self.points[contexts[0]]
+        right = min(place, len(contexts) - 1)
+        left = right - 1
+        slope = (self.points[contexts[right]] - self.points[contexts[left]]) / (
+            contexts[right] - contexts[left]
+        )
+        # Noise can tilt a flat curve downwards; more context never costs less.
+        return self.points[contexts[left]] + max(0.0, slope) * (context - contexts[left])
+
+
+class Costs:
+    """The cost table of one target and its drafters on one machine."""
+
+    def __init__(self) -> None:
+        self._verify: dict[int, Curve] = {}  # width -> curve
+        self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one drafted token
+        self._scale: dict[int, float] = {}  # width -> drift since it was measured
+        self._common = 1.0
+
+    @property
+    def is_measured(self) -> bool:
+        return 1 in self._verify and len(self._verify) > 1
+
+    def set_verify(self, width: int, context: int, verify_ms: float) -> None:
+        self._verify.setdefault(width, Curve({})).points[context] = verify_ms / self._common
+        self._scale[width] = 1.0
+
+    def set_draft_step(self, drafter: str, context: int, step_ms: float) -> None:
+        # At least a nanosecond: a step too short for the clock is still no division by zero.
+        step_ms = max(step_ms, 1e-6) / self._common
+        self._draft_step.setdefault(drafter, Curve({})).points[context] = step_ms
+
+    def verify_ms(self, width: int, context: int) -> float | None:
+        """Cost of verifying `width` tokens, None before anything was measured."""
+        if not self._verify:
+            return None
+        widths = sorted(self._verify)
+        right = min(bisect_left(widths, width), len(widths) - 1)
+        if widths[right] == width or right == 0:
+            return self._cell(widths[right], context)
+        left = right - 1
+        low, high = self._cell(widths[left], context), self._cell(widths[right], context)
+        share = (width - widths[left]) / (widths[right] - widths[left])
+        return low + share * (high - low)
+
+    def plain_ms(self, context: int) -> float | None:
+        """One token of plain decoding at this context."""
+        return self.verify_ms(1, context) if 1 in self._verify else None
+
+    def draft_ms(self, drafter: str, num_tokens: int, context: int) -> float | None:
+        """Cost of drafting `num_tokens`; None for a drafter that was never measured."""
+        curve = self._draft_step.get(drafter)
+        return None if curve is None else num_tokens * curve.at(context) * self._common
+
+    def round_ms(self, drafter: str, num_tokens: int, context: int) -> float | None:
+        """A whole round: drafting and verifying `num_tokens`; plain decoding for 0."""
+        verify_ms = self.verify_ms(num_tokens + 1, context)
+        draft_ms = self.draft_ms(drafter, num_tokens, context) if num_tokens else 0.0
+        return None if verify_ms is None or draft_ms is None else verify_ms + draft_ms
+
+    def observe(self, width: int, context: int, verify_ms: float) -> None:
+        """Refine from one round of normal running."""
+        expected = self.verify_ms(width, context)
+        if expected is None or expected <= 0.0:
+            return
+        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, verify_ms / expected - 1.0))
+        if width in self._verify:  # between measured widths the surprise may be interpolation
+            self._common *= 1.0 + COMMON_RATE * surprise
+        nearest = min(self._verify, key=lambda known: abs(known - width))
+        self._scale[nearest] *= 1.0 + OWN_RATE * surprise
+
+    def observe_draft(self, drafter: str, num_tokens: int, context: int, draft_ms: float) -> None:
+        """Refine a drafter's step the same way."""
+        expected = self.draft_ms(drafter, num_tokens, context)
+        if expected is None or expected <= 0.0:
+            return
+        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, draft_ms / expected - 1.0))
+        curve = self._draft_step[drafter]
+        curve.points = {at: ms * (1.0 + OWN_RATE * surprise) for at, ms in curve.points.items()}
+
+    def _cell(self, width: int, context: int) -> float:
+        return self._verify[width].at(context) * self._scale[width] * self._common
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain JSON data: the drift is folded into the points."""
+        return {
+            "verify_ms": {
+                str(width): {str(at): self._cell(width, at) for at in curve.points}
+                for width, curve in sorted(self._verify.items())
+            },
+            "draft_step_ms": {
+                name: {str(at): ms * self._common for at, ms in curve.points.items()}
+                for name, curve in sorted(self._draft_step.items())
+            },
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Costs:
+        """The table a snapshot describes. KeyError, ValueError, TypeError for anything else."""
+        costs = cls()
+        for width, points in state["verify_ms"].items():
+            for context, ms in points.items():
+                costs.set_verify(int(width), int(context), _positive(ms))
+        for drafter, points in state["draft_step_ms"].items():
+            for context, ms in points.items():
+                costs.set_draft_step(str(drafter), int(context), _positive(ms))
+        return costs
+
+
+def _positive(ms: Any) -> float:
+    value = float(ms)
+    if not 0.0 < value < float("inf"):
+        raise ValueError(f"a cost of {ms} ms is no cost")
+    return value

@@ -1,0 +1,159 @@
+"""Prefill and the decode loop; owns nothing else.
+
+Contract: tokens in, rounds out; the output is distributed exactly as the target alone would
+give it, whatever the drafters propose. Invariant at the top of every round:
+`target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after that in a cache it
+shares; the rollback before verification erases it.
+
+Not here: text, choice of drafter and draft length (Policy), acceptance (verify).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from localspec.core import (
+    OFF,
+    TARGET,
+    Drafter,
+    DraftPlan,
+    Policy,
+    Proposal,
+    Round,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+)
+from localspec.engine.sampling import distributions
+from localspec.engine.verify import verify
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel, check_numbers
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """How much of a prompt was already in the cache, and what the rest cost."""
+
+    num_reused_tokens: int
+    prefill_ms: float
+
+
+class Engine:
+    """One target, its drafters, one sequence at a time."""
+
+    def __init__(self, target: LanguageModel, drafters: Mapping[str, Drafter]) -> None:
+        self.target = target
+        self.drafters = drafters
+
+    def start(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        max_tokens: int,
+        end_ids: frozenset[int],
+    ) -> Sequence:
+        """A turn's sequence with a random source of its own, seeded if the request says so."""
+        rng = torch.Generator()
+        if sampling.seed is None:
+            rng.seed()
+        else:
+            rng.manual_seed(sampling.seed)
+        return Sequence(prompt, sampling, max_tokens, end_ids, rng)
+
+    def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
+        """Bring the target's cache to all tokens but the root, keeping what earlier turns left.
+
+        Stops between chunks when cancelled; `decode` then yields nothing.
+        """
+        started = perf_counter()
+        wanted = sequence.tokens[:-1]
+        reused = self.target.cache.reuse(wanted)
+        for start in range(reused, len(wanted), PREFILL_CHUNK):
+            if cancel.is_set():
+                break
+            logits = self.target.forward(wanted[start : start + PREFILL_CHUNK], num_logits=1)
+            float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
+        return Prefilled(reused, 1000.0 * (perf_counter() - started))
+
+    def decode(
+        self, sequence: Sequence, policy: Policy, cancel: threading.Event
+    ) -> Generator[Round]:
+        """Rounds until the sequence ends or cancel is set. Raises NumericsError, CacheError."""
+        try:
+            while sequence.finish_reason is None and not cancel.is_set():
+                yield self._round(sequence, policy)
+        finally:
+            self.target.cache.reuse(sequence.tokens[:-1])
+
+    def _round(self, sequence: Sequence, policy: Policy) -> Round:
+        base = len(sequence.tokens) - 1
+        assert self.target.cache.length == base, "the cache must hold all tokens but the root"
+        started = perf_counter()
+        plan = self._within_reach(policy.plan(sequence), sequence)
+        planned = perf_counter()
+        proposal = self._propose(sequence, plan)
+        drafted = perf_counter()
+        self.target.cache.rollback(base)  # erases anything a self-draft wrote
+        verdict = self._verify(sequence, proposal)
+        self.target.cache.keep(base, (0, *(node + 1 for node in verdict.path)))
+        root_to_end = [*(proposal.tokens[node] for node in verdict.path), verdict.next_token]
+        kept = sequence.append(root_to_end)
+        self.target.cache.rollback(min(self.target.cache.length, len(sequence.tokens) - 1))
+        num_accepted = min(verdict.accepted_length, len(kept))
+        step = Step(
+            drafter=plan.drafter if proposal.tokens else OFF,
+            num_draft_tokens=len(proposal.tokens),
+            num_accepted_tokens=num_accepted,
+            num_output_tokens=len(kept),
+            draft_ms=1000.0 * (drafted - planned),
+            verify_ms=1000.0 * (perf_counter() - drafted + planned - started),
+            context_length=base,
+            is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
+            signal=plan.signal,
+            confidences=proposal.confidences,
+        )
+        policy.observe(sequence, step, verdict)
+        for drafter in self.drafters.values():
+            drafter.observe(sequence, step)
+        provenance = (plan.drafter,) * num_accepted + (TARGET,) * (len(kept) - num_accepted)
+        return Round(tuple(kept), provenance, step, plan.reason)
+
+    def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
+        """No draft for the last token of a reply, nor past the end of the context."""
+        context_room = self.target.cache.shape.capacity - len(sequence.tokens)
+        limit = max(0, min(plan.num_draft_tokens, sequence.num_remaining - 1, context_room))
+        return plan.shortened(limit)
+
+    def _propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        if plan.drafter == OFF or plan.num_draft_tokens == 0:
+            return Proposal()
+        return self.drafters[plan.drafter].propose(sequence, plan)
+
+    def _verify(self, sequence: Sequence, proposal: Proposal) -> Verdict:
+        root = sequence.tokens[-1]
+        if proposal.is_chain:
+            logits = self.target.forward([root, *proposal.tokens])  # [1 + n, V]
+        else:
+            parents = [-1, *(parent + 1 for parent in proposal.parents)]
+            logits = self.target.forward([root, *proposal.tokens], parents)
+        check_numbers(logits)
+        histories = _histories(sequence, proposal)
+        return verify(proposal, distributions(logits, sequence.sampling, histories), sequence.rng)
+
+
+def _histories(sequence: Sequence, proposal: Proposal) -> list[list[int]]:
+    """For each row of logits the tokens before it: the sequence, then the path to the node.
+
+    Penalties need the drafted ancestors; without a penalty nobody reads them, so none are made.
+    """
+    if sequence.sampling.repetition_penalty == 1.0:
+        return []
+    histories = [sequence.tokens]
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        histories.append([*histories[parent + 1], token])
+    return histories

@@ -1,0 +1,284 @@
+"""Decides the rounds of one turn.
+
+Contract: a policy plans each round from what the controller has learnt and teaches it what came
+of it. The adaptive one takes the option with the highest expected rate; plain decoding is one
+of them. Within a round a drafter that knows its confidence goes on only while the next
+token's expected gain exceeds its cost at that rate. What lost is looked at again at doubling
+intervals, within PROBE_BUDGET of the time, and never while even full acceptance could not make
+it win. A drafter whose guess is free is scored every round, used or not.
+
+Not here: what is learnt over turns (controller), drafting.
+Source: the marginal rule is Dinkelbach's method on the rate, with the threshold form of SpecDec++
+(arXiv 2405.19715); scoring what was not used is full information as in arXiv 2510.20064.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localspec.core import OFF, DraftPlan, Sequence, Step, Verdict
+
+if TYPE_CHECKING:
+    from localspec.engine.controller import Controller, Option
+
+HYSTERESIS = 1.03
+FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
+PROBE_BUDGET = 0.01
+UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
+
+
+@dataclass
+class Probing:
+    """When to look again at what lost, in one temperature bucket."""
+
+    interval: int = FIRST_PROBE
+    rounds_since: int = 0
+    total_ms: float = 0.0
+    lost_ms: float = 0.0
+    num_probes: int = 0
+
+    def is_due(self, expected_loss_ms: float) -> bool:
+        within_budget = self.lost_ms + expected_loss_ms <= PROBE_BUDGET * self.total_ms
+        return self.rounds_since >= self.interval and within_budget
+
+    def ran(self, round_ms: float) -> None:
+        self.total_ms += round_ms
+        self.rounds_since += 1
+
+    def probed(self, loss_ms: float) -> None:
+        """loss_ms: what the look cost against the best option; negative when it won."""
+        self.lost_ms += max(0.0, loss_ms)
+        self.rounds_since = 0
+        self.num_probes += 1
+        self.interval = FIRST_PROBE if loss_ms < 0.0 else min(LAST_PROBE, 2 * self.interval)
+
+
+@dataclass(frozen=True)
+class _Shadow:
+    """A guess of a drafter that was not used. start: length of the sequence then."""
+
+    option: Option
+    start: int
+    guess: tuple[int, ...]
+
+
+class FixedPolicy:
+    """One drafter at one length, as asked; still teaches the controller."""
+
+    def __init__(self, controller: Controller, drafter: str, length: int, reason: str) -> None:
+        self._controller = controller
+        self._drafter = drafter
+        self._length = length
+        self._reason = reason
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        if self._drafter == OFF:
+            return DraftPlan(OFF, 0, reason=self._reason)
+        signal = self._controller.drafters[self._drafter].signal(sequence)
+        return DraftPlan(self._drafter, self._length, reason=self._reason, signal=signal)
+
+    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
+        self._controller.learn(sequence, step, verdict)
+
+
+class AdaptivePolicy:
+    """The controller's own choice, among all drafters or for one asked for by name."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        bucket: int,
+        allowed: tuple[str, ...],
+        may_be_off: bool,
+        fixed_length: int | None,
+    ) -> None:
+        self._controller = controller
+        self._bucket = bucket
+        self._allowed = allowed
+        self._may_be_off = may_be_off
+        self._fixed_length = fixed_length
+        self._probing = controller.probing.setdefault(bucket, Probing())
+        self._curves: dict[tuple[str, int], list[float]] = {}
+        self._shadow: _Shadow | None = None
+        self._plain_ms = 0.0
+        self._best_rate = 0.0
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        context = len(sequence.tokens) - 1
+        plain_ms = self._controller.costs.plain_ms(context)
+        if plain_ms is None or not self._controller.costs.is_measured:
+            return self._unmeasured(sequence)
+        self._plain_ms = plain_ms
+        options = self._options(sequence, context)
+        plan = self._plan(options, context)
+        self._cast_shadow(sequence, options, plan.drafter)
+        return plan
+
+    def _plan(self, options: list[Option], context: int) -> DraftPlan:
+        if not options:
+            return DraftPlan(OFF, 0, reason="Off this round: no drafter has anything to propose.")
+        best = self._choose(options, 1.0 / self._plain_ms)
+        self._best_rate = 1.0 / self._plain_ms if best is None else best.rate
+        look = self._second_look(best, options, context) if self._may_be_off else None
+        if look is not None:
+            return look
+        return self._off(options) if best is None else self._drafting(best, context)
+
+    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
+        self._controller.learn(sequence, step, verdict)
+        self._probing.ran(step.round_ms)
+        if step.is_probe:
+            worth_ms = step.num_output_tokens / self._best_rate
+            self._probing.probed(step.round_ms - worth_ms)
+        self._score_shadow(sequence)
+
+    def _options(self, sequence: Sequence, context: int) -> list[Option]:
+        """Every drafter that has something to propose, at its best length."""
+        found = []
+        for name in self._allowed:
+            signal = self._controller.drafters[name].signal(sequence)
+            if signal is None:
+                continue
+            curve = self._curve(name, context)
+            if curve is not None:
+                found.append(
+                    self._controller.option(name, signal, self._bucket, curve, self._fixed_length)
+                )
+        return found
+
+    def _curve(self, name: str, context: int) -> list[float] | None:
+        """The controller's curve, kept for 64 tokens of context: making one is host time."""
+        key = (name, context // 64)
+        if key not in self._curves:
+            curve = self._controller.round_curve(name, context)
+            if curve is None:
+                return None
+            self._curves[key] = curve
+        return self._curves[key]
+
+    def _choose(self, options: list[Option], plain_rate: float) -> Option | None:
+        """The best option, None for plain decoding; changes its mind only for HYSTERESIS."""
+        best = max(options, key=lambda option: option.rate)
+        rates = {option.drafter: option for option in options}
+        key = (self._bucket, *sorted((o.drafter, str(o.signal)) for o in options))
+        incumbent = self._controller.incumbents.get(key)
+        if incumbent == OFF and self._may_be_off and best.rate <= HYSTERESIS * plain_rate:
+            return None
+        if incumbent in rates and best.rate <= HYSTERESIS * rates[incumbent].rate:
+            best = rates[incumbent]
+        chosen = None if self._may_be_off and best.rate <= plain_rate else best
+        self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
+        return chosen
+
+    def _second_look(
+        self, best: Option | None, options: list[Option], context: int
+    ) -> DraftPlan | None:
+        """Now and then a round of what lost: a drafter that could win if it got better, or
+        plain decoding, whose cost is what every gain is measured against."""
+        hopeful = [o for o in options if o is not best and o.ceiling > self._best_rate]
+        is_plains_turn = best is not None and (not hopeful or self._probing.num_probes % 2 == 1)
+        if is_plains_turn:
+            if not self._probing.is_due(self._plain_ms - 1.0 / self._best_rate):
+                return None
+            reason = "A round of plain decoding, to keep its cost measured."
+            return DraftPlan(OFF, 0, True, reason)
+        if not hopeful:
+            return None
+        option = max(hopeful, key=lambda each: each.rate)
+        if not self._probing.is_due(option.round_ms * (1.0 - option.rate / self._best_rate)):
+            return None
+        reason = f"A look at {option.drafter}: it lost before, things may have changed."
+        return DraftPlan(option.drafter, option.num_draft_tokens, True, reason, option.signal)
+
+    def _off(self, options: list[Option]) -> DraftPlan:
+        best = max(options, key=lambda option: option.rate)
+        if all(option.ceiling * self._plain_ms <= 1.0 for option in options):
+            reason = f"Off: even with every token accepted {best.drafter} would not pay."
+            return DraftPlan(OFF, 0, reason=reason)
+        return DraftPlan(
+            OFF,
+            0,
+            reason=f"Off: {best.drafter} would reach {best.rate * self._plain_ms:.2f}x of plain "
+            f"decoding here (first draft token accepted {best.acceptance:.0%} of the time).",
+        )
+
+    def _drafting(self, option: Option, context: int) -> DraftPlan:
+        length = option.num_draft_tokens
+        reason = (
+            f"{option.drafter}: about {length} tokens a round, {option.rate * self._plain_ms:.2f}x "
+            f"of plain decoding expected (first draft token accepted {option.acceptance:.0%} of "
+            "the time)."
+        )
+        knows_confidence = self._controller.acceptance.knows_confidence(
+            option.drafter, self._bucket
+        )
+        if self._fixed_length is not None or not knows_confidence:
+            return DraftPlan(option.drafter, length, False, reason, option.signal)
+        # The length is an average; a confident draft may go further, an unsure one stops early.
+        reach = min(len(self._curve_of(option, context)) - 1, 2 * length + 2)
+        rule = self._marginal_rule(option, context)
+        return DraftPlan(option.drafter, reach, False, reason, option.signal, rule)
+
+    def _curve_of(self, option: Option, context: int) -> list[float]:
+        curve = self._curve(option.drafter, context)
+        assert curve is not None, "an option has a cost curve"
+        return curve
+
+    def _marginal_rule(self, option: Option, context: int) -> Callable[[int, float], bool]:
+        """Go on while the next token's chance to survive exceeds its cost at the going rate."""
+        curve = self._curve_of(option, context)
+        acceptance, bucket, drafter = self._controller.acceptance, self._bucket, option.drafter
+        rate = max(option.rate, 1.0 / self._plain_ms)
+        survival = 1.0
+
+        def keep_drafting(index: int, confidence: float) -> bool:
+            nonlocal survival
+            chance = acceptance.chance(drafter, bucket, confidence)
+            survival *= chance
+            drafted = index + 1
+            if drafted + 1 >= len(curve):
+                return False
+            return survival * option.acceptance > rate * (curve[drafted + 1] - curve[drafted])
+
+        return keep_drafting
+
+    def _unmeasured(self, sequence: Sequence) -> DraftPlan:
+        if self._may_be_off:
+            return DraftPlan(OFF, 0, reason="Off: this machine has not been measured yet.")
+        name = self._allowed[0]
+        signal = self._controller.drafters[name].signal(sequence)
+        reason = f"{name}, as you chose; this machine has not been measured yet."
+        length = self._fixed_length or UNMEASURED_LENGTH
+        return DraftPlan(name, length, reason=reason, signal=signal)
+
+    def _cast_shadow(self, sequence: Sequence, options: list[Option], used: str) -> None:
+        """Note what an unused free drafter would have said, to score it against what comes."""
+        if self._shadow is not None and self._shadow.option.drafter == used:
+            self._shadow = None  # its own rounds count from here on
+        for option in options if self._shadow is None else ():
+            guess = self._controller.drafters[option.drafter].foresee(sequence)
+            if guess and option.drafter != used:
+                self._shadow = _Shadow(option, len(sequence.tokens), guess)
+                return
+
+    def _score_shadow(self, sequence: Sequence) -> None:
+        if self._shadow is None:
+            return
+        option, guess = self._shadow.option, self._shadow.guess
+        came = sequence.tokens[self._shadow.start : self._shadow.start + len(guess)]
+        pairs = enumerate(zip(came, guess, strict=False))
+        agreed = next((i for i, (a, b) in pairs if a != b), len(came))
+        if agreed == len(came) < len(guess):
+            return  # not decided yet
+        self._shadow = None
+        length = min(option.num_draft_tokens, len(guess))
+        self._controller.acceptance.observe(
+            option.drafter,
+            option.signal,
+            self._bucket,
+            length,
+            min(agreed, length),
+            option.round_ms,
+        )

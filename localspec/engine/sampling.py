@@ -1,0 +1,96 @@
+"""From logits to the distribution a token is drawn from, and drawing from it.
+
+Contract: pure functions of logits, parameters and history. `distributions` is used for target
+and draft alike, so a draft token's `probs` row is what it was really drawn from. Greedy is the
+one-hot case, not a second path. Order of the warps: repetition penalty (CTRL, arXiv
+1909.05858), temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082).
+
+Not here: acceptance (verify), models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from localspec.core import SamplingParams
+
+
+def distributions(
+    logits: torch.Tensor, sampling: SamplingParams, histories: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Probabilities of the next token for each row of logits.
+
+    logits: [n, V] fp32, not modified. histories: for each row the tokens before it; read only
+    when a repetition penalty is set. Returns [n, V] fp32, rows sum to 1.
+    """
+    if sampling.repetition_penalty != 1.0:
+        logits = _penalise(logits, sampling.repetition_penalty, histories)
+    if sampling.temperature == 0.0:
+        best = logits.argmax(dim=-1, keepdim=True)  # [n, 1]
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0)
+    # Less the maximum first: a tiny temperature must not overflow.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    if sampling.top_k:
+        scaled = _keep_top_k(scaled, sampling.top_k)
+    probs = torch.softmax(scaled, dim=-1)
+    if sampling.top_p < 1.0:
+        probs = _keep_top_p(probs, sampling.top_p)
+    if sampling.min_p > 0.0:
+        floor = sampling.min_p * probs.amax(dim=-1, keepdim=True)
+        probs = _renormalise(probs.masked_fill(probs < floor, 0.0))
+    return probs
+
+
+def _penalise(
+    logits: torch.Tensor, penalty: float, histories: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    assert len(histories) == logits.shape[0], "one history for each row"
+    penalised = logits.clone()
+    for row, history in zip(penalised, histories, strict=True):
+        seen = torch.tensor(sorted(set(history)), device=logits.device)
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    return penalised
+
+
+def _keep_top_k(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    size = min(top_k, logits.shape[-1])
+    threshold = logits.topk(size, dim=-1).values[:, -1:]  # [n, 1]
+    return logits.masked_fill(logits < threshold, float("-inf"))
+
+
+def _keep_top_p(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of most likely tokens that reaches top_p; ties fall to the lower id."""
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered  # mass ahead of each token
+    kept = ordered.masked_fill(before >= top_p, 0.0)
+    return _renormalise(torch.zeros_like(probs).scatter_(-1, index, kept))
+
+
+def _renormalise(probs: torch.Tensor) -> torch.Tensor:
+    return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def draw(weights: torch.Tensor, rng: torch.Generator) -> int:
+    """Draw one id from a row of non-negative weights [V]; they need not sum to 1.
+
+    Inverts the cumulative sum in fp64 with one uniform number from the CPU generator, so the
+    same seed draws the same token on every device.
+    """
+    if weights.device.type == "mps":  # which has no fp64
+        weights = weights.cpu()
+    cumulative = weights.double().cumsum(dim=0)  # [V]
+    uniform = torch.rand((), generator=rng, dtype=torch.float64).item()
+    point = cumulative[-1:] * uniform
+    index = int(torch.searchsorted(cumulative, point, right=True).item())
+    if index == weights.shape[0]:  # uniform * total rounded up to total
+        return int(weights.argmax().item())
+    return index
+
+
+def uniforms(count: int, rng: torch.Generator) -> list[float]:
+    """`count` numbers in [0, 1) from the turn's own random source."""
+    drawn: list[float] = torch.rand(count, generator=rng, dtype=torch.float64).tolist()
+    return drawn

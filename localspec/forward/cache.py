@@ -1,0 +1,149 @@
+"""A preallocated KV cache that speaks in absolute lengths.
+
+Contract: `tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix)
+serves rejection, cancel, edit, regenerate and the next turn alike; `rollback` shortens;
+`keep` compacts the accepted path of a tree. Every position is kept, so every length can be
+returned to. It also answers the calls transformers makes of a cache (`update`,
+`get_seq_length`, `get_mask_sizes`, `get_query_offset`); `append` brackets such a forward.
+
+Not here: attention, masks, models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from localspec.errors import CacheError
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What a cache must hold: layers, key/value heads, head size, slots."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    capacity: int
+
+    def kv_bytes(self, dtype: torch.dtype) -> int:
+        per_slot = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return per_slot * self.capacity
+
+
+def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix. Slices compare in C, so this bisects over them."""
+    if type(left) is not type(right):  # a list never equals a tuple
+        left, right = list(left), list(right)
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while high - low > 1:  # equal up to low, different somewhere below high
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class KVCache:
+    """K and V of one sequence, [layers, 2, kv_heads, capacity, head_dim], allocated once."""
+
+    is_compileable = False  # read by transformers: this cache is not to be traced
+
+    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.tokens: list[int] = []
+        self._slots = torch.zeros(
+            shape.num_layers,
+            2,
+            1,
+            shape.num_kv_heads,
+            shape.capacity,
+            shape.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        # Views made once: indexing the big tensor for every layer of every step is host time.
+        self._keys = [self._slots[layer, 0] for layer in range(shape.num_layers)]
+        self._values = [self._slots[layer, 1] for layer in range(shape.num_layers)]
+        self._start = 0
+        self._end = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._slots.numel() * self._slots.element_size()
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Shorten to the longest common prefix with `tokens`; returns its length."""
+        length = common_prefix_length(self.tokens, tokens)
+        self.rollback(length)
+        return length
+
+    def rollback(self, length: int) -> None:
+        """Forget every slot from `length` on. Raises CacheError if that many were never held."""
+        if not 0 <= length <= self.length:
+            raise CacheError(
+                f"The cache holds {self.length} tokens and cannot return to {length}. "
+                "This is a fault of localspec; start a new chat and report it."
+            )
+        del self.tokens[length:]
+
+    def keep(self, base: int, path: Sequence[int]) -> None:
+        """Compact the slots after `base` to `path`, in order.
+
+        base: tokens kept untouched. path: slot offsets from `base`, ascending. The length
+        becomes base + len(path). Cost: nothing for a chain, else one gather over all layers.
+        """
+        if not all(0 <= offset < self.length - base for offset in path):
+            raise CacheError(f"The path {list(path)} names a slot that was never written.")
+        if list(path) != list(range(len(path))):
+            index = torch.tensor([base + offset for offset in path], device=self._slots.device)
+            kept = self._slots.index_select(4, index)
+            self._slots[:, :, :, :, base : base + len(path)] = kept
+        tokens = [self.tokens[base + offset] for offset in path]
+        self.tokens[base:] = tokens
+
+    @contextmanager
+    def append(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Open slots for `tokens` during one forward; yields the first one's position.
+
+        The tokens count only when the forward returns: after an error the length is unchanged.
+        """
+        start, end = self.length, self.length + len(tokens)
+        if end > self.shape.capacity:
+            raise CacheError(
+                f"The context holds {self.shape.capacity} tokens and this needs {end}. "
+                "Start a new chat or load the model with a longer context."
+            )
+        self._start, self._end = start, end
+        yield start
+        self.tokens.extend(tokens)
+
+    # What transformers asks of a cache during a forward.
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, heads, n, dim] into this forward's slots; returns all K and V so far."""
+        held_keys, held_values = self._keys[layer], self._values[layer]
+        held_keys[:, :, self._start : self._end] = keys
+        held_values[:, :, self._start : self._end] = values
+        return held_keys[:, :, : self._end], held_values[:, :, : self._end]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self._start
+
+    def get_query_offset(self, layer: int = 0) -> int:
+        return self._start
+
+    def get_mask_sizes(self, query_length: int, layer: int = 0) -> tuple[int, int]:
+        return self._start + query_length, 0

@@ -1,0 +1,142 @@
+"""A transformers causal language model with our KV cache: tokens in, logits out.
+
+Contract: `forward` appends n slots and returns one row of fp32 logits for each of the last
+`num_logits` tokens. The module is used as it is (any family transformers knows with full
+attention); nothing of it or of its config is edited. Models whose cache cannot roll back
+(sliding windows, recurrent states) are refused when built.
+
+Not here: loading from disk, sampling, drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from localspec.errors import ModelError, NumericsError
+from localspec.forward.cache import KVCache, KVShape
+from localspec.forward.tree import causal_mask, depths, tree_mask
+
+PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
+
+
+class LanguageModel(Protocol):
+    """What the engine and the drafters need of a model; a packed or captured forward may stand
+    in for the transformers path."""
+
+    cache: KVCache
+    vocab_size: int
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        num_logits: int | None = None,
+    ) -> torch.Tensor: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+class CausalLM:
+    """The transformers path."""
+
+    def __init__(self, module: Any, cache: KVCache) -> None:
+        self.module = module
+        self.cache = cache
+        self.device: torch.device = module.device
+        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
+
+    @property
+    def weight_bytes(self) -> int:
+        held = {t.data_ptr(): t.numel() * t.element_size() for t in self.module.parameters()}
+        return sum(held.values())  # tied weights count once
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        num_logits: int | None = None,
+    ) -> torch.Tensor:
+        """Run `tokens` after what the cache holds and append them to it.
+
+        parents: index of each token's parent in `tokens`, -1 = the last cached token; None is a
+        chain. num_logits: how many of the last tokens need logits; None is all.
+        Returns [num_logits, V] fp32. Raises CacheError when the context is full.
+        """
+        wanted = len(tokens) if num_logits is None else num_logits
+        with self.cache.append(tokens) as start:
+            positions, mask = self._layout(len(tokens), parents, start)
+            output = self.module(
+                input_ids=torch.tensor([tokens], device=self.device),
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=wanted,
+            )
+        logits: torch.Tensor = output.logits[0]  # [num_logits, V]
+        return logits.float()
+
+    def _layout(
+        self, num_tokens: int, parents: Sequence[int] | None, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if parents is None:
+            positions = torch.arange(start, start + num_tokens, device=self.device)
+            return positions[None], causal_mask(num_tokens, start, self.device)
+        places = [start + depth for depth in depths(parents)]
+        return (
+            torch.tensor([places], device=self.device),
+            tree_mask(parents, start, self.device),
+        )
+
+
+def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
+    """Run `tokens` through the model for their KV alone. At most PREFILL_CHUNK at a time."""
+    for start in range(0, len(tokens), PREFILL_CHUNK):
+        model.forward(tokens[start : start + PREFILL_CHUNK], num_logits=1)
+
+
+def kv_shape(config: Any, capacity: int) -> KVShape:
+    """The cache a transformers config needs. Raises ModelError where it cannot roll back."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = set(getattr(text, "layer_types", None) or _kinds_of_old(text, window))
+    others = kinds - {"full_attention", "sliding_attention"}
+    if others:
+        raise ModelError(
+            f"{text.model_type} has layers of the kind {', '.join(sorted(others))}. Their state "
+            "cannot take back a rejected draft. Choose a model with full attention."
+        )
+    if "sliding_attention" in kinds and (window is None or window < capacity):
+        raise ModelError(
+            f"{text.model_type} attends to its last {window} tokens only, and plain and "
+            f"drafted output would differ beyond that. Load it with --context {window} or less, "
+            "or choose a model with full attention."
+        )
+    heads = text.num_attention_heads
+    return KVShape(
+        num_layers=text.num_hidden_layers,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        capacity=capacity,
+    )
+
+
+def _kinds_of_old(text: Any, window: int | None) -> tuple[str, ...]:
+    """Layer kinds of configs that name only a window (Mistral, Phi-3)."""
+    is_windowed = window is not None and getattr(text, "use_sliding_window", True)
+    return ("sliding_attention",) if is_windowed else ("full_attention",)
+
+
+def check_numbers(logits: torch.Tensor) -> None:
+    """Raise NumericsError when a row has a NaN or no finite maximum. One host copy."""
+    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+        raise NumericsError(
+            "The model returned values that are not numbers, so no token can be chosen. The "
+            "weights may be damaged or the precision too low: load it with --dtype float32, or "
+            "fetch the model again."
+        )

@@ -1,0 +1,53 @@
+"""Parents of a draft as tensors: depths and the attention mask.
+
+Contract: pure functions. A token sees everything cached, itself and its ancestors. One
+`parents` list describes chains, trees and lookahead windows alike (every visibility pattern of
+arXiv 2402.02057 is the ancestor relation of some parents list).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def chain_parents(num_tokens: int) -> tuple[int, ...]:
+    """Parents of `num_tokens` in a row, the first one a child of what is cached."""
+    return tuple(range(-1, num_tokens - 1))
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Distance of each node from what is cached, 0 for its direct children."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def causal_mask(num_tokens: int, start: int, device: torch.device) -> torch.Tensor | None:
+    """Mask of a chain after `start` cached tokens; None where attention needs none."""
+    if num_tokens == 1 or start == 0:  # sdpa's own is_causal covers an empty cache
+        return None
+    visible = torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=device)
+    return visible.tril_(start)[None, None]  # [1, 1, n, start + n]
+
+
+def tree_mask(parents: Sequence[int], start: int, device: torch.device) -> torch.Tensor:
+    """Mask of a tree after `start` cached tokens: [1, 1, n, start + n], True = visible."""
+    size = len(parents)
+    visible = torch.zeros(size, start + size, dtype=torch.bool)
+    visible[:, :start] = True
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            visible[node] = visible[parent]
+        visible[node, start + node] = True
+    return visible.to(device)[None, None]
+
+
+def children(parents: Sequence[int]) -> dict[int, list[int]]:
+    """Children of each node in proposal order; key -1 is the root."""
+    found: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        found.setdefault(parent, []).append(node)
+    return found

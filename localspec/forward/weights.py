@@ -1,0 +1,159 @@
+"""Opens a model folder: checks first, then loads.
+
+Contract: weights come from safetensors alone, every file's header is read and held against the
+file's size before a tensor is made, pickle is refused, and code that a repository brings is
+never run. Each failure is a ModelError that names the file and the remedy.
+
+Not here: which model, whether it fits (machine), downloads (machine.hub).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localspec.errors import MemoryShortage, ModelError
+from localspec.forward.cache import KVCache
+from localspec.forward.model import CausalLM, kv_shape
+
+MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype, device: torch.device, context_length: int
+) -> CausalLM:
+    """The model of a checked folder on `device`, with a cache of `context_length` slots."""
+    module = load_module(folder, dtype, device)
+    shape = kv_shape(module.config, context_length)
+    try:
+        return CausalLM(module, KVCache(shape, dtype, device))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _does_not_fit(folder) from error
+
+
+def load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The transformers module of a checked folder, in evaluation mode. Raises ModelError."""
+    from transformers import AutoModelForCausalLM
+
+    check_folder(folder)
+    try:
+        opened: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _does_not_fit(folder) from error
+    except Exception as error:  # a stranger's files in other people's code: any type may come
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"The model in {folder} cannot be loaded: {first_line} Fetch it again, or choose a "
+            "model of a family that this version of transformers knows."
+        ) from error
+    module, info = opened
+    if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
+        raise ModelError(
+            f"{len(missing)} weights are missing from {folder.name}, first {missing[0]}. "
+            "Fetch the model again."
+        )
+    try:
+        return module.to(device).eval().requires_grad_(False)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _does_not_fit(folder) from error
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Look at everything that can be seen without loading; returns config.json."""
+    if not folder.is_dir():
+        raise ModelError(f"There is no model folder at {folder}. Check the path.")
+    config = _read_object(folder / "config.json")
+    if "auto_map" in config:
+        raise ModelError(
+            f"The model in {folder.name} wants to run code of its own, which localspec never "
+            "does. Choose a model of a family that transformers knows."
+        )
+    for file in weight_files(folder):
+        check_safetensors(file)
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, all present. Raises ModelError naming what is missing."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if not index.is_file() and not single.is_file():
+        pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
+        if pickles:
+            raise ModelError(
+                f"{folder.name} has its weights as pickle ({pickles[0]}), which can run code when "
+                "opened and is refused. Choose a copy of the model with .safetensors files."
+            )
+        raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
+    if single.is_file():  # transformers opens it first as well
+        return [single]
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} names no weights. Fetch the file again.")
+    names = sorted({str(name) for name in weight_map.values()})
+    strangers = [name for name in names if Path(name).name != name]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if strangers:
+        raise ModelError(f"{index.name} points outside its folder ({strangers[0]}). Not opened.")
+    if missing:
+        raise ModelError(
+            f"{len(missing)} of {len(names)} weight files are missing from {folder.name}, first "
+            f"{missing[0]}. Fetch them to complete the model."
+        )
+    return [folder / name for name in names]
+
+
+def check_safetensors(file: Path) -> None:
+    """Read the header and hold it against the file's size. Raises ModelError."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, size - 8):
+            raise _damaged(file, "its header does not fit the file")
+        raw = stream.read(header_bytes)
+    try:
+        entries = json.loads(raw)
+        ends = [int(e["data_offsets"][1]) for k, e in entries.items() if k != "__metadata__"]
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise _damaged(file, "its header cannot be read") from error
+    except RecursionError as error:
+        raise _damaged(file, "its header is nested without end") from error
+    if max(ends, default=0) != size - 8 - header_bytes:
+        raise _damaged(file, f"it has {size} bytes, not the number its header promises")
+
+
+def _does_not_fit(folder: Path) -> MemoryShortage:
+    return MemoryShortage(
+        f"{folder.name} does not fit into the memory that is free. Close other programs, or "
+        "choose a smaller model or a shorter context."
+    )
+
+
+def _damaged(file: Path, reason: str) -> ModelError:
+    return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read. Is this a model folder?") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON. Fetch the file again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object. Fetch the file again.")
+    return found

@@ -1,0 +1,314 @@
+"""The acceptance rule, by enumeration of everything that chance can do in the real `verify`.
+
+The random source is replaced: each comparison of a chance is answered both ways, weighted with
+the probability it stands for, and the final draw hands over its whole row. In fp64 the
+distribution of the first two tokens must equal the target's to 1e-12.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.core import Proposal, Verdict, chain
+from localspec.engine import verify as module
+from localspec.engine.verify import verify
+
+V = 3
+SEEDS = range(12)
+Weighted = Iterator[tuple[float, Proposal]]
+Rows = dict[tuple[int, ...], torch.Tensor]
+
+
+class _Chance:
+    """Stands for a uniform number; the comparison with p is answered by the script."""
+
+    def __init__(self, script: _Script) -> None:
+        self._script = script
+
+    def __mul__(self, q: float) -> _Scaled:
+        return _Scaled(self._script, q)
+
+    __rmul__ = __mul__
+
+
+class _Scaled:
+    def __init__(self, script: _Script, q: float) -> None:
+        self._script, self._q = script, q
+
+    def __lt__(self, p: float) -> bool:
+        return self._script.decide(min(1.0, p / self._q))
+
+
+class _Script:
+    """Answers given in advance, then "accept" wherever that is possible."""
+
+    def __init__(self, given: tuple[bool, ...]) -> None:
+        self.given = given
+        self.made: list[tuple[bool, float]] = []
+        self.row: torch.Tensor | None = None
+
+    def decide(self, chance: float) -> bool:
+        place = len(self.made)
+        answer = self.given[place] if place < len(self.given) else chance > 0.0
+        self.made.append((answer, chance))
+        return answer
+
+    @property
+    def weight(self) -> float:
+        weight = 1.0
+        for accepted, chance in self.made:
+            weight *= chance if accepted else 1.0 - chance
+        return weight
+
+
+def outcomes(
+    proposal: Proposal, rows: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[float, Verdict, torch.Tensor]]:
+    """(probability, verdict, row the last token is drawn from) of every course of events."""
+    waiting: list[tuple[bool, ...]] = [()]
+    while waiting:
+        script = _Script(waiting.pop())
+
+        def draw(row: torch.Tensor, rng: Any, script: _Script = script) -> int:
+            script.row = row
+            return 0
+
+        monkeypatch.setattr(
+            module, "uniforms", lambda count, rng, script=script: [_Chance(script)] * count
+        )
+        monkeypatch.setattr(module, "draw", draw)
+        verdict = verify(proposal, rows, torch.Generator())
+        assert script.row is not None
+        yield script.weight, verdict, script.row / script.row.sum()
+        for place in range(len(script.given), len(script.made)):
+            accepted, chance = script.made[place]
+            if accepted and chance < 1.0:
+                before = tuple(answer for answer, _ in script.made[:place])
+                waiting.append((*before, False))
+
+
+def first_two(
+    proposals: Weighted, target: Rows, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[int, int], float]:
+    """Distribution of the first two tokens; where a round gives one, plain decoding goes on."""
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for drawn, proposal in proposals:
+        texts: list[tuple[int, ...]] = []
+        for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+            texts.append((*(texts[parent] if parent >= 0 else ()), token))
+        rows = torch.stack([target[()], *(target[text] for text in texts)])
+        for weight, verdict, last in outcomes(proposal, rows, monkeypatch):
+            path = tuple(proposal.tokens[node] for node in verdict.path)
+            if len(path) >= 2:
+                found[path[0], path[1]] += drawn * weight
+                continue
+            for token in range(V):
+                chance = drawn * weight * float(last[token])
+                if path:
+                    found[path[0], token] += chance
+                else:
+                    for second in range(V):
+                        found[token, second] += chance * float(target[token,][second])
+    return found
+
+
+def largest_error(found: dict[tuple[int, int], float], target: Rows) -> float:
+    return max(
+        abs(found[a, b] - float(target[()][a] * target[a,][b]))
+        for a, b in itertools.product(range(V), repeat=2)
+    )
+
+
+def random_row(rng: torch.Generator, peaked: bool = False) -> torch.Tensor:
+    """A distribution over V tokens in fp64, sometimes with a zero, like after top-k."""
+    weights = torch.rand(V, generator=rng, dtype=torch.float64) + 0.02
+    if peaked:
+        weights = torch.nn.functional.one_hot(weights.argmax(), V).double()
+    elif torch.rand((), generator=rng) < 0.3:
+        weights[int(torch.randint(V, (), generator=rng))] = 0.0
+    return weights / weights.sum()
+
+
+def random_rows(seed: int, peaked: bool = False) -> Rows:
+    rng = torch.Generator().manual_seed(seed)
+    texts = [text for size in range(3) for text in itertools.product(range(V), repeat=size)]
+    return {text: random_row(rng, peaked) for text in texts}
+
+
+# -- ways to propose, each with its probability ---------------------------------------------
+
+
+def sampled_chain(draft: Rows) -> Weighted:
+    for a, b in itertools.product(range(V), repeat=2):
+        weight = float(draft[()][a] * draft[a,][b])
+        if weight:
+            yield weight, chain((a, b), torch.stack([draft[()], draft[a,]]))
+
+
+def lookup_chain(draft: Rows) -> Weighted:
+    first = int(draft[()].argmax())
+    yield 1.0, chain((first, int(draft[first,].argmax())))
+
+
+def independent_siblings(draft: Rows) -> Weighted:
+    """Two children of the root drawn independently, and one child of the first."""
+    for a, b, c in itertools.product(range(V), repeat=3):
+        weight = float(draft[()][a] * draft[()][b] * draft[a,][c])
+        if weight:
+            rows = torch.stack([draft[()], draft[()], draft[a,]])
+            yield weight, Proposal((a, b, c), (-1, -1, 0), rows)
+
+
+def siblings_without_replacement(draft: Rows) -> Weighted:
+    """The second child is drawn from what is left of q, and that is its row."""
+    for a, b, c in itertools.product(range(V), repeat=3):
+        left = draft[()].clone()
+        left[a] = 0.0
+        if a == b or float(left.sum()) == 0.0:
+            continue
+        left = left / left.sum()
+        weight = float(draft[()][a] * left[b] * draft[b,][c])
+        if weight:
+            yield weight, Proposal((a, b, c), (-1, -1, 1), torch.stack([draft[()], left, draft[b,]]))
+
+
+def deterministic_tree(draft: Rows) -> Weighted:
+    """All branches fixed, of different depth, one token twice."""
+    order = draft[()].argsort(descending=True).tolist()
+    yield 1.0, Proposal((order[0], order[1], order[2], order[0], order[0]), (-1, -1, 0, 1, -1))
+
+
+def mixed_tree(draft: Rows) -> Weighted:
+    """A sampled child beside a fixed one, whose q is certainty, and a sampled grandchild."""
+    fixed = int(draft[()].argmin())
+    certain = torch.nn.functional.one_hot(torch.tensor(fixed), V).double()
+    for a, c in itertools.product(range(V), repeat=2):
+        weight = float(draft[()][a] * draft[fixed,][c])
+        if weight:
+            rows = torch.stack([draft[()], certain, draft[fixed,]])
+            yield weight, Proposal((a, fixed, c), (-1, -1, 1), rows)
+
+
+WAYS: tuple[Callable[[Rows], Weighted], ...] = (
+    sampled_chain,
+    lookup_chain,
+    independent_siblings,
+    siblings_without_replacement,
+    deterministic_tree,
+    mixed_tree,
+)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_output_is_distributed_exactly_as_the_target(
+    way: Callable[[Rows], Weighted], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = random_rows(seed), random_rows(1000 + seed)
+    assert largest_error(first_two(way(draft), target, monkeypatch), target) < 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_is_the_one_hot_case(
+    way: Callable[[Rows], Weighted], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = random_rows(seed, peaked=True), random_rows(1000 + seed)
+    assert largest_error(first_two(way(draft), target, monkeypatch), target) < 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_draft_equal_to_the_target_is_exact(
+    way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = random_rows(7)
+    assert largest_error(first_two(way(target), target, monkeypatch), target) < 1e-12
+
+
+def test_sampled_chain_accepts_as_much_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactness alone could be had by accepting less: the sum of min(p, q) is the most."""
+    target, draft = random_rows(3), random_rows(1003)
+    accepted = 0.0
+    for drawn, proposal in sampled_chain(draft):
+        rows = torch.stack([target[()], target[proposal.tokens[0],], target[proposal.tokens]])
+        for weight, verdict, _ in outcomes(proposal, rows, monkeypatch):
+            accepted += drawn * weight * (verdict.accepted_length >= 1)
+    assert accepted == pytest.approx(float(torch.minimum(target[()], draft[()]).sum()), abs=1e-12)
+
+
+def test_residual_of_equal_rows_falls_back_to_the_target() -> None:
+    """p and q agree to rounding, so a rejection leaves no mass: p itself is drawn from."""
+    row = torch.tensor([0.25, 0.5, 0.25])
+    left = module._residual(row, chain((1,), row[None].clone()), 0)
+    assert torch.equal(left, row)
+
+
+def test_rejected_draft_with_nothing_left_still_draws_a_likely_token() -> None:
+    p = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    q = torch.tensor([[1.0, 0.0, 0.0]])
+    verdict = verify(chain((0,), q), p, torch.Generator().manual_seed(0))
+    assert verdict == Verdict((), 1)
+
+
+def test_without_a_draft_the_token_comes_from_the_target_alone() -> None:
+    row = torch.tensor([[0.0, 0.0, 1.0]])
+    assert verify(Proposal(), row, torch.Generator().manual_seed(0)) == Verdict((), 2)
+
+
+# -- planted faults: the enumeration must see each of them ----------------------------------
+
+
+def test_fault_argmax_draft_with_its_softmax_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = random_rows(4), random_rows(1004)
+
+    def wrong(draft: Rows) -> Weighted:
+        for weight, proposal in lookup_chain(draft):
+            first = proposal.tokens[0]
+            yield weight, chain(proposal.tokens, torch.stack([draft[()], draft[first,]]))
+
+    assert largest_error(first_two(wrong(draft), target, monkeypatch), target) > 0.01
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_fault_no_residual_is_seen(
+    way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = random_rows(4), random_rows(1004)
+    monkeypatch.setattr(module, "_residual", lambda row, proposal, child: row)
+    assert largest_error(first_two(way(draft), target, monkeypatch), target) > 0.01
+
+
+def test_fault_trimming_a_sampled_tail_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropping a drawn token because its own probability is low changes the distribution."""
+    target, draft = random_rows(5), random_rows(1005)
+
+    def trimmed(draft: Rows) -> Weighted:
+        for weight, proposal in sampled_chain(draft):
+            assert proposal.probs is not None
+            unlikely = float(proposal.probs[0][proposal.tokens[0]]) < 0.4
+            kept = 0 if unlikely else 2
+            yield weight, chain(proposal.tokens[:kept], proposal.probs[:kept])
+
+    assert largest_error(first_two(trimmed(draft), target, monkeypatch), target) > 0.01
+
+
+@dataclass(frozen=True)
+class _Swapped:
+    """Siblings drawn without replacement whose second row was not renormalised."""
+
+    def __call__(self, draft: Rows) -> Weighted:
+        for weight, proposal in siblings_without_replacement(draft):
+            rows = torch.stack([draft[()], draft[()], draft[proposal.tokens[1],]])
+            yield weight, Proposal(proposal.tokens, proposal.parents, rows)
+
+
+def test_fault_wrong_row_of_the_second_sibling_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = random_rows(6), random_rows(1006)
+    assert largest_error(first_two(_Swapped()(draft), target, monkeypatch), target) > 0.005

@@ -1,0 +1,219 @@
+"""The forward with our cache equals transformers' own, for chains and trees, in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    MambaConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from localspec.errors import CacheError, ModelError
+from localspec.forward.cache import KVCache
+from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill
+from tests.tiny import tiny_llama, with_cache
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
+
+
+def plain(module: Any, tokens: list[int]) -> torch.Tensor:
+    """transformers' logits of every position, without a cache."""
+    with torch.no_grad():
+        logits: torch.Tensor = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits.float()
+
+
+def small(kind: str) -> Any:
+    torch.manual_seed(2)
+    shape = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    config: Any
+    if kind == "gpt2":
+        config = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    elif kind == "qwen2":
+        config = Qwen2Config(**shape)
+    else:
+        config = Qwen3Config(**shape, head_dim=16)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        module.get_output_embeddings().weight.mul_(20.0)
+    return module
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    return tiny_llama(later=1.0)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 12])
+def test_chain_after_a_cache_equals_the_full_forward(module: Any, cut: int) -> None:
+    model = with_cache(module)
+    first, second = model.forward(TEXT[:cut]), model.forward(TEXT[cut:])
+    assert torch.allclose(torch.cat((first, second)), plain(module, TEXT), **CLOSE)
+
+
+def test_one_by_one_equals_all_at_once(module: Any) -> None:
+    model = with_cache(module)
+    rows = [model.forward([token])[0] for token in TEXT]
+    assert torch.allclose(torch.stack(rows), plain(module, TEXT), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3"])
+def test_other_families_agree_with_transformers(kind: str) -> None:
+    module = small(kind)
+    model = with_cache(module, capacity=32)
+    rows = torch.cat((model.forward(TEXT[:5]), model.forward(TEXT[5:12]), model.forward(TEXT[12:])))
+    assert torch.allclose(rows, plain(module, TEXT), **CLOSE)
+
+
+@pytest.mark.parametrize("start", [0, 1, 6])
+def test_every_node_of_a_tree_equals_its_path_alone(module: Any, start: int) -> None:
+    parents = [-1, 0, 0, 1, 2, 2, -1, 6]
+    nodes = [11, 12, 13, 14, 15, 16, 17, 18]
+    model = with_cache(module)
+    prefill(model, TEXT[:start])
+    logits = model.forward(nodes, parents)
+    for node in range(len(nodes)):
+        path, at = list[int](), node
+        while at >= 0:
+            path.insert(0, nodes[at])
+            at = parents[at]
+        assert torch.allclose(logits[node], plain(module, TEXT[:start] + path)[-1], **CLOSE)
+
+
+def test_a_kept_tree_path_equals_having_decoded_it(module: Any) -> None:
+    parents, nodes = [-1, 0, 0, 2, 2], [11, 12, 13, 14, 15]
+    model = with_cache(module)
+    prefill(model, TEXT)
+    model.forward(nodes, parents)
+    model.cache.keep(len(TEXT), (0, 2, 4))  # 11, 13, 15
+    assert model.cache.tokens == [*TEXT, 11, 13, 15]
+    follow = model.forward([20, 21])
+    assert torch.allclose(follow, plain(module, [*TEXT, 11, 13, 15, 20, 21])[-2:], **CLOSE)
+
+
+def test_a_tree_truncated_instead_of_compacted_is_seen(module: Any) -> None:
+    """The planted fault of the test above: same length and tokens, wrong slots."""
+    model = with_cache(module)
+    prefill(model, TEXT)
+    model.forward([11, 12, 13, 14, 15], [-1, 0, 0, 2, 2])
+    model.cache.tokens[len(TEXT) :] = [11, 13, 15]
+    follow = model.forward([20, 21])
+    assert not torch.allclose(
+        follow, plain(module, [*TEXT, 11, 13, 15, 20, 21])[-2:], atol=0.01, rtol=0.01
+    )
+
+
+def test_rollback_and_another_way_leaves_no_trace(module: Any) -> None:
+    model = with_cache(module)
+    model.forward([*TEXT, 1, 2, 3])
+    model.cache.rollback(len(TEXT))
+    found = model.forward([30, 31])
+    assert torch.allclose(found, plain(module, [*TEXT, 30, 31])[-2:], **CLOSE)
+
+
+def test_only_the_wanted_logits_are_returned(module: Any) -> None:
+    model = with_cache(module)
+    assert model.forward(TEXT, num_logits=1).shape == (1, 64)
+    assert torch.allclose(
+        model.forward([1, 2, 3], num_logits=2), plain(module, [*TEXT, 1, 2, 3])[-2:], **CLOSE
+    )
+
+
+def test_prefill_in_chunks_equals_one_forward() -> None:
+    module = tiny_llama(later=1.0)
+    text = [(7 * i) % 61 for i in range(PREFILL_CHUNK + 5)]
+    model = with_cache(module, capacity=len(text) + 1)
+    prefill(model, text)
+    assert model.cache.tokens == text
+    assert torch.allclose(model.forward([9])[0], plain(module, [*text, 9])[-1], **CLOSE)
+
+
+def test_a_full_context_is_refused_and_the_cache_stays_usable(module: Any) -> None:
+    model = with_cache(module, capacity=8)
+    model.forward(TEXT[:6])
+    with pytest.raises(CacheError):
+        model.forward([1, 2, 3])
+    assert torch.allclose(model.forward([4])[0], plain(module, [*TEXT[:6], 4])[-1], **CLOSE)
+
+
+def test_logits_are_fp32_in_half_precision() -> None:
+    model = with_cache(tiny_llama().to(torch.bfloat16))
+    assert model.forward(TEXT).dtype == torch.float32
+    assert model.cache._slots.dtype == torch.bfloat16
+
+
+def test_tied_weights_count_once() -> None:
+    config = Qwen2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    module = AutoModelForCausalLM.from_config(config)
+    numbers = sum(p.numel() for p in module.parameters())
+    assert with_cache(module).weight_bytes == 4 * numbers
+
+
+def sliding_mistral(window: int) -> MistralConfig:
+    return MistralConfig(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=window,
+        max_position_embeddings=64,
+    )
+
+
+def test_a_window_without_layer_types_is_refused() -> None:
+    """Mistral and Phi-3 name their window in `sliding_window` alone."""
+    with pytest.raises(ModelError, match="mistral"):
+        kv_shape(sliding_mistral(8), capacity=32)
+
+
+def test_why_a_window_is_refused() -> None:
+    """One token at a time and several at once would not see the same."""
+    torch.manual_seed(0)
+    module = MistralForCausalLM(sliding_mistral(4)).eval()
+    assert module.config._attn_implementation == "sdpa"
+    shape = kv_shape(tiny_llama().config, 64)
+    shape = type(shape)(2, 2, 8, 64)
+    several, single = (CausalLM(module, KVCache(shape, torch.float32, module.device)) for _ in "ab")
+    at_once = torch.cat((several.forward(TEXT[:1]), several.forward(TEXT[1:])))
+    one_by_one = torch.cat([single.forward([token]) for token in TEXT])
+    assert not torch.allclose(at_once, one_by_one, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [Gemma3TextConfig(), MambaConfig()], ids=["gemma3", "mamba"])
+def test_layers_that_drop_positions_are_refused_by_kind(config: Any) -> None:
+    with pytest.raises(ModelError, match="full attention"):
+        kv_shape(config, capacity=32)
+
+
+def test_a_window_that_is_switched_off_is_accepted() -> None:
+    assert kv_shape(Qwen2Config(use_sliding_window=False), 32).num_layers == 32
+    unlimited = MistralConfig(sliding_window=None)
+    assert kv_shape(unlimited, 32).num_kv_heads == 8

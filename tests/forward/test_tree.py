@@ -1,0 +1,56 @@
+"""A parents list says who sees whom."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from localspec.forward.tree import causal_mask, chain_parents, children, depths, tree_mask
+from tests.tiny import CPU
+
+
+def ancestors(parents: list[int], node: int) -> set[int]:
+    found = {node}
+    while parents[node] >= 0:
+        node = parents[node]
+        found.add(node)
+    return found
+
+
+def random_parents(rng: random.Random, size: int) -> list[int]:
+    return [rng.randrange(-1, node) for node in range(size)]
+
+
+def test_each_token_sees_the_cache_itself_and_its_ancestors() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        parents, start = random_parents(rng, rng.randrange(1, 9)), rng.randrange(5)
+        mask = tree_mask(parents, start, CPU)
+        assert mask.shape == (1, 1, len(parents), start + len(parents))
+        for node in range(len(parents)):
+            seen = {int(i) for i in mask[0, 0, node].nonzero()}
+            wanted = set(range(start)) | {start + a for a in ancestors(parents, node)}
+            assert seen == wanted
+
+
+def test_depth_is_the_number_of_ancestors() -> None:
+    rng = random.Random(2)
+    parents = random_parents(rng, 12)
+    assert depths(parents) == [len(ancestors(parents, node)) - 1 for node in range(12)]
+
+
+def test_mask_of_a_chain_is_the_causal_one() -> None:
+    for size, start in ((2, 3), (5, 1), (4, 7)):
+        causal = causal_mask(size, start, CPU)
+        assert causal is not None
+        assert torch.equal(causal, tree_mask(chain_parents(size), start, CPU))
+
+
+def test_attention_needs_no_mask_for_one_token_or_an_empty_cache() -> None:
+    assert causal_mask(1, 9, CPU) is None
+    assert causal_mask(6, 0, CPU) is None
+
+
+def test_children_keep_the_order_of_the_proposal() -> None:
+    assert children((-1, 0, -1, 0, 2)) == {-1: [0, 2], 0: [1, 3], 2: [4]}

@@ -1,0 +1,312 @@
+"""Whatever is wrong with a model folder becomes a ModelError that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localspec.errors import ModelError
+from localspec.forward.weights import check_folder, check_safetensors, load_model, weight_files
+from tests.tiny import CPU, tiny_llama
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "good"
+    folder.mkdir()
+    module = tiny_llama()
+    module.config.save_pretrained(str(folder))
+    tensors = {name: t.detach().clone() for name, t in module.state_dict().items()}
+    save_file(tensors, str(folder / SINGLE), metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    copied = tmp_path / "damaged"
+    shutil.copytree(good, copied)
+    return copied
+
+
+def load(folder: Path) -> Any:
+    return load_model(folder, torch.float32, CPU, 32)
+
+
+def with_header(file: Path, header: bytes, length: int | None = None) -> None:
+    raw = file.read_bytes()
+    body = raw[8 + struct.unpack("<Q", raw[:8])[0] :]
+    file.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + body)
+
+
+def header_of(file: Path) -> bytes:
+    raw = file.read_bytes()
+    return raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]]
+
+
+def with_config(folder: Path, **changed: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def in_shards(folder: Path) -> None:
+    """The same weights in two files with an index."""
+    tensors = load_file(str(folder / SINGLE))
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in parts.items():
+        save_file({n: tensors[n] for n in held}, str(folder / file), metadata={"format": "pt"})
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / SINGLE).unlink()
+
+
+def test_a_good_folder_loads_the_very_weights(good: Path) -> None:
+    model = load(good)
+    wanted = tiny_llama().state_dict()
+    found = model.module.state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not model.module.training
+    assert not any(p.requires_grad for p in model.module.parameters())
+
+
+def test_shards_load_like_one_file(folder: Path) -> None:
+    in_shards(folder)
+    assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
+    tokens = [3, 1, 4, 1, 5]
+    expected = tiny_llama()(input_ids=torch.tensor([tokens])).logits[0]
+    assert torch.allclose(load(folder).forward(tokens), expected, atol=1e-5)
+
+
+def test_tied_head_is_not_missing(tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    module = Qwen2ForCausalLM(config)
+    module.config.save_pretrained(str(tmp_path))
+    tensors = {n: t.detach().clone() for n, t in module.state_dict().items() if n != "lm_head.weight"}
+    save_file(tensors, str(tmp_path / SINGLE), metadata={"format": "pt"})
+    assert load(tmp_path).vocab_size == 40
+
+
+def truncated(folder: Path) -> None:
+    raw = (folder / SINGLE).read_bytes()
+    (folder / SINGLE).write_bytes(raw[: len(raw) // 2])
+
+
+def empty(folder: Path) -> None:
+    (folder / SINGLE).write_bytes(b"")
+
+
+def huge_header(folder: Path) -> None:
+    with_header(folder / SINGLE, b"{}", length=2**62)
+
+
+def header_beyond_the_file(folder: Path) -> None:
+    with_header(folder / SINGLE, b"{}", length=90 * 1024**2)
+
+
+def header_of_no_json(folder: Path) -> None:
+    with_header(folder / SINGLE, b"\xff\xfe not json")
+
+
+def header_without_offsets(folder: Path) -> None:
+    with_header(folder / SINGLE, b'{"a": {"dtype": "F32"}}')
+
+
+def header_of_a_list(folder: Path) -> None:
+    with_header(folder / SINGLE, b"[1, 2, 3]")
+
+
+def header_nested_for_ever(folder: Path) -> None:
+    with_header(folder / SINGLE, b"[" * 200_000)
+
+
+def header_with_endless_offsets(folder: Path) -> None:
+    entry = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,Infinity]}}'
+    with_header(folder / SINGLE, entry)
+
+
+def unknown_dtype(folder: Path) -> None:
+    with_header(folder / SINGLE, header_of(folder / SINGLE).replace(b'"F32"', b'"Q32"'))
+
+
+def tensor_missing(folder: Path) -> None:
+    tensors = load_file(str(folder / SINGLE))
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, str(folder / SINGLE), metadata={"format": "pt"})
+
+
+def layer_missing(folder: Path) -> None:
+    with_config(folder, num_hidden_layers=3)
+
+
+def wrong_shapes(folder: Path) -> None:
+    with_config(folder, hidden_size=128)
+
+
+def shard_missing(folder: Path) -> None:
+    in_shards(folder)
+    (folder / "b.safetensors").unlink()
+
+
+def shard_truncated(folder: Path) -> None:
+    in_shards(folder)
+    raw = (folder / "b.safetensors").read_bytes()
+    (folder / "b.safetensors").write_bytes(raw[:-4])
+
+
+def shard_outside(folder: Path) -> None:
+    in_shards(folder)
+    shutil.move(folder / "b.safetensors", folder.parent / "b.safetensors")
+    index = folder / INDEX
+    index.write_text(index.read_text().replace('"b.saf', '"../b.saf'))
+
+
+def index_of_nothing(folder: Path) -> None:
+    in_shards(folder)
+    (folder / INDEX).write_text('{"weight_map": {}}')
+
+
+def index_of_no_json(folder: Path) -> None:
+    in_shards(folder)
+    (folder / INDEX).write_text("{")
+
+
+def single_beside_an_index(folder: Path) -> None:
+    """transformers opens the single file then, so that is the one to check."""
+    raw = (folder / SINGLE).read_bytes()
+    in_shards(folder)
+    (folder / SINGLE).write_bytes(raw[:-4])
+
+
+def pickle_alone(folder: Path) -> None:
+    (folder / SINGLE).rename(folder / "pytorch_model.bin")
+
+
+def no_weights(folder: Path) -> None:
+    (folder / SINGLE).unlink()
+
+
+def own_code(folder: Path) -> None:
+    with_config(folder, auto_map={"AutoModelForCausalLM": "evil.Evil"})
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def config_of_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{'model_type': 'llama'}")
+
+
+def config_nested_for_ever(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 200_000)
+
+
+def config_of_a_list(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def config_of_half_characters(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
+
+
+def unknown_family(folder: Path) -> None:
+    with_config(folder, model_type="no-such-family")
+
+
+def wrong_type_in_config(folder: Path) -> None:
+    with_config(folder, hidden_size="big")
+
+
+def negative_layers(folder: Path) -> None:
+    with_config(folder, num_hidden_layers=-1)
+
+
+def format_without_its_package(folder: Path) -> None:
+    with_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
+    (truncated, SINGLE),
+    (empty, SINGLE),
+    (huge_header, SINGLE),
+    (header_beyond_the_file, SINGLE),
+    (header_of_no_json, SINGLE),
+    (header_without_offsets, SINGLE),
+    (header_of_a_list, SINGLE),
+    (header_nested_for_ever, SINGLE),
+    (header_with_endless_offsets, SINGLE),
+    (unknown_dtype, "damaged"),
+    (tensor_missing, "up_proj"),
+    (layer_missing, "layers.2"),
+    (wrong_shapes, "damaged"),
+    (shard_missing, "b.safetensors"),
+    (shard_truncated, "b.safetensors"),
+    (shard_outside, "../b.safetensors"),
+    (index_of_nothing, INDEX),
+    (index_of_no_json, INDEX),
+    (single_beside_an_index, SINGLE),
+    (pickle_alone, "pytorch_model.bin"),
+    (no_weights, "damaged"),
+    (own_code, "damaged"),
+    (no_config, "config.json"),
+    (config_of_no_json, "config.json"),
+    (config_nested_for_ever, "config.json"),
+    (config_of_a_list, "config.json"),
+    (config_of_half_characters, "config.json"),
+    (unknown_family, "damaged"),
+    (wrong_type_in_config, "damaged"),
+    (negative_layers, "damaged"),
+    (format_without_its_package, "damaged"),
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore")  # transformers warns about damaged folders in its own ways
+@pytest.mark.parametrize(("fault", "named"), FAULTS, ids=[f.__name__ for f, _ in FAULTS])
+def test_a_damaged_folder_is_a_model_error_that_names_it(
+    fault: Callable[[Path], None], named: str, folder: Path
+) -> None:
+    fault(folder)
+    with pytest.raises(ModelError) as caught:
+        load(folder)
+    assert named in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        check_folder(tmp_path / "nowhere")
+
+
+def test_own_code_is_refused_before_any_weights_are_read(folder: Path) -> None:
+    own_code(folder)
+    (folder / SINGLE).unlink()
+    with pytest.raises(ModelError, match="code of its own"):
+        check_folder(folder)
+
+
+def test_a_huge_header_is_not_read_into_memory(folder: Path) -> None:
+    """A promise of 90 MiB is held against the file's size before anything is read."""
+    header_beyond_the_file(folder)
+    with pytest.raises(ModelError, match="does not fit the file"):
+        check_safetensors(folder / SINGLE)
