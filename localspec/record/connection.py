@@ -1,0 +1,139 @@
+"""The log's two SQLite connections, shared by threads: transactions, and errors in plain words.
+
+Contract: `writing` is one immediate transaction, kept whole or rolled back; `reading` is for
+single statements, `snapshot` makes several see one moment. One thread at a time writes, one reads;
+readers do not wait for a writer that waits for another program. SQLite's errors leave as
+StoreErrors only.
+
+Not here: what is written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import StoreError
+from localspec.record.faults import diagnose
+from localspec.record.rows import bind
+
+
+class Tables:
+    """Rows in and out of one connection, as plain dicts."""
+
+    def __init__(self, conn: sqlite3.Connection) -> None:
+        self.conn = conn
+        self.lock = threading.RLock()
+
+    def execute(self, sql: str, *values: object) -> int:
+        """Run a statement; the number of rows it changed."""
+        return self.conn.execute(sql, values).rowcount
+
+    def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
+        return _dicts(self.conn.execute(sql, values))
+
+    def named_rows(self, sql: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+        return _dicts(self.conn.execute(sql, values))
+
+    def insert(self, table: str, row: Mapping[str, Any]) -> int:
+        """The id of the new row."""
+        columns, marks = ", ".join(row), ", ".join("?" * len(row))
+        sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"
+        return int(self.conn.execute(sql, bind(row)).lastrowid or 0)
+
+    def update(self, table: str, row_id: int, row: Mapping[str, Any]) -> None:
+        columns = ", ".join(f"{name} = ?" for name in row)
+        if self.execute(f"UPDATE {table} SET {columns} WHERE id = ?", *bind(row), row_id) != 1:
+            raise missing(table, row_id)
+
+    def roll_back(self) -> None:
+        if self.conn.in_transaction:  # a full disk may have ended it already
+            self.conn.execute("ROLLBACK")
+
+    @contextmanager
+    def waiting(self, wait_ms: int | None) -> Iterator[None]:
+        """Wait no longer than this for another program; None: as long as usual."""
+        if wait_ms is None:
+            yield
+            return
+        usual_ms = self.conn.execute("PRAGMA busy_timeout").fetchone()[0]
+        self.conn.execute(f"PRAGMA busy_timeout = {min(wait_ms, usual_ms)}")
+        try:
+            yield
+        finally:
+            self.conn.execute(f"PRAGMA busy_timeout = {usual_ms}")
+
+
+class SharedConnection:
+    """writer and reader are the same connection for a log in memory, whose path is None."""
+
+    def __init__(
+        self, writer: sqlite3.Connection, reader: sqlite3.Connection, path: Path | None
+    ) -> None:
+        self._writer = Tables(writer)
+        self._reader = self._writer if reader is writer else Tables(reader)
+        self._path = path
+        self._is_closed = False
+
+    def close(self) -> None:
+        # The writer last: it folds the -wal into the file, which a reader cannot.
+        with self._writer.lock, self._reader.lock:
+            self._is_closed = True
+            self._reader.conn.close()
+            self._writer.conn.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[Tables]:
+        with self._reader.lock, self.explained():
+            yield self._reader
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self._reader.lock, self.explained():
+            self._reader.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._reader.roll_back()
+
+    @contextmanager
+    def writing(self, wait_ms: int | None = None) -> Iterator[Tables]:
+        with self._writer.lock, self.explained(), self._writer.waiting(wait_ms):
+            # Immediate: a transaction that reads first and then wants to write would fail at
+            # once, without waiting, when another process wrote in between.
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                self._writer.roll_back()
+                raise
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        if self._is_closed:
+            raise StoreError("The log is closed. Start localspec again.")
+        try:
+            yield
+        except sqlite3.Error as error:
+            fault = diagnose(error)
+            where = "" if self._path is None else f" {self._path}"
+            raise StoreError(
+                f"The log{where} could not be used: {fault.fact}. {fault.remedy}"
+            ) from error
+
+
+def missing(noun: str, row_id: int) -> StoreError:
+    return StoreError(
+        f"The log has no {noun} {row_id}: it was started afresh, or the page is older than it. "
+        "Reload the page and start a new chat."
+    )
+
+
+def _dicts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]

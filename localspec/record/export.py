@@ -1,0 +1,171 @@
+"""Take the log elsewhere: CSV, JSONL, Markdown, or a consistent copy of the database.
+
+Contract: `export` writes one moment of the log, whole, or leaves `out` as it was: the file is made
+beside its place under another name and renamed into it. Files are private to their owner (0600),
+UTF-8, and use the names of `core.TurnStats`. Unknown is an empty cell, null, or a dash.
+
+    csv       one row for each turn: settings, numbers, machine, prompt and reply
+    jsonl     one object a line with its "type": session, conversation, message, turn (with tokens,
+              provenance and steps); texts are exact
+    markdown  to be read (markdown)
+    sqlite    the database itself
+
+Not here: SQL. Formula rule: OWASP, "CSV injection".
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from localspec.errors import StoreError
+from localspec.record.contents import Contents, Scope, read_contents
+from localspec.record.markdown import markdown_lines
+from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean
+from localspec.record.store import Store
+
+__all__ = ["CSV_COLUMNS", "Format", "Scope", "export"]
+
+Format = Literal["csv", "jsonl", "markdown", "sqlite"]
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+# The session's device is left to the turn, which knows it better.
+MACHINE_COLUMNS = tuple(one.name for one in fields(SessionInfo) if one.name != "device")
+CSV_COLUMNS = (
+    "turn_id",
+    "session_id",
+    "conversation_id",
+    "message_id",
+    "conversation_title",
+    "started_at_utc",
+    "finished_at_utc",
+    "state",
+    "finish_reason",
+    "error",
+    *(one.name for one in fields(TurnSettings)),
+    *(name for name in STATS_COLUMNS if name != "drafted_by"),
+    *MACHINE_COLUMNS,
+    "prompt",
+    "reply",
+)
+
+
+def export(store: Store, scope: Scope, format: Format, out: Path) -> None:
+    """Write `scope` to `out`, replacing what is there. Raises StoreError, and leaves `out` as it
+    was, if the log cannot be read or `out` cannot be written."""
+    _refuse_the_log_itself(store, out)
+    if format == "sqlite":
+        _replace(out, lambda path: store.backup(path, scope.session_id, scope.conversation_id))
+        return
+    write = _WRITERS[format]
+    contents = read_contents(store, scope)
+    _replace(out, lambda path: _write_text(path, contents, write))
+
+
+def _refuse_the_log_itself(store: Store, out: Path) -> None:
+    if store.path is not None and out.exists() and out.samefile(store.path):
+        raise StoreError(f"{out} is the log itself. Choose another file for the export.")
+
+
+def _replace(out: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a private file beside `out`, then rename it into place."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".localspec-", suffix=".part", dir=out.parent)
+        os.close(handle)
+        part = Path(name)
+        try:
+            write(part)
+            part.replace(out)
+        finally:
+            with suppress(FileNotFoundError):  # the usual case: it was renamed
+                part.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"The export {out} cannot be written: {error.strerror or error}. Choose a file in a "
+            "folder that exists, may be written and has room."
+        ) from error
+
+
+def _write_text(path: Path, contents: Contents, write: Callable[[TextIO, Contents], None]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        write(file, contents)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_csv(file: TextIO, contents: Contents) -> None:
+    writer = csv.DictWriter(file, CSV_COLUMNS)
+    writer.writeheader()
+    for row in _csv_rows(contents):
+        writer.writerow({name: csv_cell(value) for name, value in row.items()})
+
+
+def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
+    sessions = {session["id"]: session for session in contents.sessions}
+    titles = {conversation.id: conversation.title for conversation in contents.conversations}
+    messages = {one.id: one for many in contents.messages.values() for one in many}
+    for turn in contents.turns:
+        session = sessions[turn["session_id"]]
+        reply = messages[turn["message_id"]]
+        asked = None if reply.parent_id is None else messages[reply.parent_id].text
+        yield {
+            **turn,
+            **{name: session[name] for name in MACHINE_COLUMNS},
+            "conversation_title": titles[turn["conversation_id"]],
+            "prompt": asked,
+            "reply": reply.text,
+        }
+
+
+def csv_cell(value: object) -> object:
+    """The value as a spreadsheet may safely open it: text never starts a formula, numbers stay
+    numbers, a flag is 0 or 1."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        text = clean(value)
+        return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+    return value
+
+
+def _write_jsonl(file: TextIO, contents: Contents) -> None:
+    for record in _records(contents):
+        file.write(json.dumps(record) + "\n")
+
+
+def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
+    for session in contents.sessions:
+        yield {"type": "session", **session}
+    for conversation in contents.conversations:
+        yield {"type": "conversation", **asdict(conversation)}
+        for message in contents.messages[conversation.id]:
+            yield {"type": "message", **asdict(message)}
+    for turn in contents.turns:
+        token_ids, provenance = contents.tokens[turn["turn_id"]] or (None, None)
+        steps = [_step_record(step) for step in contents.steps[turn["turn_id"]]]
+        tokens = {"token_ids": token_ids, "provenance": provenance}
+        yield {"type": "turn", **turn, **tokens, "steps": steps}
+
+
+def _step_record(step: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in step.items() if name != "turn_id"}
+    signal = None if step["signal"] is None else json.loads(step["signal"])
+    return {**kept, "is_probe": bool(step["is_probe"]), "signal": signal}
+
+
+def _write_markdown(file: TextIO, contents: Contents) -> None:
+    file.writelines(f"{line}\n" for line in markdown_lines(contents))
+
+
+_WRITERS: Mapping[str, Callable[[TextIO, Contents], None]] = {
+    "csv": _write_csv,
+    "jsonl": _write_jsonl,
+    "markdown": _write_markdown,
+}

@@ -1,0 +1,146 @@
+"""The log as a report to be read: the machine, then each conversation with its numbers.
+
+Contract: pure; Contents in, lines out. Messages stand in block quotes, so that headings or tables
+inside them cannot pass for the report's own. Unknown is a dash.
+
+Not here: the other branches of a conversation, which are only counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from localspec.record.contents import Contents
+from localspec.record.rows import Conversation, StoredMessage, clean
+
+DASH = "\N{EN DASH}"
+SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
+SETTINGS = (
+    "turn_id",
+    "session_id",
+    "model",
+    "draft",
+    "device",
+    "dtype",
+    "context_length",
+    "drafter_requested",
+    "num_draft_tokens_requested",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "system_prompt",
+)
+STATISTICS = (
+    "turn_id",
+    "state",
+    "finish_reason",
+    "drafter",
+    "tokens_per_second",
+    "speedup",
+    "acceptance_rate",
+    "draft_share",
+    "mean_accepted_length",
+    "mean_num_draft_tokens",
+    "num_output_tokens",
+    "num_prompt_tokens",
+    "num_reused_tokens",
+    "num_steps",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "ttft_ms",
+    "prefill_ms",
+    "decode_ms",
+    "exact",
+    "reason",
+    "error",
+)
+
+
+def markdown_lines(contents: Contents) -> Iterator[str]:
+    yield "# localspec export"
+    yield ""
+    for session in contents.sessions:
+        yield from _session_lines(session)
+    for conversation in contents.conversations:
+        yield from _conversation_lines(conversation, contents)
+
+
+def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## Session {session['id']}: machine and versions"
+    yield ""
+    named = ((name, value) for name, value in session.items() if name != "id")
+    yield from _table(("what", "value"), named)
+
+
+def _conversation_lines(conversation: Conversation, contents: Contents) -> Iterator[str]:
+    turns = [one for one in contents.turns if one["conversation_id"] == conversation.id]
+    messages = contents.messages[conversation.id]
+    branch = _branch(messages, conversation.tip_message_id)
+    turn_of = {turn["message_id"]: turn["turn_id"] for turn in turns}
+    yield f"## Conversation {conversation.id}: {_cell(conversation.title)}"
+    yield ""
+    yield f"Begun {conversation.created_at_utc}."
+    yield ""
+    if turns:
+        yield "### Settings"
+        yield ""
+        yield from _table(SETTINGS, ([turn[name] for name in SETTINGS] for turn in turns))
+    for message in branch:
+        yield from _message_lines(message, turn_of.get(message.id))
+    if len(branch) < len(messages):
+        others = len(messages) - len(branch)
+        yield f"Messages on other branches, not shown: {others}. JSONL and the database hold them."
+        yield ""
+    if turns:
+        yield "### Statistics"
+        yield ""
+        yield from _table(STATISTICS, ([turn[name] for name in STATISTICS] for turn in turns))
+
+
+def _branch(messages: Sequence[StoredMessage], tip: int | None) -> list[StoredMessage]:
+    by_id = {message.id: message for message in messages}
+    branch = []
+    while tip is not None:
+        branch.append(by_id[tip])
+        tip = by_id[tip].parent_id
+    return branch[::-1]
+
+
+def _message_lines(message: StoredMessage, turn_id: int | None) -> Iterator[str]:
+    turn = "" if turn_id is None else f", turn {turn_id}"
+    state = "" if message.state == "complete" else f", {message.state}"
+    yield f"### {SPEAKERS[message.role]}{turn}{state}"
+    yield ""
+    # A lone CR ends a line in Markdown too and would leave the quote.
+    text = clean(message.text).replace("\r\n", "\n").replace("\r", "\n")
+    for line in text.split("\n"):
+        yield f"> {line}".rstrip()
+    yield ""
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    yield _row(names)
+    yield _row(["---"] * len(names))
+    for row in rows:
+        yield _row([_cell(value) for value in row])
+    yield ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4f}".rstrip("0").rstrip(".")
+    return " ".join(clean(str(value)).replace("\\", "\\\\").replace("|", "\\|").split())

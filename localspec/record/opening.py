@@ -1,0 +1,204 @@
+"""Turn a path into a log that works, whatever lies there.
+
+Contract: `open_log` always returns a migrated log and never destroys bytes.
+
+    absent or older          created, or migrated in one transaction
+    damaged                  set aside with its -wal and -shm, a fresh one started
+    read-only, locked        a log in memory that begins as a copy of the file
+    from a newer version     a log in memory; the file is not touched
+    no folder, no disk       a log in memory
+
+Every case but the first adds a notice for the person: fact, reason, remedy.
+
+Not here: rows. Source: sqlite.org/wal.html, sqlite.org/pragma.html.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlite_utils import Database
+
+from localspec.errors import StoreError
+from localspec.record.faults import diagnose, is_damage
+from localspec.record.schema import MIGRATIONS, unknown_migrations
+
+BUSY_TIMEOUT_MS = 5000
+MIN_SQLITE = (3, 37, 0)  # the first with STRICT tables
+SIDE_FILES = ("-wal", "-shm", "-journal")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A log ready for use. reader: a second connection, so that reading never waits for writing;
+    the same one for a log in memory, whose path is None."""
+
+    writer: Database
+    reader: Database
+    path: Path | None
+    notices: tuple[str, ...] = ()
+
+
+class _NewerSchema(Exception):
+    """The file has migrations this program does not know; the message names the last."""
+
+
+def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
+    """The log at `path`, or one in memory with the reason why. Raises StoreError only when this
+    Python's SQLite is too old for any log."""
+    if sqlite3.sqlite_version_info < MIN_SQLITE:
+        raise StoreError(
+            f"This Python carries SQLite {sqlite3.sqlite_version}, but the log needs 3.37 or "
+            "newer. Install a newer Python."
+        )
+    path = Path(os.path.abspath(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        notices = _examine(path, busy_timeout_ms)
+        writer = _open_file(path, busy_timeout_ms)
+        return Opened(writer, connect(_read_only(path), busy_timeout_ms), path, notices)
+    except _NewerSchema as newer:
+        db, notice = _in_memory(), _newer_notice(path, str(newer))
+    except (OSError, sqlite3.Error) as error:
+        db, is_copy = _in_memory_copy(path)
+        notice = _memory_notice(path, error, is_copy)
+    return Opened(db, db, None, (notice,))
+
+
+def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
+    """A plain connection to a file, a `file:` URI or ":memory:", usable from any thread."""
+    # isolation_level None: transactions begin where we say, never implicitly. No plugins: only
+    # our own code works on the log.
+    conn = sqlite3.connect(
+        name,
+        timeout=busy_timeout_ms / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=name.startswith("file:"),
+    )
+    return Database(conn, execute_plugins=False)
+
+
+def create_private(path: Path) -> None:
+    """Make the file, if it is not there, so that no moment exists in which others may read it.
+    SQLite gives its -wal and -shm the same mode."""
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    with suppress(OSError):  # a disk without modes, or another owner's file
+        path.chmod(0o600)
+
+
+def _examine(path: Path, busy_timeout_ms: int) -> tuple[str, ...]:
+    """Set a damaged file aside and say so; raise _NewerSchema for one we must not touch.
+
+    Looks through a read-only connection: closing that one never writes to what it found."""
+    if not path.exists() or path.stat().st_size == 0:
+        return ()
+    with closing(connect(_read_only(path), busy_timeout_ms)) as db:
+        damage = _damage(db)
+        newer = [] if damage else unknown_migrations(db)
+    if newer:
+        raise _NewerSchema(newer[-1])
+    if damage is None:
+        return ()
+    kept = _set_aside(path)
+    return (
+        f"The log {path} was damaged ({damage}). It was kept as {kept.name} beside it, and a "
+        f"new, empty log was started. `sqlite3 {kept.name} .recover` may bring its text back.",
+    )
+
+
+def _damage(db: Database) -> str | None:
+    try:
+        found = str(db.conn.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        if is_damage(error):
+            return str(error)
+        raise
+    return None if found == "ok" else found.splitlines()[-1]
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename the file and its side files. Side files first: a stale -wal beside a new file of the
+    same name would be read into it."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    kept = path.with_name(f"{path.name}.corrupt-{stamp}")
+    for suffix in (*SIDE_FILES, ""):
+        source = Path(f"{path}{suffix}")
+        if source.exists():
+            source.rename(f"{kept}{suffix}")
+    return kept
+
+
+def _open_file(path: Path, busy_timeout_ms: int) -> Database:
+    create_private(path)
+    db = connect(str(path), busy_timeout_ms)
+    try:
+        db.conn.execute("PRAGMA journal_mode = WAL")
+        db.conn.execute("PRAGMA synchronous = NORMAL")
+        return _prepare(db)
+    except BaseException:
+        db.close()
+        raise
+
+
+def _prepare(db: Database) -> Database:
+    """Migrate, and mark what a crash left half-written. One immediate transaction, so that two
+    processes starting together take turns, and a file we cannot write fails here, not later."""
+    conn = db.conn
+    conn.execute("BEGIN IMMEDIATE")
+    try:
+        MIGRATIONS.apply(db)
+        conn.execute("UPDATE message SET state = 'interrupted' WHERE state = 'draft'")
+        conn.execute("COMMIT")
+    except BaseException:
+        if conn.in_transaction:
+            conn.execute("ROLLBACK")
+        raise
+    conn.execute("PRAGMA foreign_keys = ON")
+    return db
+
+
+def _in_memory() -> Database:
+    return _prepare(connect(":memory:"))
+
+
+def _in_memory_copy(path: Path) -> tuple[Database, bool]:
+    """A log in memory that begins with what the file holds, where the file can be read."""
+    # A read-only folder refuses even readers of a WAL database, except as immutable.
+    for mode in ("mode=ro", "immutable=1"):
+        memory = connect(":memory:")
+        try:
+            with closing(connect(f"{path.as_uri()}?{mode}", busy_timeout_ms=0)) as db:
+                db.conn.backup(memory.conn)
+            if _damage(memory) is None and not unknown_migrations(memory):
+                return _prepare(memory), True
+        except sqlite3.Error:
+            pass  # the caller tells the person that the log is not the file
+        memory.close()
+    return _in_memory(), False
+
+
+def _read_only(path: Path) -> str:
+    return f"{path.as_uri()}?mode=ro"
+
+
+def _newer_notice(path: Path, migration: str) -> str:
+    return (
+        f"The log {path} was written by a newer localspec (it has {migration}). It was not "
+        "touched; this session is kept in memory only and is lost on closing. Update localspec, "
+        "or start with another --home."
+    )
+
+
+def _memory_notice(path: Path, error: Exception, is_copy: bool) -> str:
+    fault = diagnose(error)
+    seen = "Earlier chats are shown as they were. " if is_copy else ""
+    return (
+        f"The log {path} cannot be written: {fault.fact}. {seen}This session is kept in memory "
+        f"only and is lost on closing; export it to keep it. {fault.remedy}"
+    )

@@ -1,0 +1,177 @@
+"""The nouns of the log, and how they become rows and come back.
+
+Contract: pure. A row holds only what SQLite TEXT, INTEGER and REAL hold safely. Texts round-trip
+exactly: SQLite TEXT cannot hold lone surrogates and many tools stop at NUL, so such a message is
+kept with U+FFFD in `text` and exactly, as a JSON string, in `text_exact`; any other column only
+gets the U+FFFD.
+
+Not here: SQL.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from localspec.core import Role, Step, TurnStats
+from localspec.errors import RequestError
+
+MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
+LARGEST_INTEGER = 2**63 - 1
+STATE_AFTER: Mapping[str, MessageState] = {"cancelled": "stopped", "error": "error"}
+LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted_by")
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """The machine and the versions of one start of the program; None where not known."""
+
+    app_version: str | None = None
+    device: str | None = None
+    gpu: str | None = None
+    driver: str | None = None
+    vram_total_bytes: int | None = None
+    ram_total_bytes: int | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    bitsandbytes: str | None = None
+    python: str | None = None
+    platform: str | None = None
+
+
+@dataclass(frozen=True)
+class TurnSettings:
+    """Everything needed to ask for the same turn again; None where not known or not set."""
+
+    model: str | None = None
+    draft: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    drafter_requested: str | None = None
+    num_draft_tokens_requested: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    system_prompt: str | None = None
+    context_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
+            raise RequestError(
+                f"The seed {self.seed} is too large to be logged. Use one below 2^63."
+            )
+
+
+@dataclass(frozen=True)
+class StoredMessage:
+    """One node of a conversation's tree. parent_id: None for a first message."""
+
+    id: int
+    conversation_id: int
+    parent_id: int | None
+    role: Role
+    text: str
+    state: MessageState
+    created_at_utc: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One conversation. tip_message_id: the end of the branch last in use, None when empty."""
+
+    id: int
+    title: str
+    created_at_utc: str
+    tip_message_id: int | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn under way, and the assistant message its reply grows in."""
+
+    turn_id: int
+    message_id: int
+
+
+def clean(text: str) -> str:
+    """The text as any SQLite tool can read it: lone surrogates and NUL become U+FFFD."""
+    text = text.replace("\0", "\ufffd")
+    if text.isascii():
+        return text
+    return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def text_columns(text: str) -> dict[str, str | None]:
+    cleaned = clean(text)
+    return {"text": cleaned, "text_exact": None if cleaned == text else json.dumps(text)}
+
+
+def bind(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of a row in order, safe to hand to SQLite."""
+    return tuple(clean(value) if isinstance(value, str) else value for value in row.values())
+
+
+def message_from(row: Mapping[str, Any]) -> StoredMessage:
+    fields = {name: value for name, value in row.items() if name != "text_exact"}
+    exact = row["text_exact"]
+    return StoredMessage(**(fields if exact is None else {**fields, "text": json.loads(exact)}))
+
+
+def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The flat row that Stats, exports and comparisons use."""
+    kept = {name: value for name, value in row.items() if name not in LEFT_OUT_OF_TURNS}
+    return {**kept, "exact": None if row["exact"] is None else bool(row["exact"])}
+
+
+def stats_row(stats: TurnStats | None) -> dict[str, Any]:
+    """The columns of the statistics, all NULL where there are none."""
+    if stats is None:
+        return dict.fromkeys(STATS_COLUMNS)
+    return {
+        "drafter": stats.drafter,
+        "reason": stats.reason,
+        "exact": int(stats.exact),
+        "num_prompt_tokens": stats.num_prompt_tokens,
+        "num_reused_tokens": stats.num_reused_tokens,
+        "num_output_tokens": stats.num_output_tokens,
+        "num_steps": stats.num_steps,
+        "num_drafts": stats.num_drafts,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "acceptance_rate": stats.acceptance_rate,
+        "draft_share": stats.draft_share,
+        "mean_accepted_length": stats.mean_accepted_length,
+        "mean_num_draft_tokens": stats.mean_num_draft_tokens,
+        "tokens_per_second": stats.tokens_per_second,
+        "speedup": stats.speedup,
+        "ttft_ms": stats.ttft_ms,
+        "prefill_ms": stats.prefill_ms,
+        "decode_ms": stats.decode_ms,
+        "plain_decode_ms": stats.plain_decode_ms,
+        "drafted_by": json.dumps(dict(stats.drafted_by)),
+    }
+
+
+def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:
+    return {
+        "turn_id": turn_id,
+        "n": n,
+        "drafter": step.drafter,
+        "num_draft_tokens": step.num_draft_tokens,
+        "num_accepted_tokens": step.num_accepted_tokens,
+        "num_output_tokens": step.num_output_tokens,
+        "draft_ms": step.draft_ms,
+        "verify_ms": step.verify_ms,
+        "context_length": step.context_length,
+        "is_probe": int(step.is_probe),
+        "signal": None if step.signal is None else json.dumps(step.signal, default=str),
+    }
+
+
+STATS_COLUMNS = tuple(stats_row(TurnStats(0)))

@@ -1,0 +1,186 @@
+"""The tables of the log, as an ordered list of migrations that only ever grows.
+
+Contract: a migration that has shipped is never edited; a change is a new function at the end.
+Each runs in one transaction together with the record of having run. Tables are STRICT; unknown
+is NULL; times are in ms, sizes in bytes, timestamps UTC in ISO 8601, flags 0 or 1; columns named
+`token_ids`, `provenance`, `drafted_by`, `signal`, `state` (of calibration) and `text_exact` hold
+JSON. The names of numbers are those of `core.TurnStats`.
+
+Not here: any reading or writing of rows. Opens in Datasette as it is.
+"""
+
+from __future__ import annotations
+
+from sqlite_utils import Database, Migrations
+
+MIGRATIONS = Migrations("localspec")
+
+SESSION = """
+CREATE TABLE session (
+    id INTEGER PRIMARY KEY,
+    started_at_utc TEXT NOT NULL,
+    app_version TEXT,
+    device TEXT,
+    gpu TEXT,
+    driver TEXT,
+    vram_total_bytes INTEGER,
+    ram_total_bytes INTEGER,
+    torch TEXT,
+    transformers TEXT,
+    bitsandbytes TEXT,
+    python TEXT,
+    platform TEXT
+) STRICT
+"""
+
+CONVERSATION = """
+CREATE TABLE conversation (
+    id INTEGER PRIMARY KEY,
+    title TEXT NOT NULL,
+    created_at_utc TEXT NOT NULL,
+    tip_message_id INTEGER REFERENCES message(id)
+) STRICT
+"""
+
+# `text` is always valid UTF-8 without NUL, so that every SQLite tool can read it; where that
+# needed a replacement character, `text_exact` holds the true text as a JSON string.
+MESSAGE = """
+CREATE TABLE message (
+    id INTEGER PRIMARY KEY,
+    conversation_id INTEGER NOT NULL REFERENCES conversation(id),
+    parent_id INTEGER REFERENCES message(id),
+    role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+    text TEXT NOT NULL,
+    text_exact TEXT,
+    state TEXT NOT NULL
+        CHECK (state IN ('draft', 'complete', 'stopped', 'error', 'interrupted')),
+    created_at_utc TEXT NOT NULL
+) STRICT
+"""
+
+# `plain_decode_ms` is kept beside `speedup` so that speedups can be summed before dividing.
+TURN = """
+CREATE TABLE turn (
+    id INTEGER PRIMARY KEY,
+    session_id INTEGER NOT NULL REFERENCES session(id),
+    conversation_id INTEGER NOT NULL REFERENCES conversation(id),
+    message_id INTEGER NOT NULL UNIQUE REFERENCES message(id),
+    started_at_utc TEXT NOT NULL,
+    finished_at_utc TEXT,
+    model TEXT,
+    draft TEXT,
+    device TEXT,
+    dtype TEXT,
+    context_length INTEGER,
+    drafter_requested TEXT,
+    num_draft_tokens_requested INTEGER,
+    temperature REAL,
+    top_k INTEGER,
+    top_p REAL,
+    min_p REAL,
+    repetition_penalty REAL,
+    seed INTEGER,
+    max_tokens INTEGER,
+    system_prompt TEXT,
+    finish_reason TEXT,
+    error TEXT,
+    drafter TEXT,
+    reason TEXT,
+    exact INTEGER CHECK (exact IN (0, 1)),
+    num_prompt_tokens INTEGER,
+    num_reused_tokens INTEGER,
+    num_output_tokens INTEGER,
+    num_steps INTEGER,
+    num_drafts INTEGER,
+    num_draft_tokens INTEGER,
+    num_accepted_tokens INTEGER,
+    acceptance_rate REAL,
+    draft_share REAL,
+    mean_accepted_length REAL,
+    mean_num_draft_tokens REAL,
+    tokens_per_second REAL,
+    speedup REAL,
+    ttft_ms REAL,
+    prefill_ms REAL,
+    decode_ms REAL,
+    plain_decode_ms REAL,
+    drafted_by TEXT,
+    token_ids TEXT,
+    provenance TEXT
+) STRICT
+"""
+
+STEP = """
+CREATE TABLE step (
+    turn_id INTEGER NOT NULL REFERENCES turn(id),
+    n INTEGER NOT NULL,
+    drafter TEXT NOT NULL,
+    num_draft_tokens INTEGER NOT NULL,
+    num_accepted_tokens INTEGER NOT NULL,
+    num_output_tokens INTEGER NOT NULL,
+    draft_ms REAL,
+    verify_ms REAL,
+    context_length INTEGER,
+    is_probe INTEGER NOT NULL CHECK (is_probe IN (0, 1)),
+    signal TEXT,
+    PRIMARY KEY (turn_id, n)
+) STRICT
+"""
+
+CALIBRATION = """
+CREATE TABLE calibration (
+    key TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    updated_at_utc TEXT NOT NULL
+) STRICT
+"""
+
+# Ratios of sums, never means of ratios: a long turn counts for what it is.
+TURN_BY_TEMPERATURE = """
+CREATE VIEW turn_by_temperature AS
+SELECT
+    model,
+    draft,
+    device,
+    drafter,
+    temperature,
+    count(*) AS num_turns,
+    sum(num_output_tokens) AS num_output_tokens,
+    sum(num_drafts) AS num_drafts,
+    sum(num_draft_tokens) AS num_draft_tokens,
+    sum(num_accepted_tokens) AS num_accepted_tokens,
+    1.0 * sum(num_accepted_tokens) / nullif(sum(num_draft_tokens), 0) AS acceptance_rate,
+    1.0 * sum(num_accepted_tokens) / nullif(sum(num_output_tokens), 0) AS draft_share,
+    1.0 + 1.0 * sum(num_accepted_tokens) / nullif(sum(num_drafts), 0) AS mean_accepted_length,
+    1.0 * sum(num_draft_tokens) / nullif(sum(num_drafts), 0) AS mean_num_draft_tokens,
+    1000.0 * sum(num_output_tokens) / nullif(sum(decode_ms), 0) AS tokens_per_second,
+    sum(plain_decode_ms) / nullif(sum(decode_ms) FILTER (WHERE plain_decode_ms IS NOT NULL), 0)
+        AS speedup
+FROM turn
+WHERE num_output_tokens > 0
+GROUP BY model, draft, device, drafter, temperature
+"""
+
+INDEXES = (
+    "CREATE INDEX message_by_parent ON message (conversation_id, parent_id)",
+    "CREATE INDEX turn_by_session ON turn (session_id)",
+    "CREATE INDEX turn_by_conversation ON turn (conversation_id)",
+)
+
+
+@MIGRATIONS()
+def m001_tables(db: Database) -> None:
+    for statement in (SESSION, CONVERSATION, MESSAGE, TURN, STEP, CALIBRATION):
+        db.conn.execute(statement)
+
+
+@MIGRATIONS()
+def m002_indexes_and_view_by_temperature(db: Database) -> None:
+    for statement in (*INDEXES, TURN_BY_TEMPERATURE):
+        db.conn.execute(statement)
+
+
+def unknown_migrations(db: Database) -> list[str]:
+    """Names applied to this database that this program does not have: it is newer than we are."""
+    known = {migration.name for migration in MIGRATIONS._migrations}
+    return [applied.name for applied in MIGRATIONS.applied(db) if applied.name not in known]

@@ -1,0 +1,165 @@
+"""A log that fails while in use: waits, says why, keeps nothing half-done, and can be retried."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from localspec.errors import StoreError
+from localspec.record.store import Store
+from tests.record.samples import STEPS, begin, finish, open_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path, busy_timeout_ms=300)
+    yield opened
+    opened.close()
+
+
+@contextmanager
+def locked(store: Store) -> Iterator[None]:
+    """Another program in the middle of a long write."""
+    assert store.path is not None
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("INSERT INTO session (started_at_utc) VALUES ('by another program')")
+        yield
+        other.execute("COMMIT")
+
+
+@contextmanager
+def full_disk(store: Store) -> Iterator[None]:
+    """No page can be added to the file."""
+    with store._db.writing() as tables:
+        pages = tables.conn.execute("PRAGMA page_count").fetchone()[0]
+        limit = tables.conn.execute("PRAGMA max_page_count").fetchone()[0]
+    store._db._writer.conn.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    store._db._writer.conn.execute(f"PRAGMA max_page_count = {limit}")
+
+
+def test_finish_turn_waits_for_a_lock_then_says_so_then_can_be_retried(store: Store) -> None:
+    turn = begin(store)
+    store.checkpoint_reply(turn.message_id, "half")
+    with locked(store):
+        started = time.monotonic()
+        with pytest.raises(StoreError, match=r"another program keeps it locked\. Close that"):
+            finish(store, turn)
+        assert time.monotonic() - started >= 0.29
+        assert store.branch(turn.message_id)[-1].text == "half"
+    finish(store, turn)
+    assert store.branch(turn.message_id)[-1].state == "complete"
+    assert len(store.step_rows(turn.turn_id)) == len(STEPS)
+
+
+def test_lock_released_in_time_goes_unnoticed(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path, busy_timeout_ms=5000)) as store:
+        asked = store.add_user_message(store.create_conversation("chat"), None, "hi")
+        done = threading.Event()
+
+        def hold() -> None:
+            with locked(store):
+                done.set()
+                time.sleep(0.2)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        done.wait()
+        # Reads the parent before it writes: the other program's commit lies in between.
+        store.add_user_message(1, asked, "and then?")
+        holder.join()
+        assert len(store.messages(1)) == 2 and len(store.session_rows()) == 1
+
+
+def test_checkpoint_of_a_locked_log_does_not_hold_up_the_reply(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path, busy_timeout_ms=5000)) as store:
+        turn = begin(store)
+        with locked(store):
+            started = time.monotonic()
+            with pytest.raises(StoreError, match="locked"):
+                store.checkpoint_reply(turn.message_id, "half")
+            assert time.monotonic() - started < 2
+        with store._db.writing() as tables:
+            assert tables.conn.execute("PRAGMA busy_timeout").fetchone()[0] == 5000
+
+
+def test_reading_does_not_wait_for_a_writer_that_waits(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path, busy_timeout_ms=3000)) as store:
+        finish(store, begin(store))
+        failures: list[StoreError] = []
+
+        def write() -> None:
+            try:
+                store.create_conversation("waits")
+            except StoreError as error:
+                failures.append(error)
+
+        with locked(store):
+            writer = threading.Thread(target=write)
+            writer.start()
+            time.sleep(0.1)
+            started = time.monotonic()
+            assert len(store.turn_rows()) == 1
+            assert time.monotonic() - started < 1.5
+            assert writer.is_alive()
+        writer.join()
+        assert failures == []
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store, turn: store.add_user_message(1, None, "x" * 100_000),
+        lambda store, turn: store.checkpoint_reply(turn.message_id, "x" * 100_000),
+        lambda store, turn: finish(store, turn, "x" * 100_000),
+        lambda store, turn: store.save_state("costs", {"a": "x" * 100_000}),
+    ],
+)
+def test_full_disk_is_said_and_leaves_nothing_half_done(store: Store, write: object) -> None:
+    turn = begin(store)
+    before = store.messages(1), store.turn_rows(), store.conversations()
+    with full_disk(store):
+        with pytest.raises(StoreError, match=r"disk is full\. Free some space"):
+            write(store, turn)  # type: ignore[operator]
+        assert (store.messages(1), store.turn_rows(), store.conversations()) == before
+    write(store, turn)  # type: ignore[operator]
+    assert store.step_rows(turn.turn_id) == [] or store.turn_rows()[0]["state"] == "complete"
+    finish(store, turn)
+    assert store.branch(turn.message_id)[-1].state == "complete"
+
+
+def test_error_inside_a_transaction_rolls_all_of_it_back(store: Store) -> None:
+    turn = begin(store)
+    with store._db.writing() as tables:
+        tables.execute(
+            "CREATE TRIGGER no_steps BEFORE INSERT ON step WHEN new.n = 2 "
+            "BEGIN SELECT raise(ABORT, 'third step'); END"
+        )
+    with pytest.raises(StoreError, match="third step"):
+        finish(store, turn)
+    assert store.step_rows(turn.turn_id) == []
+    assert store.turn_rows()[0]["finish_reason"] is None
+    assert store.branch(turn.message_id)[-1].state == "draft"
+
+
+def test_snapshot_sees_one_moment(store: Store) -> None:
+    begin(store)
+    with store.snapshot():
+        assert len(store.turn_rows()) == 1
+        writer = threading.Thread(target=begin, args=(store,))
+        writer.start()
+        writer.join()
+        assert len(store.turn_rows()) == 1
+    assert len(store.turn_rows()) == 2
+
+
+def test_damage_found_in_use_says_what_the_next_start_will_do(store: Store) -> None:
+    with pytest.raises(StoreError, match="sets the damaged file aside"), store._db.explained():
+        raise sqlite3.DatabaseError("database disk image is malformed")

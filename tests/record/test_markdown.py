@@ -1,0 +1,69 @@
+"""The report shows the branch in use and cannot be broken by what was said in it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from localspec.record.contents import Scope, read_contents
+from localspec.record.markdown import markdown_lines
+from localspec.record.store import Store, TurnSettings
+from tests.record.samples import SETTINGS, begin, finish, open_store
+
+
+def report(store: Store) -> list[str]:
+    return list(markdown_lines(read_contents(store, Scope())))
+
+
+def test_headings_and_tables_in_a_message_stay_inside_its_quote(tmp_path: Path) -> None:
+    evil = "# Title\r## Statistics\n| a | b |\r\n\n<script>\0\ud800"
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store), evil)
+        lines = report(store)
+    start = lines.index("### Reply, turn 1")
+    assert lines[start + 2 : start + 7] == [
+        "> # Title",
+        "> ## Statistics",
+        "> | a | b |",
+        ">",
+        "> <script>\ufffd\ufffd",
+    ]
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Session 1: machine and versions",
+        "## Conversation 1: hi",
+    ]
+
+
+def test_table_cells_hold_pipes_and_line_ends(tmp_path: Path) -> None:
+    strange = replace(SETTINGS, system_prompt="one | two\nthree \\|", model=None)
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store, "a\n# b", strange))
+        lines = report(store)
+    assert "## Conversation 1: a # b" in lines
+    (row,) = [line for line in lines if "one" in line]
+    assert "| one \\| two three \\\\\\| |" in row
+    assert row.startswith("| 1 | 1 | \N{EN DASH} | demo-draft |")
+
+
+def test_unknown_is_a_dash_and_zero_is_zero(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        begin(store, settings=TurnSettings(top_k=0, temperature=0.0))
+        lines = report(store)
+    settings = lines[lines.index("### Settings") + 4]
+    statistics = lines[lines.index("### Statistics") + 4]
+    assert settings.count("\N{EN DASH}") == 13
+    assert settings.count(" 0 ") == 2
+    assert set(statistics.strip("| ").split(" | ")) == {"1", "draft", "\N{EN DASH}"}
+
+
+def test_only_the_branch_in_use_is_told_and_the_others_counted(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        turn = begin(store, "asked")
+        finish(store, turn, "first answer")
+        asked = store.branch(turn.message_id)[0].id
+        finish(store, store.begin_turn(1, 1, asked, SETTINGS), "second answer", "cancelled")
+        lines = report(store)
+    assert "> second answer" in lines and "> first answer" not in lines
+    assert "### Reply, turn 2, stopped" in lines
+    assert any("other branches, not shown: 1." in line for line in lines)

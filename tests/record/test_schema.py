@@ -1,0 +1,162 @@
+"""Every older schema becomes today's, with its rows; a newer one is left alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+from localspec.record.schema import MIGRATIONS
+from localspec.record.store import Store
+from tests.record.samples import begin, finish
+
+# The tables as the first version shipped them, written out: they may never change again.
+VERSION_1 = """
+CREATE TABLE session (
+    id INTEGER PRIMARY KEY, started_at_utc TEXT NOT NULL, app_version TEXT, device TEXT, gpu TEXT,
+    driver TEXT, vram_total_bytes INTEGER, ram_total_bytes INTEGER, torch TEXT, transformers TEXT,
+    bitsandbytes TEXT, python TEXT, platform TEXT
+) STRICT;
+CREATE TABLE conversation (
+    id INTEGER PRIMARY KEY, title TEXT NOT NULL, created_at_utc TEXT NOT NULL,
+    tip_message_id INTEGER REFERENCES message(id)
+) STRICT;
+CREATE TABLE message (
+    id INTEGER PRIMARY KEY, conversation_id INTEGER NOT NULL REFERENCES conversation(id),
+    parent_id INTEGER REFERENCES message(id),
+    role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+    text TEXT NOT NULL, text_exact TEXT,
+    state TEXT NOT NULL CHECK (state IN ('draft', 'complete', 'stopped', 'error', 'interrupted')),
+    created_at_utc TEXT NOT NULL
+) STRICT;
+CREATE TABLE turn (
+    id INTEGER PRIMARY KEY, session_id INTEGER NOT NULL REFERENCES session(id),
+    conversation_id INTEGER NOT NULL REFERENCES conversation(id),
+    message_id INTEGER NOT NULL UNIQUE REFERENCES message(id), started_at_utc TEXT NOT NULL,
+    finished_at_utc TEXT, model TEXT, draft TEXT, device TEXT, dtype TEXT, context_length INTEGER,
+    drafter_requested TEXT, num_draft_tokens_requested INTEGER, temperature REAL, top_k INTEGER,
+    top_p REAL, min_p REAL, repetition_penalty REAL, seed INTEGER, max_tokens INTEGER,
+    system_prompt TEXT, finish_reason TEXT, error TEXT, drafter TEXT, reason TEXT,
+    exact INTEGER CHECK (exact IN (0, 1)), num_prompt_tokens INTEGER, num_reused_tokens INTEGER,
+    num_output_tokens INTEGER, num_steps INTEGER, num_drafts INTEGER, num_draft_tokens INTEGER,
+    num_accepted_tokens INTEGER, acceptance_rate REAL, draft_share REAL,
+    mean_accepted_length REAL, mean_num_draft_tokens REAL, tokens_per_second REAL, speedup REAL,
+    ttft_ms REAL, prefill_ms REAL, decode_ms REAL, plain_decode_ms REAL, drafted_by TEXT,
+    token_ids TEXT, provenance TEXT
+) STRICT;
+CREATE TABLE step (
+    turn_id INTEGER NOT NULL REFERENCES turn(id), n INTEGER NOT NULL, drafter TEXT NOT NULL,
+    num_draft_tokens INTEGER NOT NULL, num_accepted_tokens INTEGER NOT NULL,
+    num_output_tokens INTEGER NOT NULL, draft_ms REAL, verify_ms REAL, context_length INTEGER,
+    is_probe INTEGER NOT NULL CHECK (is_probe IN (0, 1)), signal TEXT, PRIMARY KEY (turn_id, n)
+) STRICT;
+CREATE TABLE calibration (
+    key TEXT PRIMARY KEY, state TEXT NOT NULL, updated_at_utc TEXT NOT NULL
+) STRICT;
+CREATE TABLE _sqlite_migrations (
+    id INTEGER PRIMARY KEY, migration_set TEXT, name TEXT, applied_at TEXT
+);
+CREATE UNIQUE INDEX idx__sqlite_migrations_migration_set_name
+    ON _sqlite_migrations (migration_set, name);
+INSERT INTO _sqlite_migrations (migration_set, name, applied_at)
+    VALUES ('localspec', 'm001_tables', '2026-11-20 14:00:00+00:00');
+INSERT INTO session (started_at_utc, app_version) VALUES ('2026-11-20T14:00:00.000+00:00', '0.1');
+INSERT INTO conversation (title, created_at_utc) VALUES ('old', '2026-11-20T14:00:00.000+00:00');
+INSERT INTO message (conversation_id, role, text, state, created_at_utc)
+    VALUES (1, 'user', 'from before', 'complete', '2026-11-20T14:00:01.000+00:00');
+INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
+    VALUES (1, 1, 'assistant', 'half', 'draft', '2026-11-20T14:00:02.000+00:00');
+INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, temperature)
+    VALUES (1, 1, 2, '2026-11-20T14:00:02.000+00:00', 0.5);
+"""
+
+
+def shape(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Columns of every table and view, and the indexes, without regard to spacing."""
+    with closing(sqlite3.connect(path)) as conn:
+        names = conn.execute("SELECT type, name FROM sqlite_master ORDER BY type, name").fetchall()
+        return {
+            f"{kind} {name}": conn.execute(f"PRAGMA table_info({name})").fetchall()
+            for kind, name in names
+        }
+
+
+def blank(path: Path) -> Path:
+    Store.open(path).close()
+    return path
+
+
+def test_version_1_becomes_todays_with_its_rows(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(sqlite3.connect(old)) as conn:
+        conn.executescript(VERSION_1)
+    with closing(Store.open(old)) as store:
+        assert store.is_persistent and store.notices == ()
+        assert [(m.text, m.state) for m in store.branch(2)] == [
+            ("from before", "complete"),
+            ("half", "interrupted"),
+        ]
+        assert store.turn_rows()[0]["temperature"] == 0.5
+        finish(store, begin(store))
+    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
+@pytest.mark.parametrize("name", [migration.name for migration in MIGRATIONS._migrations])
+def test_any_step_of_the_way_becomes_todays(tmp_path: Path, name: str) -> None:
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before=name)
+    blank(old)
+    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
+def test_opening_again_changes_nothing(tmp_path: Path) -> None:
+    path = blank(tmp_path / "log.db")
+    before = shape(path)
+    blank(path)
+    assert shape(path) == before
+
+
+def test_failing_migration_leaves_the_old_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = blank(tmp_path / "log.db")
+    with closing(Store.open(path)) as store:
+        store.create_conversation("in the way of the migration")
+    before = shape(path)
+
+    def m999_fails_on_rows(db: Database) -> None:
+        db.conn.execute("CREATE TABLE half_made (id INTEGER)")
+        db.conn.execute("UPDATE conversation SET title = NULL")
+
+    monkeypatch.setattr(MIGRATIONS, "_migrations", list(MIGRATIONS._migrations))
+    MIGRATIONS()(m999_fails_on_rows)
+    with closing(Store.open(path)) as store:
+        assert not store.is_persistent
+        assert "NOT NULL constraint failed" in store.notices[0]
+    assert shape(path) == before
+
+
+def test_all_own_tables_are_strict_with_foreign_keys(tmp_path: Path) -> None:
+    path = blank(tmp_path / "log.db")
+    with closing(sqlite3.connect(path)) as conn:
+        strict = dict(conn.execute("SELECT name, strict FROM pragma_table_list WHERE type='table'"))
+        links = {
+            (table, row[3], row[2])
+            for table in ("conversation", "message", "turn", "step")
+            for row in conn.execute(f"PRAGMA foreign_key_list({table})")
+        }
+    own = ("session", "conversation", "message", "turn", "step", "calibration")
+    assert all(strict[name] == 1 for name in own)
+    assert links == {
+        ("conversation", "tip_message_id", "message"),
+        ("message", "conversation_id", "conversation"),
+        ("message", "parent_id", "message"),
+        ("turn", "session_id", "session"),
+        ("turn", "conversation_id", "conversation"),
+        ("turn", "message_id", "message"),
+        ("step", "turn_id", "turn"),
+    }
