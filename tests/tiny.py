@@ -9,12 +9,16 @@ remembered logits of a real model (`remembered`), where thousands of turns are p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from localspec import core
+from localspec.core import DraftPlan, Policy, SamplingParams, Step, Verdict
+from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.model import CausalLM, kv_shape
 
@@ -22,8 +26,12 @@ VOCAB_SIZE = 64
 END_ID = 63
 HIDDEN_SIZE = 64  # formats with blocks of 64 weights need whole blocks
 CPU = torch.device("cpu")
+GREEDY = SamplingParams()
 
 Context = tuple[int, ...]
+
+# Work this small only waits for other threads, for very long on a busy machine.
+torch.set_num_threads(1)
 
 
 def tiny_llama(
@@ -141,3 +149,34 @@ def scripted(script: Sequence[int], prompt_length: int, vocab_size: int) -> Tabl
         return row
 
     return TableModel(logits, vocab_size)
+
+
+class Plans:
+    """A policy that plans (drafter, length) in turn, over and over."""
+
+    def __init__(self, *plans: tuple[str, int]) -> None:
+        self._plans = plans
+        self.steps: list[Step] = []
+
+    def plan(self, sequence: core.Sequence) -> DraftPlan:
+        drafter, length = self._plans[len(self.steps) % len(self._plans)]
+        return DraftPlan(drafter, length)
+
+    def observe(self, sequence: core.Sequence, step: Step, verdict: Verdict) -> None:
+        self.steps.append(step)
+
+
+def play(
+    engine: Engine,
+    prompt: Context,
+    policy: Policy,
+    max_tokens: int = 40,
+    sampling: SamplingParams = GREEDY,
+    end_ids: frozenset[int] = frozenset(),
+) -> core.Sequence:
+    """A whole turn; returns its sequence."""
+    sequence = engine.start(prompt, sampling, max_tokens, end_ids)
+    engine.prefill(sequence, threading.Event())
+    for _ in engine.decode(sequence, policy, threading.Event()):
+        pass
+    return sequence

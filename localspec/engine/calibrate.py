@@ -124,4 +124,5 @@ def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
         proposal = drafter.propose(sequence, plan)
         elapsed_ms = 1000.0 * (perf_counter() - started)
         times.append(elapsed_ms / max(1, len(proposal.tokens)))
+    engine.target.cache.rollback(len(sequence.tokens) - 1)
     return median(times[1:])

@@ -49,6 +49,10 @@ def small(kind: str) -> Any:
         config = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     elif kind == "qwen2":
         config = Qwen2Config(**shape)
+    elif kind == "mistral":
+        config = sliding_mistral(32)
+    elif kind == "gemma3":
+        config = Gemma3TextConfig(**shape, head_dim=16, sliding_window=32, pad_token_id=0)
     else:
         config = Qwen3Config(**shape, head_dim=16)
     module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
@@ -75,7 +79,7 @@ def test_one_by_one_equals_all_at_once(module: Any) -> None:
     assert torch.allclose(torch.stack(rows), plain(module, TEXT), **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3", "mistral", "gemma3"])
 def test_other_families_agree_with_transformers(kind: str) -> None:
     module = small(kind)
     model = with_cache(module, capacity=32)
@@ -210,7 +214,13 @@ def test_why_a_window_is_refused() -> None:
 @pytest.mark.parametrize("config", [Gemma3TextConfig(), MambaConfig()], ids=["gemma3", "mamba"])
 def test_layers_that_drop_positions_are_refused_by_kind(config: Any) -> None:
     with pytest.raises(ModelError, match="full attention"):
-        kv_shape(config, capacity=32)
+        kv_shape(config, capacity=8192)
+
+
+def test_a_window_that_the_context_never_reaches_is_accepted() -> None:
+    assert kv_shape(sliding_mistral(16), capacity=16).capacity == 16
+    with pytest.raises(ModelError):
+        kv_shape(sliding_mistral(16), capacity=17)
 
 
 def test_a_window_that_is_switched_off_is_accepted() -> None:

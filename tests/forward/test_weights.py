@@ -67,7 +67,7 @@ def in_shards(folder: Path) -> None:
     for file, held in parts.items():
         save_file({n: tensors[n] for n in held}, str(folder / file), metadata={"format": "pt"})
     weight_map = {name: file for file, held in parts.items() for name in held}
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (folder / SINGLE).unlink()
 
 

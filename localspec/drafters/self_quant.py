@@ -1,0 +1,65 @@
+"""The target drafts for itself, quantised, in its own KV cache.
+
+Contract: a copy of the target with 4-bit or int8 layers drafts token by token from where the
+target's cache stands, so it needs no prefill, no catching up and no second cache. It writes
+slots after `sequence.tokens[:-1]` and leaves them there: the engine's rollback before
+verification erases them, and verification writes each slot anew with the target's own keys and
+values. Sampling and confidence are those of `draft_model.autoregress`. Holds the quantised
+weights only.
+
+Pays where the quantised step is really cheaper than the target's: the controller measures that.
+
+Source: self-speculative drafting on a shared cache as in QuantSpec (arXiv 2502.10424), without
+its quantised cache.
+"""
+
+from __future__ import annotations
+
+from localspec.core import DraftPlan, Proposal, Sequence, Step
+from localspec.drafters.draft_model import autoregress
+from localspec.drafters.parts import Parts
+from localspec.forward.model import CausalLM, LanguageModel
+from localspec.forward.quantised import Kind, cheapest_kind, quantised_bytes, quantised_copy
+
+
+class SelfQuantDrafter:
+    """Drafts with `model`, whose cache is the target's own."""
+
+    name = "self_quant"
+
+    def __init__(self, model: LanguageModel, weight_bytes: int) -> None:
+        self.model = model
+        self._weight_bytes = weight_bytes
+
+    @classmethod
+    def build(cls, parts: Parts) -> SelfQuantDrafter:
+        """Quantise by whichever format is cheaper here. Raises ModelError, MemoryShortage."""
+        return cls.of(parts.target, cheapest_kind(parts.target.module).kind)
+
+    @classmethod
+    def of(cls, target: CausalLM, kind: Kind) -> SelfQuantDrafter:
+        """Quantise a copy of the target now. Raises ModelError where that cannot be done."""
+        module = quantised_copy(target.module, kind)
+        return cls(CausalLM(module, target.cache), quantised_bytes(module))
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._weight_bytes
+
+    def signal(self, sequence: Sequence) -> str | None:
+        return "model" if self._room(sequence) > 0 else None
+
+    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+        return ()
+
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        held = self.model.cache.length
+        assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
+        shortened = plan.shortened(max(0, self._room(sequence)))
+        return autoregress(self.model, sequence, shortened, self.model.vocab_size)
+
+    def observe(self, sequence: Sequence, step: Step) -> None:
+        """Nothing: the target's cache is always up to date."""
+
+    def _room(self, sequence: Sequence) -> int:
+        return self.model.cache.shape.capacity - len(sequence.tokens)

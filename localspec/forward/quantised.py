@@ -1,0 +1,321 @@
+"""A cheaper copy of a model that shares with it whatever is not quantised.
+
+Contract: `quantised_copy` returns a module of the same shape whose linear layers are 4-bit (NF4
+by bitsandbytes) or int8 (torch's own kernels, CPU only). Embedding, norms, output head and every
+layer whose shape the format cannot take are the very tensors of the original, so a copy costs
+`quantised_bytes` and no more. The original is read, never written. Every quantised layer is
+compared with its original once, when it is made. `cheapest_kind` says which of the two this
+machine runs faster.
+
+A copy lives as long as the process: bitsandbytes repacks its weights in place and cannot save
+them afterwards, so `state_dict` refuses.
+
+Not here: caches, drafting, 4-bit or 8-bit targets.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import chain
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from localspec.errors import ModelError
+
+Kind = Literal["nf4", "int8"]
+
+NF4_BLOCK = 64  # weights that share one scale; a row must hold whole blocks
+NF4_ROWS = 32  # rows the CPU kernel of bitsandbytes takes at a time
+MAX_RELATIVE_ERROR = 0.5  # NF4 is near 0.1, int8 near 0.02; a broken kernel is beyond 1
+MIN_QUANTISED_SHARE = 0.5  # below this a draft step costs about what the target's own costs
+
+TIMED_WEIGHTS = 64 * 2**20  # enough not to sit in a processor's cache where the model would not
+TIMED_PASSES = 5
+
+
+@dataclass(frozen=True)
+class KindChoice:
+    """Which format to draft in, and why. The times are those of all linear layers for one
+    token; None where a format was not measured."""
+
+    kind: Kind
+    nf4_ms: float | None
+    int8_ms: float | None
+    reason: str
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with one int8 scale a row; activations are quantised as they come."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        self.out_features = linear.out_features
+        self._packed = torch.ops.quantized.linear_prepack(_per_row_int8(linear), bias)
+        # The packed weight is opaque. x86 kernels hold it once; the others keep the unpacked one
+        # as well. A row also has its scale, zero point, offset and bias.
+        held = 1 if torch.backends.quantized.engine in ("x86", "fbgemm") else 2
+        self.weight_bytes = held * linear.weight.numel() + 16 * linear.out_features
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        try:
+            # reduce_range: processors without VNNI overflow on the eighth bit.
+            out: torch.Tensor = torch.ops.quantized.linear_dynamic(
+                hidden.float(), self._packed, reduce_range=True
+            )
+        except RuntimeError:
+            # The kernel finds no range for values that are not numbers. A float layer passes
+            # them on, and so the target's own check names the fault.
+            if bool(torch.isfinite(hidden).all()):
+                raise
+            return hidden.new_full((*hidden.shape[:-1], self.out_features), float("nan"))
+        return out.to(hidden.dtype)
+
+
+def quantised_copy(module: Any, kind: Kind) -> Any:
+    """A copy of `module` (a transformers causal language model) with quantised linear layers.
+
+    Raises ModelError where the device, an absent package or the model's shapes forbid it.
+    """
+    _check_device(module.device, kind)
+    shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
+    twin = copy.deepcopy(module, dict(shared)).eval()  # structure only: tensors are not copied
+    suited = [path for path, linear in _linears(twin) if _suits(linear, kind)]
+    _check_share(module, suited, kind)
+    with torch.no_grad():
+        for path in suited:
+            made: Any = _quantised(twin.get_submodule(path), kind)  # torch leaves hooks untyped
+            made.register_state_dict_pre_hook(_refuse_saving)
+            twin.set_submodule(path, made)
+    return twin
+
+
+def quantised_bytes(module: nn.Module) -> int:
+    """Bytes a quantised copy holds of its own; what it shares with its original is not counted."""
+    total = 0
+    for layer in module.modules():
+        if isinstance(layer, Int8Linear):
+            total += layer.weight_bytes
+        elif _is_nf4(layer):
+            total += sum(t.numel() * t.element_size() for t in _nf4_tensors(layer))
+    return total
+
+
+def cheapest_kind(module: Any, clock: Callable[[], float] = perf_counter) -> KindChoice:
+    """The format whose linear layers take less time for one token on the module's device.
+
+    On a GPU that is NF4, unmeasured. On a CPU both are built for at most TIMED_WEIGHTS weights
+    and timed over a few passes (about a second in all). A format that cannot be used leaves the
+    choice to the other, and the reason says so. clock: seconds, monotonic. Raises ModelError when
+    neither can be used.
+    """
+    if module.device.type != "cpu":
+        _check_device(module.device, "nf4")
+        return KindChoice("nf4", None, None, "NF4: the only 4-bit or int8 format for a GPU here.")
+    nf4_ms, nf4_fault = _try_pass_ms(module, "nf4", clock)
+    int8_ms, int8_fault = _try_pass_ms(module, "int8", clock)
+    if nf4_ms is None and int8_ms is None:
+        raise ModelError(f"{nf4_fault} {int8_fault}")
+    if int8_ms is None:
+        return KindChoice("nf4", nf4_ms, None, f"NF4, since int8 cannot be used: {int8_fault}")
+    if nf4_ms is None:
+        return KindChoice("int8", None, int8_ms, f"int8, since NF4 cannot be used: {nf4_fault}")
+    kind: Kind = "nf4" if nf4_ms < int8_ms else "int8"
+    reason = (
+        f"{'NF4' if kind == 'nf4' else 'int8'}: the linear layers take {nf4_ms:.2f} ms a token "
+        f"in NF4 and {int8_ms:.2f} ms in int8 on this processor."
+    )
+    return KindChoice(kind, nf4_ms, int8_ms, reason)
+
+
+# -- which layers ---------------------------------------------------------------------------
+
+
+def _linears(module: Any) -> Iterator[tuple[str, nn.Linear]]:
+    """Every plain linear layer but the output head, by path."""
+    head = module.get_output_embeddings()
+    for path, layer in module.named_modules():
+        # Subclasses are somebody's own format (a quantised target, an adapter): left alone.
+        if type(layer) is nn.Linear and layer is not head:
+            yield path, layer
+
+
+def _suits(linear: nn.Linear, kind: Kind) -> bool:
+    if kind == "int8":
+        return True
+    return linear.in_features % NF4_BLOCK == 0 and linear.out_features % NF4_ROWS == 0
+
+
+def _check_device(device: torch.device, kind: Kind) -> None:
+    if kind == "int8" and device.type != "cpu":
+        raise ModelError(
+            f"int8 drafting runs on the processor only, and this model is on {device.type}. "
+            "Choose NF4."
+        )
+    if kind == "nf4" and device.type not in ("cpu", "cuda"):
+        raise ModelError(
+            f"bitsandbytes has no proven 4-bit path on {device.type}, so no quantised copy can be "
+            "made there. Use another drafter, or run the model on the CPU."
+        )
+
+
+def _check_share(module: Any, suited: Sequence[str], kind: Kind) -> None:
+    """Refuse a copy that would still be mostly the original."""
+    outer = {id(module.get_input_embeddings().weight), id(module.get_output_embeddings().weight)}
+    body = sum(weight.numel() for weight in module.parameters() if id(weight) not in outer)
+    quantised = sum(module.get_submodule(path).weight.numel() for path in suited)
+    if quantised < MIN_QUANTISED_SHARE * body:
+        shapes = f" NF4 takes layers of {NF4_BLOCK} x n inputs and {NF4_ROWS} x n outputs."
+        raise ModelError(
+            f"Only {quantised / max(1, body):.0%} of the layer weights could be quantised, so the "
+            "copy would draft no faster than the model itself."
+            + (shapes if kind == "nf4" else " Its weights lie in no plain linear layers.")
+            + " Use another drafter."
+        )
+
+
+# -- one layer ------------------------------------------------------------------------------
+
+
+def _quantised(linear: nn.Linear, kind: Kind) -> nn.Module:
+    """The layer in the wanted format, compared with the original on one row of noise."""
+    try:
+        made = _nf4_linear(linear) if kind == "nf4" else Int8Linear(linear)
+        row = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(0))
+        row = row.to(linear.weight.device, linear.weight.dtype)  # [1, in]
+        wanted, got = linear(row).float(), made(row).float()  # [1, out]
+    except (RuntimeError, AttributeError, NotImplementedError, AssertionError) as error:
+        raise ModelError(
+            f"{kind} kernels do not run here ({error}). Use another drafter, or install the "
+            "versions in requirements.txt."
+        ) from error
+    difference, size = float((got - wanted).norm()), float(wanted.norm())
+    if not difference <= MAX_RELATIVE_ERROR * size + 1e-6:  # also refuses NaN
+        raise ModelError(
+            f"The {kind} kernels of this machine answer {difference / max(size, 1e-9):.0%} off "
+            "from the layer they stand for. They are not used; choose another drafter."
+        )
+    return made
+
+
+def _per_row_int8(linear: nn.Linear) -> torch.Tensor:
+    weight = linear.weight.detach().float()  # [out, in]
+    scales = (weight.abs().amax(dim=1) / 127.0).clamp(min=1e-12).double()
+    zeros = torch.zeros(linear.out_features, dtype=torch.long)
+    with warnings.catch_warnings():
+        # Announced for removal in a later torch; the version is pinned, the kernel is tested.
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
+        return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+
+
+def _nf4_linear(linear: nn.Linear) -> nn.Module:
+    library = _bitsandbytes()
+    made = library.nn.Linear4bit(
+        linear.in_features,
+        linear.out_features,
+        bias=False,
+        compute_dtype=torch.bfloat16,
+        quant_type="nf4",
+        compress_statistics=False,  # scales of scales save 6 % and cost a step at every call
+        device="meta",  # the original's weight is put in its place
+    )
+    weight = library.nn.Params4bit(
+        linear.weight.detach(),
+        requires_grad=False,
+        quant_type="nf4",
+        blocksize=NF4_BLOCK,
+        compress_statistics=False,
+        module=made,
+    )
+    made.weight = weight.to(linear.weight.device)  # quantises into tensors of its own
+    if linear.bias is not None:
+        # A copy, for the forward casts the bias it was given in place.
+        bias = linear.bias.detach().to(torch.bfloat16, copy=True)
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    layer: nn.Module = made.eval()
+    return layer
+
+
+def _bitsandbytes() -> Any:
+    """The library, imported without its look for compiled kernels on a model hub."""
+    if "bitsandbytes" in sys.modules:
+        return sys.modules["bitsandbytes"]
+    missing = object()
+    kernels: Any = sys.modules.get("kernels", missing)
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    level = logger.level
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes its import fail: no network
+    logger.setLevel(logging.ERROR)  # it would warn of just that
+    try:
+        return import_module("bitsandbytes")
+    except ImportError as error:
+        raise ModelError(
+            f"NF4 needs the package bitsandbytes, which cannot be imported ({error}). Install "
+            "the versions in requirements.txt, or choose another drafter."
+        ) from error
+    finally:
+        logger.setLevel(level)
+        if kernels is missing:
+            del sys.modules["kernels"]
+        else:
+            sys.modules["kernels"] = kernels
+
+
+def _is_nf4(layer: nn.Module) -> bool:
+    library = sys.modules.get("bitsandbytes")  # not imported: nothing of it can be here
+    return library is not None and isinstance(layer, library.nn.Linear4bit)
+
+
+def _nf4_tensors(layer: Any) -> list[torch.Tensor]:
+    state = layer.weight.quant_state
+    held = [layer.weight.data, state.absmax, state.code]
+    return held if layer.bias is None else [*held, layer.bias]
+
+
+def _refuse_saving(*_: object) -> None:
+    raise ModelError(
+        "A quantised copy cannot be saved: its weights are repacked for this processor. It is "
+        "made anew from its model at every start; save that one."
+    )
+
+
+# -- timing ---------------------------------------------------------------------------------
+
+
+def _try_pass_ms(module: Any, kind: Kind, clock: Callable[[], float]) -> tuple[float | None, str]:
+    """Milliseconds of all linear layers for one token, or None and what forbids the format."""
+    try:
+        return _pass_ms(module, kind, clock), ""
+    except ModelError as error:
+        return None, str(error)
+
+
+@torch.inference_mode()
+def _pass_ms(module: Any, kind: Kind, clock: Callable[[], float]) -> float:
+    suited = [(path, linear) for path, linear in _linears(module) if _suits(linear, kind)]
+    _check_share(module, [path for path, _ in suited], kind)
+    everything = sum(linear.weight.numel() for _, linear in _linears(module))
+    layers, rows, covered = list[nn.Module](), list[torch.Tensor](), 0
+    for _, linear in suited:
+        layers.append(_quantised(linear, kind))
+        rows.append(torch.ones(1, 1, linear.in_features, dtype=linear.weight.dtype))
+        covered += linear.weight.numel()
+        if covered >= TIMED_WEIGHTS:
+            break
+    times = []
+    for _ in range(TIMED_PASSES + 1):  # the first warms up
+        started = clock()
+        for layer, row in zip(layers, rows, strict=True):
+            layer(row)
+        times.append(1000.0 * (clock() - started))
+    return median(times[1:]) * everything / covered

@@ -1,0 +1,122 @@
+"""Whether a draft may serve a target: their full token-to-id maps, compared entry by entry.
+
+Contract: a draft speaks the target's language when every token has the same id in both. Sizes
+prove nothing: two vocabularies of the same size may differ in one id, and rows padded onto an
+embedding are no tokens. Merges are not compared: only the target's tokenizer ever cuts text.
+
+Does not load a tokenizer: reads `tokenizer.json`, or `vocab.json` with what the older files
+beside it add.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import DraftMismatch, ModelError
+
+TokenMap = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """is_compatible None: not known, because a tokenizer is not on this machine yet."""
+
+    is_compatible: bool | None
+    reason: str
+
+
+UNKNOWN = Compatibility(
+    None, "its token map is compared with the target's in full once the files are here"
+)
+
+
+def read_token_map(folder: Path) -> dict[str, int]:
+    """Every token of the tokenizer in `folder` with its id, added tokens included."""
+    if (folder / "tokenizer.json").is_file():
+        return _from_tokenizer_json(_read_json(folder / "tokenizer.json"), folder)
+    if (folder / "vocab.json").is_file():
+        return _from_vocab_json(folder)
+    raise ModelError(
+        f"{folder} has neither tokenizer.json nor vocab.json, so its tokens cannot be compared. "
+        "Fetch the model's tokenizer files as well."
+    )
+
+
+def compare_token_maps(target: TokenMap, draft: TokenMap) -> Compatibility:
+    """Equal maps are compatible; otherwise the reason names the first differing token."""
+    moved = [token for token in target if token in draft and target[token] != draft[token]]
+    if moved:
+        token = min(moved, key=lambda each: target[each])
+        return Compatibility(
+            False,
+            f"the token {token!r} has id {target[token]} in the target and {draft[token]} in the "
+            f"draft; tokens with another id: {len(moved)} of {len(target)}",
+        )
+    missing = [token for token in target if token not in draft]
+    if missing:
+        token = min(missing, key=lambda each: target[each])
+        return Compatibility(
+            False,
+            f"the token {token!r} (id {target[token]} in the target) is unknown to the draft; "
+            f"tokens it lacks: {len(missing)} of {len(target)}",
+        )
+    extra = [token for token in draft if token not in target]
+    if extra:
+        token = min(extra, key=lambda each: draft[each])
+        return Compatibility(
+            False,
+            f"the draft's token {token!r} (id {draft[token]}) is unknown to the target; "
+            f"tokens it has beyond the target's: {len(extra)}",
+        )
+    return Compatibility(True, f"all {len(target)} tokens have the same id in both")
+
+
+def compare_folders(target: Path, draft: Path) -> Compatibility:
+    return compare_token_maps(read_token_map(target), read_token_map(draft))
+
+
+def require_compatible(target: Path, draft: Path) -> None:
+    """Raise DraftMismatch unless the draft in one folder may serve the target in the other."""
+    found = compare_folders(target, draft)
+    if not found.is_compatible:
+        raise DraftMismatch(
+            f"{draft.name} cannot draft for {target.name}: {found.reason}. "
+            "Choose a draft of the same family, or go without one."
+        )
+
+
+def _from_tokenizer_json(data: Any, folder: Path) -> dict[str, int]:
+    try:
+        vocabulary = data["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            tokens = {str(token): int(index) for token, index in vocabulary.items()}
+        else:  # Unigram: a list of (token, score), the id is the place in it
+            tokens = {str(entry[0]): index for index, entry in enumerate(vocabulary)}
+        for added in data.get("added_tokens") or ():
+            tokens[str(added["content"])] = int(added["id"])
+    except (KeyError, TypeError, IndexError, ValueError):
+        raise ModelError(
+            f"{folder / 'tokenizer.json'} is not laid out as a tokenizer. Fetch it again."
+        ) from None
+    return tokens
+
+
+def _from_vocab_json(folder: Path) -> dict[str, int]:
+    tokens: dict[str, int] = dict(_read_json(folder / "vocab.json"))
+    if (folder / "added_tokens.json").is_file():
+        tokens |= _read_json(folder / "added_tokens.json")
+    if (folder / "tokenizer_config.json").is_file():
+        added = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+        tokens |= {entry["content"]: int(index) for index, entry in added.items()}
+    return tokens
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}). Fetch it again.") from None

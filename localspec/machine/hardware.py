@@ -1,0 +1,260 @@
+"""The machine: GPU, RAM, CPU, and how much memory may be taken right now.
+
+Contract: `probe` runs before CUDA starts and without importing torch; it always returns, and
+says in `notices` what it could not read and what to do. `free_bytes_now` is asked again right
+before allocating. A GPU is matched to torch's device by UUID or PCI address, never by index:
+the two count in different orders.
+
+Does not decide what fits (planner). Everything foreign (NVML, torch, the host's figures) can be
+handed in.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from localspec.errors import MemoryShortage
+from localspec.machine.host import Host, TorchBuild, read_host, read_torch_build
+from localspec.machine.nvml import Gpu, GpuReading, read_gpus
+
+Device = Literal["cuda", "mps", "cpu"]
+
+# Left alone on a GPU: 512 MiB for fragmentation and, where a screen or Windows uses it too, what
+# the desktop may take back at any time (there an overrun does not fail but runs some ten times
+# slower). LM Studio failed with less than 2 GB, llama.cpp keeps 1 GiB, Ollama 457 MiB.
+MARGIN_HEADLESS_BYTES = 512 * 2**20
+MARGIN_DISPLAY_BYTES = 3 * 2**29
+# Left alone in RAM: a computer that swaps is worse than a model that was refused (our choice).
+MARGIN_RAM_BYTES = 2**30
+MARGIN_SHARE = 0.04
+
+
+def margin_for(device: Device, total_bytes: int, has_display: bool) -> int:
+    """Bytes to leave free on a device."""
+    if device != "cuda":
+        least = MARGIN_RAM_BYTES
+    else:
+        least = MARGIN_DISPLAY_BYTES if has_display else MARGIN_HEADLESS_BYTES
+    return max(least, int(MARGIN_SHARE * total_bytes))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What was found. gpu: the one to use, None for CPU and Apple GPUs."""
+
+    device: Device
+    host: Host
+    gpu: Gpu | None
+    gpus: tuple[Gpu, ...]
+    torch_build: TorchBuild | None
+    notices: tuple[str, ...]
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Memory the device could still give when this was read; None when nobody knows."""
+        if self.gpu is None or self.gpu.has_unified_memory:
+            return self.host.ram_available_bytes
+        return self.gpu.free_bytes
+
+    @property
+    def total_bytes(self) -> int | None:
+        if self.gpu is None or self.gpu.has_unified_memory:
+            return self.host.ram_total_bytes
+        return self.gpu.total_bytes
+
+    @property
+    def has_display(self) -> bool:
+        return self.gpu is not None and (self.gpu.has_display or self.host.draws_with_gpu)
+
+    @property
+    def device_name(self) -> str:
+        if self.gpu is not None:
+            return self.gpu.name
+        return "Apple GPU" if self.device == "mps" else self.host.cpu_name
+
+    @property
+    def summary(self) -> str:
+        """One line for the person: what will compute, and how much memory it has free."""
+        kind = "RAM" if self.gpu is None or self.gpu.has_unified_memory else "GPU memory"
+        line = f"{self.device_name}: {gib(self.free_bytes)} of {gib(self.total_bytes)} {kind} free"
+        others = self.gpu.used_by_others_bytes if self.gpu else None
+        return f"{line}, other processes hold {gib(others)}" if others else line
+
+
+def gib(num_bytes: int | None) -> str:
+    """Bytes for people; a dash when unknown."""
+    if num_bytes is None:
+        return "–"
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def probe(
+    nvml: Any = None, host: Host | None = None, torch_build: TorchBuild | None = None
+) -> Hardware:
+    """Read the machine. Arguments stand in for the real thing; None reads it.
+
+    nvml: the module `pynvml`. torch_build: pass one to plan for another installation.
+    """
+    host = host or read_host()
+    torch_build = torch_build or read_torch_build()
+    reading = _read_nvml(nvml)
+    notices = list(reading.notices)
+    usable = reading.gpus if torch_build is None or torch_build.cuda else ()
+    if reading.gpus and not usable:
+        notices.append(
+            f"{reading.gpus[0].name} is here, but the installed torch {_version(torch_build)} is "
+            "a build for CPUs only. Install torch's CUDA build to use the GPU."
+        )
+    gpu = max(usable, key=lambda each: each.free_bytes or 0, default=None)
+    device: Device = "cuda" if gpu else "mps" if _is_apple(host) else "cpu"
+    if device == "mps":  # a Mac has no NVML to miss
+        notices = []
+    return Hardware(device, host, gpu, reading.gpus, torch_build, tuple(notices))
+
+
+def _read_nvml(nvml: Any) -> GpuReading:
+    if nvml is None:
+        try:
+            import pynvml  # the module of nvidia-ml-py
+        except ImportError:
+            return GpuReading(
+                (), ("The package nvidia-ml-py is missing, so no GPU can be read. Install it.",)
+            )
+        nvml = pynvml
+    return read_gpus(nvml)
+
+
+def _version(build: TorchBuild | None) -> str:
+    return build.version if build else "(unknown version)"
+
+
+def _is_apple(host: Host) -> bool:
+    return host.system == "Darwin" and host.architecture == "arm64"
+
+
+# -- torch's view ---------------------------------------------------------------------------
+
+
+def confirmed_by_torch(hardware: Hardware, torch: Any = None) -> Hardware:
+    """The same machine as torch sees it, asked when a model is about to be loaded.
+
+    Where NVML was silent but torch has a GPU, torch's figures fill in (WSL, containers, ROCm);
+    where NVML shows a GPU that torch cannot use, the CPU takes over and a notice says so.
+    """
+    if torch is None:
+        import torch  # heavy: only when about to load a model
+    notices = hardware.notices
+    if hardware.device == "mps":
+        if torch.backends.mps.is_available():
+            return hardware
+        notices += ("This torch build cannot use the Apple GPU, so the CPU is used.",)
+        return replace(hardware, device="cpu", notices=notices)
+    if not torch.cuda.is_available():
+        if hardware.gpu is not None:
+            notices += (
+                f"torch cannot start CUDA on {hardware.gpu.name}, so the CPU is used. "
+                "Check that the driver is as new as torch's CUDA version asks.",
+            )
+        return replace(hardware, device="cpu", gpu=None, notices=notices)
+    if hardware.gpu is None:
+        return replace(hardware, device="cuda", gpu=_gpu_from_torch(torch))
+    if torch_index(hardware.gpu, torch) is None:
+        notices += (
+            f"torch does not show {hardware.gpu.name} (see CUDA_VISIBLE_DEVICES), "
+            "so the GPU it does show is used.",
+        )
+        return replace(hardware, gpu=_gpu_from_torch(torch), notices=notices)
+    if hardware.gpu.free_bytes is None and not hardware.gpu.has_unified_memory:
+        free, total = torch.cuda.mem_get_info(torch_index(hardware.gpu, torch))
+        gpu = replace(hardware.gpu, free_bytes=int(free), total_bytes=int(total))
+        return replace(hardware, gpu=gpu)
+    return hardware
+
+
+def _gpu_from_torch(torch: Any) -> Gpu:
+    properties = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info(0)
+    address = _pci_of(properties)
+    return Gpu(
+        name=properties.name,
+        uuid=str(getattr(properties, "uuid", "")),
+        pci_bus_id="{:08x}:{:02x}:{:02x}.0".format(*address) if address else None,
+        total_bytes=int(total),
+        free_bytes=int(free),
+        used_by_others_bytes=None,
+        driver=None,
+        num_cuda_cores=None,
+        has_display=False,
+    )
+
+
+def torch_index(gpu: Gpu, torch: Any) -> int | None:
+    """torch's index of this GPU, by UUID or else PCI address; None if torch does not see it."""
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    for index, each in enumerate(properties):
+        if gpu.uuid and _bare_uuid(str(getattr(each, "uuid", ""))) == _bare_uuid(gpu.uuid):
+            return index
+    for index, each in enumerate(properties):
+        if gpu.pci_bus_id and _pci_of(each) == _pci_numbers(gpu.pci_bus_id):
+            return index
+    return None
+
+
+def _bare_uuid(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _pci_numbers(address: str) -> tuple[int, int, int] | None:
+    """ "00000000:01:00.0" as (domain, bus, device)."""
+    found = re.fullmatch(r"(?:([0-9a-f]+):)?([0-9a-f]+):([0-9a-f]+)(?:\.\d)?", address.lower())
+    if found is None:
+        return None
+    return (int(found.group(1) or "0", 16), int(found.group(2), 16), int(found.group(3), 16))
+
+
+def _pci_of(properties: Any) -> tuple[int, int, int] | None:
+    try:
+        return (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    except AttributeError:  # torch builds before these fields
+        return None
+
+
+def free_bytes_now(
+    hardware: Hardware, margin_bytes: int | None = None, nvml: Any = None, torch: Any = None
+) -> int:
+    """Bytes that may be allocated at this moment: the smaller of what the driver and torch call
+    free, less the margin (None: the usual one); never below 0.
+
+    On a GPU this starts CUDA (torch cannot say otherwise), so the figure is after the CUDA
+    context. Raises MemoryShortage when neither knows.
+    """
+    if torch is None:
+        import torch  # heavy: only when about to allocate
+    if hardware.device == "cuda":
+        free = _free_on_gpu(hardware, nvml, torch)
+    else:
+        free = read_host().ram_available_bytes
+    if hardware.device == "mps":
+        limit = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        free = min(free, limit)
+    if margin_bytes is None:
+        total = hardware.total_bytes or free
+        margin_bytes = margin_for(hardware.device, total, hardware.has_display)
+    return max(0, free - margin_bytes)
+
+
+def _free_on_gpu(hardware: Hardware, nvml: Any, torch: Any) -> int:
+    assert hardware.gpu is not None, "the device cuda comes with a GPU"
+    index = torch_index(hardware.gpu, torch)
+    if index is None:
+        raise MemoryShortage(
+            f"{hardware.gpu.name} is in this computer, but torch does not show it. Unset "
+            "CUDA_VISIBLE_DEVICES, or run on the CPU."
+        )
+    from_torch = int(torch.cuda.mem_get_info(index)[0])
+    again = {_bare_uuid(gpu.uuid): gpu for gpu in _read_nvml(nvml).gpus}
+    gpu = again.get(_bare_uuid(hardware.gpu.uuid))
+    known = [from_torch] if gpu is None or gpu.free_bytes is None else [from_torch, gpu.free_bytes]
+    return min(known)

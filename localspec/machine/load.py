@@ -1,0 +1,231 @@
+"""The composition root: what a person asked for -> a backend that answers.
+
+Contract: `open_local_backend` checks, plans memory, loads target, draft and drafters, and
+restores what the controller learnt on this very combination. A drafter that cannot be had is a
+status with its reason, never an error; only the target is indispensable.
+
+Not here: the decisions themselves (planner), measuring (engine.calibrate), the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localspec.chat.local import Loaded, LocalBackend
+from localspec.chat.template import ChatTemplate
+from localspec.core import Drafter, DrafterStatus
+from localspec.errors import ConfigError, LocalspecError, MemoryShortage, ModelError
+from localspec.machine.compatibility import require_compatible
+from localspec.machine.hardware import (
+    Hardware,
+    confirmed_by_torch,
+    free_bytes_now,
+    gib,
+    probe,
+    torch_index,
+)
+from localspec.machine.options import LoadOptions
+from localspec.machine.planning import FULL_PRECISIONS
+from localspec.machine.shapes import shape_from_folder
+from localspec.machine.sources import Source, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from localspec.forward.model import CausalLM
+
+Report = Callable[[str], None]
+DEFAULT_CONTEXT = 4096
+SHORTEST_CONTEXT = 64
+MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where and how models are loaded."""
+
+    hardware: Hardware
+    device: torch.device
+    dtype: torch.dtype
+    context_length: int
+
+
+def open_local_backend(
+    options: LoadOptions, state: Mapping[str, Any] | None, report: Report
+) -> LocalBackend:
+    """Load what `options` ask for. Raises ConfigError, ModelError, MemoryShortage.
+
+    state: a snapshot of an earlier run, by combination of target, draft, precision, device and
+    torch; only this combination's is taken up. report: called with a phrase before each longer
+    phase.
+    """
+    report("starting torch")
+    import torch
+    import transformers
+
+    logging: Any = transformers.logging  # untyped there
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    from localspec.engine.acceptance import Acceptance
+    from localspec.engine.controller import Controller
+    from localspec.engine.costs import Costs
+    from localspec.engine.engine import Engine
+
+    source = resolve(options)
+    hardware = confirmed_by_torch(probe(), torch)
+    place = _place(options, source, hardware, torch)
+    report(f"loading {source.target_name}")
+    _refuse_shortage(source.target, place)
+    target = _load(source.target, place)
+    template = ChatTemplate.load(source.target)
+    drafters, statuses = _drafters(source, place, target, report)
+    controller = Controller(drafters, Costs(), Acceptance())
+    identity = _identity(source, place, torch)
+    notices = list(hardware.notices)
+    states = dict(state or {})
+    own = states.pop(identity, None)
+    if own is not None and not controller.restore(own):
+        notices.append("What was learnt earlier could not be read, so it is learnt anew.")
+    return LocalBackend(
+        Loaded(
+            engine=Engine(target, drafters),
+            controller=controller,
+            template=template,
+            statuses=statuses,
+            target=source.target_name,
+            draft=source.draft_name if "draft_model" in drafters else None,
+            device=hardware.device_name,
+            dtype=str(place.dtype).removeprefix("torch."),
+            context_length=place.context_length,
+            identity=identity,
+            other_states=dict(list(states.items())[-MOST_STATES:]),
+            notices=tuple(notices),
+        )
+    )
+
+
+def _place(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> _Place:
+    from localspec.forward.weights import check_folder
+
+    longest = check_folder(source.target).get("max_position_embeddings")
+    wanted = options.context or min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+    if wanted < SHORTEST_CONTEXT or (longest and wanted > longest):
+        limit = f" to {longest}" if longest else " or more"
+        raise ConfigError(
+            f"A context of {wanted} tokens was asked for, but {source.target_name} can use "
+            f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
+        )
+    device = _device(hardware, torch)
+    return _Place(hardware, device, _dtype(options.dtype, hardware, torch), wanted)
+
+
+def _device(hardware: Hardware, torch: Any) -> Any:
+    """Torch's device for the GPU that was chosen; torch may number GPUs in another order."""
+    index = torch_index(hardware.gpu, torch) if hardware.gpu is not None else None
+    return torch.device(hardware.device) if index is None else torch.device("cuda", index)
+
+
+def _dtype(name: str | None, hardware: Hardware, torch: Any) -> Any:
+    """The precision asked for; else bf16 where the device computes in it, fp32 elsewhere."""
+    from localspec.forward.weights import DTYPES
+
+    if name is not None:
+        if name not in DTYPES:
+            raise ConfigError(f"{name!r} is no precision. Choose one of: {', '.join(DTYPES)}.")
+        return DTYPES[name]
+    if hardware.device == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if hardware.device == "mps":
+        return torch.float16
+    return torch.bfloat16 if hardware.host.multiplies_bf16 else torch.float32
+
+
+def _refuse_shortage(folder: Path, place: _Place) -> None:
+    """Compare what weights and KV cache need with what is free at this moment."""
+    needed = _needed_bytes(folder, place)
+    free = free_bytes_now(place.hardware)
+    if needed > free:
+        raise MemoryShortage(
+            f"{folder.name} needs {gib(needed)} for its weights and {place.context_length} tokens "
+            f"of context, and {gib(free)} is free on {place.hardware.device_name}. Close other "
+            "programs, shorten --context, or choose a smaller model."
+        )
+
+
+def _needed_bytes(folder: Path, place: _Place) -> int:
+    from localspec.forward.weights import weight_files
+
+    full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
+    try:
+        shape = shape_from_folder(folder)
+    except ModelError:  # a family the planner cannot count; its files say the least it needs
+        return sum(file.stat().st_size for file in weight_files(folder))
+    return shape.weight_bytes(full, full) + shape.kv_bytes(place.context_length, full)
+
+
+def _load(folder: Path, place: _Place) -> CausalLM:
+    from localspec.forward.weights import load_model
+
+    return load_model(folder, place.dtype, place.device, place.context_length)
+
+
+def _drafters(
+    source: Source, place: _Place, target: CausalLM, report: Report
+) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
+    """Every registered drafter that can be built, and a status for each that is known."""
+    from localspec.drafters import REGISTRY, drafter_class
+    from localspec.drafters.parts import Parts
+
+    draft, refusal = _draft(source, place, report)
+    free = free_bytes_now(place.hardware)
+    parts = Parts(target, draft, refusal, free)
+    built, statuses = dict[str, Drafter](), list[DrafterStatus]()
+    for name in REGISTRY:
+        report(f"preparing {name}")
+        try:
+            built[name] = drafter_class(name).build(parts)
+        except (LocalspecError, RuntimeError, MemoryError) as error:
+            statuses.append(DrafterStatus(name, False, str(error)))
+        else:
+            memory = built[name].memory_bytes
+            statuses.append(DrafterStatus(name, True, f"ready, {gib(memory)}", memory))
+    return built, tuple(statuses)
+
+
+def _draft(source: Source, place: _Place, report: Report) -> tuple[CausalLM | None, str]:
+    """The draft model, or why there is none."""
+    if source.draft is None:
+        return None, source.draft_refusal
+    try:
+        require_compatible(source.target, source.draft)
+        report(f"loading {source.draft_name}")
+        _refuse_shortage(source.draft, place)
+        return _load(source.draft, replace(place, context_length=_draft_context(source, place))), ""
+    except (ModelError, MemoryShortage) as error:
+        return None, str(error)
+
+
+def _draft_context(source: Source, place: _Place) -> int:
+    """The target's context, or less where the draft knows less."""
+    from localspec.forward.weights import check_folder
+
+    assert source.draft is not None, "there is a draft to load"
+    longest = check_folder(source.draft).get("max_position_embeddings")
+    return min(place.context_length, longest or place.context_length)
+
+
+def _identity(source: Source, place: _Place, torch: Any) -> str:
+    """What learnt costs and acceptances belong to."""
+    return " | ".join(
+        (
+            source.target_name,
+            source.draft_name or "no draft",
+            str(place.dtype),
+            place.hardware.device_name,
+            f"torch {torch.__version__}",
+            f"{torch.get_num_threads()} threads",
+        )
+    )

@@ -1,0 +1,206 @@
+"""What the NVIDIA driver says about the GPUs, through NVML; CUDA is not started.
+
+Contract: the NVML module is handed in (tests hand in a fake of the library); whatever it raises
+becomes one plain sentence and a value that is unknown, never an exception. Order and indices
+are NVML's own and mean nothing to torch: a GPU is known by its UUID and PCI address.
+
+Does not decide on a device and does not read RAM (hardware).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+# Codes of nvml.h; the numbers are part of the library's binary interface.
+NOT_SUPPORTED = 3
+SENTENCES: dict[int, str] = {
+    NOT_SUPPORTED: "The NVIDIA driver does not offer this reading on this GPU.",
+    4: "The NVIDIA driver refuses to be read by this user (no permission). "
+    "Add the user to the group that owns /dev/nvidia*, or ask the administrator.",
+    9: "An NVIDIA driver is installed but not loaded. Load it (on Linux: sudo modprobe nvidia) "
+    "or restart the computer.",
+    12: "No NVIDIA driver library (NVML) was found. If this computer has an NVIDIA GPU, install "
+    "its driver.",
+    15: "The NVIDIA GPU stopped answering and is lost to the system. Restart the computer; if it "
+    "happens again, check power and seating of the card.",
+    16: "The NVIDIA GPU needs a reset. Restart the computer.",
+    17: "The operating system blocks access to the NVIDIA driver. Inside a container, start it "
+    "with GPU access.",
+    18: "The NVIDIA driver was updated while the old one is still running (version mismatch). "
+    "Restart the computer.",
+    999: "The NVIDIA driver reports an unknown error, as it does under WSL and after sleep with "
+    "some versions. Update the driver or restart the computer (for WSL: wsl --shutdown).",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG instance of it. Unknown is None.
+
+    used_by_others_bytes: memory of other processes, as far as the driver tells them apart.
+    has_display: a screen hangs on it, or Windows draws with it (WDDM).
+    has_unified_memory: it shares the RAM and has no memory figure of its own.
+    """
+
+    name: str
+    uuid: str
+    pci_bus_id: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    used_by_others_bytes: int | None
+    driver: str | None
+    num_cuda_cores: int | None
+    has_display: bool
+    is_mig: bool = False
+    has_unified_memory: bool = False
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    gpus: tuple[Gpu, ...]
+    notices: tuple[str, ...]
+
+
+class _Reader:
+    """Calls into one initialised NVML and gathers a sentence for each thing that failed."""
+
+    def __init__(self, nvml: Any) -> None:
+        self.nvml = nvml
+        self.notices: list[str] = []
+
+    def ask(self, question: Callable[[], Value], subject: str | None = None) -> Value | None:
+        """The answer, or None; `subject` names it in a notice, without one the gap is silent
+        (for readings that many healthy GPUs do not offer)."""
+        try:
+            return question()
+        except self.nvml.NVMLError as error:
+            if subject is not None:
+                self.notices.append(f"{subject}: {sentence(error)}")
+            return None
+
+    def gpus(self) -> Iterator[Gpu]:
+        driver = self.ask(self.nvml.nvmlSystemGetDriverVersion)
+        count = self.ask(self.nvml.nvmlDeviceGetCount, "Counting GPUs") or 0
+        for index in range(count):
+            handle = self.ask(
+                lambda i=index: self.nvml.nvmlDeviceGetHandleByIndex(i),  # type: ignore[misc]
+                f"GPU {index}",
+            )
+            if handle is not None:
+                yield from self._device(handle, text(driver))
+
+    def _device(self, handle: Any, driver: str | None) -> Iterator[Gpu]:
+        mode = self.ask(lambda: self.nvml.nvmlDeviceGetMigMode(handle))
+        if not mode or not mode[0]:
+            yield self._gpu(handle, handle, driver, is_mig=False)
+            return
+        instances = list(self._mig_instances(handle))
+        for instance in instances:
+            yield self._gpu(instance, handle, driver, is_mig=True)
+        if not instances:
+            self.notices.append(
+                "This GPU is divided into MIG instances, but none can be read. Ask the "
+                "administrator for one, or for MIG mode to be turned off."
+            )
+
+    def _mig_instances(self, parent: Any) -> Iterator[Any]:
+        most = self.ask(lambda: self.nvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0
+        for index in range(most):
+            found = self.ask(
+                lambda i=index: self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, i)  # type: ignore[misc]
+            )
+            if found is not None:
+                yield found
+
+    def _gpu(self, handle: Any, parent: Any, driver: str | None, is_mig: bool) -> Gpu:
+        nvml = self.nvml
+        name = text(self.ask(lambda: nvml.nvmlDeviceGetName(handle))) or "NVIDIA GPU"
+        uuid = text(self.ask(lambda: nvml.nvmlDeviceGetUUID(handle), name)) or ""
+        pci = self.ask(lambda: nvml.nvmlDeviceGetPciInfo(parent))
+        memory, is_unified = self._memory(handle, name)
+        return Gpu(
+            name=name,
+            uuid=uuid,
+            pci_bus_id=None if pci is None else text(pci.busId),
+            total_bytes=None if memory is None else memory[0],
+            free_bytes=None if memory is None else memory[1],
+            used_by_others_bytes=self._used_by_others(handle),
+            driver=driver,
+            num_cuda_cores=self.ask(lambda: nvml.nvmlDeviceGetNumGpuCores(parent)),
+            has_display=self._has_display(parent),
+            is_mig=is_mig,
+            has_unified_memory=is_unified,
+        )
+
+    def _memory(self, handle: Any, name: str) -> tuple[tuple[int, int] | None, bool]:
+        """((total, free), unified?). Version 2 keeps the driver's own reserve apart; older
+        drivers lack it and WSL answers it with an unknown error, so any failure tries version 1."""
+        nvml = self.nvml
+        try:
+            found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            return (int(found.total), int(found.free)), False
+        except nvml.NVMLError:
+            pass  # version 1 below is the remedy, and speaks up if it fails too
+        try:
+            found = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return (int(found.total), int(found.free)), False
+        except nvml.NVMLError as error:
+            if error.value == NOT_SUPPORTED:
+                self.notices.append(
+                    f"{name} has no memory of its own to report, so the free RAM is used instead."
+                )
+                return None, True
+            self.notices.append(f"Memory of {name}: {sentence(error)}")
+            return None, False
+
+    def _used_by_others(self, handle: Any) -> int | None:
+        """None as soon as one process hides its share (WDDM, WSL): a part is not a sum."""
+        by_process: dict[int, int] = {}
+        for question in (
+            self.nvml.nvmlDeviceGetComputeRunningProcesses,
+            self.nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        ):
+            processes = self.ask(lambda q=question: q(handle))  # type: ignore[misc]
+            if processes is None or any(each.usedGpuMemory is None for each in processes):
+                return None
+            for each in processes:  # a process may stand in both lists
+                used = max(by_process.get(each.pid, 0), int(each.usedGpuMemory))
+                by_process[each.pid] = used
+        return sum(used for pid, used in by_process.items() if pid != os.getpid())
+
+    def _has_display(self, handle: Any) -> bool:
+        active = self.ask(lambda: self.nvml.nvmlDeviceGetDisplayActive(handle))
+        model = self.ask(lambda: self.nvml.nvmlDeviceGetCurrentDriverModel(handle))  # Windows only
+        return bool(active) or model == self.nvml.NVML_DRIVER_WDDM
+
+
+def read_gpus(nvml: Any) -> GpuReading:
+    """Every GPU the driver shows, and a sentence for whatever it would not show."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return GpuReading((), (sentence(error),))
+    reader = _Reader(nvml)
+    try:
+        gpus = tuple(reader.gpus())
+    finally:
+        reader.ask(nvml.nvmlShutdown)
+    if not gpus and not reader.notices:
+        reader.notices.append("The NVIDIA driver is running but shows no GPU.")
+    return GpuReading(gpus, tuple(dict.fromkeys(reader.notices)))
+
+
+def sentence(error: Any) -> str:
+    """An NVMLError as one plain sentence with its remedy."""
+    known = SENTENCES.get(error.value)
+    return known or f"The NVIDIA driver answered with an error ({error}). Update or reload it."
+
+
+def text(value: Any) -> str | None:
+    """Older bindings answer in bytes, and not every driver writes clean UTF-8."""
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,20 @@
+"""What a person asked to be loaded, before anything is known about whether it can be.
+
+Contract: plain values from flags or the page, unchecked; machine.load checks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """None means "decide for me". model and draft: a folder or a hub id."""
+
+    profile: str | None = None
+    model: str | None = None
+    draft: str | None = None
+    drafter: str | None = None
+    context: int | None = None
+    dtype: str | None = None

@@ -1,0 +1,246 @@
+"""The shape of a model, and the bytes that follow from it.
+
+Contract: a ModelShape is read from a `config.json` or written in a profile; parameter and
+KV-cache counts are exact arithmetic on it, no weight is opened. Families whose layers are not
+laid out as below are refused, because a wrong count is worse than none.
+
+Does not say what fits (planner) and does not load anything. Imports nothing heavy.
+Source: the modelling files of transformers 5.23; totals checked against published shapes in
+tests/machine/test_shapes.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from localspec.errors import ModelError
+
+Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit"]
+FULL_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+# bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
+NF4_BYTES = 0.5 + 4 / 64
+# Beside them bitsandbytes keeps a code table of 16 and one of 256 fp32 values for each matrix.
+NF4_TABLE_BYTES = 4 * (16 + 256)
+# int8: one byte, and for each output row at most a scale, a zero point, an offset and a bias.
+INT8_ROW_BYTES = 16
+MATRICES_PER_LAYER = 7
+
+# What a family's layers carry that its config.json may leave unsaid:
+# (bias on q, k and v; a norm on each query and key head).
+FAMILIES: Mapping[str, tuple[bool, bool]] = {
+    "llama": (False, False),
+    "mistral": (False, False),
+    "mixtral": (False, False),
+    "smollm3": (False, False),
+    "qwen2": (True, False),
+    "qwen3": (False, True),
+    "qwen3_moe": (False, True),
+}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """One decoder. intermediate_size: width of the dense MLP; for a mixture of experts
+    `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`."""
+
+    name: str
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    is_tied: bool
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    num_dense_layers: int = 0
+
+    # -- parameters -------------------------------------------------------------------------
+
+    @property
+    def embedding_params(self) -> int:
+        """The embedding and, unless tied to it, the output head."""
+        return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of q, k, v and o of one layer, without biases."""
+        query = self.num_heads * self.head_dim
+        key_value = self.num_kv_heads * self.head_dim
+        return self.hidden_size * (2 * query + 2 * key_value)
+
+    @property
+    def num_expert_layers(self) -> int:
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
+
+    @property
+    def linear_params(self) -> int:
+        """Weights held in plain linear layers: what 8-bit and 4-bit can shrink.
+
+        Experts are not among them: transformers keeps them in fused three-dimensional
+        parameters, which bitsandbytes leaves as they are.
+        """
+        dense_layers = self.num_layers - self.num_expert_layers
+        mlp = 3 * self.hidden_size * self.intermediate_size * dense_layers
+        return self.num_layers * self.attention_weights + mlp
+
+    @property
+    def expert_params(self) -> int:
+        per_layer = 3 * self.hidden_size * self.expert_intermediate_size * self.num_experts
+        return per_layer * self.num_expert_layers
+
+    @property
+    def small_params(self) -> int:
+        """Norms, biases and routers."""
+        query = self.num_heads * self.head_dim
+        key_value = self.num_kv_heads * self.head_dim
+        layer = 2 * self.hidden_size
+        layer += 2 * self.head_dim if self.has_qk_norm else 0
+        layer += query + 2 * key_value if self.has_qkv_bias else 0
+        layer += self.hidden_size if self.has_output_bias else 0
+        layer += 2 * self.intermediate_size + self.hidden_size if self.has_mlp_bias else 0
+        routers = self.hidden_size * self.num_experts * self.num_expert_layers
+        return self.num_layers * layer + routers + self.hidden_size
+
+    @property
+    def num_params(self) -> int:
+        return self.embedding_params + self.linear_params + self.expert_params + self.small_params
+
+    @property
+    def widest_linear_params(self) -> int:
+        """The largest single linear weight, embeddings and head apart."""
+        query = self.num_heads * self.head_dim
+        return self.hidden_size * max(self.intermediate_size, query)
+
+    @property
+    def active_width(self) -> int:
+        """MLP width one token passes through."""
+        experts = self.num_experts_per_token * self.expert_intermediate_size
+        return max(experts, self.intermediate_size if not self.num_expert_layers else 0)
+
+    # -- bytes ------------------------------------------------------------------------------
+
+    def weight_bytes(self, precision: Precision, full: Precision = "bf16") -> int:
+        """Bytes of all weights. full: what the unquantised part is kept in."""
+        if precision in FULL_BYTES:
+            return self.num_params * FULL_BYTES[precision]
+        kept = self.num_params - self.linear_params
+        return kept * FULL_BYTES[full] + self.quantised_bytes(precision)
+
+    def quantised_bytes(self, precision: Precision) -> int:
+        """Bytes of the linear layers alone at 8 or 4 bits: what a self-draft adds, since it
+        shares everything else with its target."""
+        if precision == "8-bit":
+            return self.linear_params + self._row_scale_bytes
+        assert precision == "4-bit", f"{precision} is not a quantised precision"
+        tables = self.num_layers * MATRICES_PER_LAYER * NF4_TABLE_BYTES
+        return int(self.linear_params * NF4_BYTES) + tables
+
+    @property
+    def _row_scale_bytes(self) -> int:
+        query = self.num_heads * self.head_dim
+        key_value = self.num_kv_heads * self.head_dim
+        attention_rows = query + 2 * key_value + self.hidden_size
+        mlp_rows = 2 * self.intermediate_size + self.hidden_size
+        dense_layers = self.num_layers - self.num_expert_layers
+        rows = self.num_layers * attention_rows + dense_layers * mlp_rows
+        return INT8_ROW_BYTES * rows
+
+    def kv_bytes_per_token(self, full: Precision = "bf16") -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * FULL_BYTES[full]
+
+    def kv_bytes(self, num_tokens: int, full: Precision = "bf16") -> int:
+        return self.kv_bytes_per_token(full) * num_tokens
+
+
+def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape a `config.json` describes. Raises ModelError for an uncounted family."""
+    family = str(config.get("model_type", "unknown"))
+    if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelError(
+            f"{name} is a '{family}' model, and localspec can count the memory of these families "
+            f"only: {known}. Choose a model of one of them."
+        )
+    try:
+        return _decoder_shape(config, name, family)
+    except KeyError as missing:
+        raise ModelError(
+            f"The config.json of {name} has no {missing}, so its size cannot be known. "
+            "Fetch the model's folder again."
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"The config.json of {name} holds a value that is not a size ({error}). "
+            "Fetch the model's folder again."
+        ) from None
+
+
+def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelShape:
+    hidden_size = int(config["hidden_size"])
+    num_heads = int(config["num_attention_heads"])
+    num_layers = int(config["num_hidden_layers"])
+    family_bias, has_qk_norm = FAMILIES[family]
+    attention_bias = bool(config.get("attention_bias", False))
+    num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    intermediate_size = int(config["intermediate_size"])
+    return ModelShape(
+        name=name,
+        family=family,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        intermediate_size=intermediate_size,
+        vocab_size=int(config["vocab_size"]),
+        context_length=int(config["max_position_embeddings"]),
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        has_qkv_bias=family_bias or attention_bias,
+        has_output_bias=attention_bias,
+        has_mlp_bias=bool(config.get("mlp_bias", False)),
+        has_qk_norm=has_qk_norm,
+        num_experts=num_experts,
+        num_experts_per_token=int(config.get("num_experts_per_tok") or 0) if num_experts else 0,
+        expert_intermediate_size=(
+            int(config.get("moe_intermediate_size") or intermediate_size) if num_experts else 0
+        ),
+        num_dense_layers=_count_dense_layers(config, num_layers) if num_experts else 0,
+    )
+
+
+def _count_dense_layers(config: Mapping[str, Any], num_layers: int) -> int:
+    """Layers of a mixture that hold a plain MLP instead of experts."""
+    dense = set(config.get("mlp_only_layers") or ())
+    stride = int(config.get("decoder_sparse_step") or 1)
+    return sum(1 for i in range(num_layers) if i in dense or (i + 1) % stride != 0)
+
+
+def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
+    """The shape of the model in `folder`. Raises ModelError when its config cannot be read."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} has no config.json, so it is not a model folder. "
+            "Give the folder that holds config.json and the .safetensors files."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({error}). Fetch the folder again.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object. Fetch the folder again.")
+    return shape_from_config(config, name or folder.name)

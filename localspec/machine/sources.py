@@ -1,0 +1,115 @@
+"""Where the target and the draft come from: a folder, the demo pair, a profile, a hub id.
+
+Contract: `resolve` turns LoadOptions into folders on this disk. A hub id is looked for in the
+local hub cache first and fetched only when it is not there (safetensors, tokenizer and configs;
+never pickle or code). Errors say what to do.
+
+Not here: opening the folders (forward.weights).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.config import ModelEntry, Profile, find_profile, load_profiles, settings_for
+from localspec.errors import ModelError
+from localspec.machine.options import LoadOptions
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+DEMO_TARGET, DEMO_DRAFT = ASSETS / "demo" / "target", ASSETS / "demo" / "draft"
+DEMO_NAME, DEMO_DRAFT_NAME = "localspec/demo", "localspec/demo-draft"
+WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "merges.txt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Folders to load, with the names to show. draft_refusal: why there is no draft."""
+
+    target: Path
+    target_name: str
+    draft: Path | None
+    draft_name: str | None
+    draft_refusal: str = "no draft model was chosen for this target; --draft names one."
+
+
+def resolve(options: LoadOptions) -> Source:
+    """Raises ModelError, ConfigError."""
+    profiles = load_profiles(settings_for().profile_folders)
+    target, draft = options.model, options.draft
+    if options.profile is not None and target is None:
+        target = find_profile(options.profile, profiles).default
+    if target is None:
+        return _demo(draft)
+    entry = _entry(target, profiles)
+    folder = _folder(target, entry)
+    draft = draft or (entry.drafts[0] if entry and entry.drafts else None)
+    if draft is None:
+        return Source(folder, _name(target), None, None)
+    try:
+        draft_folder = _folder(draft, _entry(draft, profiles))
+    except ModelError as error:
+        if options.draft is not None:
+            raise  # asked for by name, so its absence is the person's to know at once
+        return Source(folder, _name(target), None, None, str(error))
+    return Source(folder, _name(target), draft_folder, _name(draft))
+
+
+def _entry(place: str, profiles: dict[str, Profile]) -> ModelEntry | None:
+    found = (profile.models.get(place) for profile in profiles.values())
+    return next((entry for entry in found if entry is not None), None)
+
+
+def _demo(draft: str | None) -> Source:
+    if not (DEMO_TARGET / "config.json").is_file():
+        raise ModelError(
+            "The demo pair is missing from assets/demo. Restore the folder from the project, or "
+            "name a model with --model."
+        )
+    if draft is not None:
+        return Source(DEMO_TARGET, DEMO_NAME, _folder(draft), _name(draft))
+    if not (DEMO_DRAFT / "config.json").is_file():
+        return Source(DEMO_TARGET, DEMO_NAME, None, None, "assets/demo/draft is missing.")
+    return Source(DEMO_TARGET, DEMO_NAME, DEMO_DRAFT, DEMO_DRAFT_NAME)
+
+
+def _name(place: str) -> str:
+    return Path(place).name if Path(place).is_dir() else place
+
+
+def _folder(place: str, entry: ModelEntry | None = None) -> Path:
+    if entry is not None and entry.folder is not None:
+        return entry.folder
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
+        raise ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
+    return _cached(place) or _fetched(place)
+
+
+def _cached(hub_id: str) -> Path | None:
+    """The model's folder in the hub cache; None when it is not, or not wholly, there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(hub_id, allow_patterns=list(WANTED_FILES), local_files_only=True)
+        )
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _fetched(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(WANTED_FILES)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"{hub_id} is not on this machine and could not be fetched: {first_line} Check the "
+            "name and the connection, or give a folder."
+        ) from error

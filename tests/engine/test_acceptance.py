@@ -1,0 +1,179 @@
+"""What is learnt of acceptance: censoring, discounting, shrinking, and its state."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+from localspec.engine.acceptance import (
+    CONFIDENCE_BINS,
+    DISCOUNT,
+    MAX_POSITIONS,
+    PRIOR,
+    PRIOR_ROUNDS,
+    Acceptance,
+    confidence_bin,
+    temperature_bucket,
+)
+
+
+def observe(acceptance: Acceptance, drafted: int, accepted: int, **where: Any) -> None:
+    place = {"drafter": "d", "signal": "s", "bucket": 0, **where}
+    acceptance.tick()
+    acceptance.observe(
+        place["drafter"], place["signal"], place["bucket"], drafted, accepted, 10.0
+    )
+
+
+def learn(acceptance: Acceptance, rate: float, rounds: int, drafted: int = 4, **where: Any) -> None:
+    rng = random.Random(rounds)
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < drafted and rng.random() < rate:
+            accepted += 1
+        observe(acceptance, drafted, accepted, **where)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "bucket"), [(0.0, 0), (0.01, 1), (0.3, 1), (0.7, 3), (1.0, 4), (1.5, 5), (5, 5)]
+)
+def test_temperature_buckets(temperature: float, bucket: int) -> None:
+    assert temperature_bucket(temperature) == bucket
+
+
+def test_confidence_bins_cover_all_and_are_finer_towards_one() -> None:
+    bins = [confidence_bin(i / 1000) for i in range(1001)]
+    assert bins == sorted(bins) and bins[0] == 0 and bins[-1] == CONFIDENCE_BINS - 1
+    assert bins.count(0) > bins.count(CONFIDENCE_BINS - 1)
+
+
+def test_unknown_drafters_start_from_the_prior() -> None:
+    assert Acceptance().rates("d", "s", 0) == pytest.approx([PRIOR] * MAX_POSITIONS)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_rates_are_learnt_at_every_position(rate: float) -> None:
+    acceptance = Acceptance()
+    learn(acceptance, rate, 600)
+    assert acceptance.rates("d", "s", 0)[0] == pytest.approx(rate, abs=0.15)
+
+
+def test_full_acceptance_is_censored() -> None:
+    """Positions beyond a fully accepted draft were not tried, so they are not failures."""
+    acceptance = Acceptance()
+    for _ in range(100):
+        observe(acceptance, 2, 2)
+    rates = acceptance.rates("d", "s", 0)
+    assert min(rates) > 0.9
+    for _ in range(100):
+        observe(acceptance, 4, 2, drafter="e")
+    rates = acceptance.rates("e", "s", 0)
+    assert rates[0] > 0.9 and rates[1] > 0.9 and rates[2] < 0.1
+
+
+def test_positions_after_a_rejection_were_not_tried() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        observe(acceptance, 4, 0)
+    record = acceptance.snapshot()["records"][0]
+    assert record["tried"][0] > 0 and record["tried"][1:] == [0.0] * (MAX_POSITIONS - 1)
+
+
+def test_a_change_is_followed() -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.9, 500)
+    learn(acceptance, 0.1, 120)
+    assert acceptance.rates("d", "s", 0)[0] < 0.3
+
+
+def test_old_counts_fade_while_others_draft() -> None:
+    """A drafter that was put aside long ago is judged by a new look, not by its past."""
+    acceptance = Acceptance()
+    learn(acceptance, 0.05, 300)
+    for _ in range(300):
+        acceptance.tick()
+    observe(acceptance, 4, 4)
+    assert acceptance.rates("d", "s", 0)[0] > 0.5
+    assert DISCOUNT < 1.0
+
+
+def test_signals_drafters_and_temperatures_are_learnt_apart() -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.95, 200)
+    learn(acceptance, 0.05, 200, signal="t")
+    learn(acceptance, 0.5, 200, drafter="e")
+    assert acceptance.rates("d", "s", 0)[0] > 0.85
+    assert acceptance.rates("d", "t", 0)[0] < 0.2
+    assert 0.3 < acceptance.rates("e", "s", 0)[0] < 0.7
+
+
+def test_a_new_temperature_starts_from_its_neighbour() -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.95, 200, bucket=2)
+    assert acceptance.rates("d", "s", 3)[0] > 0.85
+    assert acceptance.rates("d", "s", 5)[0] == pytest.approx(PRIOR)
+
+
+def test_confidence_is_taken_at_its_word_until_seen_otherwise() -> None:
+    acceptance = Acceptance()
+    assert acceptance.chance("d", 0, 0.8) == pytest.approx(0.8)
+    for _ in range(300):
+        acceptance.observe_confidences("d", 0, (0.8, 0.8), 0)
+    assert acceptance.chance("d", 0, 0.8) < 0.05
+    assert acceptance.knows_confidence("d", 0) and not acceptance.knows_confidence("d", 1)
+
+
+def test_confidences_after_a_rejection_are_not_counted() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.observe_confidences("d", 0, (0.9, 0.2), 0)
+    assert acceptance.chance("d", 0, 0.2) == pytest.approx(0.2)
+
+
+def test_realised_tokens_and_time_are_sums() -> None:
+    acceptance = Acceptance()
+    assert acceptance.realised("d", "s", 0) == (0.0, 0.0)
+    observe(acceptance, 4, 4)
+    assert acceptance.realised("d", "s", 0) == (5.0, 10.0)
+
+
+def test_restored_state_has_the_same_rates_and_counts_for_little() -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.8, 400)
+    for _ in range(400):
+        acceptance.observe_confidences("d", 0, (0.9,), 1)
+    again = Acceptance.restored(json.loads(json.dumps(acceptance.snapshot())))
+    assert again.rates("d", "s", 0)[0] == pytest.approx(acceptance.rates("d", "s", 0)[0], abs=0.05)
+    assert again.num_rounds("d", "s", 0) <= PRIOR_ROUNDS
+    learn(again, 0.1, 60)
+    learn(acceptance, 0.1, 60)
+    assert again.rates("d", "s", 0)[0] <= acceptance.rates("d", "s", 0)[0] + 0.02
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tried", [1.0] * 3),
+        ("tried", [math.nan] * MAX_POSITIONS),
+        ("tried", [-1.0] * MAX_POSITIONS),
+        ("accepted", [1e9] * MAX_POSITIONS),
+        ("accepted", ["x"] * MAX_POSITIONS),
+        ("num_rounds", "many"),
+        ("num_rounds", math.nan),
+        ("bucket", None),
+        ("tokens", math.inf),
+        ("ms", -5.0),
+    ],
+    ids=str,
+)
+def test_impossible_records_are_refused(field: str, value: Any) -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.5, 20)
+    state = acceptance.snapshot()
+    state["records"][0][field] = value
+    with pytest.raises((KeyError, ValueError, TypeError)):
+        Acceptance.restored(state)

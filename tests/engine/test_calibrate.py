@@ -1,0 +1,92 @@
+"""Calibration measures what it says, may be stopped, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import sleep
+from typing import Any
+
+import torch
+
+from localspec import core
+from localspec.core import DraftPlan, Proposal, Step, chain
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.calibrate import calibrate
+from localspec.engine.controller import MAX_DRAFT_TOKENS, Controller
+from localspec.engine.costs import Costs
+from localspec.engine.engine import Engine
+from tests.tiny import TableModel
+
+VOCAB = 40
+
+
+class Timed(TableModel):
+    """Takes 1 ms and 0.5 ms for each token after the first."""
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        num_logits: int | None = None,
+    ) -> torch.Tensor:
+        if num_logits is None:
+            sleep(0.001 + 0.0005 * (len(tokens) - 1))
+        return super().forward(tokens, parents, num_logits)
+
+
+class TimedDrafter:
+    name = "timed"
+    memory_bytes = 0
+
+    def signal(self, sequence: core.Sequence) -> str:
+        return "s"
+
+    def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
+        return ()
+
+    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        sleep(0.002 * plan.num_draft_tokens)
+        return chain((5,) * plan.num_draft_tokens)
+
+    def observe(self, sequence: core.Sequence, step: Step) -> None:
+        pass
+
+
+def set_up(capacity: int) -> tuple[Engine, Controller]:
+    target: Any = Timed(lambda context: torch.zeros(VOCAB), VOCAB, capacity)
+    drafters: dict[str, Any] = {"timed": TimedDrafter()}
+    return Engine(target, drafters), Controller(drafters, Costs(), Acceptance())
+
+
+def test_costs_are_those_of_the_machine() -> None:
+    engine, controller = set_up(capacity=300)
+    phrases = list(calibrate(engine, controller))
+    assert any("timed" in phrase for phrase in phrases)
+    curve = controller.round_curve("timed", 100)
+    assert curve is not None and len(curve) == MAX_DRAFT_TOKENS + 1
+    assert curve[0] >= 1.0
+    assert curve[15] - curve[0] >= 15 * 2.4  # 2 ms of drafting and 0.5 ms of width a token
+    assert controller.costs.is_measured
+
+
+def test_calibration_leaves_the_cache_empty_and_nothing_learnt() -> None:
+    engine, controller = set_up(capacity=300)
+    list(calibrate(engine, controller))
+    assert engine.target.cache.length == 0
+    assert controller.acceptance.snapshot() == Acceptance().snapshot()
+
+
+def test_a_stopped_calibration_keeps_what_it_measured_and_empties_the_cache() -> None:
+    engine, controller = set_up(capacity=300)
+    phrases: Any = calibrate(engine, controller)
+    for _ in range(4):
+        next(phrases)
+    phrases.close()
+    assert controller.costs.plain_ms(50) is not None
+    assert engine.target.cache.length == 0
+
+
+def test_a_small_context_is_measured_too() -> None:
+    engine, controller = set_up(capacity=64)
+    list(calibrate(engine, controller))
+    assert controller.costs.is_measured

@@ -1,0 +1,196 @@
+"""What the controller chooses from planted costs and acceptances, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from localspec.core import AUTO, OFF, SamplingParams
+from localspec.engine.controller import best_length, expected_tokens
+from tests.engine.simulation import Simulated, World, best_fixed_rate
+
+COLD, HOT = SamplingParams(0.0), SamplingParams(1.0)
+
+
+def test_best_length_is_the_one_of_an_exhaustive_search() -> None:
+    for rate in (0.05, 0.3, 0.6, 0.8, 0.95):
+        for draft_ms in (0.1, 1.0, 4.0):
+            curve = [10.0 + draft_ms * n for n in range(16)]
+            wanted = max(
+                range(1, 16), key=lambda n: sum(rate**i for i in range(n + 1)) / curve[n]
+            )
+            length, found = best_length([rate] * 16, curve)
+            assert length == wanted
+            assert found == pytest.approx(expected_tokens([rate] * 16, wanted) / curve[wanted])
+
+
+def length_of(world: World, sampling: SamplingParams) -> float:
+    """Mean γ of the last 100 drafting rounds of 400."""
+    world.run(400, sampling)
+    lengths = [s.num_draft_tokens for s in world.steps[-100:] if s.num_draft_tokens]
+    return sum(lengths) / max(1, len(lengths))
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_two_temperatures_have_two_lengths(is_swapped: bool) -> None:
+    """Planted acceptances: 0.95 in one bucket, 0.55 in the other; swapped they swap."""
+    high, low = (HOT, COLD) if is_swapped else (COLD, HOT)
+    drafter = Simulated(step_ms=1.0, rate=0.95)
+    world = World({"d": drafter})
+    long = length_of(world, high)
+    drafter.rate = 0.55
+    short = length_of(world, low)
+    assert long >= short + 2
+    drafter.rate = 0.95
+    assert length_of(world, high) == pytest.approx(long, abs=2)
+
+
+@pytest.mark.parametrize(("step_ms", "wins"), [(1.0, True), (9.0, False)])
+def test_a_self_draft_wins_or_loses_by_its_cost(step_ms: float, wins: bool) -> None:
+    """Right nine times in ten; a step of 1 ms or of 9 against 10 ms of the target."""
+    world = World({"self_quant": Simulated(step_ms, 0.9)})
+    world.run(300, COLD)
+    assert (world.share("self_quant") > 0.5) == wins
+
+
+def test_the_cheaper_of_two_equal_drafters_wins() -> None:
+    world = World({"dear": Simulated(2.0, 0.8), "cheap": Simulated(0.5, 0.8)})
+    world.run(400, COLD)
+    assert world.share("cheap", last=200) > 0.85
+
+
+def test_the_better_of_two_wins_although_the_worse_was_first() -> None:
+    world = World({"worse": Simulated(1.0, 0.4), "better": Simulated(1.0, 0.9)})
+    world.run(1500, COLD)
+    assert world.share("better", last=500) > 0.85
+
+
+def test_off_names_the_drafter_and_the_numbers() -> None:
+    world = World({"d": Simulated(4.0, 0.05)})
+    world.run(200, COLD)
+    assert world.steps[-1].num_draft_tokens == 0
+    assert "d would reach 0." in world.reasons[-1] and "%" in world.reasons[-1]
+
+
+def test_what_can_never_pay_is_never_tried() -> None:
+    world = World({"d": Simulated(50.0, 1.0)})
+    world.run(600, COLD)
+    assert world.share("d") == 0.0
+    assert "even with every token accepted" in world.reasons[-1]
+
+
+def test_drafting_names_its_expected_gain() -> None:
+    world = World({"d": Simulated(0.5, 0.9)})
+    world.run(100, COLD)
+    assert "d:" in world.reasons[-1] and "x of plain decoding expected" in world.reasons[-1]
+
+
+def test_fixed_choices_are_kept() -> None:
+    drafters = {"d": Simulated(1.0, 0.1), "e": Simulated(0.1, 0.9)}
+    for requested, length, wanted in (("d", 3, ("d", 3)), (OFF, None, (OFF, 0)), ("e", 0, (OFF, 0))):
+        world = World(drafters)
+        world.run(50, COLD, requested, length)
+        assert {(s.drafter, s.num_draft_tokens) for s in world.steps} == {wanted}
+
+
+def test_a_drafter_asked_for_by_name_drafts_even_where_it_loses() -> None:
+    world = World({"d": Simulated(9.0, 0.1), "e": Simulated(0.1, 0.9)})
+    world.run(100, COLD, "d")
+    assert world.share("d") == 1.0
+
+
+@pytest.mark.parametrize("length", [1, 5, 15, 40, 64])
+def test_auto_with_a_fixed_length_drafts_that_many_or_none(length: int) -> None:
+    world = World({"d": Simulated(0.1, 0.95)})
+    world.run(100, COLD, AUTO, length)
+    assert {s.num_draft_tokens for s in world.steps} <= {0, length}
+
+
+def test_auto_with_a_fixed_length_that_loses_is_off() -> None:
+    """One draft token would pay here; the twelve asked for do not."""
+    world = World({"d": Simulated(3.0, 0.6)})
+    world.run(300, COLD, AUTO, 12)
+    assert world.share("d", last=100) < 0.05
+
+
+def test_nothing_measured_is_plain_and_says_so() -> None:
+    world = World({"d": Simulated(0.1, 0.9)}, is_measured=False)
+    world.run(20, COLD)
+    assert world.share("d") == 0.0 and "not been measured" in world.reasons[-1]
+    world.run(5, COLD, "d")
+    assert world.steps[-1].drafter == "d"  # asked for by name it drafts all the same
+
+
+def test_a_drafter_without_anything_to_say_is_passed_over() -> None:
+    silent = Simulated(0.1, 0.9)
+    silent.is_silent = True
+    world = World({"d": silent})
+    world.run(20, COLD)
+    assert world.share("d") == 0.0 and "nothing" not in world.reasons[-1]
+    assert "no drafter has anything to propose" in world.reasons[-1]
+
+
+# -- state ------------------------------------------------------------------------------------
+
+
+def learnt() -> World:
+    world = World({"d": Simulated(1.0, 0.9)})
+    world.run(200, COLD)
+    return world
+
+
+def test_restored_state_decides_the_same_at_once() -> None:
+    world = learnt()
+    state = json.loads(json.dumps(world.controller.snapshot()))
+    fresh = World({"d": Simulated(1.0, 0.9)}, is_measured=False)
+    assert fresh.controller.restore(state)
+    fresh.run(1, COLD)
+    old = world.steps[-1].num_draft_tokens
+    assert fresh.steps[-1].drafter == "d" and abs(fresh.steps[-1].num_draft_tokens - old) <= 2
+
+
+def test_restored_state_yields_to_what_is_seen_now() -> None:
+    fresh = World({"d": Simulated(4.0, 0.05)}, is_measured=False)
+    state = learnt().controller.snapshot()
+    state["costs"]["draft_step_ms"]["d"] = {"0": 4.0}
+    assert fresh.controller.restore(state)
+    fresh.run(300, COLD)
+    assert fresh.share("d", last=100) < 0.05
+
+
+def garbage() -> list[Any]:
+    good = learnt().controller.snapshot()
+    costs, acceptance = good["costs"], good["acceptance"]
+    record = acceptance["records"][0]
+    zero = {**costs, "verify_ms": {"1": {"100": 0.0}}}
+    return [
+        {},
+        {"version": 1},
+        {**good, "version": 99},
+        {**good, "costs": None},
+        {**good, "costs": []},
+        {**good, "costs": zero},
+        {**good, "costs": {**costs, "verify_ms": {"one": {"100": 3.0}}}},
+        {**good, "costs": {**costs, "draft_step_ms": {"d": {"100": math.nan}}}},
+        {**good, "acceptance": {"records": "x", "confidence": []}},
+        {**good, "acceptance": {**acceptance, "records": [{**record, "tried": [math.nan] * 16}]}},
+        {**good, "acceptance": {**acceptance, "confidence": [{"drafter": "d"}]}},
+    ]
+
+
+def test_garbage_is_refused_and_changes_nothing() -> None:
+    for state in garbage():
+        world = learnt()
+        before = world.controller.snapshot()
+        assert not world.controller.restore(state), state
+        assert world.controller.snapshot() == before
+        world.run(5, COLD)
+
+
+def test_best_fixed_rate_of_the_simulation_is_sane() -> None:
+    """The yardstick itself: a perfect free draft of 15 tokens, and a useless one."""
+    assert best_fixed_rate({"d": Simulated(0.0, 1.0)}) == pytest.approx(16 / 13.0)
+    assert best_fixed_rate({"d": Simulated(5.0, 0.0)}) == pytest.approx(1 / 10.0)

@@ -1,0 +1,128 @@
+"""The cost table: what was measured comes back, what was not is interpolated, drift is followed."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from localspec.engine.costs import Costs, Curve
+
+
+def measured() -> Costs:
+    costs = Costs()
+    for width, ms in ((1, 10.0), (2, 11.0), (4, 13.0), (8, 20.0), (16, 40.0)):
+        costs.set_verify(width, 100, ms)
+        costs.set_verify(width, 1100, ms + 5.0)
+    costs.set_draft_step("small", 100, 2.0)
+    return costs
+
+
+def test_nothing_is_known_before_it_is_measured() -> None:
+    costs = Costs()
+    assert not costs.is_measured
+    assert costs.verify_ms(1, 0) is None and costs.plain_ms(0) is None
+    assert costs.draft_ms("small", 1, 0) is None and costs.round_ms("small", 1, 0) is None
+    costs.observe(1, 10, 5.0)
+    costs.observe_draft("small", 1, 10, 5.0)
+    assert costs.verify_ms(1, 0) is None
+
+
+def test_measured_cells_come_back_and_widths_between_are_interpolated() -> None:
+    costs = measured()
+    assert [costs.verify_ms(w, 100) for w in (1, 4, 16)] == pytest.approx([10, 13, 40])
+    assert costs.verify_ms(6, 100) == pytest.approx(16.5)
+    assert costs.verify_ms(24, 100) == pytest.approx(60.0)  # the last slope goes on
+
+
+def test_a_round_is_drafting_and_verifying() -> None:
+    costs = measured()
+    assert costs.round_ms("small", 3, 100) == pytest.approx(3 * 2.0 + 13.0)
+    assert costs.round_ms("small", 0, 100) == costs.plain_ms(100) == pytest.approx(10.0)
+    assert costs.round_ms("unknown", 3, 100) is None
+
+
+def test_context_between_and_beyond_the_measured_points() -> None:
+    curve = Curve({100: 10.0, 1100: 15.0})
+    assert [curve.at(c) for c in (0, 100, 600, 1100, 2100)] == pytest.approx([10, 10, 12.5, 15, 20])
+
+
+def test_noise_never_makes_more_context_cheaper() -> None:
+    curve = Curve({100: 10.0, 1100: 9.0})
+    values = [curve.at(c) for c in range(0, 5000, 100)]
+    assert values == sorted(values) and min(values) > 0
+
+
+def test_one_disturbed_round_moves_little() -> None:
+    costs = measured()
+    costs.observe(1, 100, 10_000.0)
+    plain_ms = costs.plain_ms(100)
+    assert plain_ms is not None and 10.0 < plain_ms < 10.5
+
+
+def test_a_slower_machine_is_followed_within_a_hundred_rounds() -> None:
+    costs = measured()
+    for _ in range(100):
+        costs.observe(1, 100, 20.0)
+    assert costs.plain_ms(100) == pytest.approx(20.0, rel=0.02)
+    other = costs.verify_ms(8, 100)
+    assert other is not None and other > 22.0  # the others moved along, a little
+
+
+def test_noise_around_the_truth_does_not_carry_the_costs_away() -> None:
+    costs, rng = measured(), random.Random(3)
+    for _ in range(4000):
+        width = rng.choice((1, 4))
+        truth = 10.0 if width == 1 else 13.0
+        costs.observe(width, 100, truth * rng.uniform(0.9, 1.1))
+    assert costs.plain_ms(100) == pytest.approx(10.0, rel=0.05)
+    assert costs.verify_ms(4, 100) == pytest.approx(13.0, rel=0.05)
+
+
+def test_a_wrong_interpolation_does_not_move_plain_decoding() -> None:
+    """Width 5 costs 20 % more than the line from 4 to 8 says; plain decoding does not."""
+    costs = measured()
+    line = costs.verify_ms(5, 100)
+    assert line is not None
+    for _ in range(300):
+        costs.observe(5, 100, 1.2 * line)
+    assert costs.plain_ms(100) == pytest.approx(10.0, rel=0.01)
+
+
+def test_measuring_again_after_a_drift_gives_what_was_measured() -> None:
+    costs = measured()
+    for _ in range(200):
+        costs.observe(1, 100, 25.0)
+    costs.set_verify(4, 100, 14.0)
+    costs.set_draft_step("small", 100, 3.0)
+    assert costs.verify_ms(4, 100) == pytest.approx(14.0)
+    assert costs.draft_ms("small", 2, 100) == pytest.approx(6.0)
+
+
+def test_draft_steps_are_followed_too() -> None:
+    costs = measured()
+    for _ in range(100):
+        costs.observe_draft("small", 4, 100, 16.0)
+    assert costs.draft_ms("small", 1, 100) == pytest.approx(4.0, rel=0.02)
+
+
+def test_state_makes_the_round_trip_through_json() -> None:
+    costs = measured()
+    for _ in range(30):
+        costs.observe(4, 300, 18.0)
+    again = Costs.restored(json.loads(json.dumps(costs.snapshot())))
+    for width in (1, 3, 5, 16):
+        for context in (0, 100, 700, 3000):
+            assert again.verify_ms(width, context) == pytest.approx(costs.verify_ms(width, context))
+    assert again.round_ms("small", 5, 500) == pytest.approx(costs.round_ms("small", 5, 500))
+
+
+@pytest.mark.parametrize(
+    "cell", [0.0, -1.0, float("nan"), float("inf"), "much", None, [], {}], ids=str
+)
+def test_impossible_costs_are_refused(cell: Any) -> None:
+    state = {"verify_ms": {"1": {"100": cell}}, "draft_step_ms": {}}
+    with pytest.raises((KeyError, ValueError, TypeError, AttributeError)):
+        Costs.restored(state)

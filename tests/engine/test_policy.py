@@ -1,0 +1,229 @@
+"""The decisions of a turn on simulated rounds: how much is lost, how soon it is regained."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from localspec.core import OFF, DraftPlan, SamplingParams, Sequence, Step, Verdict
+from localspec.engine.policy import FIRST_PROBE, HYSTERESIS, LAST_PROBE, PROBE_BUDGET, Probing
+from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
+
+COLD = SamplingParams()
+
+
+# -- how good the choice is -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "rate"),
+    [(0.01, 0.3), (0.01, 0.8), (1.0, 0.5), (1.0, 0.9), (2.5, 0.8), (4.0, 0.6), (1.0, 0.98)],
+)
+def test_auto_reaches_the_best_fixed_choice(step_ms: float, rate: float) -> None:
+    """Stationary acceptance, costs within 10 %; over 4000 rounds at least 0.97 of the best."""
+    drafters = {"d": Simulated(step_ms, rate)}
+    world = World(drafters)
+    world.noise = 0.1
+    world.run(4000, COLD)
+    assert world.rate() >= 0.97 * best_fixed_rate(drafters)
+
+
+def test_auto_reaches_the_best_of_three() -> None:
+    drafters = {"a": Simulated(0.01, 0.35), "b": Simulated(1.5, 0.85), "c": Simulated(4.0, 0.95)}
+    world = World(drafters)
+    world.noise = 0.1
+    world.run(4000, COLD)
+    assert world.rate() >= 0.97 * best_fixed_rate(drafters)
+
+
+@pytest.mark.parametrize("step_ms", [0.5, 2.0, 5.0])
+def test_auto_is_never_much_worse_than_off(step_ms: float) -> None:
+    """Acceptance 0.2: at least 0.97 of plain decoding, the learning included."""
+    world = World({"d": Simulated(step_ms, 0.2)})
+    world.run(2000, COLD)
+    assert world.rate() >= 0.97 / PLAIN_MS
+
+
+@pytest.mark.parametrize(("rate", "confidence"), [(0.9, 0.6), (0.5, 0.99), (0.2, 0.95)])
+def test_a_confidence_that_is_wrong_is_corrected(rate: float, confidence: float) -> None:
+    """The drafter says how sure it is, and is wrong about it. The rule by confidence adds its
+    own choice of length, so 0.95 of the best fixed one is asked for once it has learnt."""
+    drafter = Simulated(1.0, rate)
+    drafter.confidence = confidence
+    world = World({"d": drafter})
+    world.run(3000, COLD)
+    assert world.rate(since=500) >= 0.95 * best_fixed_rate({"d": drafter})
+
+
+# -- probing ----------------------------------------------------------------------------------
+
+
+def probes(world: World, drafter: str) -> list[int]:
+    """Rounds at which `drafter` was looked at although it had lost."""
+    return [i for i, s in enumerate(world.steps) if s.is_probe and s.drafter == drafter]
+
+
+def test_intervals_between_looks_double_up_to_the_last() -> None:
+    probing, gaps, since = Probing(), [], 0
+    for _ in range(3000):
+        probing.ran(1000.0)
+        since += 1
+        if probing.is_due(0.001):
+            gaps.append(since)
+            probing.probed(0.001)
+            since = 0
+    assert gaps[:4] == [FIRST_PROBE, 2 * FIRST_PROBE, 4 * FIRST_PROBE, 8 * FIRST_PROBE]
+    assert gaps[-1] == LAST_PROBE
+
+
+def test_a_look_that_is_too_dear_waits_until_it_fits_the_budget() -> None:
+    probing = Probing()
+    for _ in range(50):
+        probing.ran(10.0)
+    assert not probing.is_due(5.1) and probing.is_due(4.9)
+
+
+@pytest.mark.parametrize("step_ms", [0.5, 2.0, 6.0])
+def test_looking_costs_at_most_a_hundredth_of_the_time(step_ms: float) -> None:
+    world = World({"d": Simulated(step_ms, 0.1)})
+    world.run(300, COLD)
+    start = len(world.steps)
+    world.run(4000, COLD)
+    looks = [s for s in world.steps[start:] if s.is_probe]
+    lost = sum(s.round_ms - s.num_output_tokens * PLAIN_MS for s in looks)
+    total = sum(s.round_ms for s in world.steps[start:])
+    assert looks, "what lost is looked at again"
+    assert lost <= 1.5 * PROBE_BUDGET * total  # the budget is on average, the last look on top
+
+
+def test_a_drafter_that_becomes_good_is_found_again() -> None:
+    drafter = Simulated(1.0, 0.05)
+    world = World({"d": drafter})
+    world.run(1000, COLD)
+    assert world.share("d", last=200) < 0.1
+    drafter.rate = 0.9
+    world.run(4000, COLD)
+    assert world.share("d", last=200) > 0.8
+
+
+def test_a_loser_to_another_drafter_is_found_again_when_it_becomes_better() -> None:
+    loser = Simulated(1.0, 0.1)
+    world = World({"winner": Simulated(1.0, 0.7), "loser": loser})
+    world.run(1000, COLD)
+    assert world.share("winner", last=200) > 0.8
+    loser.rate = 0.97
+    world.run(6000, COLD)
+    assert world.share("loser", last=200) > 0.8
+
+
+def test_plain_decoding_is_measured_now_and_then_while_drafting_wins() -> None:
+    """The gain that is shown is measured against it."""
+    world = World({"d": Simulated(0.5, 0.9)})
+    world.run(3000, COLD)
+    assert any(s.is_probe and s.drafter == OFF for s in world.steps[1000:])
+
+
+def test_a_drafter_that_becomes_bad_is_dropped_soon() -> None:
+    drafter = Simulated(2.0, 0.9)
+    world = World({"d": drafter})
+    world.run(500, COLD)
+    drafter.rate = 0.02
+    world.run(300, COLD)
+    assert world.share("d", last=100) < 0.1
+
+
+# -- steadiness -------------------------------------------------------------------------------
+
+
+def test_near_ties_do_not_make_the_choice_flicker() -> None:
+    """Two drafters within a percent of each other: few changes in 1500 rounds."""
+    world = World({"a": Simulated(1.0, 0.80), "b": Simulated(1.0, 0.801)})
+    world.noise = 0.05
+    world.run(1500, COLD)
+    chosen = [s.drafter for s in world.steps if not s.is_probe][300:]
+    changes = sum(a != b for a, b in zip(chosen, chosen[1:], strict=False))
+    assert changes < 60
+    assert HYSTERESIS > 1.0
+
+
+# -- full information -------------------------------------------------------------------------
+
+
+def test_a_free_guess_is_scored_without_being_used() -> None:
+    """It foresees exactly what comes, and so is known to be good before its first draft."""
+    free = Simulated(20.0, 1.0, is_free=True)  # too dear to be used
+    free.foreseen = (9,) * 4
+    world = World({"free": free})
+    world.run(60, COLD)
+    assert world.share("free") == 0.0
+    assert world.controller.acceptance.rates("free", "s", 0)[0] > 0.85
+
+
+def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
+    free = Simulated(20.0, 1.0, is_free=True)
+    free.foreseen = (9, 3, 9, 9)
+    world = World({"free": free})
+    world.run(60, COLD)
+    rates = world.controller.acceptance.rates("free", "s", 0)
+    assert rates[1] < 0.3
+
+
+def test_own_rounds_are_not_counted_twice() -> None:
+    free = Simulated(0.1, 0.9, is_free=True)
+    free.foreseen = (9,) * 4
+    world = World({"free": free})
+    world.run(30, COLD)
+    used = sum(s.drafter == "free" for s in world.steps)
+    assert world.controller.acceptance.num_rounds("free", "s", 0) <= used + 1
+
+
+# -- the rule within a round ------------------------------------------------------------------
+
+
+def plan_of(world: World) -> DraftPlan:
+    rng: Any = None
+    sequence = Sequence((1, 2, 3), COLD, 1000, frozenset(), rng)
+    plan: DraftPlan = world.controller.policy(COLD, "d", None).plan(sequence)
+    return plan
+
+
+def test_a_confident_draft_goes_on_and_an_unsure_one_ends() -> None:
+    drafter = Simulated(1.0, 0.8)
+    drafter.confidence = 0.8
+    world = World({"d": drafter})
+    world.run(300, COLD)
+    sure, unsure = plan_of(world), plan_of(world)
+    assert sure.keep_drafting is not None and unsure.keep_drafting is not None
+    assert sure.keep_drafting(0, 0.999)
+    assert not unsure.keep_drafting(0, 0.01)
+
+
+def test_the_rule_ends_at_the_widest_round_that_was_measured() -> None:
+    drafter = Simulated(0.0001, 0.99)
+    drafter.confidence = 0.99
+    world = World({"d": drafter})
+    world.run(300, COLD)
+    assert max(step.num_draft_tokens for step in world.steps) <= 15
+
+
+# -- host time --------------------------------------------------------------------------------
+
+
+def test_deciding_and_learning_take_little_of_a_round() -> None:
+    """Three drafters; median of 300 rounds under 500 us (about 100 us on an idle machine)."""
+    names = {"a": Simulated(0.1, 0.5), "b": Simulated(1.0, 0.8), "c": Simulated(2.0, 0.9)}
+    world = World(names)
+    rng: Any = None
+    sequence = Sequence(tuple(range(2000)), COLD, 10**6, frozenset(), rng)
+    policy = world.controller.policy(COLD, "auto", None)
+    times = []
+    for _ in range(300):
+        started = perf_counter()
+        plan = policy.plan(sequence)
+        step = Step(plan.drafter, plan.num_draft_tokens, 1, 2, 1.0, 10.0, 1999, signal="s")
+        policy.observe(sequence, step, Verdict((0,), 5))
+        times.append(perf_counter() - started)
+    assert median(times) < 500e-6

@@ -1,0 +1,120 @@
+"""What the doctor finds, misses and admits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localspec.config import settings_for
+from localspec.machine import doctor
+from localspec.machine.doctor import doctor_report, never_run, render
+from localspec.machine.hardware import probe
+from localspec.machine.host import Host, TorchBuild
+from tests.machine.fake_nvml import GIB, FakeNvml
+
+LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
+GPU = probe(FakeNvml(), LINUX, TorchBuild("2.13.0", "13.0"))
+CPU = probe(FakeNvml(failing={"nvmlInit": 18}), LINUX, TorchBuild("2.13.0+cpu", None))
+
+
+def names(report: dict[str, list[dict[str, str]]], part: str) -> set[str]:
+    return {each["name"] for each in report[part]}
+
+
+def demo_in(project: Path) -> None:
+    for name in doctor.DEMO_FOLDERS:
+        folder = project / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"")
+
+
+def test_a_whole_machine_lacks_nothing(tmp_path: Path) -> None:
+    demo_in(tmp_path)
+    report = doctor_report(settings_for(tmp_path), GPU, tmp_path)
+    assert report["missing"] == [] and report["device"] == "cuda"
+    assert {"python", "torch", "GPU", "RAM", "bitsandbytes", "home", "disk", "demo pair"} <= names(
+        report, "found"
+    )
+    assert "10.0 GiB of 12.0 GiB free" in render(report)
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_a_driver_problem_is_missing_with_its_fix(tmp_path: Path) -> None:
+    report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
+    (gpu,) = [each for each in report["missing"] if each["name"] == "GPU"]
+    assert "version mismatch" in gpu["fact"] and gpu["fix"] == "Restart the computer."
+
+
+def test_an_absent_demo_pair_is_missing(tmp_path: Path) -> None:
+    report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
+    assert "demo pair" in names(report, "missing")
+    assert "python -m localspec train" in render(report)
+
+
+def test_a_home_that_is_a_file_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    report = doctor_report(settings_for(tmp_path / "file"), CPU, tmp_path)
+    assert "home" in names(report, "missing")
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "words"),
+    [("bitsandbytes", None, "self_quant"), ("bitsandbytes", "0.49.2", "0.49.2")],
+)
+def test_bitsandbytes_absent_or_old_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, words: str
+) -> None:
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda n: version if n == package else real(n))
+    report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
+    (found,) = [each for each in report["missing"] if each["name"] == package]
+    assert words in found["fact"] and "0.50" in found["fix"]
+
+
+def test_a_little_disk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert "disk" in names(doctor_report(settings_for(tmp_path), CPU, tmp_path), "missing")
+
+
+def test_a_broken_profile_is_missing_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles" / "models"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text("titel = 'x'")
+    report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
+    (found,) = [each for each in report["missing"] if each["name"] == "profiles"]
+    assert "'titel'" in found["fact"] and "'title'" in found["fact"]
+
+
+def test_a_torch_that_cannot_start_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise OSError("libtorch.so: cannot open")
+
+    monkeypatch.setattr(doctor, "probe", lambda: CPU)
+    monkeypatch.setattr(doctor, "confirmed_by_torch", broken)
+    report = doctor_report(settings_for(tmp_path), project=tmp_path)
+    (found,) = [each for each in report["missing"] if each["name"] == "torch"]
+    assert "libtorch.so" in found["fact"]
+
+
+def test_untried_paths_follow_this_machines_hardware() -> None:
+    on_gpu = {each.path: each.is_possible_here for each in never_run(GPU)}
+    on_cpu = {each.path: each.is_possible_here for each in never_run(CPU)}
+    nf4 = "NF4 weights of self_quant on CUDA"
+    assert on_gpu[nf4] and not on_cpu[nf4]
+    windows = replace(CPU, host=replace(LINUX, system="Windows"))
+    assert {each.path for each in never_run(windows) if each.is_possible_here} == {"Windows"}
+    assert not on_gpu["CUDA graphs"]
+
+
+def test_the_doctor_writes_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "not" / "yet"
+    doctor_report(settings_for(home), CPU, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,59 @@
+"""The plan's exact parts against the bytes of models that were really built (CPU)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from localspec.machine.budget import Arrangement, Room, bytes_of
+from localspec.machine.shapes import Precision, shape_from_config
+
+pytestmark = pytest.mark.slow  # imports transformers
+
+CONTEXT = 512
+ROOM = Room("cpu", 2**34)
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1024,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
+    import torch
+
+    from localspec.forward.cache import KVCache
+    from localspec.forward.model import CausalLM, kv_shape
+
+    shape = shape_from_config(module.config.to_dict(), "small")
+    planned = bytes_of(Arrangement(shape, "bf16", CONTEXT), ROOM)
+    cache = KVCache(kv_shape(module.config, CONTEXT), torch.bfloat16, torch.device("cpu"))
+    assert planned.target_weights == CausalLM(module, cache).weight_bytes
+    assert planned.target_kv == cache.kv_bytes
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("nf4", "4-bit"), ("int8", "8-bit")])
+def test_a_self_draft_is_planned_no_smaller_than_it_is(
+    module: Any, kind: Literal["nf4", "int8"], precision: Precision
+) -> None:
+    from localspec.forward.quantised import quantised_bytes, quantised_copy
+
+    shape = shape_from_config(module.config.to_dict(), "small")
+    planned = bytes_of(Arrangement(shape, "bf16", CONTEXT, self_draft=precision), ROOM)
+    held = quantised_bytes(quantised_copy(module, kind))
+    assert held <= planned.draft_weights <= 1.1 * held

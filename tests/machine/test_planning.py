@@ -1,0 +1,267 @@
+"""From what a person asks to a report: names, folders, values, the catalogue, the text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.config import Settings, settings_for
+from localspec.errors import ConfigError, ModelError
+from localspec.machine.hardware import Hardware, probe
+from localspec.machine.host import Host, TorchBuild
+from localspec.machine.models import find_model
+from localspec.machine.options import LoadOptions
+from localspec.machine.planning import (
+    full_precision,
+    make_plans,
+    measurement_from_costs,
+    plan_report,
+    render,
+    room_for,
+)
+from localspec.machine.speedup import expected_speedup
+from tests.machine.fake_nvml import GIB, FakeNvml
+
+LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
+GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, TorchBuild("2.13.0", "13.0"))
+CPU = probe(FakeNvml(failing={"nvmlInit": 12}), LINUX, TorchBuild("2.13.0", "13.0"))
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+TOKENS = {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_for(tmp_path)
+
+
+def model_folder(folder: Path, layers: int = 12, tokens: dict[str, int] | None = None) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    content = {"model": {"vocab": tokens or TOKENS}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def plans_of(
+    settings: Settings, hardware: Hardware = GPU, vram: float | None = None, **options: Any
+) -> dict[str, Any]:
+    return plan_report(LoadOptions(**options), settings, vram, hardware)
+
+
+# -- the room -------------------------------------------------------------------------------
+
+
+def test_the_room_is_what_the_machine_has_free() -> None:
+    assert (room_for(GPU).device, room_for(GPU).free_bytes) == ("cuda", 10 * GIB)
+    assert (room_for(CPU).device, room_for(CPU).free_bytes) == ("cpu", 20 * GIB)
+
+
+def test_given_memory_is_planned_for_as_a_gpu_even_without_one() -> None:
+    assert (room_for(CPU, 8).device, room_for(CPU, 8).free_bytes) == ("cuda", 8 * GIB)
+
+
+def test_no_gpu_memory_means_the_cpu() -> None:
+    assert (room_for(GPU, 0).device, room_for(GPU, 0).free_bytes) == ("cpu", 20 * GIB)
+
+
+def test_hidden_gpu_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert GPU.gpu is not None
+    hidden = replace(GPU, gpu=replace(GPU.gpu, free_bytes=None, total_bytes=None))
+    monkeypatch.setattr("localspec.machine.planning.confirmed_by_torch", lambda _: GPU)
+    assert room_for(hidden).free_bytes == 10 * GIB
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_memory_that_is_no_amount_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="--vram-gib"):
+        room_for(GPU, value)
+
+
+def test_the_device_decides_the_full_precision() -> None:
+    assert full_precision(None, GPU) == "bf16"
+    assert full_precision(None, CPU) == "bf16"
+    old = replace(CPU, host=replace(LINUX, multiplies_bf16=False))
+    assert full_precision(None, old) == "fp32"
+    assert full_precision("float32", GPU) == "fp32"
+    assert full_precision(None, replace(CPU, device="mps")) == "fp16"
+    with pytest.raises(ConfigError, match="'bfloat16'"):
+        full_precision("bfloat61", GPU)
+
+
+# -- one model ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen3-8b", "Qwen3-8B"])
+def test_a_known_model_brings_its_drafts(settings: Settings, name: str) -> None:
+    report = plans_of(settings, vram=40, model=name)
+    drafts = {each["draft"] for each in report["plans"] if each["draft"]}
+    assert drafts == {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"}
+
+
+def test_an_unknown_model_names_the_nearest(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'Qwen/Qwen3-8B'"):
+        plans_of(settings, model="Qwen/Qwen3-8X")
+
+
+def test_a_folder_is_planned_with_its_token_map_compared(
+    settings: Settings, tmp_path: Path
+) -> None:
+    target = model_folder(tmp_path / "target")
+    draft = model_folder(tmp_path / "draft", layers=1)
+    report = plans_of(settings, CPU, model=target, draft=draft, context=2048)
+    best = report["plans"][0]
+    assert report["device"] == "cpu"
+    assert (best["target"], best["drafter"], best["draft"]) == ("target", "draft_model", "draft")
+    assert best["context"] == 2048
+    assert "all 3 tokens have the same id" in best["reason"]
+
+
+def test_a_folder_with_one_swapped_id_is_refused_as_draft(
+    settings: Settings, tmp_path: Path
+) -> None:
+    target = model_folder(tmp_path / "target")
+    draft = model_folder(tmp_path / "draft", layers=1, tokens={"a": 0, "b": 2, "c": 1})
+    report = plans_of(settings, CPU, model=target, draft=draft)
+    assert "draft_model" not in {each["drafter"] for each in report["plans"]}
+    (reason,) = [each["reason"] for each in report["refused"] if each["drafter"] == "draft_model"]
+    assert "'b' has id 1 in the target and 2 in the draft" in reason
+
+
+def test_a_folder_without_a_config_says_what_it_lacks(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        plans_of(settings, model=str(tmp_path))
+
+
+def test_one_drafter_can_be_asked_for(settings: Settings) -> None:
+    report = plans_of(settings, vram=40, model="Qwen/Qwen3-8B", drafter="ngram")
+    assert {each["drafter"] for each in report["plans"]} == {"ngram"}
+    with pytest.raises(ConfigError, match="'ngram'"):
+        plans_of(settings, model="Qwen/Qwen3-8B", drafter="n-gram")
+
+
+@pytest.mark.parametrize("context", [0, -5])
+def test_a_context_that_holds_nothing_is_refused(settings: Settings, context: int) -> None:
+    with pytest.raises(ConfigError, match="holds nothing"):
+        plans_of(settings, model="Qwen/Qwen3-8B", context=context)
+
+
+def test_a_persons_own_profile_is_found_in_the_home(settings: Settings, tmp_path: Path) -> None:
+    folder = tmp_path / "profiles" / "models"
+    folder.mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    target = model_folder(tmp_path / "mine" / "target")
+    text = f"""default = "me/mine"
+    [models."me/mine"]
+    license = "own"
+    folder = {json.dumps(target)}
+    drafts = []
+    """
+    (folder / "mine.toml").write_text(text)
+    report = plans_of(settings, CPU, profile="mine")
+    assert {each["target"] for each in report["plans"]} == {"me/mine"}
+
+
+def test_a_profiles_folder_named_by_path_keeps_its_drafts(
+    settings: Settings, tmp_path: Path
+) -> None:
+    target = model_folder(tmp_path / "target")
+    model_folder(tmp_path / "draft", layers=1)
+    folder = tmp_path / "profiles" / "models"
+    folder.mkdir(parents=True)
+    lines = ['default = "pair/target"']
+    for name, drafts in (("target", '"pair/draft"'), ("draft", "")):
+        place = json.dumps(str(tmp_path / name))
+        lines += [f'[models."pair/{name}"]', 'license = "own"', f"folder = {place}"]
+        lines += [f"drafts = [{drafts}]"]
+    (folder / "pair.toml").write_text("\n".join(lines))
+    report = plans_of(settings, CPU, model=target)
+    assert report["plans"][0]["draft"] == "pair/draft"
+    catalogue = plans_of(settings, CPU, profile="pair")
+    assert {each["target"] for each in catalogue["plans"]} == {"pair/target"}
+
+
+# -- the catalogue --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vram", [0, 4, 6, 8, 12, 16, 24])
+def test_the_catalogue_says_something_of_every_model_and_drafter(
+    settings: Settings, vram: float
+) -> None:
+    report = plans_of(settings, vram=vram, profile="qwen3")
+    told = [(each["target"], each["drafter"]) for each in report["plans"]]
+    assert len(told) == len(set(told))
+    assert len(told) + len(report["refused"]) == 9 * 4
+    free = 20 * GIB if vram == 0 else vram * GIB
+    assert all(each["bytes"]["total"] <= free for each in report["plans"])
+
+
+def test_the_catalogue_puts_the_largest_model_that_fits_first(settings: Settings) -> None:
+    targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (4, 24)]
+    assert targets == ["Qwen/Qwen3-4B", "Qwen/Qwen3-32B"]
+
+
+def test_the_whole_catalogue_serialises(settings: Settings) -> None:
+    report = plans_of(settings, vram=12)
+    assert json.loads(json.dumps(report)) == report
+    assert {each["target"].partition("/")[0] for each in report["plans"]} >= {"Qwen", "meta-llama"}
+
+
+def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings) -> None:
+    from localspec.config import load_profiles
+
+    profiles = load_profiles(settings.profile_folders)
+    for profile in profiles.values():
+        for entry in profile.models.values():
+            if entry.folder is None:
+                for draft in entry.drafts:
+                    small = find_model(draft, profiles).shape
+                    assert small.num_params < find_model(entry.id, profiles).shape.num_params
+
+
+# -- measurements and text ------------------------------------------------------------------
+
+
+def test_the_cost_table_becomes_a_measurement_at_the_nearest_context() -> None:
+    costs = {
+        "verify_ms": {"1": {"256": 10.0, "2048": 20.0}, "8": {"256": 11.0, "2048": 30.0}},
+        "draft_step_ms": {"draft_model": {"256": 1.0, "2048": 2.0}},
+    }
+    found = measurement_from_costs("t", "bf16", costs, {"draft_model": (0.8,)}, 1900, "d")
+    assert found.verify_ms == {1: 20.0, 8: 30.0}
+    assert found.draft_step_ms == {"draft_model": 2.0}
+    speedup = expected_speedup(found, "draft_model")
+    assert speedup is not None and speedup.value > 1.0
+
+
+def test_measurements_reach_the_report(settings: Settings) -> None:
+    costs = {
+        "verify_ms": {"1": {"256": 10.0}, "8": {"256": 10.0}},
+        "draft_step_ms": {"ngram": {"256": 0.1}},
+    }
+    measured = measurement_from_costs("Qwen/Qwen3-8B", "bf16", costs, {"ngram": (0.9,)}, 256)
+    report = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 40, GPU, (measured,))
+    best = report.plans[0]
+    assert best.drafter == "ngram" and best.expected_speedup is not None
+
+
+def test_the_text_shows_a_dash_for_an_unmeasured_gain(settings: Settings) -> None:
+    report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, 24, GPU)
+    text = render(report, 24 * GIB, most=3)
+    assert "cuda with 24.0 GiB free" in text and "gain –" in text
+    assert f"and {len(report.plans) - 3} more plans" in text and "Refused:" in text
+    nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 2, GPU)
+    assert "Nothing fits." in render(nothing, 2 * GIB)

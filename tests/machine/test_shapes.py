@@ -1,0 +1,262 @@
+"""Parameter and KV-cache counts, against values worked out by hand and published totals."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localspec.config import SHIPPED_PROFILES, load_profiles
+from localspec.errors import ModelError
+from localspec.machine.models import shape_from_entry
+from localspec.machine.shapes import ModelShape, shape_from_config, shape_from_folder
+
+KIB = 1024
+
+LLAMA_8B = ModelShape(
+    name="Llama-3.1-8B",
+    family="llama",
+    num_layers=32,
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    vocab_size=128256,
+    context_length=131072,
+    is_tied=False,
+)
+# A config small enough to count on paper.
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 10,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+# A layer of it: q 8x8, k and v 8x4 each, o 8x8, three MLP matrices of 8x16, two norms of 8.
+SMALL_LINEAR = 64 + 32 + 32 + 64 + 3 * 128
+SMALL_TOTAL = 2 * (SMALL_LINEAR + 16) + 8 + 2 * 80
+
+
+def test_parameters_of_a_small_model_are_those_counted_by_hand() -> None:
+    shape = shape_from_config(SMALL, "small")
+    assert shape.head_dim == 2
+    assert shape.num_params == SMALL_TOTAL
+    assert shape.linear_params == 2 * SMALL_LINEAR
+
+
+def test_a_tied_head_is_counted_once() -> None:
+    tied = shape_from_config({**SMALL, "tie_word_embeddings": True}, "tied")
+    assert tied.num_params == SMALL_TOTAL - 80
+
+
+def test_biases_and_head_norms_are_counted() -> None:
+    biased = shape_from_config({**SMALL, "model_type": "qwen2"}, "biased")
+    assert biased.num_params == SMALL_TOTAL + 2 * (8 + 4 + 4)
+    normed = shape_from_config({**SMALL, "model_type": "qwen3"}, "normed")
+    assert normed.num_params == SMALL_TOTAL + 2 * (2 + 2)
+    everywhere = {**SMALL, "attention_bias": True, "mlp_bias": True}
+    assert shape_from_config(everywhere, "all").num_params == SMALL_TOTAL + 2 * (
+        8 + 4 + 4 + 8 + 16 + 16 + 8
+    )
+
+
+def test_all_experts_are_counted_and_the_router() -> None:
+    config = {
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 6,
+        "mlp_only_layers": [0],
+    }
+    shape = shape_from_config(config, "mixture")
+    experts, router = 4 * 3 * 8 * 6, 8 * 4
+    assert shape.expert_params == experts
+    assert shape.num_params == SMALL_TOTAL + 2 * 4 - 3 * 128 + experts + router
+
+
+@pytest.mark.slow  # imports transformers
+def test_the_counts_are_those_of_transformers_own_models() -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    families = ("llama", "mistral", "smollm3", "qwen2", "qwen3")
+    for family in families:
+        config = AutoConfig.for_model(**{**SMALL, **IDS, "model_type": family, "head_dim": 2})
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        assert shape_from_config(config.to_dict(), family).num_params == count, family
+
+
+@pytest.mark.slow
+def test_the_counts_of_a_mixture_are_those_of_transformers() -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    qwen3 = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
+    mixtral = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    for family, experts in (("qwen3_moe", qwen3), ("mixtral", mixtral)):
+        config = AutoConfig.for_model(
+            **{**SMALL, **IDS, "model_type": family, "head_dim": 2, **experts}
+        )
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        shape = shape_from_config(config.to_dict(), family)
+        assert shape.num_params == sum(each.numel() for each in model.parameters()), family
+        linear = [
+            each
+            for name, each in model.named_modules()
+            if isinstance(each, torch.nn.Linear) and name != "lm_head"
+        ]
+        assert shape.linear_params == sum(each.weight.numel() for each in linear), family
+
+
+def test_kv_bytes_of_known_models() -> None:
+    profiles = load_profiles((SHIPPED_PROFILES,))
+    assert LLAMA_8B.kv_bytes_per_token() == 128 * KIB
+    qwen = shape_from_entry(profiles["qwen3"].models["Qwen/Qwen3-0.6B"])
+    assert qwen.kv_bytes_per_token() == 112 * KIB
+    assert qwen.kv_bytes(32768) == int(3.5 * 2**30)
+    assert qwen.kv_bytes_per_token("fp32") == 224 * KIB
+
+
+def test_weight_bytes_by_precision() -> None:
+    kept = LLAMA_8B.num_params - LLAMA_8B.linear_params
+    assert LLAMA_8B.num_params == 8_030_261_248
+    assert LLAMA_8B.weight_bytes("bf16") == 2 * LLAMA_8B.num_params
+    assert LLAMA_8B.weight_bytes("fp32") == 4 * LLAMA_8B.num_params
+    tables = 32 * 7 * 4 * (16 + 256)
+    four = 2 * kept + int(0.5625 * LLAMA_8B.linear_params) + tables
+    assert LLAMA_8B.weight_bytes("4-bit") == four
+    eight = LLAMA_8B.weight_bytes("8-bit") - 2 * kept - LLAMA_8B.linear_params
+    assert 0 < eight < 0.01 * LLAMA_8B.linear_params  # the scales of the rows
+
+
+def test_embeddings_and_head_stay_wide_under_4_bit() -> None:
+    tied = replace(LLAMA_8B, is_tied=True)
+    one_embedding = 128256 * 4096
+    saved = LLAMA_8B.weight_bytes("4-bit") - tied.weight_bytes("4-bit")
+    assert saved == 2 * one_embedding
+
+
+def test_an_unknown_family_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="'mamba'"):
+        shape_from_config({**SMALL, "model_type": "mamba"}, "other")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_missing_size_is_named(key: str) -> None:
+    config = {name: value for name, value in SMALL.items() if name != key}
+    with pytest.raises(ModelError, match=key):
+        shape_from_config(config, "incomplete")
+
+
+def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        shape_from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        shape_from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="not a JSON object"):
+        shape_from_folder(tmp_path)
+
+
+# -- against the published table ------------------------------------------------------------
+
+FAMILY_BY_NAME = (
+    ("meta-llama/", "llama"),
+    ("deepseek-ai/DeepSeek-R1-Distill-Llama", "llama"),
+    ("codellama/", "llama"),
+    ("TinyLlama/", "llama"),
+    ("HuggingFaceTB/SmolLM2", "llama"),
+    ("Qwen/Qwen2.5", "qwen2"),
+    ("Qwen/QwQ", "qwen2"),
+    ("Qwen/Qwen3-30B", "qwen3_moe"),
+    ("Qwen/Qwen3-235B", "qwen3_moe"),
+    ("Qwen/Qwen3", "qwen3"),
+    ("mistralai/Mixtral", "mixtral"),
+    ("mistralai/Mistral", "mistral"),
+)
+
+
+def _family(name: str) -> str | None:
+    return next((family for start, family in FAMILY_BY_NAME if name.startswith(start)), None)
+
+
+def _config(row: dict[str, str], family: str) -> dict[str, object]:
+    return {
+        "model_type": family,
+        "num_hidden_layers": row["layers"],
+        "hidden_size": row["hidden"],
+        "num_attention_heads": row["heads"],
+        "num_key_value_heads": row["kv_heads"],
+        "head_dim": row["head_dim"],
+        "intermediate_size": row["intermediate"],
+        "vocab_size": row["vocab"],
+        "max_position_embeddings": row["ctx"],
+        "tie_word_embeddings": row["tied_embeddings"] == "True",
+        "num_experts": int(row["n_expert"]),
+        "num_experts_per_tok": int(row["experts_per_token"]),
+        "moe_intermediate_size": int(row["moe_intermediate"] or 0),
+    }
+
+
+@pytest.fixture(scope="module")
+def published(shared_data: Path) -> dict[str, dict[str, str]]:
+    with (shared_data / "model_shapes.csv").open(encoding="utf-8") as file:
+        return {row["model"]: row for row in csv.DictReader(file)}
+
+
+def test_totals_agree_with_the_published_table(published: dict[str, dict[str, str]]) -> None:
+    compared = 0
+    for name, row in published.items():
+        family = _family(name)
+        if family is None:
+            continue
+        shape = shape_from_config(_config(row, family), name)
+        millions = shape.num_params / 1e6
+        assert millions == pytest.approx(float(row["params_est_M"]), rel=1e-3, abs=1.0), name
+        assert shape.kv_bytes_per_token() == int(row["kv_bytes_per_token_fp16"]), name
+        compared += 1
+    assert compared >= 45
+
+
+def test_the_profiles_agree_with_the_published_table(
+    published: dict[str, dict[str, str]],
+) -> None:
+    spelt = {
+        "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Meta-Llama-3.1-70B-Instruct",
+    }
+    for profile in load_profiles((SHIPPED_PROFILES,)).values():
+        for entry in profile.models.values():
+            if entry.folder is not None:
+                continue
+            row = published[spelt.get(entry.id, entry.id)]
+            shape = shape_from_entry(entry)
+            wanted = shape_from_config(_config(row, shape.family), entry.id)
+            assert replace(shape, context_length=0) == replace(wanted, context_length=0)
+            assert shape.context_length <= wanted.context_length
+
+
+def test_real_configs_give_the_table_s_totals(
+    shared_data: Path, published: dict[str, dict[str, str]]
+) -> None:
+    folders = sorted(path.parent for path in (shared_data / "configs").glob("*/config.json"))
+    assert len(folders) >= 10
+    for folder in folders:
+        row = published[f"{folder.name} [real config.json]"]
+        shape = shape_from_folder(folder)
+        assert shape.num_params / 1e6 == pytest.approx(float(row["params_est_M"]), rel=1e-3, abs=1)
+        assert shape.kv_bytes_per_token() == int(row["kv_bytes_per_token_fp16"])
