@@ -1,41 +1,28 @@
-"""The nouns of localspec and the two seams between its wings.
+"""What the engine and the drafters speak of, and the seam between them.
 
 Contract: frozen dataclasses, complete when built, and protocols; imports nothing of ours
 but the errors, and nothing heavy (no torch, no gradio), so that every wing may import it.
-Units stand in the names; unknown is None, never 0. Counts follow vLLM's definitions:
-`acceptance_rate` = accepted / drafted, `mean_accepted_length` = 1 + accepted / num_drafts
-(the bonus token counted), `draft_share` = accepted / output tokens.
+Units stand in the names; unknown is None, never 0.
 
-Not here: any algorithm.
+Not here: any algorithm; what a turn is to the page and the log (backend).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from localspec.errors import RequestError
 
 if TYPE_CHECKING:
     import torch
 
-Role = Literal["system", "user", "assistant"]
-Phase = Literal["loading", "prefill", "decode", "done"]
 FinishReason = Literal["eos", "stop", "length", "cancelled", "error"]
 
 TARGET = "target"  # provenance of a token the target chose itself
 OFF = "off"  # the name of plain decoding as an arm
 AUTO = "auto"  # the name of the controller's free choice
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a conversation, as the person or the model wrote it."""
-
-    role: Role
-    content: str
 
 
 @dataclass(frozen=True)
@@ -64,31 +51,6 @@ class SamplingParams:
         for name, value, low, high in ranges:
             if not low <= value <= high:  # also refuses NaN
                 raise RequestError(f"{name} is {value}, but it must lie between {low} and {high}.")
-
-
-@dataclass(frozen=True)
-class Request:
-    """One turn asked of a backend.
-
-    messages: the whole conversation, the person's newest message last.
-    drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
-    controller choose it each round.
-    """
-
-    messages: tuple[Message, ...]
-    sampling: SamplingParams = SamplingParams()
-    max_tokens: int = 512
-    stop: tuple[str, ...] = ()
-    drafter: str = AUTO
-    num_draft_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
-        if self.num_draft_tokens is not None and not 0 <= self.num_draft_tokens <= 64:
-            raise RequestError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but it must lie between 0 and 64."
-            )
 
 
 class Sequence:
@@ -229,128 +191,6 @@ class Step:
 
 
 @dataclass(frozen=True)
-class TurnStats:
-    """The running totals of one turn; `plus` adds a round. Times in ms.
-
-    drafter: the one that drafted most of the tokens so far, OFF when nothing was drafted.
-    speedup: against this machine's measured plain decoding at this context; None until measured.
-    reason: why this drafter and γ, in plain words.
-    """
-
-    num_prompt_tokens: int
-    num_reused_tokens: int = 0
-    num_output_tokens: int = 0
-    num_steps: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    prefill_ms: float | None = None
-    ttft_ms: float | None = None
-    decode_ms: float = 0.0
-    plain_decode_ms: float | None = None  # what the decoded tokens would have taken plainly
-    exact: bool = True
-    reason: str = ""
-    drafted_by: Mapping[str, int] = field(default_factory=dict)
-
-    def plus(self, step: Step) -> TurnStats:
-        drafted = step.num_draft_tokens
-        counts = dict(self.drafted_by)
-        if drafted:
-            counts[step.drafter] = counts.get(step.drafter, 0) + drafted
-        return replace(
-            self,
-            num_output_tokens=self.num_output_tokens + step.num_output_tokens,
-            num_steps=self.num_steps + 1,
-            num_drafts=self.num_drafts + (1 if drafted else 0),
-            num_draft_tokens=self.num_draft_tokens + drafted,
-            num_accepted_tokens=self.num_accepted_tokens + step.num_accepted_tokens,
-            decode_ms=self.decode_ms + step.round_ms,
-            drafted_by=counts,
-        )
-
-    @property
-    def drafter(self) -> str:
-        return max(self.drafted_by, key=lambda name: self.drafted_by[name], default=OFF)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
-
-    @property
-    def draft_share(self) -> float | None:
-        return _ratio(self.num_accepted_tokens, self.num_output_tokens)
-
-    @property
-    def mean_accepted_length(self) -> float | None:
-        accepted = _ratio(self.num_accepted_tokens, self.num_drafts)
-        return None if accepted is None else 1.0 + accepted
-
-    @property
-    def mean_num_draft_tokens(self) -> float | None:
-        return _ratio(self.num_draft_tokens, self.num_drafts)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return _ratio(1000.0 * self.num_output_tokens, self.decode_ms)
-
-    @property
-    def speedup(self) -> float | None:
-        if self.plain_decode_ms is None:
-            return None
-        return _ratio(self.plain_decode_ms, self.decode_ms)
-
-
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What a backend yields: at least one per phase, then one per round.
-
-    text: new text, complete characters only, "" while a character is still incomplete.
-    tokens, provenance: the new output ids (without end-of-text) and TARGET or the drafter's
-    name for each. step: the round behind this chunk, None outside decoding.
-    finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
-    """
-
-    phase: Phase
-    stats: TurnStats
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    provenance: tuple[str, ...] = ()
-    step: Step | None = None
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class DrafterStatus:
-    """A drafter as the person sees it: whether it can be chosen, and why or why not."""
-
-    name: str
-    is_available: bool
-    reason: str
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a backend has loaded. calibration: measured costs as plain data, None before."""
-
-    target: str
-    draft: str | None
-    device: str
-    dtype: str
-    context_length: int
-    drafters: tuple[DrafterStatus, ...]
-    target_bytes: int | None = None
-    kv_bytes: int | None = None
-    calibration: Mapping[str, Any] | None = None
-    notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Round:
     """What the engine yields: the output tokens of one round, where each came from, and why
     the round was planned as it was."""
@@ -399,30 +239,3 @@ class Drafter(Protocol):
     def observe(self, sequence: Sequence, step: Step) -> None:
         """Learn from a finished round, whoever drafted it."""
         ...
-
-
-class Backend(Protocol):
-    """The one seam between an engine (local, child process, remote, fake) and the rest."""
-
-    def describe(self) -> Description: ...
-
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Prompt tokens of a conversation, counted before anything is sent."""
-        ...
-
-    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
-        """Chunks of one reply. `cancel` is honoured within one round; closing the iterator
-        has the same effect. Raises LocalspecError before the first chunk for a request that
-        cannot be served; later failures end the stream with finish_reason "error"."""
-        ...
-
-    def calibrate(self, cancel: threading.Event) -> Iterator[str]:
-        """Measure costs on this machine, one phrase of progress per measurement. May be
-        cancelled between measurements; what was measured stays."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """Controller state and costs as plain JSON data, for the record to keep."""
-        ...
-
-    def close(self) -> None: ...

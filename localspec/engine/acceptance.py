@@ -52,7 +52,9 @@ class Record:
     ms: float = 0.0
     last_round: int = 0
 
-    def observe(self, num_drafted: int, num_accepted: int, round_ms: float, clock: int) -> None:
+    def observe(
+        self, num_drafted: int, num_accepted: int, num_used: int, round_ms: float, clock: int
+    ) -> None:
         """One verified draft: positions up to and including the first rejection were tried.
 
         What was learnt long ago fades by the rounds that passed since, whoever drafted them, so
@@ -61,7 +63,7 @@ class Record:
         fade = DISCOUNT ** min(MAX_FADE, max(1, clock - self.last_round))
         self.last_round = clock
         self.num_rounds = self.num_rounds * fade + 1.0
-        self.tokens = self.tokens * fade + 1.0 + min(num_drafted, num_accepted)
+        self.tokens = self.tokens * fade + 1.0 + min(num_used, num_accepted)
         self.ms = self.ms * fade + round_ms
         for i in range(MAX_POSITIONS):
             self.tried[i] *= fade
@@ -102,12 +104,15 @@ class Acceptance:
         num_drafted: int,
         num_accepted: int,
         round_ms: float,
+        num_used: int | None = None,
     ) -> None:
-        """round_ms: what such a round costs by the cost table."""
+        """round_ms: what such a round costs by the cost table. num_used: how many of the drafted
+        tokens it would really have verified, for a guess scored in passing; None: all."""
         record = self._records.setdefault(
             (drafter, str(signal), bucket), Record(last_round=self._clock)
         )
-        record.observe(num_drafted, num_accepted, round_ms, self._clock)
+        used = num_drafted if num_used is None else num_used
+        record.observe(num_drafted, num_accepted, used, round_ms, self._clock)
 
     def observe_confidences(
         self, drafter: str, bucket: int, confidences: Sequence[float], num_accepted: int

@@ -17,16 +17,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.core import (
-    AUTO,
-    OFF,
-    Drafter,
-    Policy,
-    SamplingParams,
-    Sequence,
-    Step,
-    Verdict,
-)
+from localspec.core import AUTO, OFF, Drafter, Policy, SamplingParams, Sequence, Step, Verdict
 from localspec.engine.acceptance import PRIOR_WEIGHT, Acceptance, temperature_bucket
 from localspec.engine.costs import Costs
 from localspec.engine.policy import AdaptivePolicy, FixedPolicy, Probing
@@ -115,9 +106,10 @@ class Controller:
         length = fixed_length or best_length(rates, curve)[0]
         tokens, ms = self.acceptance.realised(name, signal, bucket)
         expected = PRIOR_WEIGHT * expected_tokens(rates, length)
-        rate = (tokens + expected) / (ms + PRIOR_WEIGHT * curve[length])
+        round_ms = curve[min(length, len(curve) - 1)]
+        rate = (tokens + expected) / (ms + PRIOR_WEIGHT * round_ms)
         ceiling = max((n + 1) / curve[n] for n in range(1, len(curve)))
-        return Option(name, signal, length, rate, ceiling, rates[0], curve[length])
+        return Option(name, signal, length, rate, ceiling, rates[0], round_ms)
 
     def round_curve(self, drafter: str, context: int) -> list[float] | None:
         """Cost of a round at γ = 0, 1, … MAX_DRAFT_TOKENS; None until measured."""

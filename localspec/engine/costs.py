@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16)
-OWN_RATE = 0.10  # how far one round moves its own width
+OWN_RATE = 0.05  # how far one round moves its own width
 COMMON_RATE = 0.02  # and how far it moves all
 MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for more
 

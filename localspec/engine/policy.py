@@ -273,12 +273,12 @@ class AdaptivePolicy:
         if agreed == len(came) < len(guess):
             return  # not decided yet
         self._shadow = None
-        length = min(option.num_draft_tokens, len(guess))
         self._controller.acceptance.observe(
             option.drafter,
             option.signal,
             self._bucket,
-            length,
-            min(agreed, length),
+            len(guess),
+            agreed,
             option.round_ms,
+            num_used=option.num_draft_tokens,
         )

@@ -11,6 +11,7 @@ Not here: loading from disk, sampling, drafting.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -51,7 +52,8 @@ class CausalLM:
 
     @property
     def weight_bytes(self) -> int:
-        held = {t.data_ptr(): t.numel() * t.element_size() for t in self.module.parameters()}
+        tensors = chain(self.module.parameters(), self.module.buffers())
+        held = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}
         return sum(held.values())  # tied weights count once
 
     @torch.inference_mode()
@@ -118,12 +120,18 @@ def kv_shape(config: Any, capacity: int) -> KVShape:
             "or choose a model with full attention."
         )
     heads = text.num_attention_heads
-    return KVShape(
+    shape = KVShape(
         num_layers=text.num_hidden_layers,
         num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         capacity=capacity,
     )
+    if min(shape.num_layers, shape.num_kv_heads, shape.head_dim) < 1:
+        raise ModelError(
+            f"The config of this {text.model_type} model names {shape.num_layers} layers of "
+            f"{shape.num_kv_heads} heads of {shape.head_dim}, which no model has. Fetch it again."
+        )
+    return shape
 
 
 def _kinds_of_old(text: Any, window: int | None) -> tuple[str, ...]:

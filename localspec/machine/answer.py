@@ -12,9 +12,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from localspec.backend import Chunk, Request, TurnStats
 from localspec.chat.local import LocalBackend
 from localspec.config import settings_for
-from localspec.core import OFF, Chunk, Request, TurnStats
+from localspec.core import OFF
 from localspec.errors import LocalspecError
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localspec.backend import DrafterStatus
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
-from localspec.core import Drafter, DrafterStatus
+from localspec.core import Drafter
 from localspec.errors import ConfigError, LocalspecError, MemoryShortage, ModelError
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import (

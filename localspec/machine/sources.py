@@ -102,9 +102,12 @@ def _cached(hub_id: str) -> Path | None:
 
 
 def _fetched(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    # The page keeps the hub's client offline, so that nothing calls out unasked. Naming a hub id
+    # is asking.
+    was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(WANTED_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
@@ -113,3 +116,5 @@ def _fetched(hub_id: str) -> Path:
             f"{hub_id} is not on this machine and could not be fetched: {first_line} Check the "
             "name and the connection, or give a folder."
         ) from error
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.core import Role, Step, TurnStats
+from localspec.backend import Role, TurnStats
+from localspec.core import Step
 from localspec.errors import RequestError
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]

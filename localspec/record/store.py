@@ -24,7 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from localspec.core import Role, Step, TurnStats
+from localspec.backend import Role, TurnStats
+from localspec.core import Step
 from localspec.record import queries
 from localspec.record.connection import SharedConnection, Tables, missing
 from localspec.record.opening import BUSY_TIMEOUT_MS, Opened, connect, create_private, open_log

@@ -24,9 +24,7 @@ from localspec.engine.acceptance import (
 def observe(acceptance: Acceptance, drafted: int, accepted: int, **where: Any) -> None:
     place = {"drafter": "d", "signal": "s", "bucket": 0, **where}
     acceptance.tick()
-    acceptance.observe(
-        place["drafter"], place["signal"], place["bucket"], drafted, accepted, 10.0
-    )
+    acceptance.observe(place["drafter"], place["signal"], place["bucket"], drafted, accepted, 10.0)
 
 
 def learn(acceptance: Acceptance, rate: float, rounds: int, drafted: int = 4, **where: Any) -> None:
@@ -91,13 +89,17 @@ def test_a_change_is_followed() -> None:
 
 
 def test_old_counts_fade_while_others_draft() -> None:
-    """A drafter that was put aside long ago is judged by a new look, not by its past."""
-    acceptance = Acceptance()
-    learn(acceptance, 0.05, 300)
-    for _ in range(300):
-        acceptance.tick()
-    observe(acceptance, 4, 4)
-    assert acceptance.rates("d", "s", 0)[0] > 0.5
+    """A drafter that was put aside is judged by a few new looks, not by all of its past."""
+    rates = {}
+    for absence in (0, 100):
+        acceptance = Acceptance()
+        learn(acceptance, 0.05, 300)
+        for _ in range(4):
+            for _ in range(absence):
+                acceptance.tick()
+            observe(acceptance, 4, 4)
+        rates[absence] = acceptance.rates("d", "s", 0)[0]
+    assert rates[0] < 0.25 and rates[100] > 0.5
     assert DISCOUNT < 1.0
 
 

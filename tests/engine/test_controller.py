@@ -19,9 +19,7 @@ def test_best_length_is_the_one_of_an_exhaustive_search() -> None:
     for rate in (0.05, 0.3, 0.6, 0.8, 0.95):
         for draft_ms in (0.1, 1.0, 4.0):
             curve = [10.0 + draft_ms * n for n in range(16)]
-            wanted = max(
-                range(1, 16), key=lambda n: sum(rate**i for i in range(n + 1)) / curve[n]
-            )
+            wanted = max(range(1, 16), key=lambda n: sum(rate**i for i in range(n + 1)) / curve[n])
             length, found = best_length([rate] * 16, curve)
             assert length == wanted
             assert found == pytest.approx(expected_tokens([rate] * 16, wanted) / curve[wanted])
@@ -90,7 +88,11 @@ def test_drafting_names_its_expected_gain() -> None:
 
 def test_fixed_choices_are_kept() -> None:
     drafters = {"d": Simulated(1.0, 0.1), "e": Simulated(0.1, 0.9)}
-    for requested, length, wanted in (("d", 3, ("d", 3)), (OFF, None, (OFF, 0)), ("e", 0, (OFF, 0))):
+    for requested, length, wanted in (
+        ("d", 3, ("d", 3)),
+        (OFF, None, (OFF, 0)),
+        ("e", 0, (OFF, 0)),
+    ):
         world = World(drafters)
         world.run(50, COLD, requested, length)
         assert {(s.drafter, s.num_draft_tokens) for s in world.steps} == {wanted}

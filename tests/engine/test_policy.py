@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import median
+import itertools
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
@@ -23,12 +24,17 @@ COLD = SamplingParams()
     [(0.01, 0.3), (0.01, 0.8), (1.0, 0.5), (1.0, 0.9), (2.5, 0.8), (4.0, 0.6), (1.0, 0.98)],
 )
 def test_auto_reaches_the_best_fixed_choice(step_ms: float, rate: float) -> None:
-    """Stationary acceptance, costs within 10 %; over 4000 rounds at least 0.97 of the best."""
-    drafters = {"d": Simulated(step_ms, rate)}
-    world = World(drafters)
-    world.noise = 0.1
-    world.run(4000, COLD)
-    assert world.rate() >= 0.97 * best_fixed_rate(drafters)
+    """Stationary acceptance, costs within 10 %: at least 0.97 of the best, the learning included.
+
+    N = 4 runs of 1200 rounds; the mean has a standard error below 0.007 by chance alone.
+    """
+    drafters, reached = {"d": Simulated(step_ms, rate)}, []
+    for seed in range(4):
+        world = World(drafters, seed)
+        world.noise = 0.1
+        world.run(1200, COLD)
+        reached.append(world.rate() / best_fixed_rate(drafters))
+    assert mean(reached) >= 0.97, reached
 
 
 def test_auto_reaches_the_best_of_three() -> None:
@@ -144,7 +150,7 @@ def test_near_ties_do_not_make_the_choice_flicker() -> None:
     world.noise = 0.05
     world.run(1500, COLD)
     chosen = [s.drafter for s in world.steps if not s.is_probe][300:]
-    changes = sum(a != b for a, b in zip(chosen, chosen[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(chosen))
     assert changes < 60
     assert HYSTERESIS > 1.0
 
@@ -164,11 +170,10 @@ def test_a_free_guess_is_scored_without_being_used() -> None:
 
 def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
     free = Simulated(20.0, 1.0, is_free=True)
-    free.foreseen = (9, 3, 9, 9)
+    free.foreseen = (3, 9, 9, 9)
     world = World({"free": free})
     world.run(60, COLD)
-    rates = world.controller.acceptance.rates("free", "s", 0)
-    assert rates[1] < 0.3
+    assert world.controller.acceptance.rates("free", "s", 0)[0] < 0.15
 
 
 def test_own_rounds_are_not_counted_twice() -> None:

@@ -176,7 +176,10 @@ def siblings_without_replacement(draft: Rows) -> Weighted:
         left = left / left.sum()
         weight = float(draft[()][a] * left[b] * draft[b,][c])
         if weight:
-            yield weight, Proposal((a, b, c), (-1, -1, 1), torch.stack([draft[()], left, draft[b,]]))
+            yield (
+                weight,
+                Proposal((a, b, c), (-1, -1, 1), torch.stack([draft[()], left, draft[b,]])),
+            )
 
 
 def deterministic_tree(draft: Rows) -> Weighted:

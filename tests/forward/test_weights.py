@@ -102,7 +102,9 @@ def test_tied_head_is_not_missing(tmp_path: Path) -> None:
     )
     module = Qwen2ForCausalLM(config)
     module.config.save_pretrained(str(tmp_path))
-    tensors = {n: t.detach().clone() for n, t in module.state_dict().items() if n != "lm_head.weight"}
+    tensors = {
+        n: t.detach().clone() for n, t in module.state_dict().items() if n != "lm_head.weight"
+    }
     save_file(tensors, str(tmp_path / SINGLE), metadata={"format": "pt"})
     assert load(tmp_path).vocab_size == 40
 

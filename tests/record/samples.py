@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localspec.core import Step, TurnStats
+from localspec.backend import TurnStats
+from localspec.core import Step
 from localspec.record.store import SessionInfo, Store, Turn, TurnSettings
 
 SETTINGS = TurnSettings(

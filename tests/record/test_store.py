@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.core import TurnStats
+from localspec.backend import TurnStats
 from localspec.errors import RequestError, StoreError
 from localspec.record.store import SessionInfo, Store, TurnSettings
 from tests.record.samples import (

@@ -1,0 +1,165 @@
+"""Start localspec: `python app.py` makes its environment if needed, serves the page, opens it.
+
+Contract: the syntax is plain enough for an old Python to parse, so that it can say what it lacks;
+flags are read before anything is installed; torch is loaded only after the page is up.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(
+        "localspec needs Python 3.11 or newer, but this is Python %d.%d. Install a newer one "
+        "and start with it, for example: python3.12 app.py" % sys.version_info[:2]
+    )
+
+import argparse
+import os
+import platform
+import threading
+import webbrowser
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec import __version__
+from localspec.bootstrap import check_port, ensure_environment
+from localspec.drafters import REGISTRY
+from localspec.errors import LocalspecError
+from localspec.machine.options import LoadOptions
+
+STATE_KEY = "controller"  # under which the log keeps what the controller learnt
+
+if TYPE_CHECKING:
+    from localspec.backend import Backend
+    from localspec.record.store import SessionInfo
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The flags. Exits at once with a usage line for --help and for mistakes."""
+    parser = argparse.ArgumentParser(
+        prog="app.py",
+        description="Chat in the browser with exact speculative decoding.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--profile", help="a profile of profiles/, by name")
+    parser.add_argument("--model", metavar="DIR_OR_ID", help="the target: a folder or a hub id")
+    parser.add_argument("--draft", metavar="DIR_OR_ID", help="the draft model, likewise")
+    parser.add_argument("--drafter", choices=["auto", "off", *REGISTRY], help="who may draft")
+    parser.add_argument("--context", type=_positive, metavar="TOKENS", help="context length")
+    parser.add_argument("--dtype", help="precision of the target, for example bfloat16")
+    parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve at (%(default)s)")
+    parser.add_argument("--port", default=7860, type=_port, help="0 takes a free one (%(default)s)")
+    parser.add_argument("--no-browser", action="store_true", help="do not open the browser")
+    return parser.parse_args(argv)
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """Open the log and serve the page, with the model loading behind it, until the end."""
+    import platformdirs  # packages exist only from here on
+
+    from localspec.chat.service import ChatService
+    from localspec.record.store import Store
+    from localspec.web.server import serve
+
+    home = arguments.home or Path(platformdirs.user_data_dir("localspec", appauthor=False))
+    names = ("profile", "model", "draft", "drafter", "context", "dtype")
+    options = LoadOptions(**{name: vars(arguments)[name] for name in names})
+    store = Store.open(home.expanduser() / "localspec.db")
+
+    def open_backend(report: Callable[[str], None]) -> "Backend":
+        from localspec.machine.load import open_local_backend  # brings torch
+
+        return open_local_backend(options, store.load_state(STATE_KEY), report)
+
+    def on_ready(address: str) -> None:
+        announce(address, opens_browser=not arguments.no_browser)
+
+    try:
+        service = ChatService(store, session_info, open_backend, STATE_KEY)
+        serve(service, arguments.host, arguments.port, on_ready)
+    finally:
+        store.close()
+
+
+def announce(address: str, opens_browser: bool) -> threading.Thread:
+    """Print the address and open it in the browser, in the thread that is returned."""
+    print(f"localspec → {address}", flush=True)
+    # Some browsers hold the caller until they are closed.
+    opener = threading.Thread(target=_open_browser, args=(address, opens_browser), daemon=True)
+    opener.start()
+    return opener
+
+
+def session_info() -> "SessionInfo":
+    """The machine and the versions, for the log."""
+    from localspec.machine.hardware import probe
+    from localspec.record.store import SessionInfo
+
+    found = probe()
+    return SessionInfo(
+        app_version=__version__,
+        device=found.device,
+        gpu=found.gpu.name if found.gpu else None,
+        driver=found.gpu.driver if found.gpu else None,
+        vram_total_bytes=found.gpu.total_bytes if found.gpu else None,
+        ram_total_bytes=found.host.ram_total_bytes,
+        torch=_version_of("torch"),
+        transformers=_version_of("transformers"),
+        bitsandbytes=_version_of("bitsandbytes"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+    )
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _open_browser(address: str, is_wanted: bool) -> None:
+    if is_wanted and _has_screen():
+        webbrowser.open(address)
+
+
+def _has_screen() -> bool:
+    """Without a screen a browser in the terminal would take it over."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 65535")
+    return number
+
+
+def main(argv: list[str]) -> None:
+    """Parse, set up, start. Exits with one sentence when that cannot be done."""
+    arguments = parse_arguments(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a Windows pipe may lack the arrow
+    try:
+        check_port(arguments.host, arguments.port)
+        ensure_environment("requirements.txt", [str(Path(__file__).resolve()), *argv])
+        start(arguments)
+    except LocalspecError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:  # the usual way to end it
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

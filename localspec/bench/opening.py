@@ -1,0 +1,92 @@
+"""Opens what a comparison runs on, the way the chat opens it.
+
+Contract: the same loader, template and saved state as `generate` uses; the facts of the machine
+that a figure must carry. Opens the log for reading only what was learnt.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from localspec import __version__
+from localspec.backend import Message
+from localspec.bench.stage import Stage
+from localspec.chat.local import Loaded
+from localspec.config import settings_for
+from localspec.machine.answer import STATE_KEY
+from localspec.machine.hardware import probe
+from localspec.machine.load import open_local_backend
+from localspec.machine.options import LoadOptions
+from localspec.record.store import Store
+
+
+def open_stage(options: LoadOptions, home: Path | None, report: Any) -> Stage:
+    """Load target, draft and drafters. Raises LocalspecError."""
+    backend = open_local_backend(options, _learnt(home), report)
+    for notice in backend.describe().notices:
+        report(notice)
+    return stage_of(backend._loaded)
+
+
+def stage_of(loaded: Loaded) -> Stage:
+    """A stage over loaded parts."""
+    template = loaded.template
+    return Stage(
+        engine=loaded.engine,
+        controller=loaded.controller,
+        render=lambda text: template.render((Message("user", text),)),
+        end_ids=template.end_ids,
+        statuses=loaded.statuses,
+        context_length=loaded.context_length,
+        precision=loaded.dtype,
+        machine=machine_facts(loaded),
+    )
+
+
+def _learnt(home: Path | None) -> Mapping[str, Any] | None:
+    if home is None:
+        return None
+    store = Store.open(settings_for(home).database)
+    try:
+        return store.load_state(STATE_KEY)
+    finally:
+        store.close()
+
+
+def machine_facts(loaded: Loaded) -> dict[str, Any]:
+    """What a figure must carry to be comparable."""
+    hardware = probe()
+    gpu = hardware.gpu
+    return {
+        "device": loaded.device,
+        "cpu": hardware.host.cpu_name,
+        "num_cpu_cores": hardware.host.num_cpu_cores,
+        "num_threads": torch.get_num_threads(),
+        "cpu_load": _load_average(),
+        "ram_total_bytes": hardware.host.ram_total_bytes,
+        "gpu": gpu.name if gpu else None,
+        "gpu_total_bytes": gpu.total_bytes if gpu else None,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "localspec": __version__,
+        "target": loaded.target,
+        "draft": loaded.draft,
+        "dtype": loaded.dtype,
+        "context_length": loaded.context_length,
+        "measured_at_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _load_average() -> float | None:
+    """Processes waiting for the CPU over the last minute: a busy machine spoils a figure."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -1,0 +1,314 @@
+"""Make the environment `.venv` beside the code and run a command inside it.
+
+Contract: standard library only. `ensure_environment` returns when it runs inside a complete
+environment; otherwise it makes or repairs one, saying one plain line per package, and starts the
+command again inside it. Complete means: a stamp, written last, carries the hash of the
+requirements and the Python version, and no mark of an unfinished install is there. A lock that
+the operating system drops with its process keeps two starts apart.
+
+Not here: flags, and anything that needs an installed package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from ctypes.util import find_library
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NoReturn
+
+from localspec.errors import SetupError
+from localspec.pip_progress import PipOutcome, follow
+
+ROOT = Path(__file__).resolve().parent.parent
+IS_WINDOWS = os.name == "nt"
+GIB = 1024**3
+NEEDED_BYTES = 4 * GIB
+# PyTorch's CUDA build and its libraries; an estimate, no such machine was at hand.
+NEEDED_BYTES_CUDA = 10 * GIB
+# PyPI's wheel for Windows has no CUDA. 13.0 is the line that PyTorch calls stable.
+WINDOWS_CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment of one checkout and the requirements file a command needs."""
+
+    root: Path
+    requirements: str
+
+    @property
+    def folder(self) -> Path:
+        return self.root / ".venv"
+
+    @property
+    def python(self) -> Path:
+        inside = "Scripts/python.exe" if IS_WINDOWS else "bin/python"
+        return self.folder / inside
+
+    @property
+    def unfinished_mark(self) -> Path:
+        return self.folder / "install-unfinished"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "install.log"
+
+    def stamp(self, requirements: str) -> Path:
+        return self.folder / f"installed-{requirements}.stamp"
+
+    def files(self) -> tuple[str, ...]:
+        """The requirements file and those it includes by `-r`."""
+        text = (self.root / self.requirements).read_text(encoding="utf-8")
+        lines = (line.split() for line in text.splitlines())
+        included = [words[1] for words in lines if words[:1] == ["-r"]]
+        nested = (Environment(self.root, name).files() for name in included)
+        return (self.requirements, *(name for names in nested for name in names))
+
+    def fingerprint(self) -> str:
+        """Changes with the requirements (includes too), the Python version and the machine."""
+        digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}".encode())
+        for name in self.files():
+            digest.update((self.root / name).read_bytes())
+        return digest.hexdigest()
+
+    def is_complete(self) -> bool:
+        stamp = self.stamp(self.requirements)
+        return (
+            self.python.exists()
+            and not self.unfinished_mark.exists()
+            and stamp.is_file()
+            and stamp.read_text(encoding="utf-8") == self.fingerprint()
+        )
+
+    def write_stamps(self) -> None:
+        """Stamp the file and the files it includes: all of them are installed now."""
+        for name in self.files():
+            stamp = self.stamp(name)
+            temporary = stamp.with_suffix(".part")
+            temporary.write_text(Environment(self.root, name).fingerprint(), encoding="utf-8")
+            temporary.replace(stamp)
+
+
+def ensure_environment(
+    requirements: str, command: Sequence[str], root: Path = ROOT, say: Say | None = None
+) -> None:
+    """Return inside the complete environment; else make it and run `command` in it.
+
+    command: arguments of the Python of the environment. Raises SetupError with one sentence.
+    """
+    environment = Environment(root, requirements)
+    prepare(environment, say or say_on_stderr)
+    if not _is_inside(environment):
+        run_inside(environment, command)
+
+
+def prepare(environment: Environment, say: Say) -> None:
+    """Make the environment complete, once, whoever else tries at the same time."""
+    if environment.is_complete():
+        return
+    try:
+        with _lock(environment.root / ".venv.lock", say):
+            if not environment.is_complete():  # the other start may have finished it meanwhile
+                _install(environment, say)
+    except OSError as error:
+        raise SetupError(
+            f"The environment in {environment.folder} cannot be written ({error.strerror}). "
+            "Make the folder writable, or copy the project to one that is, and start again."
+        ) from error
+
+
+def run_inside(environment: Environment, command: Sequence[str]) -> NoReturn:
+    """Replace this process by the environment's Python, or wait for it on Windows."""
+    arguments = [str(environment.python), *command]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not IS_WINDOWS:
+        os.execv(arguments[0], arguments)
+    # On Windows exec returns to the shell at once, which then fights for the keyboard.
+    process = subprocess.Popen(arguments)
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl+C reaches the child by itself
+            sys.exit(process.wait())
+
+
+def say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise SetupError if another program listens there. 0 lets the system choose.
+
+    Asked before a set-up of minutes; the server binds for good later and has the last word.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            if not IS_WINDOWS:  # there it would let two programs share a port
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise SetupError(
+                f"{host}:{port} is no address of this machine ({error.strerror}). "
+                "Start without --host, or give an address this machine has."
+            ) from error
+        other_port = 7860 if port < 1024 else port + 1
+        raise SetupError(
+            f"Port {port} on {host} cannot be used ({error.strerror}): perhaps localspec is "
+            f"running there already. Close it, or start with --port {other_port}."
+        ) from error
+
+
+def check_disk(folder: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise SetupError(
+            f"The installation needs about {needed_bytes / GIB:.0f} GiB on the disk of {folder}, "
+            f"but {free_bytes / GIB:.1f} GiB is free. Free some space and start again."
+        )
+
+
+def has_nvidia_card() -> bool:
+    """Whether NVIDIA's driver is installed, judged without any package."""
+    library = "nvcuda" if IS_WINDOWS else "cuda"
+    return shutil.which("nvidia-smi") is not None or find_library(library) is not None
+
+
+def _install(environment: Environment, say: Say) -> None:
+    has_card = has_nvidia_card()
+    check_disk(environment.root, NEEDED_BYTES_CUDA if has_card else NEEDED_BYTES)
+    start = time.monotonic()
+    _make_folder(environment, say)
+    say(f"Installing {environment.requirements} into .venv (once; some minutes) ...")
+    environment.unfinished_mark.touch()
+    outcome = _run_pip(environment, _pip_arguments(environment, has_card), say)
+    if not outcome.has_begun_installing:
+        # pip only fetched and changed nothing, so what stood before still stands.
+        environment.unfinished_mark.unlink()
+    if outcome.return_code:
+        raise SetupError(_why_pip_failed(outcome, environment))
+    environment.write_stamps()
+    environment.unfinished_mark.unlink(missing_ok=True)
+    say(f"The environment is ready ({time.monotonic() - start:.0f} s).")
+
+
+def _make_folder(environment: Environment, say: Say) -> None:
+    """Make .venv, unless there is one of this Python version without an unfinished install."""
+    if environment.folder.exists():
+        if not environment.unfinished_mark.exists() and _is_of_this_python(environment):
+            return
+        say("Removing an environment that is unfinished or of another Python version ...")
+        shutil.rmtree(environment.folder)
+    say(f"Making the environment .venv with Python {sys.version.split()[0]} ...")
+    if make_venv(environment.folder):
+        shutil.rmtree(environment.folder, ignore_errors=True)
+        raise SetupError(
+            "Python cannot make an environment here: its venv or ensurepip part is missing. "
+            "Install it (on Debian and Ubuntu: apt install python3-venv) and start again."
+        )
+
+
+def make_venv(folder: Path) -> int:
+    """The exit code of Python's venv module."""
+    # Inside an environment the base interpreter must make the new one, not the one just removed.
+    base = getattr(sys, "_base_executable", sys.executable)
+    return subprocess.run([base, "-m", "venv", str(folder)], capture_output=True).returncode
+
+
+def _is_of_this_python(environment: Environment) -> bool:
+    settings = environment.folder / "pyvenv.cfg"
+    pips = ("lib/python*/site-packages/pip", "Lib/site-packages/pip")
+    has_pip = any(True for pattern in pips for _ in environment.folder.glob(pattern))
+    if not (environment.python.exists() and settings.is_file() and has_pip):
+        return False
+    lines = settings.read_text(encoding="utf-8").splitlines()
+    values = {key.strip(): value.strip() for key, _, value in (x.partition("=") for x in lines)}
+    return values.get("version", "").split(".")[:2] == [str(n) for n in sys.version_info[:2]]
+
+
+def _pip_arguments(environment: Environment, has_card: bool) -> list[str]:
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    if IS_WINDOWS and has_card:
+        options += ["--extra-index-url", WINDOWS_CUDA_INDEX]
+    return ["install", *options, "-r", str(environment.root / environment.requirements)]
+
+
+def _run_pip(environment: Environment, arguments: list[str], say: Say) -> PipOutcome:
+    command = [str(environment.python), "-m", "pip", *arguments]
+    with (
+        environment.log.open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            cwd=environment.root,
+        ) as process,
+    ):
+        try:
+            return follow(process, log, say)
+        except BaseException:
+            process.kill()  # an install that outlives its lock could meet the next one
+            raise
+
+
+def _why_pip_failed(outcome: PipOutcome, environment: Environment) -> str:
+    if outcome.is_disk_full:
+        return (
+            "The disk became full while installing. Free about "
+            f"{NEEDED_BYTES / GIB:.0f} GiB and start again; a half-made environment is repaired."
+        )
+    if outcome.is_network_missing:
+        return (
+            "The packages could not be downloaded: the network does not answer. "
+            "Connect to it (or set the proxy) and start again."
+        )
+    return (
+        f"pip could not install the packages: {outcome.last_error} "
+        f"The whole story is in {environment.log}. Remove its cause and start again."
+    )
+
+
+def _is_inside(environment: Environment) -> bool:
+    return environment.folder.exists() and os.path.samefile(sys.prefix, environment.folder)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, say: Say) -> Iterator[None]:
+    """Hold the file's lock; the operating system releases it if this process dies."""
+    with path.open("a+b") as file:
+        if not _try_lock(file):
+            say("Another start is making the environment; waiting for it ...")
+            while not _try_lock(file):
+                time.sleep(0.5)
+        yield  # closing the file releases the lock
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Conversations: the chat format, the turn, and the backend of this process."""

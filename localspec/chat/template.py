@@ -1,0 +1,341 @@
+"""From messages to token ids and from token ids back to text.
+
+`ChatTemplate` wraps the tokenizer of one model folder: the model's own chat template, which ids
+end a reply, and a `Detokenizer` that never shows half a character. `StopStrings` finds stop
+strings that straddle tokens.
+
+Contract: a conversation without control-token text renders to exactly the ids of transformers'
+`apply_chat_template`. Control-token text that somebody typed ("<|im_end|>") reaches the model as
+ordinary text: it can neither end a message nor open another. A control token is one that the
+tokenizer marks special, or one that the chat template itself writes (Qwen's "<tool_call>").
+
+Not here: sampling, and the decision that a reply has ended. Repository code is never run.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localspec.backend import Message
+from localspec.errors import ModelError, RequestError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+PRIVATE_USE = range(0xE000, 0xF900)
+PROBE = "localspec"
+
+
+class ChatTemplate:
+    """The chat format of one model.
+
+    tokenizer: a transformers tokenizer backed by the `tokenizers` library. end_ids: ids that
+    the model's files name as ends of text; the token that the template writes after a reply
+    and the tokenizer's own end of text are added. Raises ModelError without a chat template.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
+        if not tokenizer.is_fast:
+            raise ModelError(
+                "This model's tokenizer has no tokenizer.json, so special tokens cannot be told "
+                "from text. Choose a model folder that contains tokenizer.json."
+            )
+        if not tokenizer.chat_template:
+            raise ModelError(
+                "This model has no chat template, so it was not trained to chat. "
+                "Choose the instruct or chat variant of the model."
+            )
+        self._tokenizer = tokenizer
+        self._encoder: Tokenizer = tokenizer.backend_tokenizer
+        # A tokenizer.json may carry a training-time length limit; obeying it would cut silently.
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
+        self._source: str = tokenizer.get_chat_template()
+        added = self._encoder.get_added_tokens_decoder()
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        self._controls = self._special | {
+            i: token.content
+            for i, token in added.items()
+            if token.content.strip() and token.content in self._source
+        }
+        self._aliased: _AliasedEncoder | None = None
+        self.end_ids: frozenset[int] = frozenset(end_ids) | self._ends_of_the_template()
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate:
+        """Read the tokenizer of a model folder. Raises ModelError with what is missing."""
+        from transformers import AutoTokenizer  # heavy: seconds, and it brings torch
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # the library raises many types for a damaged folder
+            raise ModelError(
+                f"The tokenizer in {folder} cannot be read ({_first_line(error)}). "
+                "The folder needs tokenizer.json and tokenizer_config.json as published."
+            ) from error
+        return cls(tokenizer, end_ids_of_folder(folder))
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the whole conversation and the opening of the reply.
+
+        Raises RequestError when the template refuses the conversation or the text cannot be
+        encoded.
+        """
+        shield = _Shield([message.content for message in messages], self._source)
+        shielded = [self._shield(message, shield) for message in messages]
+        text = self._apply(shielded, add_generation_prompt=True)
+        if not shield.texts:
+            return list(self._encode(text).ids)
+        return self._encode_shielded(text, shield)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of plain text, without template; control-token text is not guarded here."""
+        return list(self._encode(text).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of all tokens at once, control tokens left out."""
+        return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._encoder)
+
+    def _encode(self, text: str) -> Any:
+        return self._encoder.encode(text, add_special_tokens=False)
+
+    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        from jinja2 import TemplateError  # comes with transformers, absent before the set-up
+
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except TemplateError as error:
+            raise RequestError(
+                f"This model's chat template refuses the conversation: {_first_line(error)} "
+                "If a system prompt is set, clear it; otherwise start a new chat."
+            ) from error
+        return str(rendered)
+
+    def _shield(self, message: Message, shield: _Shield) -> Message:
+        """Put a private character in the place of each control token that was typed."""
+        # What the model itself wrote keeps its "<think>": the template looks for it there.
+        controls = self._special if message.role == "assistant" else self._controls
+        content = message.content
+        while spans := list(self._find(content, controls)):
+            for start, end, _ in reversed(spans):
+                content = content[:start] + shield.hide(content[start:end]) + content[end:]
+        return replace(message, content=content)
+
+    def _find(self, text: str, controls: Mapping[int, str]) -> Iterator[tuple[int, int, int]]:
+        """(start, end, id) of every control token that the tokenizer sees in `text`."""
+        encoding = self._encode(text)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in controls:
+                continue
+            found = text[start:end]
+            # Unknown characters also encode to a special id, but they are no control text.
+            if controls[token] == self._tokenizer.unk_token and found.strip() != controls[token]:
+                continue
+            yield start + len(found) - len(found.lstrip()), start + len(found.rstrip()), token
+
+    def _encode_shielded(self, text: str, shield: _Shield) -> list[int]:
+        """Encode with the template's control tokens as control, the typed ones as text.
+
+        One call encodes the whole, so that merges and leading-space rules are the usual ones.
+        """
+        if self._aliased is None:
+            self._aliased = _AliasedEncoder(self._encoder, self._controls)
+        pieces: list[str] = []
+        done = 0
+        for start, end, token in self._find(text, self._controls):
+            pieces += [shield.reveal(text[done:start]), self._aliased.alias[token]]
+            done = end
+        pieces.append(shield.reveal(text[done:]))
+        return self._aliased.encode("".join(pieces), self._unknown_id())
+
+    def _unknown_id(self) -> int | None:
+        unknown: int | None = self._tokenizer.unk_token_id
+        return unknown
+
+    def _ends_of_the_template(self) -> frozenset[int]:
+        """The tokenizer's end of text, and the control token written right after a reply."""
+        ends = {self._tokenizer.eos_token_id} - {None}
+        conversation = (Message("user", "Hello."), Message("assistant", PROBE))
+        try:
+            text = self._apply(conversation, add_generation_prompt=False)
+        except RequestError:
+            return frozenset(ends)
+        tail = text.rpartition(PROBE)[2]
+        ends.update(token for _, _, token in list(self._find(tail, self._special))[:1])
+        return frozenset(ends)
+
+
+class _Shield:
+    """Private characters that stand for typed control-token text while the template runs."""
+
+    def __init__(self, contents: Sequence[str], source: str) -> None:
+        for content in contents:
+            _refuse_half_characters(content)
+        used = set(source).union(*contents)
+        self._free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
+        self.texts: dict[str, str] = {}
+
+    def hide(self, text: str) -> str:
+        for character, hidden in self.texts.items():
+            if hidden == text:
+                return character
+        character = next(self._free, "")
+        if not character:
+            raise RequestError("The conversation uses every private character. Start a new chat.")
+        self.texts[character] = text
+        return character
+
+    def reveal(self, text: str) -> str:
+        return "".join(self.texts.get(character, character) for character in text)
+
+
+class _AliasedEncoder:
+    """A copy of a tokenizer whose control tokens answer to names that nobody can type."""
+
+    def __init__(self, encoder: Tokenizer, controls: Mapping[int, str]) -> None:
+        from tokenizers import Tokenizer  # heavy: only needed when control text was typed
+
+        nonce = secrets.token_hex(8)  # drawn anew each run, so that it cannot be known
+        self.alias = {token: f"<{nonce}:{token}>" for token in controls}
+        self._controls = controls
+        plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+        state = json.loads(encoder.to_str())
+        for added in state["added_tokens"]:
+            if added["id"] in self.alias:
+                added |= {"content": self.alias[added["id"]], "special": True, **plain}
+        self._encoder: Tokenizer = Tokenizer.from_str(json.dumps(state))
+        # The copy numbers its added tokens anew: translate back by name.
+        self._original: dict[int | None, int] = {
+            self._encoder.token_to_id(added["content"]): added["id"]
+            for added in state["added_tokens"]
+        }
+
+    def encode(self, text: str, unknown_id: int | None) -> list[int]:
+        tokens = []
+        for token in self._encoder.encode(text, add_special_tokens=False).ids:
+            original = self._original.get(token)
+            if original is None and token in self._controls and token != unknown_id:
+                raise RequestError(
+                    f'The text "{self._controls[token]}" can only be read as a control token by '
+                    "this model's tokenizer. Write it differently, for example with a space in it."
+                )
+            tokens.append(token if original is None else original)
+        return tokens
+
+
+class Detokenizer:
+    """Text of a growing reply, complete characters only.
+
+    Everything pushed and flushed together equals the decoded whole. Tokens of the last piece
+    shown are decoded again with the next, because leading spaces depend on what stands before.
+    """
+
+    def __init__(self, encoder: Tokenizer) -> None:
+        self._encoder = encoder
+        self._window: list[int] = []  # tokens of the piece shown last, then those not yet shown
+        self._num_shown = 0  # tokens of the window that are already shown
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completes, "" while one is still incomplete."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        return "" if text.endswith(REPLACEMENT) else self._show(text)
+
+    def flush(self) -> str:
+        """What is left at the end of the reply, half a character as U+FFFD."""
+        return self._show(self._decode(self._window))
+
+    def _show(self, text: str) -> str:
+        shown = self._decode(self._window[: self._num_shown])
+        new = text[len(shown) :]
+        # A token without text (a control token) must not push the last real one out of sight.
+        if new:
+            self._window = self._window[self._num_shown :]
+        self._num_shown = len(self._window)
+        return new
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._encoder.decode(tokens, skip_special_tokens=True))
+
+
+class StopStrings:
+    """Ends a reply at the first stop string to be completed, however the text is cut.
+
+    Raises RequestError for an empty stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if "" in stops:
+            raise RequestError("A stop string is empty. Remove it or write what should stop.")
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that may be shown, whether a stop string is complete).
+
+        What could still become a stop string is held back; on a hit, the stop string and all
+        after it are dropped.
+        """
+        text = self._held + text
+        hits = [(start + len(s), start) for s in self._stops if (start := text.find(s)) >= 0]
+        if hits:
+            self._held = ""
+            return text[: min(hits)[1]], True
+        held_length = max((_partial_length(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held_length :]
+        return text[: len(text) - held_length], False
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _partial_length(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop` without completing it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def end_ids_of_folder(folder: Path) -> frozenset[int]:
+    """End-of-text ids named by generation_config.json and config.json; none if absent."""
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise ModelError(f"{path} is not a JSON object. Download it again.") from error
+        ends.update(named if isinstance(named, list) else [named])
+    return frozenset(end for end in ends if isinstance(end, int))
+
+
+def _refuse_half_characters(content: str) -> None:
+    try:
+        content.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"Character {error.start + 1} of a message is half of a character pair and stands "
+            "for nothing. Delete it and send again."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

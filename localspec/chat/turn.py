@@ -1,0 +1,256 @@
+"""The nouns of a turn: what was asked, how it looks at each moment, how it is shown and sent.
+
+`Reply` is one turn under way; its `view` is replaced whole whenever it grows, so readers on
+other threads need no lock. The rest are frozen values and pure functions over them.
+
+Not here: who runs the turn (service), how it is kept (journal).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localspec.backend import Chunk, Description, Message, Request, TurnStats
+from localspec.chat.journal import Ending, Entry, Journal, Talk, entries_of
+from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
+from localspec.errors import ContextOverflow, RequestError
+from localspec.record.store import StoredMessage, TurnSettings
+
+TITLE_LENGTH = 48
+
+ServicePhase = Literal["loading", "ready", "calibrating", "failed"]
+TurnPhase = Literal["queued", "loading", "prefill", "decode", "done"]
+
+
+@dataclass(frozen=True)
+class ReplySettings:
+    """What the person chose for one reply."""
+
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int = 512
+    drafter: str = AUTO
+    num_draft_tokens: int | None = None
+    system_prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of a reply as it is shown: its text, and how many of its tokens were drafted."""
+
+    text: str
+    num_tokens: int
+    num_drafted: int
+    drafter: str
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """A reply at one moment. position: replies before it in the queue. started_s, ended_s: on
+    the monotonic clock. last_num_draft_tokens: γ of the latest round. error: the sentence to
+    show when the reply failed."""
+
+    phase: TurnPhase
+    started_s: float
+    position: int = 0
+    text: str = ""
+    stats: TurnStats | None = None
+    last_num_draft_tokens: int | None = None
+    rounds: tuple[Round, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    ended_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended_s or time.monotonic()) - self.started_s
+
+
+@dataclass(frozen=True)
+class Status:
+    """The service at one moment. phrase: what it is doing, in plain words. seconds: for how
+    long. reply: the turn being answered, else the latest one."""
+
+    phase: ServicePhase
+    phrase: str
+    seconds: float
+    description: Description | None
+    notices: tuple[str, ...]
+    session_id: int | None
+    num_waiting: int
+    reply: TurnView | None
+
+
+@dataclass(frozen=True)
+class ShownMessage:
+    """A message of a conversation as the page shows it. message_id: None until stored."""
+
+    role: Literal["user", "assistant"]
+    text: str
+    state: str
+    message_id: int | None
+    error: str | None = None
+
+
+class Reply:
+    """One turn under way. `view` is the only thing readers need."""
+
+    def __init__(self, entry: Entry, settings: ReplySettings) -> None:
+        self.entry = entry
+        self.settings = settings
+        self.cancel = threading.Event()
+        self.done = threading.Event()
+        self.view = TurnView("queued", time.monotonic())
+        self.tokens: list[int] = []
+        self.provenance: list[str] = []
+        self.steps: list[Step] = []
+
+    @property
+    def handle(self) -> int:
+        """The conversation's stored id, or a negative stand-in until it has one."""
+        talk = self.entry.talk
+        return talk.handle if talk.stored_id is None else talk.stored_id
+
+    def take(self, chunk: Chunk) -> None:
+        """Add a chunk of the backend."""
+        self.tokens.extend(chunk.tokens)
+        self.provenance.extend(chunk.provenance)
+        view = self.view
+        gamma, rounds = view.last_num_draft_tokens, view.rounds
+        if chunk.step is not None:
+            self.steps.append(chunk.step)
+            gamma = chunk.step.num_draft_tokens
+        if chunk.text or chunk.tokens:
+            rounds = (*rounds, _round(chunk))
+        phase: TurnPhase = "decode" if chunk.phase == "done" else chunk.phase
+        self.view = replace(
+            view,
+            phase=phase,
+            text=view.text + chunk.text,
+            stats=chunk.stats,
+            last_num_draft_tokens=gamma,
+            rounds=rounds,
+            finish_reason=chunk.finish_reason,
+            error=chunk.error,
+        )
+        self.entry.reply_text = self.view.text
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        self.view = replace(
+            self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
+        )
+        view = self.view
+        self.entry.ending = Ending(
+            view.text, self.tokens, self.provenance, view.stats, self.steps, reason, error
+        )
+
+
+def request_of(settings: ReplySettings, shown: list[ShownMessage]) -> Request:
+    """What the backend is asked. Raises RequestError for a value out of range."""
+    return Request(
+        messages=prompt_messages(settings.system_prompt, shown),
+        sampling=settings.sampling,
+        max_tokens=settings.max_tokens,
+        drafter=settings.drafter,
+        num_draft_tokens=settings.num_draft_tokens,
+    )
+
+
+def check_servable(loaded: Description, num_prompt_tokens: int, request: Request) -> None:
+    """Raise RequestError or ContextOverflow, with the reason, for what cannot be served."""
+    for drafter in loaded.drafters:
+        if drafter.name == request.drafter and not drafter.is_available:
+            raise RequestError(f"{drafter.name} cannot draft here: {drafter.reason}")
+    if num_prompt_tokens + request.max_tokens > loaded.context_length:
+        raise ContextOverflow(num_prompt_tokens, request.max_tokens, loaded.context_length)
+
+
+def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:
+    """The conversation as the model gets it: replies without text are left out, and messages of
+    one role that thereby stand together are joined, since chat formats alternate."""
+    messages = [Message("system", system_prompt)] if system_prompt.strip() else []
+    for message in shown:
+        if not message.text:
+            continue
+        if messages and messages[-1].role == message.role:
+            joined = f"{messages[-1].content}\n\n{message.text}"
+            messages[-1] = Message(message.role, joined)
+        else:
+            messages.append(Message(message.role, message.text))
+    return tuple(messages)
+
+
+def _round(chunk: Chunk) -> Round:
+    drafters = [name for name in chunk.provenance if name != TARGET]
+    return Round(chunk.text, len(chunk.tokens), len(drafters), drafters[0] if drafters else OFF)
+
+
+def conversation(journal: Journal, talk: Talk, until: Entry | None = None) -> list[ShownMessage]:
+    """The messages of a conversation, stored or not, root first. until: end with the person's
+    message of this turn."""
+    shown = [shown_message(message) for message in journal.stored_branch(talk)]
+    for entry in entries_of(talk):
+        shown.append(ShownMessage("user", entry.text, "complete", entry.prompt_id))
+        if entry is until:
+            break
+        shown.append(shown_reply(entry))
+    return shown
+
+
+def shown_message(message: StoredMessage) -> ShownMessage:
+    role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
+    return ShownMessage(role, message.text, message.state, message.id)
+
+
+def shown_reply(entry: Entry) -> ShownMessage:
+    message_id = entry.turn.message_id if entry.turn is not None else None
+    if entry.ending is None:
+        return ShownMessage("assistant", entry.reply_text, "draft", message_id)
+    states = {"cancelled": "stopped", "error": "error"}
+    state = states.get(entry.ending.finish_reason, "complete")
+    return ShownMessage("assistant", entry.reply_text, state, message_id, entry.ending.error)
+
+
+def draft_prompt(text: str) -> ShownMessage:
+    return ShownMessage("user", text, "complete", None)
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold: a lone half of a surrogate pair becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def title_of(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"
+
+
+def unexpected(what: str, error: Exception) -> str:
+    return (
+        f"{what} failed by an unexpected fault ({type(error).__name__}: {error}). What was "
+        "written is kept. Try again; if it happens again, restart localspec."
+    )
+
+
+def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSettings:
+    """What the log keeps of the settings. Raises RequestError for one that it cannot keep."""
+    sampling = settings.sampling
+    return TurnSettings(
+        model=loaded.target if loaded else None,
+        draft=loaded.draft if loaded else None,
+        device=loaded.device if loaded else None,
+        dtype=loaded.dtype if loaded else None,
+        drafter_requested=settings.drafter,
+        num_draft_tokens_requested=settings.num_draft_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        max_tokens=settings.max_tokens,
+        system_prompt=settings.system_prompt,
+        context_length=loaded.context_length if loaded else None,
+    )

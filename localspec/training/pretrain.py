@@ -1,0 +1,191 @@
+"""Pretrain a decoder on packed text, with checkpoints that resume to the same losses.
+
+Contract: `pretrain` runs until the schedule's budget is used up and returns what happened; it
+writes `checkpoint.pt` atomically every few minutes and continues from it when it is there.
+Weighted cross-entropy on all tokens. It neither builds data nor exports.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from localspec.training.batches import Batch, BatchStream, Pack
+from localspec.training.model import Decoder, ModelShape
+from localspec.training.optimiser import Optimiser, OptimiserSettings
+from localspec.training.schedule import Schedule
+
+Report = Callable[[str], None]
+LossFunction = Callable[[Decoder, Batch], Tensor]
+HeadLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """How to run: where the checkpoint is, how often it is written, what is compiled."""
+
+    schedule: Schedule
+    work_dir: Path
+    checkpoint_minutes: float = 4.0
+    report_steps: int = 20
+    is_compiled: bool = False
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; saved with each checkpoint."""
+
+    step: int = 0
+    num_tokens: int = 0
+    trained_seconds: float = 0.0
+
+
+def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean cross-entropy.
+
+    hidden: [B, n, H]; head: [V, H]; targets, weights: [B, n].
+    """
+    logits = functional.linear(hidden, head).flatten(0, 1).float()  # [B * n, V] fp32
+    losses = functional.cross_entropy(logits, targets.flatten(), reduction="none")
+    flat = weights.flatten()
+    return (losses * flat).sum() / flat.sum().clamp_min(1e-6)
+
+
+def weighted_loss(model: Decoder, batch: Batch, head: HeadLoss = head_loss) -> Tensor:
+    """Return the mean cross-entropy in nats, by loss weight."""
+    hidden, _ = model.hidden(batch.tokens[:, :-1])
+    return head(hidden, model.embedding.weight, batch.tokens[:, 1:], batch.weights)
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: Decoder, pack: Pack, rows_per_batch: int = 8, max_rows: int = 256
+) -> float:
+    """Return the loss over a pack, tokens counted by their weight."""
+    device = model.embedding.weight.device
+    total = weight = 0.0
+    for start in range(0, min(len(pack.tokens), max_rows), rows_per_batch):
+        stop = min(start + rows_per_batch, len(pack.tokens), max_rows)
+        batch = pack.rows(range(start, stop), device)
+        batch_weight = float(batch.weights.sum())
+        total += float(weighted_loss(model, batch)) * batch_weight
+        weight += batch_weight
+    return total / max(weight, 1e-6)
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write beside the old checkpoint and swap, so that a crash leaves one whole file."""
+    part = path.with_suffix(".part")
+    torch.save(content, part)
+    os.replace(part, path)
+
+
+def load_model(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """Build the decoder of a checkpoint from its master weights."""
+    content = torch.load(checkpoint, map_location=device, weights_only=True)
+    model = Decoder(ModelShape(**content["shape"])).to(device, dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(content["optimiser"]["master"][name])
+    return model
+
+
+class Run:
+    """One training run: model, optimiser, data and clock, and their checkpoint."""
+
+    def __init__(self, model: Decoder, stream: BatchStream, settings: PretrainSettings) -> None:
+        self.model = model
+        self.stream = stream
+        self.settings = settings
+        self.optimiser = Optimiser(model, settings.optimiser)
+        self.progress = Progress()
+        self.path = settings.work_dir / "checkpoint.pt"
+        settings.work_dir.mkdir(parents=True, exist_ok=True)
+
+    def resume(self) -> bool:
+        """Continue from the checkpoint; say whether there was one."""
+        if not self.path.exists():
+            return False
+        content = torch.load(self.path, map_location=self.stream.device, weights_only=True)
+        self.optimiser.load_state(content["optimiser"])
+        self.stream.load_state(content["stream"])
+        self.progress = Progress(**content["progress"])
+        return True
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        content = {
+            "shape": asdict(self.model.shape),
+            "optimiser": self.optimiser.state(),
+            "stream": self.stream.state(),
+            "progress": asdict(self.progress),
+        }
+        write_checkpoint(self.path, content)
+
+    def step(self, loss_function: LossFunction) -> float:
+        """Do one update and return its loss in nats."""
+        started = time.monotonic()
+        schedule = self.settings.schedule
+        done = schedule.progress(self.progress.step, self.progress.trained_seconds)
+        batch = self.stream.next(schedule.is_decaying(done))
+        loss = loss_function(self.model, batch)
+        loss.backward()
+        self.optimiser.step(schedule.rate(done))
+        self.progress.step += 1
+        self.progress.num_tokens += batch.num_tokens
+        self.progress.trained_seconds += time.monotonic() - started
+        return float(loss.detach())
+
+    def is_done(self) -> bool:
+        """Say whether the budget is used up."""
+        return (
+            self.settings.schedule.progress(self.progress.step, self.progress.trained_seconds)
+            >= 1.0
+        )
+
+
+def train_run(run: Run, loss_function: LossFunction, report: Report) -> list[float]:
+    """Step until the budget is used up; checkpoint and report on the way; return the losses."""
+    losses: list[float] = []
+    saved_at = time.monotonic()
+    while not run.is_done():
+        losses.append(run.step(loss_function))
+        if run.progress.step % run.settings.report_steps == 0:
+            recent = losses[-run.settings.report_steps :]
+            speed = run.progress.num_tokens / max(run.progress.trained_seconds, 1e-9)
+            report(
+                f"step {run.progress.step}: loss {sum(recent) / len(recent):.3f}, "
+                f"{run.progress.num_tokens / 1e6:.2f} M tokens, {speed:.0f} tokens/s, "
+                f"{run.progress.trained_seconds / 60:.1f} min"
+            )
+        if time.monotonic() - saved_at > 60 * run.settings.checkpoint_minutes:
+            run.save()
+            saved_at = time.monotonic()
+    run.save()
+    return losses
+
+
+def pretrain(
+    model: Decoder, stream: BatchStream, settings: PretrainSettings, report: Report
+) -> Progress:
+    """Train from scratch or from the checkpoint until the budget is used up."""
+    run = Run(model, stream, settings)
+    if run.resume():
+        report(f"Resuming at step {run.progress.step}.")
+    loss_function: LossFunction = weighted_loss
+    if settings.is_compiled:
+        for block in model.blocks:
+            block.compile(dynamic=False)
+        loss_function = partial(weighted_loss, head=torch.compile(head_loss, dynamic=False))
+    train_run(run, loss_function, report)
+    return run.progress

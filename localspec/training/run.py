@@ -1,0 +1,203 @@
+"""The whole recipe in order: tokenizer, packs, target, draft, export, figures, card.
+
+Contract: `train(settings, report)` leaves a pair in `out_dir` and everything it can resume from in
+`work_dir`; stages whose result is already in `work_dir` are not repeated. It is the one door of
+this wing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+
+from localspec.training import corpus
+from localspec.training.batches import BatchStream, Source
+from localspec.training.card import CardFacts, write_card
+from localspec.training.distil import (
+    DistilSettings,
+    SampleSettings,
+    distil,
+    sample_answers,
+    start_draft,
+    write_sample_pack,
+)
+from localspec.training.evaluate import PairReport, evaluate_pair
+from localspec.training.export import export_model
+from localspec.training.model import Decoder, num_parameters
+from localspec.training.pretrain import PretrainSettings, held_out_loss, load_model, pretrain
+from localspec.training.prompts import PromptPlan, chat_prompts
+from localspec.training.schedule import Schedule
+from localspec.training.settings import TrainSettings
+from localspec.training.workshop import Report, Workshop, build_packs, open_workshop
+
+__all__ = ["TrainReport", "TrainSettings", "train"]
+
+VALID_PACKS = ("corpus", "generated", "long")
+
+
+@dataclass(frozen=True)
+class OwnTextPlan(PromptPlan):
+    """Prompts for the target's own text, and how they are batched and packed."""
+
+    pack_name: str = "own"
+    row_length: int = 256
+    batch_size: int = 64
+    length_multiple: int = 16
+    minutes_share: float = 1.0
+
+
+SHORT_PROMPTS = OwnTextPlan(
+    12_000, 200, (250, 700), 0.15, pack_name="own_short", minutes_share=0.75
+)
+LONG_PROMPTS = OwnTextPlan(
+    600, 2176, (2000, 8000), 0.9, pack_name="own_long", row_length=2304, batch_size=8,
+    length_multiple=128, minutes_share=0.25,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a run made: sizes, tokens seen and the figures of the pair."""
+
+    num_target_parameters: int
+    num_draft_parameters: int
+    num_target_tokens: int
+    num_draft_tokens: int
+    pair: PairReport
+    out_dir: Path
+
+
+def train(settings: TrainSettings, report: Report) -> TrainReport:
+    """Run all stages and return the figures. Raises CorpusError if a corpus file is missing."""
+    shop = open_workshop(settings, report)
+    build_packs(shop)
+    num_target_tokens = train_target(shop)
+    target = load_model(
+        settings.work_dir / "target" / "checkpoint.pt", shop.device, settings.torch_dtype
+    )
+    num_draft_tokens = train_draft(shop, target.eval())
+    draft = load_model(
+        settings.work_dir / "draft" / "checkpoint.pt", shop.device, settings.torch_dtype
+    )
+    export_model(target, shop.tokenizer, settings.out_dir / "target")
+    export_model(draft, shop.tokenizer, settings.out_dir / "draft")
+    pair = measure(shop, target, draft.eval())
+    made = TrainReport(
+        num_parameters(target),
+        num_parameters(draft),
+        num_target_tokens,
+        num_draft_tokens,
+        pair,
+        settings.out_dir,
+    )
+    write_card(settings.out_dir / "README.md", card_facts(shop, made))
+    return made
+
+
+def train_target(shop: Workshop) -> int:
+    """Pretrain the target; return the tokens it has seen."""
+    settings = shop.settings
+    torch.manual_seed(settings.seed)
+    model = Decoder(settings.target_shape()).to(shop.device, settings.torch_dtype)
+    model.initialise(settings.seed)
+    sources = (
+        Source(shop.pack("short"), early=0.93, late=0.0),
+        Source(shop.pack("mid"), early=0.07, late=0.0),
+        Source(shop.pack("closing"), early=0.0, late=0.62),
+        Source(shop.pack("long"), early=0.0, late=0.38),
+    )
+    stream = BatchStream(sources, settings.tokens_per_batch, settings.seed, shop.device)
+    schedule = Schedule(settings.target_rate, minutes=settings.target_minutes)
+    run_settings = PretrainSettings(
+        schedule, settings.work_dir / "target", is_compiled=settings.is_compiled
+    )
+    return pretrain(model, stream, run_settings, shop.report).num_tokens
+
+
+def sample_own_text(shop: Workshop, target: Decoder) -> None:
+    """Let the target write the text that the draft learns from, short and long prompts apart."""
+    settings = shop.settings
+    rng = Random(settings.seed)
+    for plan in (SHORT_PROMPTS, LONG_PROMPTS):
+        folder = settings.work_dir / "packs" / plan.pack_name
+        if (folder / "weights.npy").exists():
+            continue
+        prompts = list(chat_prompts(shop.tokenizer, shop.rows, plan, rng))
+        sampling = SampleSettings(
+            batch_size=plan.batch_size,
+            length_multiple=plan.length_multiple,
+            minutes=settings.sample_minutes * plan.minutes_share,
+            seed=settings.seed,
+        )
+        samples = sample_answers(target, prompts, sampling, shop.report)
+        write_sample_pack(samples, plan.row_length, folder, rng)
+
+
+def train_draft(shop: Workshop, target: Decoder) -> int:
+    """Distil the draft; return the tokens it has seen."""
+    settings = shop.settings
+    sample_own_text(shop, target)
+    draft = Decoder(settings.draft_shape()).to(shop.device, settings.torch_dtype)
+    start_draft(draft, target, settings.seed)
+    sources = (
+        Source(shop.pack("own_short"), 0.55, 0.65),
+        Source(shop.pack("own_long"), 0.1, 0.15),
+        Source(shop.pack("closing"), 0.3, 0.2),
+        Source(shop.pack("long"), 0.05, 0.0),
+    )
+    stream = BatchStream(sources, settings.tokens_per_batch, settings.seed + 1, shop.device)
+    schedule = Schedule(settings.draft_rate, minutes=settings.draft_minutes, decay_fraction=0.4)
+    return distil(
+        draft,
+        target,
+        stream,
+        DistilSettings(schedule, settings.work_dir / "draft", settings.is_compiled),
+        shop.report,
+    )
+
+
+def measure(shop: Workshop, target: Decoder, draft: Decoder) -> PairReport:
+    """Measure the pair on held-out text and held-out prompts."""
+    losses = {
+        f"{role} on {name}": held_out_loss(model, shop.pack(f"valid_{name}"), 2)
+        for role, model in (("target", target), ("draft", draft))
+        for name in VALID_PACKS
+    }
+    settings = shop.settings
+    rng = Random(settings.seed + 99)
+    plan = PromptPlan(settings.num_judged_prompts, 512, (250, 1500), passage_share=0.2)
+    prompts = list(chat_prompts(shop.tokenizer, shop.held_out_rows, plan, rng))
+    return evaluate_pair(target, draft, shop.tokenizer, prompts, losses)
+
+
+def card_facts(shop: Workshop, made: TrainReport) -> CardFacts:
+    """Collect what the model card states."""
+    licences = {
+        source: str(rows[0].get("license", "unknown"))
+        for source, rows in shop.rows.items()
+        if source in corpus.SHORT_SHARES or source in corpus.LONG_SHARES
+    }
+    return CardFacts(
+        made.num_target_parameters,
+        made.num_draft_parameters,
+        made.num_target_tokens,
+        made.num_draft_tokens,
+        shop.settings.context_length,
+        licences,
+        made.pair,
+        command_line(shop.settings),
+    )
+
+
+def command_line(settings: TrainSettings) -> str:
+    """Write the command that makes such a pair, with file names only."""
+    files = " ".join(f"--corpus {file.name}" for file in settings.corpus_files)
+    held_out = " ".join(f"--held-out {file.name}" for file in settings.held_out_files)
+    return (
+        f"python -m localspec train {files} {held_out} --out assets/demo --work work "
+        f"--minutes {settings.target_minutes:.0f} --draft-minutes {settings.draft_minutes:.0f} "
+        f"--seed {settings.seed} --device {settings.device}"
+    )

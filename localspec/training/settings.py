@@ -1,0 +1,91 @@
+"""What a training run is told: files, budgets, sizes, device.
+
+Contract: `TrainSettings` is complete when constructed and read by every stage; defaults make the
+demo pair on a CPU. Larger pairs on a GPU are the same fields with other numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from localspec.errors import ConfigError
+from localspec.training.model import ModelShape
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything a run needs. Minutes are budgets per stage; sizes are those of the demo pair.
+
+    corpus_files, held_out_files: .jsonl.xz rows with `messages` or `text`, `source` and `license`.
+    num_short_tokens, num_long_tokens: tokens packed in rows of 256, and of 1024 and 2304.
+    """
+
+    corpus_files: tuple[Path, ...]
+    held_out_files: tuple[Path, ...]
+    out_dir: Path
+    work_dir: Path
+    target_minutes: float = 60.0
+    sample_minutes: float = 4.0
+    draft_minutes: float = 8.0
+    vocabulary_size: int = 6144
+    target_layers: int = 12
+    hidden_size: int = 256
+    target_ffn_size: int = 704
+    draft_ffn_size: int = 1280
+    num_heads: int = 4
+    context_length: int = 4096
+    num_short_tokens: int = 11_500_000
+    num_long_tokens: int = 2_000_000
+    tokens_per_batch: int = 5120
+    target_rate: float = 4e-3
+    draft_rate: float = 4e-3
+    num_judged_prompts: int = 60
+    seed: int = 1
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    is_compiled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(
+                f"The dtype '{self.dtype}' is not known here. Use one of {', '.join(DTYPES)}."
+            )
+        if self.vocabulary_size > 65536:
+            raise ConfigError(
+                f"vocabulary_size {self.vocabulary_size} does not fit the 16-bit packs. "
+                "Choose at most 65536."
+            )
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} does not divide into {self.num_heads} heads. "
+                "Choose a multiple."
+            )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of the weights while they are trained."""
+        return DTYPES[self.dtype]
+
+    def target_shape(self) -> ModelShape:
+        """Return the sizes of the target."""
+        return self.shape(self.target_layers, self.target_ffn_size)
+
+    def draft_shape(self) -> ModelShape:
+        """Return the sizes of the draft: one layer, because a draft costs its layers."""
+        return self.shape(1, self.draft_ffn_size)
+
+    def shape(self, num_layers: int, ffn_size: int) -> ModelShape:
+        """Return the sizes of a decoder of the pair."""
+        return ModelShape(
+            self.vocabulary_size,
+            num_layers,
+            self.hidden_size,
+            ffn_size,
+            self.num_heads,
+            self.context_length,
+        )

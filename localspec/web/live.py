@@ -1,0 +1,284 @@
+"""The live strip: what localspec is doing right now, as the page shows it.
+
+`live_state` turns the service's status into plain JSON with every number already in words, so
+that the page, the tests and the log speak of the same figures; `static/live.js` asks for it
+about ten times a second while a reply is written, once a second otherwise, and only places
+text. `STRIP_HTML` is the frame it fills. An unknown number is a dash, never 0.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from localspec.backend import Description, TurnStats
+from localspec.chat.service import ChatService, Status, TurnView
+from localspec.core import OFF
+from localspec.errors import StoreError
+from localspec.record.export import Scope
+
+DASH = "–"
+
+# id, label, what it means in plain words
+TILES = (
+    (
+        "speed",
+        "Tokens / s",
+        "Tokens written each second, reading the prompt not counted. A token is a short piece of "
+        "a word.",
+    ),
+    (
+        "speedup",
+        "Speedup",
+        "How many times faster than the same model writes here without drafting, measured on "
+        "this machine. A dash until it is measured.",
+    ),
+    (
+        "acceptance",
+        "Accepted",
+        "Acceptance rate: of the tokens the drafter guessed, the share the model agreed with. "
+        "0.7 and more is excellent, below 0.5 drafting hardly pays.",
+    ),
+    (
+        "gamma",
+        "Draft length γ",
+        "Tokens guessed ahead in the latest round, and on average over this reply. It adapts to "
+        "the temperature and the text.",
+    ),
+    (
+        "drafter",
+        "Drafter",
+        "Who guesses ahead: a small draft model, n-grams looked up in this chat, a compressed "
+        "copy of the model itself, or nobody (off).",
+    ),
+    (
+        "memory",
+        "Memory",
+        "Memory held by the model, its drafters and the context they remember.",
+    ),
+)
+
+
+def _tile(name: str, label: str, help_text: str) -> str:
+    return (
+        f'<div class="ls-tile" tabindex="0" aria-describedby="ls-help-{name}">'
+        f'<span class="ls-label">{label}</span>'
+        f'<span class="ls-value" id="ls-{name}">{DASH}</span>'
+        f'<span class="ls-sub" id="ls-{name}-sub"></span>'
+        f'<span class="ls-help" role="tooltip" id="ls-help-{name}">{html.escape(help_text)}</span>'
+        "</div>"
+    )
+
+
+STRIP_HTML = f"""
+<section id="ls-strip" aria-label="Live figures" data-phase="connecting">
+  <div class="ls-tile ls-phase" tabindex="0" aria-describedby="ls-help-phase">
+    <span class="ls-label"><i class="ls-dot" aria-hidden="true"></i>Now</span>
+    <span class="ls-value" id="ls-phase" role="status">Connecting</span>
+    <span class="ls-sub" id="ls-clock"></span>
+    <span class="ls-help" role="tooltip" id="ls-help-phase">What localspec is doing at this moment,
+      and for how long. A slow model and a stuck one look different here.</span>
+  </div>
+  {"".join(_tile(*tile) for tile in TILES)}
+  <p id="ls-reason" class="ls-reason">Speculation: {DASH}</p>
+</section>
+<div id="ls-notices" role="alert"></div>
+"""
+
+ROUNDS_HTML = """
+<section id="ls-rounds" aria-label="Drafted tokens of the latest reply">
+  <p class="ls-legend">The latest reply, one block for each check by the model:
+    <span class="ls-round ls-r3">underlined twice: all but its last token was drafted</span>
+    <span class="ls-round ls-r2">underlined: half or more drafted</span>
+    <span class="ls-round ls-r1">dotted: some drafted</span>
+    <span class="ls-round ls-r0">plain: written by the model itself</span>
+  </p>
+  <p id="ls-rounds-text"></p>
+  <p class="ls-legend" id="ls-rounds-sum"></p>
+</section>
+"""
+
+
+def live_state(status: Status, rounds_from: int | None = None) -> dict[str, Any]:
+    """Everything the strip shows. rounds_from: also the rounds of the reply from this one on."""
+    view = status.reply
+    stats = view.stats if view is not None else None
+    phase, label, seconds = _phase(status)
+    state: dict[str, Any] = {
+        "phase": phase,
+        "label": label,
+        "clock": _clock(seconds),
+        "waiting": status.num_waiting,
+        "notices": _notices(status),
+        "is_ready": status.description is not None or status.phase == "failed",
+        "reason": _reason(status, view),
+        "num_output_tokens": stats.num_output_tokens if stats else None,
+        "decode_ms": stats.decode_ms if stats else None,
+        **_figures(stats, view),
+        **_memory(status.description),
+    }
+    if rounds_from is not None and view is not None:
+        state["reply"] = f"{view.started_s:.6f}"
+        state["rounds"] = [
+            [round_.text, round_.num_tokens, round_.num_drafted, round_.drafter]
+            for round_ in view.rounds[rounds_from:]
+        ]
+        state["num_rounds"] = len(view.rounds)
+    return state
+
+
+def _notices(status: Status) -> list[str]:
+    failure = [status.phrase] if status.phase == "failed" else []
+    return [*failure, *status.notices]
+
+
+def _phase(status: Status) -> tuple[str, str, float]:
+    """The machine's name of the moment, its words, and the seconds it has lasted."""
+    view = status.reply
+    if status.phase == "failed":
+        return "failed", "Not loaded", status.seconds
+    if status.phase == "loading":
+        return "loading", _capital(status.phrase), status.seconds
+    if view is not None and view.phase == "prefill":
+        return "prefill", "Reading the prompt", view.seconds
+    if view is not None and view.phase == "decode":
+        return "decode", "Writing", view.seconds
+    if view is not None and view.phase in ("queued", "loading"):
+        return "queued", "Waiting its turn", view.seconds
+    if status.phase == "calibrating":
+        return "calibrating", _capital(status.phrase), status.seconds
+    if view is None:
+        return "ready", "Ready", 0.0
+    return "ready", _ended(view), view.seconds
+
+
+def _capital(phrase: str) -> str:
+    return phrase[:1].upper() + phrase[1:]
+
+
+def _ended(view: TurnView) -> str:
+    words = {"cancelled": "Stopped", "error": "Failed", "length": "Done (max tokens)"}
+    return words.get(view.finish_reason or "", "Done")
+
+
+def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, str]:
+    if stats is None or view is None:
+        names = ("speed", "speedup", "acceptance", "gamma", "drafter")
+        return {name: DASH for name in names} | {f"{name}_sub": "" for name in names}
+    ttft = f"first: {stats.ttft_ms:.0f} ms" if stats.ttft_ms is not None else ""
+    share = f"{percent(stats.draft_share)} of the text" if stats.num_draft_tokens else ""
+    mean = stats.mean_num_draft_tokens
+    gamma = view.last_num_draft_tokens
+    return {
+        "speed": number(stats.tokens_per_second),
+        "speed_sub": ttft,
+        "speedup": number(stats.speedup, " ×", digits=2),
+        "speedup_sub": "over plain, here" if stats.speedup is not None else "not measured yet",
+        "acceptance": percent(stats.acceptance_rate),
+        "acceptance_sub": share,
+        "gamma": DASH if gamma is None else str(gamma),
+        "gamma_sub": f"{mean:.1f} on average" if mean is not None else "",
+        "drafter": stats.drafter if stats.num_steps else DASH,
+        "drafter_sub": f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} taken"
+        if stats.num_draft_tokens
+        else "",
+    }
+
+
+def _reason(status: Status, view: TurnView | None) -> str:
+    """The one sentence on speculation."""
+    loaded = status.description
+    if loaded is None:
+        return "Speculation: known once the model is loaded."
+    stats = view.stats if view is not None else None
+    if stats is not None and stats.num_steps:
+        if stats.drafter == OFF:
+            return f"Speculation: off, because {_because(stats.reason)}."
+        exact = "" if stats.exact else " Not exact: a lossy mode was chosen."
+        return f"Speculation: on, by {stats.drafter}: {_sentence(stats.reason)}{exact}"
+    able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
+    if able:
+        return f"Speculation: ready, with {', '.join(able)}."
+    why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in loaded.drafters)
+    return f"Speculation: off, because no drafter can be used here ({why or 'none is installed'})."
+
+
+def _because(reason: str) -> str:
+    """The reason as the end of a sentence: "Off this round: No match." becomes "no match"."""
+    words = re.sub(r"^off\b[^:]*:\s*", "", reason.strip(), flags=re.IGNORECASE).rstrip(".")
+    is_name = words[1:2].isupper()
+    return (words if is_name else words[:1].lower() + words[1:]) or "nothing was drafted"
+
+
+def _sentence(text: str) -> str:
+    text = text.strip().rstrip(".")
+    return f"{text}." if text else ""
+
+
+def _memory(loaded: Description | None) -> dict[str, str]:
+    if loaded is None:
+        return {"memory": DASH, "memory_sub": ""}
+    drafters = [drafter.memory_bytes for drafter in loaded.drafters if drafter.memory_bytes]
+    parts = (loaded.target_bytes, loaded.kv_bytes, *drafters)
+    known = [part for part in parts if part is not None]
+    return {
+        "memory": size(sum(known)) if known else DASH,
+        "memory_sub": f"{loaded.device}, {loaded.dtype}",
+    }
+
+
+def number(value: float | None, unit: str = "", digits: int = 1) -> str:
+    """A figure for people, a dash when unknown."""
+    return DASH if value is None else f"{value:.{digits}f}{unit}"
+
+
+def percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.0f} %"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the largest unit that keeps the number above 1."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def _clock(seconds: float) -> str:
+    if seconds <= 0:
+        return ""
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def footer(row: dict[str, Any]) -> str:
+    """The line under a finished reply, from its row in the log."""
+    parts = [number(row["tokens_per_second"], " tok/s")]
+    if row["speedup"] is not None:
+        parts.append(f"{row['speedup']:.2f} × plain")
+    if row["num_draft_tokens"]:
+        parts.append(f"{percent(row['acceptance_rate'])} accepted")
+        parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
+        parts.append(str(row["drafter"]))
+    elif row["num_output_tokens"]:
+        parts.append("no drafting")
+    parts.append(f"{row['num_output_tokens']} tokens")
+    if row["ttft_ms"] is not None:
+        parts.append(f"first after {row['ttft_ms']:.0f} ms")
+    return " · ".join(parts)
+
+
+def scope_of(
+    service: ChatService, scope: str | None, conversation: str | None
+) -> tuple[Scope, str]:
+    """The export scope a link asks for, and a word for its file name. Raises StoreError."""
+    if scope == "conversation":
+        if conversation is None or not conversation.isdecimal():
+            raise StoreError("There is no conversation to export yet. Send a message first.")
+        return Scope(conversation_id=int(conversation)), f"conversation-{conversation}"
+    if scope == "session":
+        session_id = service.journal.session_id
+        if session_id is None:
+            raise StoreError("This session has no turn to export yet. Send a message first.")
+        return Scope(session_id=session_id), f"session-{session_id}"
+    return Scope(), "all"

@@ -1,0 +1,151 @@
+// Fills the live strip. Asks /live about ten times a second while something happens, once a
+// second otherwise, and writes text only (never HTML), so nothing a model says can run here.
+const BUSY_MS = 100;
+const IDLE_MS = 1000;
+const AFTER_ACTION_MS = 3000;
+const FIGURES = ["speed", "speedup", "acceptance", "gamma", "drafter", "memory"];
+const BUSY = new Set(["loading", "prefill", "decode", "queued"]);
+
+let lastActionAt = 0;
+let shownReply = null;
+let numRounds = 0;
+let failures = 0;
+
+const byId = (id) => document.getElementById(id);
+
+function write(id, text) {
+  const element = byId(id);
+  if (element && element.textContent !== text) element.textContent = text;
+}
+
+function showNotices(notices) {
+  const box = byId("ls-notices");
+  if (!box) return;
+  const joined = notices.join("\n");
+  if (box.dataset.shown === joined) return;
+  box.dataset.shown = joined;
+  box.replaceChildren(
+    ...notices.map((notice) => {
+      const line = document.createElement("p");
+      line.textContent = notice;
+      return line;
+    }),
+  );
+}
+
+function show(state) {
+  const strip = byId("ls-strip");
+  if (!strip) return;
+  strip.dataset.phase = state.phase;
+  const waiting = state.waiting ? ` (+${state.waiting} waiting)` : "";
+  write("ls-phase", state.label);
+  write("ls-clock", state.clock + waiting);
+  for (const name of FIGURES) {
+    write(`ls-${name}`, state[name]);
+    write(`ls-${name}-sub`, state[`${name}_sub`]);
+  }
+  write("ls-reason", state.reason);
+  showNotices(state.notices);
+  const chat = byId("ls-chat");
+  if (chat) chat.setAttribute("aria-busy", String(BUSY.has(state.phase)));
+}
+
+// The latest reply in blocks: one per check by the model, marked by how much of it was drafted.
+function roundClass(tokens, drafted) {
+  if (drafted === 0) return "ls-r0";
+  if (drafted >= tokens - 1) return "ls-r3";
+  return drafted * 2 >= tokens ? "ls-r2" : "ls-r1";
+}
+
+function showRounds(state) {
+  const box = byId("ls-rounds-text");
+  if (!box || state.rounds === undefined) return;
+  if (state.reply !== shownReply || state.num_rounds < numRounds) {
+    const isOther = state.reply !== shownReply;
+    shownReply = state.reply;
+    numRounds = 0;
+    box.replaceChildren();
+    if (isOther) return; // the next answer brings this reply's rounds from its first
+  }
+  for (const [text, tokens, drafted, drafter] of state.rounds) {
+    const block = document.createElement("span");
+    block.className = `ls-round ${roundClass(tokens, drafted)}`;
+    block.title = drafted
+      ? `${tokens} tokens in one step: ${drafted} guessed by ${drafter}, the rest by the model`
+      : `${tokens} token(s) by the model itself`;
+    block.textContent = text;
+    box.append(block);
+  }
+  numRounds = state.num_rounds;
+  write("ls-rounds-sum", `${numRounds} checks by the model.`);
+}
+
+function wantsRounds() {
+  const toggle = document.querySelector("#ls-show-rounds input");
+  const box = byId("ls-rounds");
+  if (!toggle || !box) return false;
+  box.classList.toggle("ls-open", toggle.checked);
+  return toggle.checked;
+}
+
+async function look() {
+  let pause = IDLE_MS;
+  try {
+    const query = wantsRounds() ? `?rounds_from=${numRounds}` : "";
+    const answer = await fetch(`/live${query}`, { cache: "no-store" });
+    if (!answer.ok) throw new Error(String(answer.status));
+    const state = await answer.json();
+    failures = 0;
+    show(state);
+    showRounds(state);
+    const isFresh = performance.now() - lastActionAt < AFTER_ACTION_MS;
+    if (BUSY.has(state.phase) || isFresh) pause = BUSY_MS;
+  } catch {
+    failures += 1;
+    if (failures > 2 && byId("ls-strip")) {
+      byId("ls-strip").dataset.phase = "gone";
+      write("ls-phase", "Not running");
+      showNotices(["localspec does not answer any more. Start it again and open its new address."]);
+    }
+  }
+  setTimeout(look, document.hidden ? IDLE_MS : pause);
+}
+
+for (const kind of ["keydown", "click"]) {
+  document.addEventListener(kind, () => { lastActionAt = performance.now(); }, { capture: true });
+}
+
+// What "Copy message" puts on the clipboard is what was written: without our line of figures, and
+// with the signs that the page shows as text (handlers.as_text) turned back.
+const CODE = /(```[^]*?(?:```|$)|`[^`\n]+`)/;
+let isMessageCopied = false;
+
+function asWritten(text) {
+  const parts = text.replace(/\n?<p class="ls-(?:footer|error)">[^]*?<\/p>/g, "").split(CODE);
+  return parts
+    .map((part, index) =>
+      index % 2
+        ? part
+        : part.replaceAll("&#33;[", "![").replaceAll("&lt;", "<").replaceAll("&amp;", "&"),
+    )
+    .join("");
+}
+
+document.addEventListener(
+  "click",
+  (event) => { isMessageCopied = Boolean(event.target.closest?.('[title="Copy message"]')); },
+  { capture: true },
+);
+if (navigator.clipboard) {
+  const writeText = navigator.clipboard.writeText.bind(navigator.clipboard);
+  navigator.clipboard.writeText = (text) => writeText(isMessageCopied ? asWritten(text) : text);
+}
+
+// On a narrow screen the side covers the chat: start with it closed.
+function closeSideOnNarrow(triesLeft) {
+  const toggle = document.querySelector("#ls-side.open .toggle-button");
+  if (toggle) toggle.click();
+  else if (triesLeft > 0) setTimeout(closeSideOnNarrow, 50, triesLeft - 1);
+}
+if (window.innerWidth < 768) closeSideOnNarrow(100);
+look();

@@ -1,0 +1,47 @@
+"""`python -m tests`: make the environment if needed, then ruff, mypy and the whole test suite.
+
+Arguments go to pytest. The exit code is not 0 if any of the three fails; pytest runs last, so
+that its closing line is the last one printed.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(
+        "The tests need Python 3.11 or newer, but this is Python %d.%d. Install a newer one "
+        "and run them with it, for example: python3.12 -m tests" % sys.version_info[:2]
+    )
+
+import subprocess
+from pathlib import Path
+
+from localspec.bootstrap import ensure_environment
+from localspec.errors import LocalspecError
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKS = (("ruff", "check", "."), ("mypy",))
+
+
+def main(arguments: list[str]) -> int:
+    """Run everything; 0 only when all of it passes."""
+    try:
+        ensure_environment("requirements-dev.txt", ["-m", "tests", *arguments])
+    except LocalspecError as error:
+        sys.exit(str(error))
+    failed = [check[0] for check in CHECKS if run(*check)]
+    if failed:
+        print(f"{' and '.join(failed)} failed: see above. The tests run all the same.", flush=True)
+    return run("pytest", *arguments) or int(bool(failed))
+
+
+def run(module: str, *arguments: str) -> int:
+    """The exit code of a tool of this environment, its output shown."""
+    print(f"{module} ...", flush=True)
+    return subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

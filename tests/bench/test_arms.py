@@ -1,0 +1,66 @@
+"""Names of arms, which of them can run, and the order in which they take turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.backend import DrafterStatus
+from localspec.bench.arms import Arm, parse_arms, refusals, rotated
+from localspec.errors import ConfigError
+
+READY = (
+    DrafterStatus("ngram", True, "ready"),
+    DrafterStatus("draft_model", False, "no draft model was chosen."),
+)
+
+
+def test_off_comes_first_and_each_arm_once() -> None:
+    names = [arm.name for arm in parse_arms(("auto", "ngram", "off", "auto"))]
+    assert names == ["off", "auto", "ngram"]
+
+
+def test_a_fixed_length_is_read_from_the_name() -> None:
+    assert parse_arms(("draft_model@4",))[1] == Arm("draft_model@4", "draft_model", 4)
+
+
+@pytest.mark.parametrize(
+    "name", ["off@2", "transformers@4", "ngram@", "ngram@x", "ngram@0", "ngram@65"]
+)
+def test_a_length_that_makes_no_sense_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        parse_arms((name,))
+
+
+def test_only_arms_without_a_fixed_length_learn() -> None:
+    arms = parse_arms(("off", "auto", "ngram", "ngram@3", "transformers"))
+    assert [arm.name for arm in arms if arm.is_learning] == ["auto", "ngram"]
+
+
+def test_an_unavailable_drafter_is_refused_with_its_reason() -> None:
+    arms = parse_arms(("ngram", "draft_model", "draft_model@4", "auto", "transformers"))
+    reason = "no draft model was chosen."
+    assert refusals(arms, READY) == {"draft_model": reason, "draft_model@4": reason}
+
+
+def test_a_known_drafter_that_this_version_lacks_is_a_reason_and_not_an_error() -> None:
+    assert "self_quant" in refusals(parse_arms(("self_quant",)), READY)["self_quant"]
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
+    with pytest.raises(ConfigError, match=r"ngramm.*transformers"):
+        refusals(parse_arms(("ngramm",)), READY)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6])
+def test_over_a_cycle_every_arm_stands_once_at_every_place(size: int) -> None:
+    arms = [Arm(str(number), "ngram") for number in range(size)]
+    for cycle in range(4):
+        orders = [rotated(arms, cycle * size + step) for step in range(size)]
+        for place in range(size):
+            assert {order[place].name for order in orders} == {arm.name for arm in arms}
+
+
+def test_tasks_that_take_turns_do_not_always_meet_one_order() -> None:
+    arms = [Arm(str(number), "ngram") for number in range(6)]
+    first = {rotated(arms, position)[0].name for position in range(0, 72, 6)}
+    assert len(first) == 6

@@ -1,0 +1,86 @@
+"""Which differences from plain decoding are near-ties, with ties planted into a tiny model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localspec.bench.exactness import NEAR_TIE, Difference, first_difference, judge, plain_logits
+from localspec.bench.stage import Case, Stage, run_engine
+from localspec.core import SamplingParams
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from localspec.engine.engine import Engine
+from tests.tiny import tiny_llama, with_cache
+
+PROMPT = (3, 9, 14, 27, 5)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(with_cache(tiny_llama()), {})
+
+
+def test_equal_outputs_do_not_differ() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+
+
+def test_the_first_differing_token_and_an_early_end_are_found() -> None:
+    assert first_difference([1, 2, 3, 4], [1, 2, 9, 4]) == 2
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_the_logits_are_those_of_the_off_path(engine: Engine) -> None:
+    controller = Controller({}, Costs(), Acceptance())
+    stage = Stage(engine, controller, lambda text: [1], frozenset(), (), 256, "float32", {})
+    case = Case("a", "chat", PROMPT, 0)
+    plain = run_engine(stage, stage.controller, "off", None, case, SamplingParams(), 10)
+    for position in range(10):
+        logits = plain_logits(engine, PROMPT, plain.decided[:position])
+        assert int(logits.argmax()) == plain.decided[position]
+
+
+def planted(engine: Engine, gap: float) -> tuple[int, int, int]:
+    """Make the runner-up of the first token follow the best by `gap`; best, twin, any other."""
+    best, other = plain_logits(engine, PROMPT, []).topk(2).indices.tolist()
+    head = engine.target.module.lm_head.weight  # type: ignore[attr-defined]
+    before = plain_logits(engine, PROMPT, [])
+    with torch.no_grad():
+        head[other] = head[best] * (1.0 - gap / float(before[best]))
+    return best, other, int(before.argmin())
+
+
+@pytest.mark.parametrize(("gap", "is_near"), [(1e-5, True), (1e-2, False)])
+def test_a_difference_is_a_near_tie_only_below_the_threshold(
+    engine: Engine, gap: float, is_near: bool
+) -> None:
+    best, twin, _ = planted(engine, gap)
+    found = judge(engine, "a", "ngram", PROMPT, [best, 1], [twin, 2])
+    assert found is not None and found.position == 0
+    assert found.gap == pytest.approx(gap, abs=5e-5)
+    assert found.is_near_tie == is_near
+
+
+def test_a_token_outside_the_tie_is_a_real_difference(engine: Engine) -> None:
+    best, _, far = planted(engine, 1e-5)
+    found = judge(engine, "a", "ngram", PROMPT, [best], [far])
+    assert found is not None and found.top_two_gap < NEAR_TIE
+    assert not found.is_near_tie
+
+
+def test_an_output_that_merely_stops_is_a_real_difference(engine: Engine) -> None:
+    best, _, _ = planted(engine, 1e-5)
+    found = judge(engine, "a", "ngram", PROMPT, [best, 4], [best])
+    assert found is not None
+    assert (found.position, found.gap, found.is_near_tie) == (1, None, False)
+
+
+def test_equal_outputs_are_not_judged(engine: Engine) -> None:
+    assert judge(engine, "a", "ngram", PROMPT, [1, 2], [1, 2]) is None
+    assert engine.target.cache.length == 0
+
+
+def test_the_threshold_itself_is_no_near_tie() -> None:
+    assert not Difference("a", "ngram", 0, NEAR_TIE, NEAR_TIE).is_near_tie

@@ -1,0 +1,56 @@
+"""The arithmetic of a comparison, on numbers made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.bench.figures import Estimate, estimate, num_repeated_grams, repetition
+
+
+def test_the_median_is_the_middle_ratio_and_not_the_mean() -> None:
+    assert estimate([1.0, 2.0, 9.0]).median == 2.0
+
+
+def test_the_interval_holds_the_median_and_stays_within_the_ratios() -> None:
+    found = estimate([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9])
+    assert found.low is not None and found.high is not None and found.median is not None
+    assert 1.0 <= found.low < found.median < found.high <= 1.9
+
+
+def test_the_interval_of_many_equal_halves_matches_the_binomial_bounds() -> None:
+    # 100 ratios 1..100: order statistics 40 and 61 bound the median with 95 % (binomial).
+    found = estimate([float(value) for value in range(1, 101)])
+    assert found.low == pytest.approx(40.5, abs=3.0)
+    assert found.high == pytest.approx(60.5, abs=3.0)
+
+
+def test_more_prompts_narrow_the_interval() -> None:
+    few, many = estimate([1.0, 2.0, 3.0] * 3), estimate([1.0, 2.0, 3.0] * 100)
+    assert few.low is not None and few.high is not None
+    assert many.low is not None and many.high is not None
+    assert many.high - many.low < few.high - few.low
+
+
+def test_the_same_ratios_give_the_same_interval() -> None:
+    ratios = [0.9, 1.7, 1.1, 2.3, 1.4]
+    assert estimate(ratios) == estimate(ratios)
+
+
+def test_nothing_is_unknown_and_one_ratio_has_no_interval() -> None:
+    assert estimate([]) == Estimate(None, None, None)
+    assert estimate([1.5]) == Estimate(1.5, None, None)
+
+
+def test_a_gram_counts_as_repeated_from_its_second_time_on() -> None:
+    assert num_repeated_grams([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5)
+    assert num_repeated_grams([7] * 10) == (6, 7)
+    assert num_repeated_grams([1, 2, 3]) == (0, 0)
+
+
+def test_repetition_is_a_share_over_all_outputs_together() -> None:
+    assert repetition([[1, 2, 3, 4, 1, 2, 3, 4], [5, 6, 7, 8, 9]]) == pytest.approx(1 / 7)
+    assert repetition([[1, 2], []]) is None
+
+
+def test_the_same_gram_in_two_outputs_is_no_repetition() -> None:
+    assert repetition([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0.0

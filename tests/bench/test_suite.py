@@ -1,0 +1,282 @@
+"""A whole comparison on tiny models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from localspec.backend import DrafterStatus
+from localspec.bench import suite
+from localspec.bench.prompts import Prompt
+from localspec.bench.reference import decode_ms
+from localspec.bench.stage import Case, Stage, forget, own_controller, run_engine
+from localspec.bench.suite import BenchSettings, compare, listed, listed_numbers
+from localspec.core import Proposal, SamplingParams
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.ngram import NgramDrafter
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import WIDTHS, Costs
+from localspec.engine.engine import Engine
+from localspec.errors import ConfigError, ModelError, RequestError
+from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
+
+PROMPTS = [
+    Prompt("a", "chat", "hello there"),
+    Prompt("b", "code", "write a loop"),
+    Prompt("c", "chat", "say it again, say it again"),
+]
+
+
+def measured_costs() -> Costs:
+    """A table such as calibration leaves behind, so that tests need not take the time."""
+    costs = Costs()
+    for width in WIDTHS:
+        costs.set_verify(width, 128, 10.0 + 0.1 * width)
+    for name in ("ngram", "draft_model"):
+        costs.set_draft_step(name, 128, 0.5)
+    return costs
+
+
+@pytest.fixture
+def stage() -> Stage:
+    target = tiny_llama()
+    draft = DraftModelDrafter(with_cache(agreeing_draft(target)), VOCAB_SIZE)
+    engine = Engine(with_cache(target), {"ngram": NgramDrafter(), "draft_model": draft})
+    return Stage(
+        engine=engine,
+        controller=Controller(engine.drafters, measured_costs(), Acceptance()),
+        render=lambda text: [1 + ord(character) % (VOCAB_SIZE - 2) for character in text],
+        end_ids=frozenset({END_ID}),
+        statuses=(
+            DrafterStatus("ngram", True, "ready"),
+            DrafterStatus("draft_model", True, "ready"),
+        ),
+        context_length=256,
+        precision="float32",
+        machine={"target": "tiny"},
+    )
+
+
+def silent(phrase: str) -> None:
+    pass
+
+
+def settings(**changes: Any) -> BenchSettings:
+    arms = ("off", "ngram", "draft_model@3", "auto")
+    plain = BenchSettings(max_tokens=16, temperatures=(0.0,), arms=arms)
+    return replace(plain, **changes)
+
+
+def rows_of(result: dict[str, Any], arm: str, task: str = "all") -> list[dict[str, Any]]:
+    return [row for row in result["rows"] if (row["arm"], row["task"]) == (arm, task)]
+
+
+def test_every_arm_writes_what_plain_decoding_writes(stage: Stage) -> None:
+    result = compare(stage, PROMPTS, settings(), silent)
+    assert result["differences"] == [] and result["ending"] is None
+    for arm in ("off", "ngram", "draft_model@3", "auto"):
+        (row,) = rows_of(result, arm)
+        assert (row["num_prompts"], row["identical_to_off"]) == (3, 0)
+        assert row["tokens_per_second"] > 0
+    assert rows_of(result, "draft_model@3")[0]["acceptance_rate"] > 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_transformers_runs_the_same_weights_to_the_same_tokens(stage: Stage) -> None:
+    result = compare(stage, PROMPTS, settings(arms=("transformers",)), silent)
+    (row,) = rows_of(result, "transformers")
+    assert row["identical_to_off"] == 0
+    assert row["num_tokens"] == rows_of(result, "off")[0]["num_tokens"] > 0
+    assert row["tokens_per_second"] > 0 and row["acceptance_rate"] is None
+
+
+def test_transformers_samples_too_and_is_then_not_compared(stage: Stage) -> None:
+    wanted = settings(arms=("transformers",), temperatures=(0.7,))
+    (row,) = rows_of(compare(stage, PROMPTS, wanted, silent), "transformers")
+    assert row["num_tokens"] > 0 and row["identical_to_off"] is None
+
+
+def test_there_is_a_row_for_each_arm_temperature_and_task(stage: Stage) -> None:
+    result = compare(stage, PROMPTS, settings(temperatures=(0.0, 0.7)), silent)
+    found = {(row["arm"], row["temperature"], row["task"]) for row in result["rows"]}
+    tasks = ("all", "all_not_repeating", "chat", "code")
+    arms = ("off", "ngram", "draft_model@3", "auto")
+    assert found == {(arm, t, task) for arm in arms for t in (0.0, 0.7) for task in tasks}
+    assert len(result["rows"]) == len(found)
+
+
+def test_a_planted_wrong_token_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*arguments: Any) -> Any:
+        run = run_engine(*arguments)
+        if arguments[2] != "ngram":
+            return run
+        wrong = (run.tokens[0] + 1, *run.tokens[1:])
+        return replace(run, tokens=wrong, decided=wrong)
+
+    monkeypatch.setattr(suite, "run_engine", faulty)
+    result = compare(stage, PROMPTS, settings(arms=("ngram",)), silent)
+    assert rows_of(result, "ngram")[0]["identical_to_off"] == 3
+    assert [each["position"] for each in result["differences"]] == [0, 0, 0]
+
+
+def test_the_sides_take_turns(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, str]] = []
+
+    def noting(*arguments: Any) -> Any:
+        order.append((arguments[4].id, arguments[2]))
+        return run_engine(*arguments)
+
+    monkeypatch.setattr(suite, "run_engine", noting)
+    compare(stage, PROMPTS, settings(arms=("off", "ngram")), silent)
+    assert order[2:] == [  # the first two warm up
+        ("a", "off"), ("a", "ngram"), ("b", "ngram"), ("b", "off"), ("c", "ngram"), ("c", "off"),
+    ]  # fmt: skip
+
+
+def test_a_missing_drafter_is_a_row_with_the_reason(stage: Stage) -> None:
+    statuses = (stage.statuses[0], DrafterStatus("draft_model", False, "no draft was chosen."))
+    engine = Engine(stage.engine.target, {"ngram": NgramDrafter()})
+    bare = replace(stage, statuses=statuses, engine=engine)
+    result = compare(bare, PROMPTS, settings(arms=("draft_model", "self_quant")), silent)
+    assert rows_of(result, "draft_model")[0]["reason"] == "no draft was chosen."
+    assert rows_of(result, "self_quant")[0]["num_prompts"] == 0
+    assert rows_of(result, "off")[0]["num_prompts"] == 3
+
+
+def test_an_arm_that_fails_leaves_the_others_standing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise ModelError("the draft broke.")
+
+    monkeypatch.setattr(DraftModelDrafter, "signal", failing)
+    result = compare(stage, PROMPTS, settings(arms=("draft_model@3", "ngram")), silent)
+    assert "the draft broke." in rows_of(result, "draft_model@3")[0]["reason"]
+    assert rows_of(result, "ngram")[0]["num_prompts"] == 3
+
+
+def test_a_prompt_that_does_not_fit_is_counted_and_not_cut(stage: Stage) -> None:
+    long = Prompt("long", "chat", "x" * 250)
+    result = compare(stage, [*PROMPTS, long], settings(), silent)
+    assert [skip["prompt"] for skip in result["skipped"]] == ["long"]
+    assert "250 tokens" in result["skipped"][0]["reason"]
+    assert (result["machine"]["num_prompts"], result["machine"]["num_skipped"]) == (3, 1)
+
+
+def test_when_nothing_fits_the_report_is_empty_and_says_so(stage: Stage) -> None:
+    result = compare(stage, [Prompt("long", "chat", "x" * 250)], settings(), silent)
+    assert result["machine"]["num_prompts"] == 0
+    assert rows_of(result, "off")[0]["tokens_per_second"] is None
+
+
+def test_stopping_by_hand_keeps_what_was_measured_whole(stage: Stage) -> None:
+    def stop(phrase: str) -> None:
+        if phrase.startswith("[2/"):
+            raise KeyboardInterrupt
+
+    result = compare(stage, PROMPTS, settings(), stop)
+    assert result["ending"] is not None
+    assert rows_of(result, "auto")[0]["num_prompts"] == 1
+
+
+def test_the_time_limit_begins_no_new_prompt(stage: Stage) -> None:
+    result = compare(stage, PROMPTS, settings(time_limit_s=-1.0), silent)
+    assert "time limit" in str(result["ending"]) and result["machine"]["num_prompts"] == 0
+
+
+def test_arms_start_warm_from_what_was_learnt_earlier(stage: Stage) -> None:
+    phrases: list[str] = []
+    result = compare(stage, PROMPTS, settings(), phrases.append)
+    assert result["machine"]["controller"].startswith("warm (learnt earlier")
+    assert not any("learns" in phrase or "measuring" in phrase for phrase in phrases)
+
+
+def test_without_earlier_state_costs_are_measured_and_the_arms_learn_first(stage: Stage) -> None:
+    fresh = replace(stage, controller=Controller(stage.engine.drafters, Costs(), Acceptance()))
+    phrases: list[str] = []
+    result = compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=2), phrases.append)
+    assert result["machine"]["controller"] == "warm (an unmeasured pass over 2 prompts)"
+    assert fresh.controller.costs.is_measured
+    assert "auto learns from 2 prompts, T 0" in phrases
+
+
+def test_without_a_warm_pass_the_report_says_cold(stage: Stage) -> None:
+    fresh = replace(stage, controller=Controller(stage.engine.drafters, Costs(), Acceptance()))
+    result = compare(fresh, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
+    assert result["machine"]["controller"] == "cold"
+
+
+def test_an_arm_learns_apart_from_the_others(stage: Stage) -> None:
+    one, other = own_controller(stage), own_controller(stage)
+    case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
+    run_engine(stage, one, "draft_model", 3, case, SamplingParams(), 16)
+    assert one.acceptance.num_rounds("draft_model", "model", 0) > 0
+    assert other.acceptance.num_rounds("draft_model", "model", 0) == 0
+    assert stage.controller.acceptance.num_rounds("draft_model", "model", 0) == 0
+
+
+def test_forgetting_empties_every_cache(stage: Stage) -> None:
+    case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
+    run_engine(stage, stage.controller, "draft_model", 3, case, SamplingParams(), 8)
+    forget(stage.engine, case.prompt)
+    draft = stage.engine.drafters["draft_model"]
+    assert isinstance(draft, DraftModelDrafter)
+    assert stage.engine.target.cache.length == 0
+    draft.model.cache.reuse(list(case.prompt))
+    assert draft.model.cache.length == 0
+
+
+def test_a_drafter_that_shares_the_targets_cache_meets_it_at_the_root(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = stage.engine.target, list[int]()
+
+    def sharing(self: NgramDrafter, sequence: Any, plan: Any) -> Proposal:
+        assert target.cache.tokens == sequence.tokens[:-1]
+        target.forward(sequence.tokens[-1:])  # scribbles, as a self-draft does
+        seen.append(len(sequence.tokens))
+        return Proposal()
+
+    monkeypatch.setattr(NgramDrafter, "propose", sharing)
+    forget(stage.engine, (3, 9, 14, 27, 5))
+    assert seen and target.cache.length == 0
+
+
+def test_a_sampled_run_can_be_made_again(stage: Stage) -> None:
+    case = Case("a", "chat", (3, 9, 14, 27, 5), 11)
+    one, two = (
+        run_engine(stage, stage.controller, "draft_model", 3, case, case.sampling(0.7), 16)
+        for _ in range(2)
+    )
+    assert one.decided == two.decided
+
+
+def test_transformers_first_token_is_charged_at_the_mean_of_the_others() -> None:
+    assert decode_ms([5.0, 5.1, 5.2, 5.3]) == pytest.approx(400.0)
+    assert decode_ms([5.0]) is None and decode_ms([]) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_tokens": 0}, {"limit": 0}, {"temperatures": ()}, {"temperatures": (0.0, 0.0)},
+     {"warm_prompts": -1}],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        BenchSettings(**changes)
+
+
+def test_a_temperature_out_of_range_is_refused() -> None:
+    with pytest.raises(RequestError, match="temperature"):
+        BenchSettings(temperatures=(9.0,))
+
+
+def test_flags_are_lists_and_a_bad_number_is_said() -> None:
+    assert listed("off, ngram,") == ("off", "ngram")
+    assert listed_numbers("0,0.7") == (0.0, 0.7)
+    with pytest.raises(ConfigError, match="0;7"):
+        listed_numbers("0;7")

@@ -1,0 +1,328 @@
+"""The local backend: text, tokens, provenance and statistics of a turn agree, however it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from localspec import core
+from localspec.backend import Chunk, DrafterStatus, Message, Request
+from localspec.chat.local import Loaded, LocalBackend
+from localspec.chat.template import Detokenizer
+from localspec.core import AUTO, OFF, TARGET, DraftPlan, Proposal, SamplingParams, Step, chain
+from localspec.drafters.ngram import NgramDrafter
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from localspec.engine.engine import Engine
+from localspec.errors import ContextOverflow, RequestError
+from tests.tiny import TableModel, scripted, tiny_llama, with_cache
+
+END = 0
+PIECES = ["", "a", "b", "c", "ab", "bc", "STO", "P", "\n", "\n\n", " x", "y"]
+SAY = {piece: token for token, piece in enumerate(PIECES)}
+HELLO = (Message("user", "abc"),)
+
+
+class _Encoder:
+    """Decodes by joining pieces."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(PIECES[token] for token in tokens)
+
+
+class _Template:
+    """One token for each character; the end of text is token 0."""
+
+    end_ids = frozenset({END})
+
+    def render(self, messages: tuple[Message, ...]) -> list[int]:
+        return [SAY[c] for message in messages for c in message.content]
+
+    def detokenizer(self) -> Detokenizer:
+        encoder: Any = _Encoder()
+        return Detokenizer(encoder)
+
+
+class Knowing:
+    """Proposes what the script says next, wrong from token `wrong_from` of each draft on."""
+
+    name = "knowing"
+    memory_bytes = 0
+
+    def __init__(self, script: Sequence[int], prompt_length: int, wrong_from: int = 99) -> None:
+        self._script, self._start, self._wrong_from = script, prompt_length, wrong_from
+
+    def signal(self, sequence: core.Sequence) -> str:
+        return "script"
+
+    def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
+        return ()
+
+    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        place = len(sequence.tokens) - self._start
+        right = self._script[place : place + plan.num_draft_tokens]
+        return chain(
+            tuple(SAY["\n\n"] if i >= self._wrong_from else t for i, t in enumerate(right))
+        )
+
+    def observe(self, sequence: core.Sequence, step: Step) -> None:
+        pass
+
+
+def backend_of(target: Any, drafters: dict[str, Any], context_length: int = 64) -> LocalBackend:
+    template: Any = _Template()
+    statuses = (
+        *(DrafterStatus(name, True, "ready") for name in drafters),
+        DrafterStatus("absent", False, "no draft model was chosen."),
+    )
+    return LocalBackend(
+        Loaded(
+            engine=Engine(target, drafters),
+            controller=Controller(drafters, Costs(), Acceptance()),
+            template=template,
+            statuses=statuses,
+            target="tiny",
+            draft=None,
+            device="cpu",
+            dtype="float32",
+            context_length=context_length,
+            identity="tiny | cpu",
+            other_states={},
+        )
+    )
+
+
+def writing(*pieces: str, wrong_from: int = 99) -> LocalBackend:
+    """A backend that answers HELLO with `pieces` and an end of text."""
+    script = [SAY[piece] for piece in pieces] + [END]
+    target = scripted(script, 3, len(PIECES))
+    return backend_of(target, {"knowing": Knowing(script, 3, wrong_from)})
+
+
+def ask(backend: LocalBackend, **wanted: Any) -> list[Chunk]:
+    request = Request(HELLO, **{"max_tokens": 20, **wanted})
+    return list(backend.generate(request, threading.Event()))
+
+
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def check_consistent(chunks: list[Chunk]) -> None:
+    """What every ending has in common."""
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    provenance = [name for chunk in chunks for name in chunk.provenance]
+    steps = [chunk.step for chunk in chunks if chunk.step is not None]
+    stats = chunks[-1].stats
+    assert len(tokens) == len(provenance) == stats.num_output_tokens
+    assert stats.num_accepted_tokens == sum(name != TARGET for name in provenance)
+    assert stats.num_steps == len(steps)
+    assert stats.num_output_tokens == sum(step.num_output_tokens for step in steps)
+    assert stats.num_accepted_tokens == sum(step.num_accepted_tokens for step in steps)
+    assert stats.num_draft_tokens == sum(step.num_draft_tokens for step in steps)
+    assert stats.decode_ms == pytest.approx(sum(step.round_ms for step in steps))
+    assert END not in tokens
+    for chunk in chunks:
+        if chunk.step is not None:
+            assert len(chunk.tokens) == len(chunk.provenance) == chunk.step.num_output_tokens
+            accepted = sum(name != TARGET for name in chunk.provenance)
+            assert accepted == chunk.step.num_accepted_tokens
+    assert [c.finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].finish_reason is not None
+
+
+def test_a_reply_to_its_end_of_text() -> None:
+    chunks = ask(writing("ab", " x", "c"), drafter=OFF)
+    check_consistent(chunks)
+    assert text_of(chunks) == "ab xc"
+    assert [chunk.phase for chunk in chunks] == ["prefill", *["decode"] * 4, "done"]
+    assert chunks[-1].finish_reason == "eos"
+    assert {name for chunk in chunks for name in chunk.provenance} == {TARGET}
+
+
+@pytest.mark.parametrize("wrong_from", [0, 1, 2, 99])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_drafted_reply_has_the_same_text_and_names_its_drafter(
+    wrong_from: int, length: int
+) -> None:
+    backend = writing("ab", " x", "c", "a", "y", "b", wrong_from=wrong_from)
+    chunks = ask(backend, drafter="knowing", num_draft_tokens=length)
+    check_consistent(chunks)
+    assert text_of(chunks) == "ab xcayb"
+    names = {name for chunk in chunks for name in chunk.provenance}
+    assert ("knowing" in names) == (wrong_from > 0)
+
+
+def test_times_are_set_and_speedup_is_unknown_until_measured() -> None:
+    backend = writing("a", "b")
+    stats = ask(backend, drafter=OFF)[-1].stats
+    assert stats.speedup is None and stats.plain_decode_ms is None
+    assert stats.prefill_ms is not None and stats.ttft_ms is not None
+    assert 0 <= stats.prefill_ms <= stats.ttft_ms
+    assert backend.describe().calibration is None
+    backend._controller.costs.set_verify(1, 16, 5.0)
+    stats = ask(backend, drafter=OFF)[-1].stats
+    # Two tokens and the end of text: three steps of plain decoding, up to the costs' refinement.
+    assert stats.plain_decode_ms == pytest.approx(15.0, rel=0.2)
+    assert stats.speedup == pytest.approx(stats.plain_decode_ms / stats.decode_ms)
+
+
+def test_max_tokens_ends_the_reply() -> None:
+    chunks = ask(writing("a", "b", "c", "a"), drafter="knowing", num_draft_tokens=4, max_tokens=3)
+    check_consistent(chunks)
+    assert text_of(chunks) == "abc" and chunks[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("pieces", "stop", "left", "num_tokens"),
+    [
+        (("a", "STO", "P", "b"), "STOP", "a", 3),  # over two tokens
+        (("c", "a", "b", "c", "y"), "abc", "c", 4),  # over three
+        (("ab", "c", "y"), "bc", "a", 2),  # from the middle of one
+        (("a", "\n", "\n", "y"), "\n\n", "a", 3),
+        (("a", "\n", "b", "\n\n", "y"), "\n\n", "a\nb", 4),  # a false start before
+    ],
+)
+def test_stop_strings_cut_text_tokens_and_numbers_alike(
+    length: int, pieces: tuple[str, ...], stop: str, left: str, num_tokens: int
+) -> None:
+    backend = writing(*pieces)
+    chunks = ask(backend, drafter="knowing", num_draft_tokens=length, stop=(stop,))
+    check_consistent(chunks)
+    assert text_of(chunks) == left
+    assert chunks[-1].finish_reason == "stop"
+    assert chunks[-1].stats.num_output_tokens == num_tokens
+
+
+def test_text_held_back_for_a_stop_that_never_comes_is_shown_at_the_end() -> None:
+    chunks = ask(writing("a", "STO"), drafter=OFF, stop=("STOP",))
+    assert text_of(chunks) == "aSTO" and chunks[-1].finish_reason == "eos"
+
+
+def test_empty_stop_string_is_refused_before_anything_runs() -> None:
+    backend = writing("a")
+    with pytest.raises(RequestError, match="empty"):
+        backend.generate(Request(HELLO, max_tokens=20, stop=("",)), threading.Event())
+    assert target_of(backend).num_forwards == 0
+
+
+def target_of(backend: LocalBackend) -> TableModel:
+    target = backend._engine.target
+    assert isinstance(target, TableModel)
+    return target
+
+
+def test_overflow_is_refused_with_its_counts_before_anything_runs() -> None:
+    backend = writing("a")
+    with pytest.raises(ContextOverflow, match="3 tokens") as caught:
+        backend.generate(Request(HELLO, max_tokens=62), threading.Event())
+    error = caught.value
+    assert (error.num_prompt_tokens, error.max_tokens, error.context_length) == (3, 62, 64)
+    assert target_of(backend).num_forwards == 0
+    assert ask(backend, max_tokens=61)[-1].finish_reason == "eos"  # exactly full is allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("absent", "no draft model was chosen"), ("nonsense", "knowing")]
+)
+def test_unknown_drafter_is_refused_with_the_choices_or_the_reason(name: str, said: str) -> None:
+    backend = writing("a")
+    with pytest.raises(RequestError, match=said):
+        backend.generate(Request(HELLO, drafter=name), threading.Event())
+
+
+def test_cancel_is_seen_within_one_round() -> None:
+    backend, cancel = writing("a", "b", "c", "a", "b"), threading.Event()
+    chunks = []
+    for chunk in backend.generate(Request(HELLO, max_tokens=20, drafter=OFF), cancel):
+        chunks.append(chunk)
+        if chunk.step is not None:
+            cancel.set()
+    check_consistent(chunks)
+    assert text_of(chunks) == "a" and chunks[-1].finish_reason == "cancelled"
+
+
+def test_cancelled_before_the_prefill_nothing_is_decoded() -> None:
+    backend, cancel = writing("a"), threading.Event()
+    cancel.set()
+    chunks = list(backend.generate(Request(HELLO, max_tokens=20), cancel))
+    check_consistent(chunks)
+    assert chunks[-1].finish_reason == "cancelled" and target_of(backend).num_forwards == 0
+
+
+def test_closing_the_stream_leaves_a_usable_backend() -> None:
+    backend = writing("a", "b", "c")
+    stream: Any = backend.generate(Request(HELLO, max_tokens=20, drafter=OFF), threading.Event())
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert text_of(ask(backend, drafter=OFF)) == "abc"
+
+
+def failing_after(backend: LocalBackend, num_forwards: int, fault: Exception) -> None:
+    target = target_of(backend)
+    forward: Callable[..., Any] = target.forward
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if target.num_forwards >= num_forwards:
+            raise fault
+        return forward(*arguments, **named)
+
+    target.forward = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("out of memory"), MemoryError()])
+def test_error_in_mid_stream_keeps_what_was_written(fault: Exception) -> None:
+    backend = writing("a", "STO", "P", "b")
+    failing_after(backend, 3, fault)
+    chunks = ask(backend, drafter=OFF, stop=("STOX",))
+    check_consistent(chunks)
+    assert chunks[-1].finish_reason == "error"
+    assert chunks[-1].error is not None and "What was written is kept" in chunks[-1].error
+    assert [token for chunk in chunks for token in chunk.tokens] == [SAY["a"], SAY["STO"]]
+    assert text_of(chunks) == "aSTO"  # also what a possible stop string held back
+    assert target_of(backend).cache.tokens == [1, 2, 3, SAY["a"]]
+
+
+def test_second_turn_reuses_the_first_ones_cache() -> None:
+    backend = writing("a", "b")
+    assert ask(backend, drafter=OFF)[-1].stats.num_reused_tokens == 0
+    longer = (*HELLO, Message("assistant", "ab"), Message("user", "c"))
+    chunks = list(backend.generate(Request(longer, max_tokens=2), threading.Event()))
+    assert chunks[-1].stats.num_prompt_tokens == 6
+    assert chunks[-1].stats.num_reused_tokens == 5
+
+
+def test_seed_repeats_a_reply_for_a_fixed_drafter_and_length() -> None:
+    def reply(seed: int) -> list[int]:
+        target = with_cache(tiny_llama(vocab_size=len(PIECES)), 64)
+        backend = backend_of(target, {"ngram": NgramDrafter()})
+        sampling = SamplingParams(temperature=1.5, seed=seed)
+        chunks = ask(backend, sampling=sampling, drafter="ngram", num_draft_tokens=3)
+        return [token for chunk in chunks for token in chunk.tokens]
+
+    replies = {seed: reply(seed) for seed in range(5)}
+    assert all(reply(seed) == found for seed, found in replies.items())
+    assert len({tuple(found) for found in replies.values()}) > 1
+
+
+def test_auto_without_measurements_decodes_plainly_and_says_so() -> None:
+    stats = ask(writing("a", "b"), drafter=AUTO)[-1].stats
+    assert stats.num_drafts == 0 and "not been measured" in stats.reason
+
+
+def test_snapshot_is_filed_under_the_identity_and_keeps_other_states() -> None:
+    state = writing("a").snapshot()
+    assert list(state) == ["tiny | cpu"]
+
+
+def test_calibration_can_be_stopped_between_measurements() -> None:
+    backend, cancel = writing("a"), threading.Event()
+    cancel.set()
+    assert list(backend.calibrate(cancel)) == []
+    assert target_of(backend).cache.length == 0

@@ -1,0 +1,571 @@
+"""What every registered drafter must keep: the output is the target's own, whatever it guesses.
+
+Greedy text is compared token by token in fp32 on tiny real models. Sampled text is compared with
+the target's exact distribution of the first three tokens by chi-squared; the models' logits are
+remembered there, so that thousands of turns take seconds. Faults are planted and must be seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+
+from localspec import core
+from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, Step, chain
+from localspec.drafters import REGISTRY, drafter_class
+from localspec.drafters.parts import Parts
+from localspec.engine import engine as engine_module
+from localspec.engine import verify as verify_module
+from localspec.engine.engine import Engine
+from localspec.engine.sampling import distributions
+from localspec.forward.cache import KVCache, KVShape
+from tests.tiny import (
+    CPU,
+    Context,
+    Plans,
+    TableModel,
+    agreeing_draft,
+    play,
+    remembered,
+    tiny_llama,
+    with_cache,
+)
+
+NAMES = tuple(REGISTRY)
+PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)  # repeats itself, so that lookup has something to say
+LENGTH = 40
+SMALL_GAP = 1e-4  # below this two forwards of different width may name different tokens
+
+SMALL_VOCAB = 8
+SMALL_PROMPT = (1, 2, 3, 1, 2, 4, 1, 2)
+NUM_TURNS = 1000
+NUM_TESTS = 8 * (len(NAMES) + 1)
+SIGNIFICANCE = 1e-3 / NUM_TESTS  # one false alarm in a thousand runs of all of them
+
+WARPS = {
+    "plain": SamplingParams(temperature=1.0),
+    "top_k": SamplingParams(temperature=1.2, top_k=4),
+    "top_p": SamplingParams(temperature=1.2, top_p=0.8),
+    "min_p": SamplingParams(temperature=1.2, min_p=0.1),
+    "penalty": SamplingParams(temperature=1.0, repetition_penalty=1.4),
+    "all": SamplingParams(0.9, top_k=6, top_p=0.95, min_p=0.02, repetition_penalty=1.2),
+}
+
+
+def build(name: str, parts: Parts) -> Any:
+    return drafter_class(name).build(parts)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A target with its drafters, all real."""
+
+    engine: Engine
+    drafters: dict[str, Any]
+
+
+def stage(names: tuple[str, ...] = NAMES, seed: int = 0) -> Stage:
+    module = tiny_llama(seed)
+    target = with_cache(module)
+    parts = Parts(target, with_cache(agreeing_draft(module)))
+    drafters = {name: build(name, parts) for name in names}
+    return Stage(Engine(target, drafters), drafters)
+
+
+@lru_cache
+def plain_text(prompt: Context = PROMPT, length: int = LENGTH, seed: int = 0) -> Context:
+    """What the target alone writes, by transformers' own forward of the whole text each time."""
+    module, text = tiny_llama(seed), list(prompt)
+    for _ in range(length):
+        with torch.no_grad():
+            best = module(input_ids=torch.tensor([text])).logits[0, -1].topk(2)
+        assert float(best.values[0] - best.values[1]) > SMALL_GAP, "choose another seed"
+        text.append(int(best.indices[0]))
+    return tuple(text)
+
+
+def check_greedy(engine: Engine, *plans: tuple[str, int]) -> list[Step]:
+    policy = Plans(*plans)
+    sequence = play(engine, PROMPT, policy, LENGTH)
+    assert tuple(sequence.tokens) == plain_text()
+    assert engine.target.cache.tokens == sequence.tokens[:-1]
+    return policy.steps
+
+
+# -- greedy ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [1, 4, 15])
+def test_greedy_text_is_the_targets_own(name: str, length: int) -> None:
+    steps = check_greedy(stage((name,)).engine, (name, length))
+    assert sum(step.num_accepted_tokens for step in steps) > 0, "nothing was ever accepted"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_is_the_targets_own_with_a_penalty(name: str) -> None:
+    sampling = SamplingParams(repetition_penalty=1.5)
+    texts = []
+    for plan in ((OFF, 0), (name, 5)):
+        sequence = play(stage((name,)).engine, PROMPT, Plans(plan), LENGTH, sampling)
+        texts.append(sequence.tokens)
+    assert texts[0] == texts[1]
+
+
+def test_plain_decoding_is_the_reference() -> None:
+    check_greedy(stage(()).engine, (OFF, 0))
+
+
+def test_changing_the_drafter_every_round_changes_nothing() -> None:
+    plans = [(name, length) for length in (1, 3, 6) for name in (*NAMES, OFF)]
+    check_greedy(stage().engine, *plans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stopped_anywhere_the_text_goes_on_the_same(name: str) -> None:
+    """Cancel after k rounds, then a new turn with the tokens so far."""
+    engine = stage((name,)).engine
+    for num_rounds in (1, 2, 4):
+        engine.target.cache.rollback(0)
+        sequence = engine.start(PROMPT, core.SamplingParams(), LENGTH, frozenset())
+        engine.prefill(sequence, threading.Event())
+        cancel = threading.Event()
+        for count, _ in enumerate(engine.decode(sequence, Plans((name, 4)), cancel), 1):
+            if count == num_rounds:
+                cancel.set()
+        assert engine.target.cache.tokens == sequence.tokens[:-1]
+        rest = play(engine, tuple(sequence.tokens), Plans((name, 3)), sequence.num_remaining or 1)
+        assert tuple(rest.tokens) == plain_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_closed_round_loop_leaves_the_cache_at_the_root(name: str) -> None:
+    engine = stage((name,)).engine
+    sequence = engine.start(PROMPT, core.SamplingParams(), LENGTH, frozenset())
+    engine.prefill(sequence, threading.Event())
+    rounds = engine.decode(sequence, Plans((name, 4)), threading.Event())
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    assert engine.target.cache.tokens == sequence.tokens[:-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_conversation_between_two_turns_does_no_harm(name: str) -> None:
+    engine = stage((name,)).engine
+    check_greedy(engine, (name, 4))
+    play(engine, (3, 4, 3, 4, 3, 4, 50, 51), Plans((name, 4)), 12)
+    check_greedy(engine, (name, 4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_end_of_text_inside_a_draft_ends_the_turn_there(name: str) -> None:
+    text = plain_text()
+    for place in range(len(PROMPT) + 2, len(text)):
+        if text[place] not in text[len(PROMPT) : place]:
+            engine = stage((name,)).engine
+            end = frozenset({text[place]})
+            sequence = play(engine, PROMPT, Plans((name, 6)), LENGTH, end_ids=end)
+            assert tuple(sequence.tokens) == text[: place + 1]
+            assert sequence.finish_reason == "eos"
+            assert engine.target.cache.tokens == sequence.tokens[:-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [1, 2, 5, 11])
+def test_reply_has_exactly_the_tokens_asked_for(name: str, length: int) -> None:
+    policy = Plans((name, 8))
+    sequence = play(stage((name,)).engine, PROMPT, policy, length)
+    assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + length]
+    assert sequence.finish_reason == "length"
+    left = length
+    for step in policy.steps:
+        assert step.num_draft_tokens <= left - 1, "a draft for the last token is wasted"
+        left -= step.num_output_tokens
+
+
+# -- proposals ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_proposals_are_well_formed(name: str, temperature: float) -> None:
+    set_up = stage((name,))
+    drafter = set_up.drafters[name]
+    sequence = set_up.engine.start(PROMPT, SamplingParams(temperature, seed=3), 20, frozenset())
+    for length in (1, 3, 7):
+        set_up.engine.target.cache.rollback(0)
+        set_up.engine.prefill(sequence, threading.Event())
+        assert drafter.signal(sequence) is not None
+        proposal = drafter.propose(sequence, DraftPlan(name, length))
+        assert 0 < len(proposal.tokens) <= length
+        if temperature == 0.0:
+            assert proposal.probs is None, "an argmax or a copy was not drawn from anything"
+        elif proposal.probs is not None:
+            assert proposal.probs.shape == (len(proposal.tokens), set_up.engine.target.vocab_size)
+            assert torch.allclose(proposal.probs.sum(-1), torch.ones(len(proposal.tokens)))
+            drawn = proposal.probs[torch.arange(len(proposal.tokens)), list(proposal.tokens)]
+            assert bool((drawn > 0).all())
+        if proposal.confidences is not None:
+            assert len(proposal.confidences) == len(proposal.tokens)
+            assert all(0.0 < c <= 1.0 + 1e-6 for c in proposal.confidences)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stop_rule_is_asked_about_drawn_tokens_and_the_last_is_submitted(name: str) -> None:
+    asked: list[int] = []
+
+    def twice(index: int, confidence: float) -> bool:
+        asked.append(index)
+        return index < 1
+
+    set_up = stage((name,))
+    sequence = set_up.engine.start(PROMPT, SamplingParams(1.0, seed=1), 20, frozenset())
+    set_up.engine.prefill(sequence, threading.Event())
+    plan = DraftPlan(name, 6, keep_drafting=twice)
+    proposal = set_up.drafters[name].propose(sequence, plan)
+    if asked:
+        assert asked == [0, 1]
+        assert len(proposal.tokens) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declared_memory_covers_what_is_held(name: str) -> None:
+    """Every tensor reachable from the drafter, less those of the target, counted once."""
+    set_up = stage((name,))
+    target = set_up.engine.target
+    assert hasattr(target, "module")
+    own = {t.untyped_storage().data_ptr() for t in tensors_of(target)}
+    held = {}
+    for tensor in tensors_of(set_up.drafters[name]):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = tensor.numel() * tensor.element_size()
+    assert set_up.drafters[name].memory_bytes >= sum(held.values())
+
+
+def tensors_of(thing: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in vars(thing).values():
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, torch.nn.Module):
+            found += [*value.parameters(), *value.buffers()]
+        elif type(value).__module__.startswith("localspec") and hasattr(value, "__dict__"):
+            found += tensors_of(value)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_context_filled_to_the_last_slot(name: str) -> None:
+    module = tiny_llama()
+    target = with_cache(module, capacity=len(PROMPT) + 12)
+    parts = Parts(target, with_cache(agreeing_draft(module), capacity=len(PROMPT) + 12))
+    engine = Engine(target, {name: build(name, parts)})
+    sequence = play(engine, PROMPT, Plans((name, 6)), 12)
+    assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + 12]
+
+
+def test_draft_with_a_shorter_context_ends_its_drafting_not_the_turn() -> None:
+    module = tiny_llama()
+    target = with_cache(module)
+    parts = Parts(target, with_cache(agreeing_draft(module), capacity=len(PROMPT) + 10))
+    engine = Engine(target, {"draft_model": build("draft_model", parts)})
+    steps = check_greedy(engine, ("draft_model", 4))
+    assert steps[0].num_draft_tokens == 4 and steps[-1].num_draft_tokens == 0
+
+
+def test_draft_that_returns_nan_costs_time_only() -> None:
+    """A damaged draft, or one whose half precision overflows."""
+    for temperature in (0.0, 1.0):
+        module = tiny_llama()
+        draft = agreeing_draft(module)
+        with torch.no_grad():
+            draft.lm_head.weight[3] = float("nan")
+        target = with_cache(module)
+        engine = Engine(
+            target, {"draft_model": build("draft_model", Parts(target, with_cache(draft)))}
+        )
+        sampling = SamplingParams(temperature, seed=1)
+        policy = Plans(("draft_model", 4))
+        sequence = play(engine, PROMPT, policy, LENGTH, sampling)
+        assert len(sequence.tokens) == len(PROMPT) + LENGTH
+        for step in policy.steps:
+            assert all(c == c for c in step.confidences or ()), "a confidence is not a number"
+        if temperature == 0.0:
+            assert tuple(sequence.tokens) == plain_text()
+
+
+# -- sampled: chi-squared against the target's exact table ------------------------------------
+
+
+def small_module() -> Any:
+    """Its draft would be accepted a little more than half the time, so that faults show."""
+    return tiny_llama(3, vocab_size=SMALL_VOCAB, later=0.6)
+
+
+@lru_cache(maxsize=1)
+def small_logits() -> tuple[Callable[[Context], torch.Tensor], Callable[[Context], torch.Tensor]]:
+    module = small_module()
+    return remembered(module), remembered(agreeing_draft(module))
+
+
+@lru_cache
+def exact_table(warp: str) -> torch.Tensor:
+    """Chance of each of the first three tokens together, [V, V, V]."""
+    logits, sampling = small_logits()[0], WARPS[warp]
+
+    def row(context: Context) -> torch.Tensor:
+        return distributions(logits(context)[None], sampling, [context])[0].double()
+
+    table = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB, dtype=torch.float64)
+    first = row(SMALL_PROMPT)
+    for a, b in product(range(SMALL_VOCAB), repeat=2):
+        second = row((*SMALL_PROMPT, a))
+        table[a, b] = first[a] * second[b] * row((*SMALL_PROMPT, a, b))
+    return table
+
+
+def small_stage(name: str) -> Engine:
+    """The drafter is built on real modules; then its forwards are remembered ones."""
+    module = small_module()
+    real = with_cache(module, capacity=32)
+    drafter = build(name, Parts(real, with_cache(agreeing_draft(module), capacity=32)))
+    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
+    if hasattr(drafter, "model"):
+        shares = drafter.model.cache is real.cache
+        drafting = small_logits()[1] if name == "draft_model" else remembered(drafter.model.module)
+        cache = target.cache if shares else None
+        drafter.model = TableModel(drafting, SMALL_VOCAB, capacity=32, cache=cache)
+    return Engine(target, {name: drafter})
+
+
+def sampled_counts(engine: Engine, warp: str, *plans: tuple[str, int], seed: int) -> torch.Tensor:
+    rng, counts = torch.Generator().manual_seed(seed), torch.zeros(SMALL_VOCAB**3)
+    for _ in range(NUM_TURNS):
+        sequence = core.Sequence(SMALL_PROMPT, WARPS[warp], 3, frozenset(), rng)
+        engine.prefill(sequence, threading.Event())
+        for _ in engine.decode(sequence, Plans(*plans), threading.Event()):
+            pass
+        a, b, c = sequence.tokens[len(SMALL_PROMPT) :]
+        counts[(a * SMALL_VOCAB + b) * SMALL_VOCAB + c] += 1
+    return counts
+
+
+def chance_of(counts: torch.Tensor, table: torch.Tensor) -> float:
+    """p-value of chi-squared; cells expected fewer than 5 times are put together.
+
+    By the Wilson-Hilferty normal approximation, good to some percent from 3 degrees on.
+    """
+    expected = table.flatten() * counts.sum()
+    impossible = expected < 1e-9
+    if float(counts[impossible].sum()) > 0:
+        return 0.0
+    rare = expected < 5.0
+    observed = torch.cat((counts[~rare], counts[rare].sum()[None]))
+    wanted = torch.cat((expected[~rare], expected[rare].sum()[None]))
+    filled = wanted > 0.5
+    statistic = float(((observed - wanted)[filled] ** 2 / wanted[filled]).sum())
+    degrees = int(filled.sum()) - 1
+    assert degrees >= 5, "too few kinds of text for a test"
+    spread = 2.0 / (9.0 * degrees)
+    z = ((statistic / degrees) ** (1 / 3) - (1.0 - spread)) / spread**0.5
+    return 1.0 - NormalDist().cdf(z)
+
+
+def check_sampled(name: str, warp: str, *, seed: int = 100) -> None:
+    plans = ((name, 2), (name, 1)) if name != OFF else ((OFF, 0),)
+    engine = (
+        small_stage(name)
+        if name != OFF
+        else Engine(TableModel(small_logits()[0], SMALL_VOCAB, capacity=32), {})
+    )
+    chance = chance_of(sampled_counts(engine, warp, *plans, seed=seed), exact_table(warp))
+    assert chance > SIGNIFICANCE, f"{name}, {warp}, seed {seed}, N = {NUM_TURNS}: p = {chance:.1e}"
+
+
+@pytest.mark.parametrize("name", [OFF, *NAMES])
+@pytest.mark.parametrize("warp", ["plain", "all"])
+def test_sampled_text_is_distributed_as_the_targets_own(name: str, warp: str) -> None:
+    check_sampled(name, warp)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("warp", ["top_k", "top_p", "min_p", "penalty"])
+def test_sampled_text_under_each_warp(name: str, warp: str) -> None:
+    check_sampled(name, warp)
+
+
+def test_the_same_seed_gives_the_same_reply() -> None:
+    for name in NAMES:
+        first, again, other = (
+            play(stage((name,)).engine, PROMPT, Plans((name, 3)), 20, SamplingParams(1.0, seed=s))
+            for s in (4, 4, 5)
+        )
+        assert first.tokens == again.tokens
+        assert first.tokens != other.tokens
+
+
+# -- drafters that only a test would write ----------------------------------------------------
+
+
+class Guesser:
+    """What a drafter needs beside `propose`."""
+
+    name = "guesser"
+    memory_bytes = 0
+
+    def signal(self, sequence: core.Sequence) -> str:
+        return "test"
+
+    def foresee(self, sequence: core.Sequence) -> Context:
+        return ()
+
+    def observe(self, sequence: core.Sequence, step: Step) -> None:
+        pass
+
+
+class Scribbler(Guesser):
+    """Drafts right and wrong tokens, and writes nonsense into the target's own cache."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        self._target.forward([60] * 3)
+        text = plain_text()
+        place = len(sequence.tokens)
+        right = text[place : place + 2]
+        return chain((*right, 61)[: plan.num_draft_tokens])
+
+
+class Branching(Guesser):
+    """A tree whose right path is never the first branch."""
+
+    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        text, place = plain_text(), len(sequence.tokens)
+        if place + 2 > len(text) or plan.num_draft_tokens < 4:
+            return Proposal()
+        first, second = text[place : place + 2]
+        return Proposal(((first + 1) % 60, first, (second + 1) % 60, second), (-1, -1, 1, 1))
+
+
+def scribbling() -> Engine:
+    target = with_cache(tiny_llama())
+    return Engine(target, {"guesser": Scribbler(target)})
+
+
+def test_scribbles_in_the_targets_cache_are_erased() -> None:
+    check_greedy(scribbling(), ("guesser", 3))
+
+
+def test_a_tree_gives_the_targets_own_text() -> None:
+    engine = Engine(with_cache(tiny_llama()), {"guesser": Branching()})
+    steps = check_greedy(engine, ("guesser", 4))
+    assert max(step.num_accepted_tokens for step in steps) == 2
+
+
+# -- planted faults: each check above must be able to fail ------------------------------------
+
+
+def test_fault_no_rollback_before_verification_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scribbling()
+    cache, rollback = engine.target.cache, engine.target.cache.rollback
+
+    def only_a_little(length: int) -> None:
+        if cache.length - length != 3:  # the scribble is three tokens long
+            rollback(length)
+
+    monkeypatch.setattr(cache, "rollback", only_a_little)
+    with pytest.raises(AssertionError):
+        check_greedy(engine, ("guesser", 3))
+
+
+def test_fault_tree_truncated_instead_of_compacted_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def truncate(self: KVCache, base: int, path: tuple[int, ...]) -> None:
+        self.tokens[base:] = [self.tokens[base + offset] for offset in path]
+
+    monkeypatch.setattr(KVCache, "keep", truncate)
+    with pytest.raises(AssertionError):
+        check_greedy(Engine(with_cache(tiny_llama()), {"guesser": Branching()}), ("guesser", 4))
+
+
+def test_fault_softmax_kept_at_temperature_zero_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        engine_module,
+        "distributions",
+        lambda logits, sampling, histories: distributions(
+            logits, SamplingParams(temperature=1.0), histories
+        ),
+    )
+    with pytest.raises(AssertionError):
+        check_greedy(stage(("draft_model",)).engine, ("draft_model", 4))
+
+
+def test_fault_no_residual_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "_residual", lambda row, proposal, child: row)
+    for name in ("ngram", "draft_model"):
+        with pytest.raises(AssertionError, match="p ="):
+            check_sampled(name, "plain")
+
+
+def test_fault_argmax_draft_with_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = small_logits()[1]
+
+    class Claiming(Guesser):
+        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+            row = logits(tuple(sequence.tokens)).softmax(-1)
+            return chain((int(row.argmax()),), row[None])
+
+    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
+    engine = Engine(target, {"guesser": Claiming()})
+    counts = sampled_counts(engine, "plain", ("guesser", 1), seed=100)
+    assert chance_of(counts, exact_table("plain")) < SIGNIFICANCE
+
+
+def test_fault_penalty_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        engine_module,
+        "_histories",
+        lambda sequence, proposal: [sequence.tokens] * (1 + len(proposal.tokens)),
+    )
+    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
+
+    monkeypatch.setitem(WARPS, "strong", SamplingParams(1.0, repetition_penalty=4.0))
+    chances = exact_table("strong").sum((1, 2))
+    fresh = max(
+        set(range(SMALL_VOCAB)) - set(SMALL_PROMPT), key=lambda token: float(chances[token])
+    )
+
+    class Fresh(Guesser):
+        """Drafts a token that is in no history yet, twice, so that its penalty is new."""
+
+        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+            return chain((fresh, fresh)[: plan.num_draft_tokens])
+
+    engine = Engine(target, {"guesser": Fresh()})
+    counts = sampled_counts(engine, "strong", ("guesser", 2), seed=100)
+    assert chance_of(counts, exact_table("strong")) < SIGNIFICANCE
+
+
+def test_remembered_target_equals_the_real_one() -> None:
+    """The remembered target gives the very rows of the real one."""
+    model = with_cache(small_module(), capacity=32)
+    table = TableModel(
+        small_logits()[0], SMALL_VOCAB, cache=KVCache(KVShape(1, 1, 1, 32), torch.float32, CPU)
+    )
+    assert torch.allclose(model.forward(SMALL_PROMPT), table.forward(SMALL_PROMPT), atol=1e-5)
+    parents = [-1, 0, 0]
+    assert torch.allclose(
+        model.forward([3, 4, 5], parents), table.forward([3, 4, 5], parents), atol=1e-5
+    )

@@ -1,0 +1,257 @@
+"""Stand-ins for what is slow or may fail: a backend with a script, a store that breaks on demand.
+
+Contract: `FakeBackend` keeps the promises of `core.Backend` (phases, rounds, cancel within one
+round, errors as a last chunk) without any model; its numbers are made from the script alone, so
+tests can say what a page must show. `python -m tests.fakes` serves the page on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from localspec.backend import Chunk, Description, DrafterStatus, Message, Request, TurnStats
+from localspec.core import OFF, TARGET, Step
+from localspec.errors import ContextOverflow, StoreError
+from localspec.record.store import SessionInfo, Store, Turn, TurnSettings
+
+REPLY = """Speculative decoding lets a **small draft model** guess a few tokens ahead. The large \
+model checks all of them in *one* forward pass, keeps the ones it agrees with, and adds one of \
+its own.
+
+1. The draft proposes, say, five tokens.
+2. The target verifies them together.
+3. Everything up to the first disagreement is kept.
+
+```python
+def speedup(alpha: float, gamma: int, cost: float) -> float:
+    expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    return expected / (gamma * cost + 1)
+```
+
+The text is *exactly* what the large model alone would have written, only sooner."""
+
+
+@dataclass
+class Script:
+    """What the fake does.
+
+    reply, round_s: a value, or a function of the request. accepted: accepted tokens of the rounds
+    in turn, repeated. plain_ms: one plain step, None before calibration. fail_at_round, fault:
+    raise the fault before that round.
+    """
+
+    reply: str | Callable[[Request], str] = REPLY
+    prefill_s: float = 0.02
+    round_s: float | Callable[[Request], float] = 0.03
+    plain_ms: float | None = 26.0
+    num_draft_tokens: int = 5
+    accepted: tuple[int, ...] = (5, 3, 4, 0, 5, 2, 5)
+    drafter: str = "draft_model"
+    reason: str = "draft_model was the fastest of four in what was measured here"
+    fail_at_round: int | None = None
+    fault: Exception | None = None
+    calibration: tuple[str, ...] = ()
+    calibration_step_s: float = 0.1
+    context_length: int = 4096
+    drafters: tuple[DrafterStatus, ...] = (
+        DrafterStatus("draft_model", True, "one layer, distilled from the target", 3_400_000),
+        DrafterStatus("ngram", True, "looks the next words up in this chat", 40_000),
+        DrafterStatus(
+            "self_quant", False, "a 4-bit copy needs 0.9 GiB more memory; shorten the context"
+        ),
+    )
+
+
+@dataclass
+class FakeBackend:
+    """A backend that follows its script. num_rounds, num_calls: what it was asked to do."""
+
+    script: Script = field(default_factory=Script)
+    num_rounds: int = 0
+    requests: list[Request] = field(default_factory=list)
+    num_measured: int = 0
+    is_closed: bool = False
+
+    def describe(self) -> Description:
+        return Description(
+            target="demo-12m",
+            draft="demo-draft-1m",
+            device="cpu",
+            dtype="float32",
+            context_length=self.script.context_length,
+            drafters=self.script.drafters,
+            target_bytes=49_800_000,
+            kv_bytes=9_400_000,
+        )
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        return sum(len(_pieces(message.content)) + 4 for message in messages)
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        self.requests.append(request)
+        num_prompt_tokens = self.count_tokens(request.messages)
+        if num_prompt_tokens + request.max_tokens > self.script.context_length:
+            raise ContextOverflow(num_prompt_tokens, request.max_tokens, self.script.context_length)
+        return self._generate(request, cancel, num_prompt_tokens)
+
+    def _generate(
+        self, request: Request, cancel: threading.Event, num_prompt_tokens: int
+    ) -> Iterator[Chunk]:
+        script, started_s = self.script, time.monotonic()
+        stats = TurnStats(num_prompt_tokens=num_prompt_tokens, reason=script.reason)
+        yield Chunk("prefill", stats)
+        cancel.wait(script.prefill_s)
+        stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
+        reply = script.reply if isinstance(script.reply, str) else script.reply(request)
+        pieces, done = _pieces(reply)[: request.max_tokens], 0
+        while done < len(pieces) and not cancel.is_set():
+            if self.script.fail_at_round == self.num_rounds and script.fault is not None:
+                self.num_rounds += 1
+                raise script.fault
+            step = self._step(request, len(pieces) - done, num_prompt_tokens + done)
+            time.sleep(self._round_s(request))
+            self.num_rounds += 1
+            stats = stats.plus(step)
+            if stats.ttft_ms is None:
+                stats = replace(stats, ttft_ms=1000 * (time.monotonic() - started_s))
+            if script.plain_ms is not None:
+                stats = replace(stats, plain_decode_ms=script.plain_ms * stats.num_output_tokens)
+            new = pieces[done : done + step.num_output_tokens]
+            done += len(new)
+            provenance = (step.drafter,) * step.num_accepted_tokens + (TARGET,)
+            yield Chunk(
+                "decode",
+                stats,
+                text="".join(new),
+                tokens=tuple(_token_id(piece) for piece in new),
+                provenance=provenance[: len(new)],
+                step=step,
+            )
+        reason = "cancelled" if cancel.is_set() and done < len(pieces) else "eos"
+        if reason == "eos" and done == request.max_tokens:
+            reason = "length"
+        yield Chunk("done", stats, finish_reason=reason)  # type: ignore[arg-type]
+
+    def _round_s(self, request: Request) -> float:
+        round_s = self.script.round_s
+        return round_s if isinstance(round_s, float) else round_s(request)
+
+    def _step(self, request: Request, num_left: int, context_length: int) -> Step:
+        script = self.script
+        drafter = script.drafter if request.drafter == "auto" else request.drafter
+        gamma = script.num_draft_tokens
+        if request.num_draft_tokens is not None:
+            gamma = request.num_draft_tokens
+        gamma = 0 if drafter == OFF else min(gamma, num_left - 1)
+        accepted = min(script.accepted[self.num_rounds % len(script.accepted)], gamma)
+        round_ms = 1000.0 * self._round_s(request)
+        draft_ms = 0.4 * round_ms if gamma else 0.0
+        return Step(
+            drafter=drafter if gamma else OFF,
+            num_draft_tokens=gamma,
+            num_accepted_tokens=accepted,
+            num_output_tokens=accepted + 1,
+            draft_ms=draft_ms,
+            verify_ms=round_ms - draft_ms,
+            context_length=context_length,
+        )
+
+    def calibrate(self, cancel: threading.Event) -> Iterator[str]:
+        while self.num_measured < len(self.script.calibration):
+            yield self.script.calibration[self.num_measured]
+            if cancel.wait(self.script.calibration_step_s):
+                return
+            self.num_measured += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"num_rounds": self.num_rounds}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _pieces(text: str) -> list[str]:
+    """Token-like pieces whose join is the text."""
+    return re.findall(r"\s?\w{1,6}|\s+|[^\w\s]", text)
+
+
+def _token_id(piece: str) -> int:
+    return sum(piece.encode()) % 8192
+
+
+class BreakableStore(Store):
+    """A store whose writes raise while `fault` is set; reading goes on."""
+
+    fault: str | None = None
+
+    def _break(self) -> None:
+        if self.fault is not None:
+            raise StoreError(self.fault)
+
+    def start_session(self, info: SessionInfo) -> int:
+        self._break()
+        return super().start_session(info)
+
+    def create_conversation(self, title: str) -> int:
+        self._break()
+        return super().create_conversation(title)
+
+    def add_user_message(self, conversation_id: int, parent_id: int | None, text: str) -> int:
+        self._break()
+        return super().add_user_message(conversation_id, parent_id, text)
+
+    def begin_turn(
+        self, session_id: int, conversation_id: int, parent_id: int | None, settings: TurnSettings
+    ) -> Turn:
+        self._break()
+        return super().begin_turn(session_id, conversation_id, parent_id, settings)
+
+    def checkpoint_reply(self, message_id: int, text: str) -> None:
+        self._break()
+        super().checkpoint_reply(message_id, text)
+
+    def finish_turn(self, turn: Turn, **ending: Any) -> None:
+        self._break()
+        super().finish_turn(turn, **ending)
+
+    def save_state(self, key: str, state: Mapping[str, Any]) -> None:
+        self._break()
+        super().save_state(key, state)
+
+
+def session_info() -> SessionInfo:
+    return SessionInfo(app_version="0.1.0", device="cpu", python="3.11", platform="test")
+
+
+def main() -> None:
+    """Serve the page on the fake: `python -m tests.fakes [--port 7860] [--load-s 2]`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--port", type=int, default=7860)
+    parser.add_argument("--load-s", type=float, default=2.0)
+    parser.add_argument("--home", type=Path, default=None)
+    flags = parser.parse_args()
+
+    from localspec.chat.service import ChatService
+    from localspec.web.server import serve
+
+    def open_backend(report: Callable[[str], None]) -> FakeBackend:
+        report("Loading the target: demo-12m")
+        time.sleep(flags.load_s)
+        return FakeBackend(Script(calibration=("Measuring one plain step", "Measuring checks")))
+
+    home = flags.home or Path(tempfile.mkdtemp(prefix="localspec-fake-"))
+    store = Store.open(home / "localspec.db")
+    service = ChatService(store, session_info, open_backend)
+    serve(service, "127.0.0.1", flags.port, lambda url: print(url, flush=True))
+
+
+if __name__ == "__main__":
+    main()

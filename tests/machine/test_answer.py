@@ -1,0 +1,100 @@
+"""One message, one reply, as JSON; with a home the learnt state is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Chunk, Message, Request, TurnStats
+from localspec.config import settings_for
+from localspec.core import AUTO, OFF
+from localspec.errors import LocalspecError
+from localspec.machine.answer import STATE_KEY, answer, collect, needs_costs
+from localspec.machine.options import LoadOptions
+from localspec.record.store import Store
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.tiny import tiny_llama
+
+HELLO = (Message("user", "hello hello"),)
+STATS_KEYS = {
+    "drafter",
+    "num_output_tokens",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "acceptance_rate",
+    "draft_share",
+    "mean_accepted_length",
+    "tokens_per_second",
+    "ttft_ms",
+    "prefill_ms",
+    "decode_ms",
+    "speedup",
+    "exact",
+    "reason",
+}
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
+    folder = tmp_path_factory.mktemp("models") / "target"
+    save_model(folder, tiny_llama(vocab_size=VOCAB_SIZE))
+    return LoadOptions(model=str(folder), context=256, dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("localspec.config.default_home", lambda: tmp_path / "home")
+
+
+def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
+    request = Request(HELLO, max_tokens=12, drafter="ngram", num_draft_tokens=3)
+    found = json.loads(json.dumps(answer(options, request, None), allow_nan=False))
+    assert set(found) == {"text", "tokens", "provenance", "finish_reason", "stats"}
+    assert set(found["stats"]) >= STATS_KEYS
+    assert len(found["tokens"]) == len(found["provenance"]) == found["stats"]["num_output_tokens"]
+    assert found["stats"]["speedup"] is None  # nothing was measured for a fixed choice
+    plain = answer(options, Request(HELLO, max_tokens=12, drafter=OFF), None)
+    assert found["tokens"] == plain["tokens"] and found["text"] == plain["text"]
+    assert plain["stats"]["acceptance_rate"] is None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "length", "is_needed"),
+    [(AUTO, None, True), ("ngram", None, True), (OFF, None, False), ("ngram", 3, False)],
+)
+def test_costs_are_needed_where_something_is_chosen(
+    drafter: str, length: int | None, is_needed: bool
+) -> None:
+    assert needs_costs(Request(HELLO, drafter=drafter, num_draft_tokens=length)) == is_needed
+
+
+def test_auto_measures_first_and_a_home_keeps_it(
+    options: LoadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(HELLO, max_tokens=4, drafter=AUTO)
+    assert answer(options, request, tmp_path)["stats"]["speedup"] is not None
+    store = Store.open(settings_for(tmp_path).database)
+    state = store.load_state(STATE_KEY)
+    store.close()
+    assert state
+    from localspec.chat.local import LocalBackend
+
+    def measured_again(*_: Any) -> Any:
+        pytest.fail("what was measured before was not taken up")
+
+    monkeypatch.setattr(LocalBackend, "calibrate", measured_again)
+    assert answer(options, request, tmp_path)["stats"]["speedup"] is not None
+
+
+def test_a_turn_that_ends_in_an_error_is_an_error() -> None:
+    class Failing:
+        def generate(self, request: Request, cancel: Any) -> Any:
+            yield Chunk("done", TurnStats(3), finish_reason="error", error="The engine stopped.")
+
+    backend: Any = Failing()
+    with pytest.raises(LocalspecError, match="The engine stopped"):
+        collect(backend, Request(HELLO))

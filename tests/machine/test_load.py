@@ -1,0 +1,159 @@
+"""From options to a backend: what is indispensable fails, everything else is a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec import drafters
+from localspec.backend import Message, Request
+from localspec.drafters.parts import Parts
+from localspec.errors import ConfigError, MemoryShortage, ModelError
+from localspec.machine import load as load_module
+from localspec.machine.load import open_local_backend
+from localspec.machine.options import LoadOptions
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.tiny import agreeing_draft, tiny_llama
+
+HELLO = (Message("user", "hello hello"),)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("pair")
+    module = tiny_llama(vocab_size=VOCAB_SIZE)
+    return save_model(root / "target", module), save_model(root / "draft", agreeing_draft(module))
+
+
+@pytest.fixture(autouse=True)
+def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("localspec.config.default_home", lambda: tmp_path / "home")
+
+
+def options_of(target: Path, draft: Path | None = None, **more: Any) -> LoadOptions:
+    return LoadOptions(
+        model=str(target),
+        draft=None if draft is None else str(draft),
+        **{"context": 128, "dtype": "float32", **more},
+    )
+
+
+def opened(options: LoadOptions, state: dict[str, Any] | None = None) -> Any:
+    return open_local_backend(options, state, lambda phrase: None)
+
+
+def status(backend: Any, name: str) -> Any:
+    return next(s for s in backend.describe().drafters if s.name == name)
+
+
+def text_of(backend: Any, drafter: str) -> str:
+    request = Request(HELLO, max_tokens=16, drafter=drafter)
+    chunks = list(backend.generate(request, threading.Event()))
+    assert chunks[-1].error is None
+    return "".join(chunk.text for chunk in chunks)
+
+
+def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
+    phrases: list[str] = []
+    backend = open_local_backend(options_of(*pair), None, phrases.append)
+    found = backend.describe()
+    assert (found.target, found.draft, found.dtype) == ("target", "draft", "float32")
+    assert found.context_length == 128 and found.calibration is None
+    assert status(backend, "draft_model").is_available and status(backend, "ngram").is_available
+    assert text_of(backend, "draft_model") == text_of(backend, "off") != ""
+    assert any("target" in phrase for phrase in phrases)
+
+
+def test_every_registered_drafter_has_a_status(pair: tuple[Path, Path]) -> None:
+    backend = opened(options_of(pair[0]))
+    assert [s.name for s in backend.describe().drafters] == list(drafters.REGISTRY)
+    refused = status(backend, "draft_model")
+    assert not refused.is_available and "--draft" in refused.reason
+    assert backend.describe().draft is None
+
+
+def test_a_damaged_draft_is_a_reason_and_no_error(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(pair[1], draft)
+    (draft / "model.safetensors").write_bytes(b"nothing")
+    backend = opened(options_of(pair[0], draft))
+    assert "model.safetensors" in status(backend, "draft_model").reason
+    assert text_of(backend, "off")
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("out of memory"), MemoryError("no memory")])
+def test_a_drafter_that_does_not_fit_is_a_reason_and_no_error(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def fail(parts: Parts) -> Any:
+        raise fault
+
+    from localspec.drafters.ngram import NgramDrafter
+
+    monkeypatch.setattr(NgramDrafter, "build", fail)
+    backend = opened(options_of(*pair))
+    assert not status(backend, "ngram").is_available
+    assert "memory" in status(backend, "ngram").reason
+
+
+def test_a_draft_with_a_shorter_context_gets_no_longer_cache(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(pair[1], draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
+    backend = opened(options_of(pair[0], draft))
+    assert backend._engine.drafters["draft_model"].model.cache.shape.capacity == 40
+    assert text_of(backend, "draft_model") == text_of(backend, "off")
+
+
+def test_a_damaged_target_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        opened(options_of(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("context", [1, 15, 257, 100_000])
+def test_impossible_context_is_refused_with_its_limits(
+    pair: tuple[Path, Path], context: int
+) -> None:
+    with pytest.raises(ConfigError, match="256"):
+        opened(options_of(pair[0], context=context))
+
+
+def test_unknown_precision_is_refused_with_the_choices(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="bfloat16"):
+        opened(options_of(pair[0], dtype="float7"))
+
+
+def test_weights_beyond_the_free_memory_are_refused_before_loading(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "free_bytes_now", lambda *_, **__: 1000)
+    monkeypatch.setattr(load_module, "_load", lambda *_: pytest.fail("loaded all the same"))
+    with pytest.raises(MemoryShortage, match="target"):
+        opened(options_of(pair[0]))
+
+
+def test_learnt_state_returns_for_the_same_combination_alone(pair: tuple[Path, Path]) -> None:
+    backend = opened(options_of(*pair))
+    backend._controller.costs.set_verify(1, 10, 7.0)
+    backend._controller.costs.set_verify(2, 10, 8.0)
+    state = json.loads(json.dumps(backend.snapshot()))
+    again = opened(options_of(*pair), state)
+    assert again._controller.costs.plain_ms(10) == pytest.approx(7.0)
+    without_draft = opened(options_of(pair[0]), state)
+    assert without_draft.describe().calibration is None
+    assert set(without_draft.snapshot()) > set(state)  # the other combination's is handed on
+
+
+@pytest.mark.parametrize("own", [5, {}, [], {"version": 1, "costs": {}}], ids=str)
+def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path], own: Any) -> None:
+    identity = next(iter(opened(options_of(*pair)).snapshot()))
+    backend = opened(options_of(*pair), {identity: own})
+    assert any("learnt anew" in notice for notice in backend.describe().notices)

@@ -1,0 +1,189 @@
+"""The two commands: flags answer at once, an old Python says what it lacks, and the parts are
+put together without torch before the page is up."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import app
+import tests.__main__ as suite
+from localspec.chat.service import ChatService
+from localspec.errors import SetupError
+from localspec.machine.options import LoadOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_bare(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a Python that has no installed package."""
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["app.py", "tests/__main__.py"])
+def test_an_old_python_can_parse_it_and_is_told_what_is_needed(name: str) -> None:
+    source = (ROOT / name).read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 6))
+    assert "__future__" not in source, "3.6 does not know annotations from the future"
+    ran = run_bare(
+        "-c",
+        "import runpy, sys; sys.version_info = (3, 8, 1, 'final', 0)\n"
+        f"runpy.run_path({name!r}, run_name='__main__')",
+    )
+    assert ran.returncode == 1
+    assert "3.11 or newer, but this is Python 3.8." in ran.stderr and "python3.12" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_help_answers_without_any_package() -> None:
+    ran = run_bare("app.py", "--help")
+    assert ran.returncode == 0 and "--no-browser" in ran.stdout and "--drafter" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--prot", "1"], "unrecognized arguments"),
+        (["--port", "70000"], "not between 0 and 65535"),
+        (["--port", "many"], "invalid"),
+        (["--context", "0"], "not above 0"),
+        (["--drafter", "ngrams"], "ngram"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_told_before_any_set_up(arguments: list[str], told: str) -> None:
+    ran = run_bare("app.py", *arguments)
+    assert ran.returncode == 2 and told in ran.stderr and "environment" not in ran.stderr
+
+
+def test_a_taken_port_is_told_before_any_set_up() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        ran = run_bare("app.py", "--port", str(other.getsockname()[1]))
+    assert ran.returncode == 1 and "start with --port" in ran.stderr
+    assert "Traceback" not in ran.stderr and "environment" not in ran.stderr
+
+
+def test_the_parts_are_put_together_as_the_flags_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[str, Any] = {}
+    opened: list[str] = []
+
+    def serve(service: ChatService, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+        seen.update(service=service, host=host, port=port, home=service.store.path)
+        on_ready("http://127.0.0.1:1/?token=t")
+        assert "options" not in seen, "nothing is loaded before the page is up"
+        seen["backend"] = service._open_backend(print)
+        service.close()
+
+    def open_local_backend(options: Any, state: Any, report: Any) -> str:
+        seen.update(options=options, state=state)
+        return "the backend"
+
+    monkeypatch.setattr("localspec.web.server.serve", serve)
+    monkeypatch.setattr("localspec.machine.load.open_local_backend", open_local_backend)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    flags = ["--model", "m", "--drafter", "off", "--context", "4096", "--no-browser"]
+    app.start(app.parse_arguments([*flags, "--home", str(tmp_path), "--port", "0"]))
+    assert capsys.readouterr().out == "localspec → http://127.0.0.1:1/?token=t\n"
+    assert opened == [] and seen["host"] == "127.0.0.1" and seen["port"] == 0
+    assert seen["home"] == tmp_path / "localspec.db"
+    assert seen["backend"] == "the backend"
+    assert seen["options"] == LoadOptions(model="m", drafter="off", context=4096)
+    assert seen["state"] is None, "a new log knows nothing of the controller yet"
+
+
+def test_torch_stays_out_until_the_service_loads(tmp_path: Path) -> None:
+    code = (
+        "import sys, app, localspec.web.server as server\n"
+        "server.serve = lambda service, *rest: service.close()\n"
+        f"app.start(app.parse_arguments(['--home', {str(tmp_path)!r}]))\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.strip() == "[]", ran.stderr
+
+
+@pytest.mark.parametrize("has_screen", [True, False])
+def test_the_browser_opens_where_there_is_a_screen(
+    monkeypatch: pytest.MonkeyPatch, has_screen: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(app, "_has_screen", lambda: has_screen)
+    app.announce("http://127.0.0.1:1/", opens_browser=True).join()
+    app.announce("http://127.0.0.1:1/", opens_browser=False).join()
+    assert len(opened) == int(has_screen)
+
+
+def test_the_log_learns_the_machine_and_the_versions() -> None:
+    info = app.session_info()
+    assert info.torch and info.transformers and info.python and info.ram_total_bytes
+    assert info.device in ("cpu", "cuda", "mps") and info.app_version
+
+
+def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise SetupError("No network. Connect it.")
+
+    monkeypatch.setattr(app, "ensure_environment", refuse)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--port", "0"])
+    assert ended.value.code == "No network. Connect it."
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({"ruff": 0, "mypy": 0, "pytest": 0}, 0),
+        ({"ruff": 1, "mypy": 0, "pytest": 0}, 1),
+        ({"ruff": 0, "mypy": 2, "pytest": 0}, 1),
+        ({"ruff": 0, "mypy": 0, "pytest": 1}, 1),
+        ({"ruff": 0, "mypy": 0, "pytest": 5}, 5),
+    ],
+)
+def test_the_suite_fails_if_any_part_fails_and_pytest_comes_last(
+    monkeypatch: pytest.MonkeyPatch, codes: dict[str, int], expected: int
+) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(module: str, *arguments: str) -> int:
+        ran.append((module, *arguments))
+        return codes[module]
+
+    monkeypatch.setattr(suite, "ensure_environment", lambda *_: None)
+    monkeypatch.setattr(suite, "run", run)
+    assert suite.main(["-k", "fast"]) == expected
+    assert [name for name, *_ in ran] == ["ruff", "mypy", "pytest"]
+    assert ran[-1] == ("pytest", "-k", "fast")
+
+
+def test_the_suite_sets_up_with_the_development_requirements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(suite, "ensure_environment", lambda *given: asked.append(given))
+    monkeypatch.setattr(suite, "run", lambda *_: 0)
+    with contextlib.suppress(SystemExit):
+        suite.main(["-x"])
+    assert asked == [("requirements-dev.txt", ["-m", "tests", "-x"])]
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_requirements_are_exact_and_say_why(name: str) -> None:
+    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+        if not line.startswith(("#", "-r ")):
+            requirement, _, reason = line.partition("#")
+            assert "==" in requirement and len(reason.strip()) > 5, line

@@ -1,0 +1,253 @@
+"""The house stands as designed: who may import whom, what stays out of the page's start, how
+large a file may grow, and what may never be written into it. Read from the sources with `ast`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "localspec"
+MAX_LINES = 350
+
+# A wing may import itself, the nouns (core, errors, config, the package's version) and these.
+MAY_IMPORT = {
+    "core": {"errors"},
+    "backend": {"core", "errors"},
+    "errors": set(),
+    "config": {"errors"},
+    "bootstrap": {"pip_progress"},
+    "pip_progress": set(),
+    "forward": set(),
+    "engine": {"forward"},
+    "drafters": {"forward", "engine.sampling"},
+    "chat": {"backend", "record.store"},
+    "chat.local": {"chat", "backend", "engine"},  # the backend over the engine of this process
+    "record": {"backend"},
+    "web": {"backend", "chat.service", "record.store", "record.export"},
+    "remote": {"backend", "chat.template"},
+    "machine": set(),
+    "machine.load": {"*"},  # the composition root
+    "machine.answer": {"*"},  # what the command line asks of it
+    "training": {"forward", "chat.template"},
+    "bench": {"*"},
+    "__main__": {"*"},
+    "__init__": set(),
+}
+NOUNS = {"core", "errors", "config", "__init__"}
+
+# A foreign package may be imported only here.
+HOMES = {
+    "torch": ("forward", "engine", "drafters", "bench", "training", "machine"),
+    "transformers": (
+        "forward", "engine", "drafters", "bench", "training", "machine", "chat.template",
+    ),
+    "tokenizers": (
+        "forward", "engine", "drafters", "bench", "training", "machine", "chat.template",
+    ),
+    "bitsandbytes": ("forward", "drafters", "machine"),
+    "gradio": ("web",),
+    "fastapi": ("web",),
+    "starlette": ("web",),
+    "uvicorn": ("web",),
+    "sqlite3": ("record",),
+    "sqlite_utils": ("record",),
+    "pynvml": ("machine",),
+    "typer": ("__main__",),
+}  # fmt: skip
+# What the page needs before it is up; none of these may bring the engine along.
+BEFORE_THE_PAGE = (
+    "localspec.web.server", "localspec.chat.service", "localspec.record.store",
+    "localspec.record.export", "localspec.machine.hardware", "localspec.machine.options", "app",
+)  # fmt: skip
+HEAVY = ("torch", "transformers", "tokenizers", "gradio", "bitsandbytes")
+
+# Names of one machine, and of package registries (PyTorch's own index for Windows may be named).
+FORBIDDEN = (
+    r"(?<![\w.])/(work|tmp/env|home/\w+|root)/",
+    r"\bpypi\." + r"org\b",
+    r"files\.python" + r"hosted",
+    r"[A-Z]:\\Users\\",
+)
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".js", ".css", ".html", ".cfg", ".json", ""}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The module's name inside the package; a wing's __init__ is the wing itself."""
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports_of(tree: ast.Module, only_module_level: bool = False) -> Iterator[str]:
+    """Full names of what is imported at run time; imports for type checking do not count."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if is_module(inside) else str(node.module)
+        elif not (only_module_level and isinstance(node, ast.FunctionDef)):
+            waiting += ast.iter_child_nodes(node)
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def own(name: str) -> str | None:
+    """A name of ours without the package, None for anything foreign."""
+    if name == "localspec":
+        return "__init__"
+    return name.removeprefix("localspec.") if name.startswith("localspec.") else None
+
+
+def lies_in(name: str, places: set[str] | tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def breaches(module: str, tree: ast.Module) -> list[str]:
+    """Sentences about imports that the house does not allow."""
+    wing = module.split(".")[0]
+    allowed = MAY_IMPORT.get(module, MAY_IMPORT.get(wing, set())) | NOUNS | {wing}
+    found = []
+    for imported in imports_of(tree):
+        ours = own(imported)
+        if ours is not None and "*" not in allowed and not lies_in(ours, allowed):
+            found.append(f"{module} imports {ours}")
+        package = imported.split(".")[0]
+        if package in HOMES and not lies_in(module, HOMES[package]):
+            found.append(f"{module} imports {package}")
+    return found
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_imports_follow_the_house(path: Path) -> None:
+    module = name_of(path)
+    assert lies_in(module, set(MAY_IMPORT)), f"{module} is a new wing: give it its rule here"
+    assert breaches(module, ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "is_allowed"),
+    [
+        ("web.stats", "from localspec.engine import controller", False),
+        ("web.stats", "from localspec.chat.service import ChatService", True),
+        ("web.stats", "import torch", False),
+        ("web.stats", "def f():\n    import torch", False),
+        ("record.store", "import localspec.chat.service", False),
+        ("engine.engine", "from localspec.drafters.ngram import NgramDrafter", False),
+        ("drafters.ngram", "from localspec.engine.sampling import draw", True),
+        ("drafters.ngram", "from localspec.engine.controller import Controller", False),
+        ("chat.service", "from transformers import AutoTokenizer", False),
+        ("chat.template", "from transformers import AutoTokenizer", True),
+        ("chat.service", "import sqlite3", False),
+        ("machine.planner", "from localspec.engine.engine import Engine", False),
+        ("machine.load", "from localspec.engine.engine import Engine", True),
+        ("core", "if TYPE_CHECKING:\n    import torch", True),
+        ("core", "import torch.nn", False),
+    ],
+)
+def test_the_rules_see_a_planted_breach(module: str, line: str, is_allowed: bool) -> None:
+    assert (breaches(module, ast.parse(line)) == []) is is_allowed
+
+
+def test_no_module_imports_another_that_imports_it_back() -> None:
+    graph = {
+        name_of(path): {
+            ours
+            for imported in imports_of(ast.parse(path.read_text(encoding="utf-8")), True)
+            if (ours := own(imported)) is not None
+        }
+        for path in sources()
+    }
+    mutual = [(a, b) for a, imported in graph.items() for b in imported if a in graph.get(b, ())]
+    assert mutual == []
+
+
+@pytest.mark.parametrize("module", BEFORE_THE_PAGE)
+def test_nothing_heavy_is_imported_before_the_page_is_up(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "[]"
+
+
+def test_gradio_does_not_bring_torch() -> None:
+    code = "import sys, gradio; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == "False", ran.stderr
+
+
+@pytest.mark.parametrize("module", ["app", "tests.__main__", "localspec.bootstrap"])
+def test_the_set_up_needs_the_standard_library_only(module: str) -> None:
+    ran = subprocess.run(  # -S: without any installed package
+        [sys.executable, "-S", "-c", f"import {module}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring and len(docstring) > 20
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_no_file_becomes_a_home_for_everything(path: Path) -> None:
+    num_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert num_lines <= MAX_LINES, f"{name_of(path)} has {num_lines} lines: part it by its nouns"
+
+
+def project_files() -> list[Path]:
+    """What git would track; everything but caches where this is no git checkout."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode == 0:
+        return [ROOT / name for name in listed.stdout.split("\0") if name]
+    hidden = {".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+    return [p for p in ROOT.rglob("*") if p.is_file() and not hidden & set(p.parts)]
+
+
+def forbidden_in(text: str) -> list[str]:
+    return [match.group() for rule in FORBIDDEN for match in re.finditer(rule, text)]
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    paths = [path for path in project_files() if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    assert len(paths) > 50, "the files of the project were not found"
+    found = {
+        str(path.relative_to(ROOT)): words
+        for path in paths
+        if path != Path(__file__) and path.stat().st_size < 1_000_000
+        if (words := forbidden_in(path.read_text(encoding="utf-8", errors="replace")))
+    }
+    assert found == {}
+
+
+def test_a_planted_path_is_seen() -> None:
+    assert forbidden_in('open("/' + 'work/data/x")')
+    assert forbidden_in("https://pypi." + "org/simple")
+    assert not forbidden_in("a network/workload, /roots, ./work/here")

@@ -1,0 +1,70 @@
+"""The pair in assets/demo is complete, small, and fits together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+LIMIT_BYTES = 32 * 1000 * 1000
+SHARD_LIMIT_BYTES = 15 * 1024 * 1024
+
+
+@pytest.fixture
+def demo(root: Path) -> Path:
+    """The folder of the pair."""
+    folder = root / "assets" / "demo"
+    if not (folder / "target" / "config.json").exists():
+        pytest.skip("the demo pair is not in this checkout")
+    return folder
+
+
+def test_the_pair_is_small_and_in_small_files(demo: Path) -> None:
+    files = [file for file in demo.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < LIMIT_BYTES
+    assert max(file.stat().st_size for file in files) < SHARD_LIMIT_BYTES
+
+
+def test_draft_and_target_map_tokens_to_the_same_ids(demo: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    maps = [
+        tokenizers.Tokenizer.from_file(str(demo / role / "tokenizer.json")).get_vocab()
+        for role in ("target", "draft")
+    ]
+    assert maps[0] == maps[1]
+
+
+def test_the_context_holds_long_prompts_and_ends_agree(demo: Path) -> None:
+    configs = [json.loads((demo / role / "config.json").read_text("utf-8"))
+               for role in ("target", "draft")]  # fmt: skip
+    for config in configs:
+        assert config["max_position_embeddings"] >= 2304
+        assert config["eos_token_id"] == configs[0]["eos_token_id"]
+        assert config["vocab_size"] == configs[0]["vocab_size"]
+    assert configs[1]["num_hidden_layers"] == 1 < configs[0]["num_hidden_layers"]
+
+
+def test_the_card_names_data_figures_and_the_command(demo: Path) -> None:
+    card = (demo / "README.md").read_text("utf-8")
+    for wanted in ("CC-BY-4.0", "acceptance", "nats per token", "python -m localspec train"):
+        assert wanted in card
+
+
+@pytest.mark.slow
+def test_the_target_answers_a_greeting_in_a_whole_sentence(demo: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo / "target")
+    model = transformers.AutoModelForCausalLM.from_pretrained(demo / "target", dtype=torch.float32)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello!"}], add_generation_prompt=True, return_tensors="pt",
+        return_dict=False,
+    )  # fmt: skip
+    mask = torch.ones_like(ids)
+    written = model.generate(ids, attention_mask=mask, max_new_tokens=60)[0, ids.shape[1] :]
+    text = tokenizer.decode(written, skip_special_tokens=True).strip()
+    assert written[-1] in (
+        tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")
+    )
+    assert text[-1] in ".!?"

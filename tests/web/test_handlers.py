@@ -1,0 +1,151 @@
+"""Text is shown as it was written, forms become settings, and followers do not get in each
+other's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.chat.service import ChatService
+from localspec.core import SamplingParams
+from localspec.errors import RequestError
+from localspec.record.store import Store
+from localspec.web.handlers import Form, Handlers, as_text, drafter_choices
+from tests.fakes import FakeBackend, Script, session_info
+from tests.web.conftest import until
+
+FORM = Form(0.7, 0.9, 64, None, "", "auto", None, None, None, None)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ChatService]:
+    store = Store.open(tmp_path / "localspec.db")
+    opened = ChatService(store, session_info, lambda report: FakeBackend(Script(round_s=0.02)))
+    opened.start()
+    until(lambda: opened.status().phase == "ready")
+    yield opened
+    opened.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "markdown"),
+    [
+        ("a < b & c", "a &lt; b & c"),
+        ("<b>x</b>", "&lt;b>x&lt;/b>"),
+        ("&lt;", "&amp;lt;"),
+        ("![x](http://a/b.png)", "&#33;[x](http://a/b.png)"),
+        ("use `a < b` here", "use `a < b` here"),
+        ("```html\n<b>\n```\n<i>", "```html\n<b>\n```\n&lt;i>"),
+        ("```html\n<b> still open", "```html\n<b> still open"),
+        ("`open <b>", "`open &lt;b>"),
+        ("`a\n<b>`", "`a\n&lt;b>`"),
+        ("**bold**", "**bold**"),
+    ],
+)
+def test_markup_is_shown_and_code_is_left_alone(written: str, markdown: str) -> None:
+    assert as_text(written) == markdown
+
+
+def test_a_form_with_empty_fields_means_not_used() -> None:
+    settings = FORM.settings()
+    assert settings.sampling == SamplingParams(temperature=0.7, top_p=0.9)
+    assert (settings.max_tokens, settings.num_draft_tokens) == (64, None)
+
+
+def test_a_value_out_of_range_is_refused_in_words() -> None:
+    with pytest.raises(RequestError, match="temperature is 9"):
+        Form(9.0, 1, 1, None, "", "auto", None, None, None, None).settings()
+
+
+def test_unavailable_drafters_are_named_but_cannot_be_chosen(service: ChatService) -> None:
+    choices, note = drafter_choices(service)
+    assert [value for _, value in choices] == ["auto", "off", "draft_model", "ngram"]
+    assert "self_quant** (not available): a 4-bit copy" in note
+
+
+def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
+    handlers = Handlers(service)
+
+    async def run() -> None:
+        follower = handlers.send("page", None, "hi", FORM)
+        await anext(follower)
+        shown = await anext(follower)
+        assert shown.is_running
+        async for _ in handlers.open("page", None):  # New chat
+            pass
+        assert [one async for one in follower] == []
+
+    asyncio.run(run())
+    until(lambda: service._current is None)
+    assert service._latest is not None and service._latest.view.finish_reason == "length"
+
+
+def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
+    handlers = Handlers(service)
+
+    async def run() -> None:
+        follower = handlers.send("page", None, "hi", FORM)
+        await anext(follower)
+        await anext(follower)
+        await follower.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(run())
+    until(lambda: service._current is None)
+    assert service._latest is not None and service._latest.view.finish_reason == "cancelled"
+
+
+def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatService) -> None:
+    handlers = Handlers(service)
+    slow = Form(0.7, 0.9, 512, None, "", "auto", None, None, None, None)
+
+    async def run() -> None:
+        follower = handlers.send("page", None, "hi", slow)
+        await anext(follower)
+        async for _ in handlers.open("page", None):
+            pass
+        handlers.leave("another page")
+        assert service._current is not None and not service._current.cancel.is_set()
+        handlers.leave("page")
+
+    asyncio.run(run())
+    until(lambda: service._current is None)
+    assert service._latest is not None and service._latest.view.finish_reason == "cancelled"
+
+
+def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> None:
+    handlers = Handlers(service)
+
+    async def run() -> None:
+        shown = [one async for one in handlers.send("page", None, "word " * 9000, FORM)]
+        assert len(shown) == 1 and shown[0].warning is not None
+        assert shown[0].message is None and shown[0].chat is None
+
+    asyncio.run(run())
+    assert service.journal.conversations() == []
+
+
+def test_the_address_chooses_the_conversation_else_the_newest(service: ChatService) -> None:
+    handlers = Handlers(service)
+    assert handlers.choose(None) is None
+    ids = [service.store.create_conversation(title) for title in ("old", "new")]
+    assert handlers.choose(None) == ids[1]
+    assert handlers.choose(str(ids[0])) == ids[0]
+    assert handlers.choose("new") is None and handlers.choose("999") is None
+
+
+def test_pages_are_updated_no_more_than_fifteen_times_a_second(service: ChatService) -> None:
+    handlers = Handlers(service)
+
+    async def run() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        num_updates, started = 0, loop.time()
+        async for _ in handlers.send("page", None, "hi", FORM):
+            num_updates += 1
+        return num_updates, loop.time() - started
+
+    num_updates, seconds = asyncio.run(run())
+    assert num_updates <= 15 * seconds + 6  # the first and the last ones come at once

@@ -1,0 +1,86 @@
+"""The server starts from one command, says what stands in its way, and ends when told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.chat.service import ChatService
+from localspec.errors import SetupError
+from localspec.record.store import Store
+from localspec.web.server import make_app, serve
+from tests.fakes import FakeBackend, session_info
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ChatService]:
+    store = Store.open(tmp_path / "localspec.db")
+    made = ChatService(store, session_info, lambda report: FakeBackend())
+    yield made
+    made.close()
+    store.close()
+
+
+def never(url: str) -> None:
+    raise AssertionError("the page must not come up")
+
+
+def test_a_taken_port_is_said_with_the_remedy(service: ChatService) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(SetupError, match=rf"127.0.0.1:{port}.*--port {port + 1}"):
+            serve(service, "127.0.0.1", port, never)
+
+
+def test_vibe_mode_is_refused(service: ChatService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADIO_VIBE_MODE", "1")
+    with pytest.raises(SetupError, match="every visitor of the page may run code"):
+        make_app(service, "127.0.0.1", 7860, "token")
+
+
+@pytest.mark.slow
+def test_it_serves_guarded_and_ends_when_interrupted(tmp_path: Path, root: Path) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes", "--port", "0", "--home", str(tmp_path)],
+        cwd=root,
+        env=os.environ | {"http_proxy": "http://127.0.0.1:9"},  # a proxy must not matter
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        origin = url.split("/?")[0]
+        assert get(f"{origin}/healthz")[0] == 200
+        assert get(f"{origin}/live")[0] == 401
+        status, body = get(url)
+        assert status == 200 and "token" not in body
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) is not None
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+    assert (tmp_path / "localspec.db").exists()
+
+
+def get(url: str) -> tuple[int, str]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
