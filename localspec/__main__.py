@@ -31,7 +31,7 @@ ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub i
 DraftFlag = Annotated[str | None, typer.Option(help="Draft model: a folder or a hub id.")]
 DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
-DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
 HomeFlag = Annotated[
     Path | None, typer.Option(help="Folder of the log and of what was learnt; none: start cold.")
 ]

@@ -52,12 +52,12 @@ def tiny_llama(
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=False,
-        attn_implementation="sdpa",
         eos_token_id=vocab_size - 1,
         bos_token_id=0,
         pad_token_id=0,
     )
     module = LlamaForCausalLM(config).eval()
+    assert module.config._attn_implementation == "sdpa"
     with torch.no_grad():
         module.lm_head.weight.mul_(18.0)
         module.model.embed_tokens.weight.mul_(20.0)

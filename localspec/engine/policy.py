@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HYSTERESIS = 1.03
 FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
 PROBE_BUDGET = 0.01
+EAGER_PROBES = 6  # looks before a loss makes the next one come later
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 
 
@@ -52,7 +53,10 @@ class Probing:
         self.lost_ms += max(0.0, loss_ms)
         self.rounds_since = 0
         self.num_probes += 1
-        self.interval = FIRST_PROBE if loss_ms < 0.0 else min(LAST_PROBE, 2 * self.interval)
+        if loss_ms < 0.0:
+            self.interval = FIRST_PROBE
+        elif self.num_probes > EAGER_PROBES:  # until then a loss may be bad luck
+            self.interval = min(LAST_PROBE, 2 * self.interval)
 
 
 @dataclass(frozen=True)

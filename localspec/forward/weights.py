@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,14 +22,22 @@ from localspec.forward.model import CausalLM, kv_shape
 
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+Bits = Literal[4, 8]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype, device: torch.device, context_length: int
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    context_length: int,
+    bits: Bits | None = None,
 ) -> CausalLM:
-    """The model of a checked folder on `device`, with a cache of `context_length` slots."""
-    module = load_module(folder, dtype, device)
+    """The model of a checked folder on `device`, with a cache of `context_length` slots.
+
+    bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading.
+    """
+    module = load_module(folder, dtype, device, bits)
     shape = kv_shape(module.config, context_length)
     try:
         return CausalLM(module, KVCache(shape, dtype, device))
@@ -37,7 +45,9 @@ def load_model(
         raise _does_not_fit(folder) from error
 
 
-def load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def load_module(
+    folder: Path, dtype: torch.dtype, device: torch.device, bits: Bits | None = None
+) -> Any:
     """The transformers module of a checked folder, in evaluation mode. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
@@ -51,6 +61,7 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             use_safetensors=True,
             attn_implementation="sdpa",
             output_loading_info=True,
+            **_quantised_by(bits, dtype, device),
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
@@ -66,10 +77,27 @@ def load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
             f"{len(missing)} weights are missing from {folder.name}, first {missing[0]}. "
             "Fetch the model again."
         )
+    if bits is not None:  # placed while loading; bitsandbytes refuses to be moved again
+        return module.eval().requires_grad_(False)
     try:
         return module.to(device).eval().requires_grad_(False)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+
+
+def _quantised_by(bits: Bits | None, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments that make from_pretrained quantise; none where nothing is to be quantised."""
+    if bits is None:
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=bits == 4,
+        load_in_8bit=bits == 8,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def check_folder(folder: Path) -> dict[str, Any]:

@@ -28,19 +28,22 @@ from localspec.machine.hardware import (
     probe,
     torch_index,
 )
+from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.options import LoadOptions
 from localspec.machine.planning import FULL_PRECISIONS
-from localspec.machine.shapes import shape_from_folder
+from localspec.machine.shapes import Precision, shape_from_folder
 from localspec.machine.sources import Source, resolve
 
 if TYPE_CHECKING:
     import torch
 
     from localspec.forward.model import CausalLM
+    from localspec.forward.weights import Bits
 
 Report = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
 SHORTEST_CONTEXT = 64
+QUANTISED: Mapping[str, Bits] = {"4-bit": 4, "8-bit": 8}  # as the planner names them
 MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
 
 
@@ -51,7 +54,13 @@ class _Place:
     hardware: Hardware
     device: torch.device
     dtype: torch.dtype
+    bits: Bits | None  # of the target's linear layers, None: dtype
     context_length: int
+
+    @property
+    def precision(self) -> str:
+        """As the person names it."""
+        return f"{self.bits}-bit" if self.bits else str(self.dtype).removeprefix("torch.")
 
 
 def open_local_backend(
@@ -85,7 +94,8 @@ def open_local_backend(
     drafters, statuses = _drafters(source, place, target, report)
     controller = Controller(drafters, Costs(), Acceptance())
     identity = _identity(source, place, torch)
-    notices = list(hardware.notices)
+    # A computer without an NVIDIA card is not at fault; `doctor` still says it.
+    notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     states = dict(state or {})
     own = states.pop(identity, None)
     if own is not None and not controller.restore(own):
@@ -99,7 +109,7 @@ def open_local_backend(
             target=source.target_name,
             draft=source.draft_name if "draft_model" in drafters else None,
             device=hardware.device_name,
-            dtype=str(place.dtype).removeprefix("torch."),
+            dtype=place.precision,
             context_length=place.context_length,
             identity=identity,
             other_states=dict(list(states.items())[-MOST_STATES:]),
@@ -120,7 +130,9 @@ def _place(options: LoadOptions, source: Source, hardware: Hardware, torch: Any)
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
     device = _device(hardware, torch)
-    return _Place(hardware, device, _dtype(options.dtype, hardware, torch), wanted)
+    bits = QUANTISED.get(options.dtype or "")
+    dtype = _dtype(None if bits else options.dtype, hardware, torch)
+    return _Place(hardware, device, dtype, bits, wanted)
 
 
 def _device(hardware: Hardware, torch: Any) -> Any:
@@ -135,7 +147,8 @@ def _dtype(name: str | None, hardware: Hardware, torch: Any) -> Any:
 
     if name is not None:
         if name not in DTYPES:
-            raise ConfigError(f"{name!r} is no precision. Choose one of: {', '.join(DTYPES)}.")
+            known = ", ".join((*DTYPES, *QUANTISED))
+            raise ConfigError(f"{name!r} is no precision. Choose one of: {known}.")
         return DTYPES[name]
     if hardware.device == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
@@ -164,13 +177,14 @@ def _needed_bytes(folder: Path, place: _Place) -> int:
         shape = shape_from_folder(folder)
     except ModelError:  # a family the planner cannot count; its files say the least it needs
         return sum(file.stat().st_size for file in weight_files(folder))
-    return shape.weight_bytes(full, full) + shape.kv_bytes(place.context_length, full)
+    precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
+    return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, full)
 
 
 def _load(folder: Path, place: _Place) -> CausalLM:
     from localspec.forward.weights import load_model
 
-    return load_model(folder, place.dtype, place.device, place.context_length)
+    return load_model(folder, place.dtype, place.device, place.context_length, place.bits)
 
 
 def _drafters(
@@ -204,7 +218,9 @@ def _draft(source: Source, place: _Place, report: Report) -> tuple[CausalLM | No
         require_compatible(source.target, source.draft)
         report(f"loading {source.draft_name}")
         _refuse_shortage(source.draft, place)
-        return _load(source.draft, replace(place, context_length=_draft_context(source, place))), ""
+        context = _draft_context(source, place)
+        # A draft stays in full precision: it is small, and its steps are what must be cheap.
+        return _load(source.draft, replace(place, context_length=context, bits=None)), ""
     except (ModelError, MemoryShortage) as error:
         return None, str(error)
 
@@ -224,7 +240,7 @@ def _identity(source: Source, place: _Place, torch: Any) -> str:
         (
             source.target_name,
             source.draft_name or "no draft",
-            str(place.dtype),
+            place.precision,
             place.hardware.device_name,
             f"torch {torch.__version__}",
             f"{torch.get_num_threads()} threads",

@@ -18,14 +18,17 @@ Value = TypeVar("Value")
 
 # Codes of nvml.h; the numbers are part of the library's binary interface.
 NOT_SUPPORTED = 3
+NO_LIBRARY = (
+    "No NVIDIA driver library (NVML) was found. If this computer has an NVIDIA GPU, install its "
+    "driver."
+)
 SENTENCES: dict[int, str] = {
     NOT_SUPPORTED: "The NVIDIA driver does not offer this reading on this GPU.",
     4: "The NVIDIA driver refuses to be read by this user (no permission). "
     "Add the user to the group that owns /dev/nvidia*, or ask the administrator.",
     9: "An NVIDIA driver is installed but not loaded. Load it (on Linux: sudo modprobe nvidia) "
     "or restart the computer.",
-    12: "No NVIDIA driver library (NVML) was found. If this computer has an NVIDIA GPU, install "
-    "its driver.",
+    12: NO_LIBRARY,
     15: "The NVIDIA GPU stopped answering and is lost to the system. Restart the computer; if it "
     "happens again, check power and seating of the card.",
     16: "The NVIDIA GPU needs a reset. Restart the computer.",

@@ -153,7 +153,7 @@ def test_a_closed_round_loop_leaves_the_cache_at_the_root(name: str) -> None:
     engine.prefill(sequence, threading.Event())
     rounds = engine.decode(sequence, Plans((name, 4)), threading.Event())
     next(rounds)
-    rounds.close()  # type: ignore[attr-defined]
+    rounds.close()
     assert engine.target.cache.tokens == sequence.tokens[:-1]
 
 
@@ -320,8 +320,10 @@ def small_logits() -> tuple[Callable[[Context], torch.Tensor], Callable[[Context
 @lru_cache
 def exact_table(warp: str) -> torch.Tensor:
     """Chance of each of the first three tokens together, [V, V, V]."""
-    logits, sampling = small_logits()[0], WARPS[warp]
+    return table_of(small_logits()[0], WARPS[warp])
 
+
+def table_of(logits: Callable[[Context], torch.Tensor], sampling: SamplingParams) -> torch.Tensor:
     def row(context: Context) -> torch.Tensor:
         return distributions(logits(context)[None], sampling, [context])[0].double()
 
@@ -539,23 +541,21 @@ def test_fault_penalty_without_the_drafted_tokens_is_seen(monkeypatch: pytest.Mo
         "_histories",
         lambda sequence, proposal: [sequence.tokens] * (1 + len(proposal.tokens)),
     )
-    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
-
-    monkeypatch.setitem(WARPS, "strong", SamplingParams(1.0, repetition_penalty=4.0))
-    chances = exact_table("strong").sum((1, 2))
-    fresh = max(
-        set(range(SMALL_VOCAB)) - set(SMALL_PROMPT), key=lambda token: float(chances[token])
-    )
 
     class Fresh(Guesser):
         """Drafts a token that is in no history yet, twice, so that its penalty is new."""
 
         def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-            return chain((fresh, fresh)[: plan.num_draft_tokens])
+            return chain((7, 7)[: plan.num_draft_tokens])
 
+    def insistent(context: Context) -> torch.Tensor:
+        return torch.tensor([2.0] * (SMALL_VOCAB - 1) + [4.0])
+
+    monkeypatch.setitem(WARPS, "strong", SamplingParams(1.0, repetition_penalty=4.0))
+    target = TableModel(insistent, SMALL_VOCAB, capacity=32)
     engine = Engine(target, {"guesser": Fresh()})
     counts = sampled_counts(engine, "strong", ("guesser", 2), seed=100)
-    assert chance_of(counts, exact_table("strong")) < SIGNIFICANCE
+    assert chance_of(counts, table_of(insistent, WARPS["strong"])) < SIGNIFICANCE
 
 
 def test_remembered_target_equals_the_real_one() -> None:

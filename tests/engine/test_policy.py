@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from localspec.core import OFF, DraftPlan, SamplingParams, Sequence, Step, Verdict
-from localspec.engine.policy import FIRST_PROBE, HYSTERESIS, LAST_PROBE, PROBE_BUDGET, Probing
+from localspec.engine.policy import (
+    EAGER_PROBES,
+    FIRST_PROBE,
+    HYSTERESIS,
+    LAST_PROBE,
+    PROBE_BUDGET,
+    Probing,
+)
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
 
 COLD = SamplingParams()
@@ -73,7 +80,7 @@ def probes(world: World, drafter: str) -> list[int]:
 
 
 def test_intervals_between_looks_double_up_to_the_last() -> None:
-    probing, gaps, since = Probing(), [], 0
+    probing, gaps, since = Probing(num_probes=EAGER_PROBES), [], 0
     for _ in range(3000):
         probing.ran(1000.0)
         since += 1

@@ -22,7 +22,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill
 from tests.tiny import tiny_llama, with_cache
 
-CLOSE = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
+CLOSE: Any = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
 
 
@@ -35,7 +35,7 @@ def plain(module: Any, tokens: list[int]) -> torch.Tensor:
 
 def small(kind: str) -> Any:
     torch.manual_seed(2)
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": 40,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -175,8 +175,8 @@ def test_tied_weights_count_once() -> None:
         tie_word_embeddings=True,
     )
     module = AutoModelForCausalLM.from_config(config)
-    numbers = sum(p.numel() for p in module.parameters())
-    assert with_cache(module).weight_bytes == 4 * numbers
+    held = [*module.parameters(), *module.buffers()]  # each parameter once
+    assert with_cache(module).weight_bytes == 4 * sum(tensor.numel() for tensor in held)
 
 
 def sliding_mistral(window: int) -> MistralConfig:

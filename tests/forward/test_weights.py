@@ -278,7 +278,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (config_of_half_characters, "config.json"),
     (unknown_family, "damaged"),
     (wrong_type_in_config, "damaged"),
-    (negative_layers, "damaged"),
+    (negative_layers, "-1 layers"),
     (format_without_its_package, "damaged"),
 )
 
