@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "remote": {"backend", "chat.template"},
     "machine": set(),
     "machine.load": {"*"},  # the composition root
+    "machine.remembered": {"engine.acceptance"},  # reads what the controller learnt
     "machine.answer": {"*"},  # what the command line asks of it
     "training": {"forward", "chat.template"},
     "bench": {"*"},

@@ -147,6 +147,15 @@ class Acceptance:
         """Whether this drafter has ever said how sure it was at this temperature."""
         return (drafter, bucket) in self._bins
 
+    def best_known(self) -> dict[str, list[float]]:
+        """For each drafter the rates of its signal and temperature with the most evidence."""
+        found: dict[str, tuple[str, str, int]] = {}
+        for key, record in self._records.items():
+            best = found.get(key[0])
+            if best is None or record.num_rounds > self._records[best].num_rounds:
+                found[key[0]] = key
+        return {drafter: self.rates(*key) for drafter, key in found.items()}
+
     def chance(self, drafter: str, bucket: int, confidence: float) -> float:
         """Estimated acceptance of a token the drafter is this confident of."""
         bins = self._bins.get((drafter, bucket))

@@ -210,10 +210,10 @@ class AdaptivePolicy:
 
     def _drafting(self, option: Option, context: int) -> DraftPlan:
         length = option.num_draft_tokens
+        tokens, gain = "token" if length == 1 else "tokens", option.rate * self._plain_ms
         reason = (
-            f"{option.drafter}: about {length} tokens a round, {option.rate * self._plain_ms:.2f}x "
-            f"of plain decoding expected (first draft token accepted {option.acceptance:.0%} of "
-            "the time)."
+            f"{option.drafter}: about {length} {tokens} a round, {gain:.2f}x of plain decoding "
+            f"expected (first draft token accepted {option.acceptance:.0%} of the time)."
         )
         knows_confidence = self._controller.acceptance.knows_confidence(
             option.drafter, self._bucket

@@ -91,7 +91,8 @@ def _quantised_by(bits: Bits | None, dtype: torch.dtype, device: torch.device) -
         return {}
     from transformers import BitsAndBytesConfig
 
-    config = BitsAndBytesConfig(
+    untyped: Any = BitsAndBytesConfig
+    config = untyped(
         load_in_4bit=bits == 4,
         load_in_8bit=bits == 8,
         bnb_4bit_quant_type="nf4",

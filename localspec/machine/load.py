@@ -31,6 +31,7 @@ from localspec.machine.hardware import (
 from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.options import LoadOptions
 from localspec.machine.planning import FULL_PRECISIONS
+from localspec.machine.remembered import identity
 from localspec.machine.shapes import Precision, shape_from_folder
 from localspec.machine.sources import Source, resolve
 
@@ -93,11 +94,11 @@ def open_local_backend(
     template = ChatTemplate.load(source.target)
     drafters, statuses = _drafters(source, place, target, report)
     controller = Controller(drafters, Costs(), Acceptance())
-    identity = _identity(source, place, torch)
+    combination = _identity(source, place, torch)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
     notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     states = dict(state or {})
-    own = states.pop(identity, None)
+    own = states.pop(combination, None)
     if own is not None and not controller.restore(own):
         notices.append("What was learnt earlier could not be read, so it is learnt anew.")
     return LocalBackend(
@@ -111,7 +112,7 @@ def open_local_backend(
             device=hardware.device_name,
             dtype=place.precision,
             context_length=place.context_length,
-            identity=identity,
+            identity=combination,
             other_states=dict(list(states.items())[-MOST_STATES:]),
             notices=tuple(notices),
         )
@@ -236,13 +237,11 @@ def _draft_context(source: Source, place: _Place) -> int:
 
 def _identity(source: Source, place: _Place, torch: Any) -> str:
     """What learnt costs and acceptances belong to."""
-    return " | ".join(
-        (
-            source.target_name,
-            source.draft_name or "no draft",
-            place.precision,
-            place.hardware.device_name,
-            f"torch {torch.__version__}",
-            f"{torch.get_num_threads()} threads",
-        )
+    return identity(
+        source.target_name,
+        source.draft_name,
+        place.precision,
+        place.hardware.device_name,
+        f"torch {torch.__version__}",
+        f"{torch.get_num_threads()} threads",
     )

@@ -196,7 +196,8 @@ def _reason(status: Status, view: TurnView | None) -> str:
         if stats.drafter == OFF:
             return f"Speculation: off, because {_because(stats.reason)}."
         exact = "" if stats.exact else " Not exact: a lossy mode was chosen."
-        return f"Speculation: on, by {stats.drafter}: {_sentence(stats.reason)}{exact}"
+        why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
+        return f"Speculation: on, by {stats.drafter}: {why}{exact}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:
         return f"Speculation: ready, with {', '.join(able)}."

@@ -14,6 +14,7 @@ from itertools import accumulate
 from random import Random
 
 from localspec.training.dialogues import (
+    beyond,
     code,
     facts,
     forms,
@@ -43,7 +44,7 @@ SKILLS: tuple[tuple[Skill, float], ...] = (
     (rewrite.replace, 3), (rewrite.sort_words, 2), (rewrite.find_word, 6), (rewrite.message, 4),
     (stories.story, 5), (stories.poem, 2),
     (requests.essay, 4), (requests.letter, 3), (requests.explain, 7), (requests.plan, 4), (requests.pros, 2),
-    (requests.equation, 3), (requests.foreign_text, 4), (requests.hard_code, 3),
+    (beyond.equation, 3), (beyond.foreign_text, 4), (beyond.hard_code, 3),
     (memory.recall, 9), (memory.previous, 2),
 )  # fmt: skip
 PLAIN_SYSTEMS = (
