@@ -38,7 +38,8 @@ MAY_IMPORT = {
     "machine.answer": {"*"},  # what the command line asks of it
     "training": {"forward", "chat.template"},
     "bench": {"*"},
-    "__main__": {"*"},
+    "commands": {"*"},
+    "__main__": {"bootstrap", "commands"},
     "__init__": set(),
 }
 NOUNS = {"core", "errors", "config", "__init__"}
@@ -60,7 +61,7 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("__main__",),
+    "typer": ("commands",),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (

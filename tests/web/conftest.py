@@ -47,7 +47,7 @@ def scripted_reply(request: Request) -> str:
 
 def scripted_pace(request: Request) -> float:
     """Slow enough to be stopped by a browser on a busy machine, where the message asks for it."""
-    return 0.25 if "slow" in request.messages[-1].content else 0.02
+    return 0.4 if "slow" in request.messages[-1].content else 0.02
 
 
 @dataclass

@@ -1,0 +1,251 @@
+"""The commands: plan, generate, bench, export, train, doctor.
+
+Contract: each command parses flags, calls one function of a wing and prints its result; with
+--json the last line is one JSON object. A LocalspecError is one sentence on stderr and exit
+code 1; anything else is a fault of ours and shows its traceback.
+
+Not here: logic. Heavy imports stand inside the commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+
+from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.machine.options import LoadOptions
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Chat with exact speculative decoding, measured on this machine.",
+)
+
+ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
+ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
+DraftFlag = Annotated[str | None, typer.Option(help="Draft model: a folder or a hub id.")]
+DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
+ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
+DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
+HomeFlag = Annotated[
+    Path | None, typer.Option(help="Folder of the log and of what was learnt; none: start cold.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+
+
+def _finish(result: dict[str, Any], text: str, as_json: bool) -> None:
+    if text:
+        print(text)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+
+
+def _learnt(home: Path | None) -> dict[str, Any]:
+    """What earlier runs with this home measured; nothing without a home or a log in it."""
+    from localspec.config import settings_for
+    from localspec.machine.answer import STATE_KEY
+    from localspec.record.store import Store
+
+    if home is None or not settings_for(home).database.is_file():
+        return {}
+    store = Store.open(settings_for(home).database)
+    try:
+        return store.load_state(STATE_KEY) or {}
+    finally:
+        store.close()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The only message of the conversation.")],
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Fixed draft length.")] = None,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_k: Annotated[int, typer.Option()] = 0,
+    min_p: Annotated[float, typer.Option()] = 0.0,
+    seed: Annotated[int | None, typer.Option()] = None,
+    max_tokens: Annotated[int, typer.Option()] = 256,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    drafter: DrafterFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Answer one message."""
+    from localspec.backend import Message, Request
+    from localspec.core import AUTO, SamplingParams
+    from localspec.machine.answer import answer
+
+    request = Request(
+        messages=(Message("user", prompt),),
+        sampling=SamplingParams(temperature, top_k, top_p, min_p, seed=seed),
+        max_tokens=max_tokens,
+        drafter=drafter or AUTO,
+        num_draft_tokens=num_draft_tokens,
+    )
+    options = LoadOptions(profile, model, draft, drafter, context, dtype)
+    result = answer(options, request, home)
+    _finish(result, result["text"], as_json)
+
+
+@app.command()
+def plan(
+    vram_gib: Annotated[float | None, typer.Option(help="Free memory to plan for.")] = None,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    drafter: DrafterFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what fits on this machine, with which drafter, and why."""
+    from localspec.config import settings_for
+    from localspec.machine.hardware import probe
+    from localspec.machine.planning import make_plans, render, room_for
+    from localspec.machine.plans import DEFAULT_CONTEXT
+    from localspec.machine.remembered import measurements
+
+    options = LoadOptions(profile, model, draft, drafter, context, dtype)
+    hardware = probe()
+    learnt = measurements(_learnt(home), context or DEFAULT_CONTEXT)
+    report = make_plans(options, settings_for(home), vram_gib, hardware, learnt)
+    text = "" if as_json else render(report, room_for(hardware, vram_gib).free_bytes)
+    _finish(report.as_dict(), text, as_json)
+
+
+@app.command()
+def doctor(
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    drafter: DrafterFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what was found, what is missing, the fix, and what has never run here."""
+    from localspec.config import settings_for
+    from localspec.machine.doctor import doctor_report, render
+
+    report = doctor_report(settings_for(home))
+    _finish(report, "" if as_json else render(report), as_json)
+
+
+@app.command()
+def bench(
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts; none: ours.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The first so many prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option()] = 64,
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0",
+    arms: Annotated[
+        str, typer.Option(help="Comma-separated: off, auto, transformers, NAME or NAME@LENGTH.")
+    ] = "off,ngram,draft_model,self_quant,auto",
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    drafter: DrafterFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare ways of drafting with plain decoding, side by side on this machine."""
+    from localspec.bench.report import render
+    from localspec.bench.suite import (
+        BenchSettings,
+        listed,
+        listed_numbers,
+        run_bench,
+        to_stderr,
+    )
+
+    options = LoadOptions(profile, model, draft, drafter, context, dtype)
+    wanted = listed(arms) if drafter is None else ("off", drafter)
+    settings = BenchSettings(prompts, limit, max_tokens, listed_numbers(temperatures), wanted, home)
+    result = run_bench(options, settings, to_stderr)
+    _finish(result, render(result), as_json)
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    form: Annotated[str, typer.Option("--format", help="csv, jsonl, markdown or sqlite.")] = "csv",
+    session: Annotated[int | None, typer.Option(help="Only this session's turns.")] = None,
+    conversation: Annotated[int | None, typer.Option(help="Only this conversation.")] = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write what was logged to a file."""
+    from localspec.config import settings_for
+    from localspec.record.export import Format, Scope
+    from localspec.record.export import export as write
+    from localspec.record.store import Store
+
+    if form not in get_args(Format):
+        known = ", ".join(get_args(Format))
+        raise ConfigError(f"{form!r} is no export format. Choose one of: {known}.")
+    database = settings_for(home).database
+    if not database.is_file():
+        raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
+    store = Store.open(database)
+    try:
+        write(store, Scope(session, conversation), cast("Format", form), out)
+    finally:
+        store.close()
+    _finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
+
+
+@app.command()
+def train(
+    corpus: Annotated[list[Path], typer.Option(help="Corpus files, .jsonl.xz; repeatable.")],
+    held_out: Annotated[list[Path], typer.Option(help="Held-out files; repeatable.")],
+    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
+    work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run resumes from it.")],
+    minutes: Annotated[float, typer.Option(help="For the target.")] = 60.0,
+    draft_minutes: Annotated[float, typer.Option(help="For the draft.")] = 8.0,
+    layers: Annotated[int, typer.Option()] = 12,
+    hidden_size: Annotated[int, typer.Option()] = 256,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    seed: Annotated[int, typer.Option()] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a target and a draft from text, as the demo pair was."""
+    from dataclasses import asdict
+
+    from localspec.bench.suite import to_stderr
+    from localspec.training.run import TrainSettings
+    from localspec.training.run import train as run
+
+    settings = TrainSettings(
+        tuple(corpus),
+        tuple(held_out),
+        out,
+        work,
+        target_minutes=minutes,
+        draft_minutes=draft_minutes,
+        target_layers=layers,
+        hidden_size=hidden_size,
+        device=device,
+        seed=seed,
+    )
+    made = asdict(run(settings, to_stderr))
+    _finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
+
+
+def main() -> None:
+    try:
+        app()
+    except LocalspecError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,57 @@
+"""`python -m localspec` from a bare checkout sets itself up; with the packages it just runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import localspec.__main__ as command_line
+from localspec.errors import SetupError
+
+
+def test_with_the_packages_nothing_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "ensure_environment", lambda *_: pytest.fail("set up"))
+    command_line.prepare(["plan"])
+
+
+def test_without_the_packages_it_starts_again_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(command_line, "find_spec", lambda name: None)
+    monkeypatch.setattr(command_line, "ensure_environment", lambda *each: asked.append(each))
+    command_line.prepare(["plan", "--json"])
+    assert asked == [("requirements.txt", ["-m", "localspec", "plan", "--json"])]
+
+
+def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise SetupError("No disk. Free some.")
+
+    monkeypatch.setattr(command_line, "find_spec", lambda name: None)
+    monkeypatch.setattr(command_line, "ensure_environment", fail)
+    with pytest.raises(SystemExit) as ended:
+        command_line.prepare([])
+    assert ended.value.code == "No disk. Free some."
+
+
+@pytest.mark.parametrize("name", ["generate", "plan", "bench", "export", "train", "doctor"])
+def test_every_command_has_help_and_json(root: Path, name: str) -> None:
+    from typer.testing import CliRunner
+
+    from localspec.commands import app
+
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert shown.exit_code == 0
+    assert "--json" in shown.output
+
+
+@pytest.mark.slow
+def test_a_refused_value_is_one_sentence_on_stderr(root: Path) -> None:
+    command = [sys.executable, "-m", "localspec", "generate", "--temperature", "-1", "hi"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == "temperature is -1.0, but it must lie between 0.0 and 5.0."
