@@ -6,7 +6,11 @@ probability min(1, p(x) / q(x)); after a rejection p becomes the normalised posi
 p - q. A child that was not drawn (argmax, lookup: no q) is accepted with p(x), then p(x) becomes
 0. When no child is left the next token is drawn from what p has become. The output is
 distributed exactly as p, for chains and trees, sampled and deterministic drafts; greedy is
-the case of a one-hot p. Checked by exact enumeration in tests/engine/test_verify.py.
+the case of a one-hot p.
+
+A chain whose every token was drawn is judged as a block instead (Sun et al. 2024, arXiv
+2403.10444): the longest prefix that may be kept is kept, never shorter on average and as exact.
+Both are checked by the same exact enumeration in tests/engine/test_verify.py.
 """
 
 from __future__ import annotations
@@ -24,6 +28,13 @@ def verify(proposal: Proposal, target_probs: torch.Tensor, rng: torch.Generator)
     target_probs: [n + 1, V]; row 0 follows the root, row i + 1 follows draft node i.
     Host copies: one for all p(x) and q(x), one for each residual beyond a node's first child.
     """
+    if proposal.is_chain and proposal.probs is not None:
+        return _verify_block(proposal, proposal.probs, target_probs, rng)
+    return _verify_nodes(proposal, target_probs, rng)
+
+
+def _verify_nodes(proposal: Proposal, target_probs: torch.Tensor, rng: torch.Generator) -> Verdict:
+    """The rule node by node, for trees and for drafts that were not drawn."""
     p_of, q_of = _gathered(proposal, target_probs)
     chances = uniforms(len(proposal.tokens), rng)
     below = children(proposal.parents)
@@ -41,6 +52,46 @@ def verify(proposal: Proposal, target_probs: torch.Tensor, rng: torch.Generator)
             return Verdict(tuple(path), draw(row, rng))
         path.append(accepted)
         node = accepted
+
+
+def _verify_block(
+    proposal: Proposal, probs: torch.Tensor, target_probs: torch.Tensor, rng: torch.Generator
+) -> Verdict:
+    """The block rule for a drawn chain of n tokens.
+
+    With w_i the product, capped at 1 after each factor, of p / q over the first i tokens, a prefix
+    of length i is offered with the chance that makes its total probability w_i times its own; the
+    longest one taken wins. What follows it is drawn from the positive part of w_i * p - q, at the
+    end of the draft from p. The draft may have ended by any rule that saw only its own prefix:
+    such an end is a leaf of the same induction.
+    """
+    size = len(proposal.tokens)
+    p_of, q_of = _gathered(proposal, target_probs)
+    weights = [1.0]
+    for p, q in zip(p_of, q_of, strict=True):
+        weights.append(min(1.0, weights[-1] * p / q))  # a drawn token has q > 0
+    scale = torch.tensor(weights[:-1], device=probs.device, dtype=probs.dtype)  # [n]
+    excess = (scale[:, None] * target_probs[:-1] - probs).clamp_(min=0.0)  # [n, V]
+    masses = excess.sum(dim=-1).tolist()
+    chances = uniforms(size, rng)
+    kept = 0
+    for length in range(size, 0, -1):
+        if chances[length - 1] < _block_chance(length, weights, masses):
+            kept = length
+            break
+    if kept < size and masses[kept] > 0.0:
+        row = excess[kept]
+    else:  # the end of the draft, or p and q agree to rounding
+        row = target_probs[kept]
+    return Verdict(tuple(range(kept)), draw(row, rng))
+
+
+def _block_chance(length: int, weights: list[float], masses: list[float]) -> float:
+    """Chance to keep `length` tokens, given that no more are kept."""
+    if length == len(masses):
+        return weights[length]
+    rest = masses[length] + 1.0 - weights[length]
+    return masses[length] / rest if rest > 0.0 else 1.0
 
 
 def _gathered(proposal: Proposal, target_probs: torch.Tensor) -> tuple[list[float], list[float]]:

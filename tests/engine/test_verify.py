@@ -37,6 +37,9 @@ class _Chance:
 
     __rmul__ = __mul__
 
+    def __lt__(self, chance: float) -> bool:
+        return self._script.decide(min(1.0, chance))
+
 
 class _Scaled:
     def __init__(self, script: _Script, q: float) -> None:
@@ -152,6 +155,16 @@ def sampled_chain(draft: Rows) -> Weighted:
             yield weight, chain((a, b), torch.stack([draft[()], draft[a,]]))
 
 
+def stopping_chain(draft: Rows) -> Weighted:
+    """Ends after the first token where that token was likely: a rule that saw only its prefix."""
+    for a in range(V):
+        if float(draft[()][a]) > 0.4:
+            yield float(draft[()][a]), chain((a,), draft[()][None])
+    for weight, proposal in sampled_chain(draft):
+        if float(draft[()][proposal.tokens[0]]) <= 0.4:
+            yield weight, proposal
+
+
 def lookup_chain(draft: Rows) -> Weighted:
     first = int(draft[()].argmax())
     yield 1.0, chain((first, int(draft[first,].argmax())))
@@ -201,6 +214,7 @@ def mixed_tree(draft: Rows) -> Weighted:
 
 WAYS: tuple[Callable[[Rows], Weighted], ...] = (
     sampled_chain,
+    stopping_chain,
     lookup_chain,
     independent_siblings,
     siblings_without_replacement,
@@ -246,6 +260,33 @@ def test_sampled_chain_accepts_as_much_as_can_be(monkeypatch: pytest.MonkeyPatch
     assert accepted == pytest.approx(float(torch.minimum(target[()], draft[()]).sum()), abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_block_keeps_at_least_as_much_as_token_by_token(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = random_rows(seed), random_rows(seed + 1000)
+
+    def mean_kept() -> float:
+        found = 0.0
+        for drawn, proposal in sampled_chain(draft):
+            first = proposal.tokens[0]
+            rows = torch.stack([target[()], target[first,], target[proposal.tokens]])
+            for weight, verdict, _ in outcomes(proposal, rows, monkeypatch):
+                found += drawn * weight * verdict.accepted_length
+        return found
+
+    block = mean_kept()
+    monkeypatch.setitem(globals(), "verify", module._verify_nodes)
+    assert block >= mean_kept() - 1e-12
+
+
+def test_fault_the_block_rule_without_its_offer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offering a prefix with its weight alone forgets that longer ones were offered first."""
+    target, draft = random_rows(4), random_rows(1004)
+    monkeypatch.setattr(module, "_block_chance", lambda length, weights, masses: weights[length])
+    assert largest_error(first_two(sampled_chain(draft), target, monkeypatch), target) > 0.01
+
+
 def test_residual_of_equal_rows_falls_back_to_the_target() -> None:
     """p and q agree to rounding, so a rejection leaves no mass: p itself is drawn from."""
     row = torch.tensor([0.25, 0.5, 0.25])
@@ -285,6 +326,7 @@ def test_fault_no_residual_is_seen(
 ) -> None:
     target, draft = random_rows(4), random_rows(1004)
     monkeypatch.setattr(module, "_residual", lambda row, proposal, child: row)
+    monkeypatch.setitem(globals(), "verify", module._verify_nodes)
     assert largest_error(first_two(way(draft), target, monkeypatch), target) > 0.01
 
 
