@@ -4,7 +4,7 @@ Contract: weights come from safetensors alone, every file's header is read and h
 file's size before a tensor is made, pickle is refused, and code that a repository brings is
 never run. Each failure is a ModelError that names the file and the remedy.
 
-Not here: which model, whether it fits (machine), downloads (machine.hub).
+Not here: which model, whether it fits (machine), fetching it (machine.sources).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Where the target and the draft come from: a folder, the demo pair, a profile, a hub id.
 
 Contract: `resolve` turns LoadOptions into folders on this disk. A hub id is looked for in the
-local hub cache first and fetched only when it is not there (safetensors, tokenizer and configs;
-never pickle or code). Errors say what to do.
+local hub cache first and fetched only when it is not wholly there (safetensors, tokenizer and
+configs; never pickle or code, and nothing of a repository's sub-folders). Errors say what to do.
 
 Not here: opening the folders (forward.weights).
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ ASSETS = Path(__file__).resolve().parents[2] / "assets"
 DEMO_TARGET, DEMO_DRAFT = ASSETS / "demo" / "target", ASSETS / "demo" / "draft"
 DEMO_NAME, DEMO_DRAFT_NAME = "localspec/demo", "localspec/demo-draft"
 WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "merges.txt")
+# Copies in other formats, often as large as the model itself.
+UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
 
 @dataclass(frozen=True)
@@ -84,37 +87,97 @@ def _folder(place: str, entry: ModelEntry | None = None) -> Path:
     if path.is_dir():
         return path.resolve()
     if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
-        raise ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
+        raise _no_folder(place)
     return _cached(place) or _fetched(place)
+
+
+def _no_folder(place: str) -> ModelError:
+    return ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
 
 
 def _cached(hub_id: str) -> Path | None:
     """The model's folder in the hub cache; None when it is not, or not wholly, there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(
-            snapshot_download(hub_id, allow_patterns=list(WANTED_FILES), local_files_only=True)
-        )
-    except LocalEntryNotFoundError:
+        folder = _snapshot(hub_id, is_local=True)
+    except HFValidationError:  # a path, then: the hub allows no such name
+        raise _no_folder(hub_id) from None
+    except OSError:  # not there, or not readable: fetching says which
         return None
+    return folder if _missing(folder) is None else None
 
 
 def _fetched(hub_id: str) -> Path:
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import constants
 
     # The page keeps the hub's client offline, so that nothing calls out unasked. Naming a hub id
     # is asking.
     was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(WANTED_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        first_line = str(error).strip().split("\n")[0]
+        folder = _snapshot(hub_id, is_local=False)
+    except Exception as error:  # the client raises many types: its own, of HTTP, of files, of Xet
         raise ModelError(
-            f"{hub_id} is not on this machine and could not be fetched: {first_line} Check the "
-            "name and the connection, or give a folder."
+            f"{hub_id} is not on this machine and could not be fetched: {_reason(error)}"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = was_offline
+    missing = _missing(folder)  # without a connection the client hands out what it has
+    if missing is not None:
+        raise ModelError(
+            f"What could be had of {hub_id} lacks {missing}. Choose a model that is published "
+            "with .safetensors weights and a tokenizer.json, or check the connection and try again."
+        )
+    return folder
+
+
+def _snapshot(hub_id: str, is_local: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            hub_id,
+            allow_patterns=list(WANTED_FILES),
+            ignore_patterns=list(UNWANTED_FILES),
+            local_files_only=is_local,
+        )
+    )
+
+
+def _missing(folder: Path) -> str | None:
+    """What the folder lacks of a model. The hub's client itself knows this only of what it
+    fetched whole: other programs leave single files in the same cache."""
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return "a tokenizer"
+    if (folder / "model.safetensors").is_file():
+        return None
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        files = {str(name) for name in index["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return "weights in .safetensors files"
+    absent = sorted(name for name in files if not (folder / name).is_file())
+    return f"{len(absent)} of {len(files)} weight files" if absent else None
+
+
+def _reason(error: Exception) -> str:
+    """Why a fetch failed, and the remedy."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return (
+            "its owner gives it only to those who agree to the licence. Agree to it on the "
+            "model's page, set HF_TOKEN to your token of the hub and start again."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            "the hub has no model of this name, or shows it to some people only. Check the "
+            "spelling, or set HF_TOKEN to your token of the hub and start again."
+        )
+    first_line = str(error).strip().split("\n")[0] or type(error).__name__
+    return (
+        f"{first_line.rstrip('.:')}. Check the connection and the free space on the disk and try "
+        "again, or give a folder."
+    )

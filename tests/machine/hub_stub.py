@@ -1,0 +1,200 @@
+"""A model hub on this machine: enough of its protocol for huggingface_hub 2.4.0 to fetch from.
+
+Contract: serves folders at one commit each. Weights are answered as the real hub answers them,
+by a redirect to another place. `requests` holds what was asked for, as "METHOD path"; `refusal`
+and `fault` make it fail in the ways a hub fails. `client_of` points the client of this process
+at it, offline as the page leaves it.
+
+Source: what huggingface_hub's hf_api.py (model_info, list_repo_tree), file_download.py and
+utils/_http.py (X-Error-Code) ask for and read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CUT_AT = 0.6  # the share of a weight file that a cut connection lets through
+Fault = Literal["closed", "reset"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How the hub says no. code: its X-Error-Code. only_files: the listing is still public."""
+
+    status: int
+    code: str
+    only_files: bool = False
+
+
+@dataclass
+class HubStub:
+    """State that the tests set and read."""
+
+    models: Mapping[str, Path]
+    endpoint: str = ""
+    requests: list[str] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    refusal: Refusal | None = None
+    fault: Fault | None = None
+    num_faults: int | None = None  # None: whenever weights are asked for
+
+    def asked_for(self, name: str) -> bool:
+        return any(name in request for request in self.requests)
+
+    def takes_a_fault(self) -> bool:
+        if self.fault is None or self.num_faults == 0:
+            return False
+        self.num_faults = None if self.num_faults is None else self.num_faults - 1
+        return True
+
+
+@contextmanager
+def serving(models: Mapping[str, Path]) -> Iterator[HubStub]:
+    """The hub with `models` (folders by id), down again on leaving."""
+    stub = HubStub(models)
+    handler = type("Handler", (_Handler,), {"stub": stub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    stub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield stub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def client_of(endpoint: str, cache: Path) -> Iterator[None]:
+    """huggingface_hub of this process, offline, with this endpoint and cache, and no pauses."""
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import close_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setattr(constants, "ENDPOINT", endpoint)
+        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "AGENT_HARNESSES_PATH", str(cache / "harnesses.json"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # or small files are lost whole
+        patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+        close_session()
+        try:
+            yield
+        finally:
+            close_session()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stub: HubStub
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is printed among the tests' results."""
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.stub.requests.append(f"{self.command} {path}")
+        for model_id, folder in self.stub.models.items():
+            if path == f"/api/models/{model_id}/revision/main":
+                return self._listing({"id": model_id, "sha": COMMIT, "siblings": []})
+            if path == f"/api/models/{model_id}/tree/{COMMIT}":
+                return self._listing(_tree(folder))
+            for prefix in (f"/{model_id}/resolve/{COMMIT}/", f"/cdn/{model_id}/"):
+                file = folder / path.removeprefix(prefix)
+                if path.startswith(prefix) and file.is_file():
+                    return self._file(model_id, folder, file, is_elsewhere=prefix[1:4] == "cdn")
+        self._refuse(Refusal(404, "RepoNotFound"))
+
+    def _listing(self, answer: object) -> None:
+        refusal = self.stub.refusal
+        if refusal is not None and not refusal.only_files:
+            return self._refuse(refusal)
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
+    def _file(self, model_id: str, folder: Path, file: Path, is_elsewhere: bool) -> None:
+        if self.stub.refusal is not None:
+            return self._refuse(self.stub.refusal)
+        raw = file.read_bytes()
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_etag(file)}"', "Accept-Ranges": "bytes"}
+        if file.suffix == ".safetensors" and not is_elsewhere:
+            name = file.relative_to(folder).as_posix()
+            headers |= {
+                "X-Linked-ETag": f'"{_etag(file)}"',
+                "X-Linked-Size": str(len(raw)),
+                "Location": f"{self.stub.endpoint}/cdn/{model_id}/{name}",
+            }
+            return self._send(302, headers, b"")
+        self._content(raw, headers, is_weights=is_elsewhere)
+
+    def _content(self, raw: bytes, headers: dict[str, str], is_weights: bool) -> None:
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+        if asked:
+            self.stub.ranges.append(asked)
+            headers["Content-Range"] = f"bytes {start}-{len(raw) - 1}/{len(raw)}"
+        is_cut = is_weights and self.command == "GET" and self.stub.takes_a_fault()
+        end = max(start, int(len(raw) * CUT_AT)) if is_cut else len(raw)
+        headers["Content-Length"] = str(len(raw) - start)
+        self._send(206 if asked else 200, headers, raw[start:end])
+        if is_cut:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.wfile.flush()
+        if self.stub.fault == "reset":  # closing a socket that lingers for nothing resets it
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.close()
+        self.close_connection = True
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._send(refusal.status, {"X-Error-Code": refusal.code}, b"")
+
+    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def _tree(folder: Path) -> list[dict[str, object]]:
+    return [
+        {
+            "type": "file",
+            "path": file.relative_to(folder).as_posix(),
+            "size": file.stat().st_size,
+            "oid": _etag(file),
+        }
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    ]
+
+
+def _etag(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

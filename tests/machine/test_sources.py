@@ -1,0 +1,329 @@
+"""Fetching a model: what is asked for, what a failure says, and that half a model is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from localspec import config
+from localspec.commands import app
+from localspec.errors import ModelError
+from localspec.machine.options import LoadOptions
+from localspec.machine.sources import resolve
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
+from tests.tiny import tiny_llama
+
+TARGET, DRAFT = "someone/target", "someone/draft"
+UNWANTED = (
+    "pytorch_model.bin", "modeling_target.py", "README.md", "consolidated.safetensors",
+    "onnx/config.json", "original/model.safetensors",
+)  # fmt: skip
+PROFILE = f"""
+default = "{TARGET}"
+family = "llama"
+"""
+MODEL = """
+[models."{id}"]
+license = "Apache-2.0"
+num_layers = 1
+hidden_size = 64
+num_heads = 4
+num_kv_heads = 2
+head_dim = 16
+intermediate_size = 128
+vocab_size = 264
+context_length = 256
+is_tied = false
+drafts = {drafts}
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("hub")
+    module = tiny_llama(num_layers=1, vocab_size=VOCAB_SIZE)
+    folders = {each: save_model(root / each, module) for each in (TARGET, DRAFT)}
+    for name in UNWANTED:
+        file = folders[TARGET] / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("never asked for")
+    return folders
+
+
+@pytest.fixture
+def hub(models: dict[str, Path]) -> Iterator[HubStub]:
+    with serving(models) as stub:
+        yield stub
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(config, "default_home", lambda: tmp_path / "home")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def client(hub: HubStub, tmp_path: Path) -> Iterator[Path]:
+    """The cache folder of a client that knows this hub only."""
+    cache = tmp_path / "cache"
+    with client_of(hub.endpoint, cache):
+        yield cache
+
+
+def fetched(target: str = TARGET) -> Path:
+    return resolve(LoadOptions(model=target)).target
+
+
+def refused(target: str = TARGET) -> str:
+    """What the person reads; one sentence or a few, and never the client's own pages of it."""
+    with pytest.raises(ModelError) as caught:
+        fetched(target)
+    text = str(caught.value)
+    assert target in text and "\n" not in text and text.endswith("."), text
+    return text
+
+
+def test_only_weights_tokenizer_and_configs_are_fetched(
+    hub: HubStub, client: Path, models: dict[str, Path]
+) -> None:
+    folder = fetched()
+    names = {file.name for file in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert {Path(name).suffix for name in names} == {".json", ".jinja", ".safetensors"}
+    for name in names:
+        assert (folder / name).read_bytes() == (models[TARGET] / name).read_bytes()
+    for name in UNWANTED:
+        assert not hub.asked_for(f"/{name}") and not (folder / name).exists()
+
+
+def test_a_fetched_model_asks_for_nothing_again(hub: HubStub, client: Path) -> None:
+    folder = fetched()
+    hub.requests.clear()
+    hub.refusal = Refusal(500, "Down")
+    assert fetched() == folder and hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (Refusal(404, "RepoNotFound"), ("no model of this name", "spelling")),
+        (Refusal(401, "RepoNotFound"), ("no model of this name", "HF_TOKEN")),
+        (Refusal(401, "GatedRepo"), ("licence", "HF_TOKEN")),
+        (Refusal(403, "GatedRepo", only_files=True), ("licence", "HF_TOKEN")),
+        (Refusal(500, "Broken"), ("500", "connection")),
+    ],
+)
+def test_a_refusal_says_why_and_what_to_do(
+    hub: HubStub, client: Path, refusal: Refusal, words: tuple[str, ...]
+) -> None:
+    hub.refusal = refusal
+    text = refused()
+    assert all(word in text for word in words), text
+    hub.refusal = None
+    assert (fetched() / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("fault", ["closed", "reset"])
+def test_half_a_model_is_none_and_the_next_attempt_completes_it(
+    hub: HubStub, client: Path, models: dict[str, Path], fault: Any
+) -> None:
+    hub.fault = fault
+    assert "connection" in refused()
+    assert not list(client.rglob("model.safetensors"))
+    hub.requests.clear()
+    refused()  # what did arrive is not taken for the model: the hub is asked again
+    assert hub.asked_for("model.safetensors")
+    hub.fault = None
+    whole = (models[TARGET] / "model.safetensors").read_bytes()
+    assert (fetched() / "model.safetensors").read_bytes() == whole
+
+
+def test_a_connection_cut_once_is_taken_up_where_it_broke(
+    hub: HubStub, client: Path, models: dict[str, Path]
+) -> None:
+    hub.fault, hub.num_faults = "closed", 1
+    whole = (models[TARGET] / "model.safetensors").read_bytes()
+    assert (fetched() / "model.safetensors").read_bytes() == whole
+    (asked,) = hub.ranges
+    start = int(asked.removeprefix("bytes=").removesuffix("-"))
+    assert 0.5 * len(whole) < start <= 0.6 * len(whole)
+
+
+def test_no_hub_at_all_is_a_sentence(models: dict[str, Path], tmp_path: Path) -> None:
+    with serving(models) as stub:
+        pass
+    with client_of(stub.endpoint, tmp_path / "cache"):
+        text = refused()
+    assert "connection" in text and "folder" in text
+
+
+def test_a_name_that_can_be_no_hub_id_is_a_missing_folder(hub: HubStub, client: Path) -> None:
+    assert "no model folder" in refused("my models/qwen 3")
+    assert hub.requests == []
+
+
+def in_part(cache: Path, models: dict[str, Path], *names: str) -> None:
+    """What another program left in the hub's cache: some files, and no list of them all."""
+    storage = cache / f"models--{TARGET.replace('/', '--')}"
+    (storage / "snapshots" / COMMIT).mkdir(parents=True)
+    (storage / "refs").mkdir()
+    (storage / "refs" / "main").write_text(COMMIT)
+    for name in names:
+        shutil.copy(models[TARGET] / name, storage / "snapshots" / COMMIT / name)
+
+
+@pytest.mark.parametrize("names", [("config.json",), ("config.json", "model.safetensors")])
+def test_what_another_program_cached_in_part_is_completed(
+    hub: HubStub, client: Path, models: dict[str, Path], names: tuple[str, ...]
+) -> None:
+    in_part(client, models, *names)
+    folder = fetched()
+    assert (folder / "model.safetensors").is_file() and (folder / "tokenizer.json").is_file()
+
+
+def test_a_part_without_a_hub_is_not_taken_for_the_model(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    with serving(models) as stub:
+        pass
+    in_part(tmp_path / "cache", models, "config.json", "tokenizer.json")
+    with client_of(stub.endpoint, tmp_path / "cache"):
+        assert "weights" in refused()
+
+
+@pytest.mark.parametrize("num_there", [1, 2])
+def test_a_model_in_several_files_is_there_when_all_of_them_are(
+    hub: HubStub, client: Path, models: dict[str, Path], num_there: int
+) -> None:
+    in_part(client, models, "config.json", "tokenizer.json")
+    (folder,) = client.glob("models--*/snapshots/*")
+    names = ["model-1.safetensors", "model-2.safetensors"]
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in names[:num_there]:
+        (folder / name).write_bytes(b"")
+    assert fetched() == folder
+    assert hub.asked_for("model.safetensors") == (num_there == 1)
+    assert num_there == 1 or hub.requests == []
+
+
+@pytest.mark.parametrize("refusal", [None, Refusal(404, "RepoNotFound")])
+def test_the_client_is_left_offline(hub: HubStub, client: Path, refusal: Refusal | None) -> None:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    hub.refusal = refusal
+    if refusal is None:
+        fetched()
+    else:
+        refused()
+    assert constants.HF_HUB_OFFLINE is True
+    with pytest.raises(ConnectionError, match="offline"):
+        get_session().get(hub.endpoint)
+
+
+def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; os.environ['HF_HUB_OFFLINE'] = '1'; import huggingface_hub.constants as c;"
+        "from localspec.machine.sources import resolve;"
+        "from localspec.machine.options import LoadOptions;"
+        f"print(resolve(LoadOptions(model='{TARGET}')).target, c.HF_HUB_OFFLINE)"
+    )
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
+        "XDG_DATA_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1",
+    }  # fmt: skip
+    environment.pop("HF_HUB_CACHE", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
+    folder, flag = done.stdout.split()
+    assert flag == "True" and Path(folder).is_relative_to(tmp_path / "hf")
+    assert (Path(folder) / "model.safetensors").is_file()
+
+
+@pytest.fixture
+def profile(home: Path) -> str:
+    folder = home / "profiles" / "models"
+    folder.mkdir(parents=True)
+    text = PROFILE + MODEL.format(id=TARGET, drafts=f'["{DRAFT}"]')
+    (folder / "ours.toml").write_text(text + MODEL.format(id=DRAFT, drafts="[]"))
+    return "ours"
+
+
+def test_a_profile_that_is_cached_resolves_with_its_draft(
+    hub: HubStub, client: Path, profile: str
+) -> None:
+    first = resolve(LoadOptions(profile=profile))
+    hub.requests.clear()
+    found = resolve(LoadOptions(profile=profile))
+    assert found == first and hub.requests == []
+    assert (found.target_name, found.draft_name) == (TARGET, DRAFT)
+    assert found.draft is not None and found.draft != found.target
+    assert (found.draft / "model.safetensors").is_file()
+
+
+def test_a_draft_that_cannot_be_had_is_a_reason_unless_it_was_named(
+    hub: HubStub, client: Path, profile: str
+) -> None:
+    hub.models = {TARGET: hub.models[TARGET]}
+    found = resolve(LoadOptions(profile=profile))
+    assert (found.draft, found.draft_name) == (None, None)
+    assert (found.target / "model.safetensors").is_file()
+    assert DRAFT in found.draft_refusal and "no model of this name" in found.draft_refusal
+    with pytest.raises(ModelError, match=DRAFT):
+        resolve(LoadOptions(profile=profile, draft=DRAFT))
+
+
+@pytest.fixture(scope="module")
+def qwen(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3's shape in small, in several files, with Qwen's tokenizer as published."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("qwen3")
+    published = json.loads(
+        (shared_data / "tokenizers/qwen3-4b-2507/config.json").read_text(encoding="utf-8")
+    )
+    small = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_window_layers": 2,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    module = Qwen3ForCausalLM(Qwen3Config(**{**published, **small})).to(torch.bfloat16)
+    module.save_pretrained(folder, max_shard_size="10MB")
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(shared_data / "tokenizers/qwen1.5" / name, folder)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(shared_data / "tokenizers/qwen3-4b-2507" / name, folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_qwen3_folder_in_several_files_answers_alike_with_and_without_drafting(
+    qwen: Path, tmp_path: Path
+) -> None:
+    assert len(list(qwen.glob("model-*.safetensors"))) > 1
+    found = {}
+    for drafter in ("off", "ngram"):
+        command = ["generate", "one two one two one", "--model", str(qwen), "--json"]
+        command += ["--home", str(tmp_path), "--context", "128", "--max-tokens", "8"]
+        command += ["--drafter", drafter, "--num-draft-tokens", "3"]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        found[drafter] = json.loads(result.stdout.rstrip("\n").split("\n")[-1])
+    assert len(found["off"]["tokens"]) == 8
+    assert found["ngram"]["stats"]["num_draft_tokens"] > 0, found["ngram"]
+    assert found["ngram"]["tokens"] == found["off"]["tokens"]
+    assert found["ngram"]["text"] == found["off"]["text"]
