@@ -79,10 +79,9 @@ def _verify_block(
         if chances[length - 1] < _block_chance(length, weights, masses):
             kept = length
             break
-    if kept < size and masses[kept] > 0.0:
-        row = excess[kept]
-    else:  # the end of the draft, or p and q agree to rounding
-        row = target_probs[kept]
+    # Neither at the end of the draft, nor where p and q agree to rounding, is there a residual.
+    is_residual = kept < size and masses[kept] > 0.0
+    row = excess[kept] if is_residual else target_probs[kept]  # [V]
     return Verdict(tuple(range(kept)), draw(row, rng))
 
 
