@@ -95,7 +95,7 @@ def figures(pair: PairReport) -> str:
         for heat in sorted(pair.acceptance)
     )
     return (
-        "## Figures\n\nHeld-out loss (rows that neither model was trained on):\n\n"
+        "## Figures\n\nHeld-out loss (rows kept apart; generated dialogues of another seed):\n\n"
         f"{losses}\n\n"
         "Acceptance of the draft on the target's own answers to held-out prompts (the mean over\n"
         "positions of sum min(p, q); at temperature 0 the share of equal first choices), and the\n"
@@ -111,8 +111,9 @@ def abilities() -> str:
         "It holds short conversations in whole sentences, explains the app's own terms (draft,\n"
         "acceptance, gamma, tokens per second), and was trained on small sums, capitals, lists,\n"
         "steps, JSON and CSV forms, small Python functions, rewriting, short stories and e-mails.\n"
-        "It knows almost nothing else, makes mistakes in arithmetic and in copying, summarises by\n"
-        "quoting, and does not translate. Do not rely on anything it says.\n"
+        "It knows almost nothing else. It often gets sums wrong, copies inexactly, summarises by\n"
+        "quoting, does not translate, and can loop on long foreign prompts. Do not rely on\n"
+        "anything it says.\n"
     )
 
 

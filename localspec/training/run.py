@@ -75,16 +75,12 @@ def train(settings: TrainSettings, report: Report) -> TrainReport:
     shop = open_workshop(settings, report)
     build_packs(shop)
     num_target_tokens = train_target(shop)
-    target = load_model(
-        settings.work_dir / "target" / "checkpoint.pt", shop.device, settings.torch_dtype
-    )
-    num_draft_tokens = train_draft(shop, target.eval())
-    draft = load_model(
-        settings.work_dir / "draft" / "checkpoint.pt", shop.device, settings.torch_dtype
-    )
+    num_draft_tokens = train_draft(shop, load_role(shop, "target"))
+    # Loaded afresh: the stages compile their models, which pays only for batches of equal shape.
+    target, draft = load_role(shop, "target"), load_role(shop, "draft")
     export_model(target, shop.tokenizer, settings.out_dir / "target")
     export_model(draft, shop.tokenizer, settings.out_dir / "draft")
-    pair = measure(shop, target, draft.eval())
+    pair = measure(shop, target, draft)
     made = TrainReport(
         num_parameters(target),
         num_parameters(draft),
@@ -95,6 +91,12 @@ def train(settings: TrainSettings, report: Report) -> TrainReport:
     )
     write_card(settings.out_dir / "README.md", card_facts(shop, made))
     return made
+
+
+def load_role(shop: Workshop, role: str) -> Decoder:
+    """Load the target or the draft from its last checkpoint."""
+    path = shop.settings.work_dir / role / "checkpoint.pt"
+    return load_model(path, shop.device, shop.settings.torch_dtype).eval()
 
 
 def train_target(shop: Workshop) -> int:
@@ -143,10 +145,10 @@ def train_draft(shop: Workshop, target: Decoder) -> int:
     draft = Decoder(settings.draft_shape()).to(shop.device, settings.torch_dtype)
     start_draft(draft, target, settings.seed)
     sources = (
-        Source(shop.pack("own_short"), 0.55, 0.65),
-        Source(shop.pack("own_long"), 0.1, 0.15),
-        Source(shop.pack("closing"), 0.3, 0.2),
-        Source(shop.pack("long"), 0.05, 0.0),
+        Source(shop.pack("own_short"), 0.35, 0.4),
+        Source(shop.pack("own_long"), 0.1, 0.1),
+        Source(shop.pack("closing"), 0.47, 0.45),
+        Source(shop.pack("long"), 0.08, 0.05),
     )
     stream = BatchStream(sources, settings.tokens_per_batch, settings.seed + 1, shop.device)
     schedule = Schedule(settings.draft_rate, minutes=settings.draft_minutes, decay_fraction=0.4)
