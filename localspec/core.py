@@ -206,6 +206,10 @@ class Policy(Protocol):
 
     def plan(self, sequence: Sequence) -> DraftPlan: ...
 
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        """Drafters that may be planned in this turn, as things stand."""
+        ...
+
     def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
         """sequence: already with the round's tokens. verdict: before any cut at end-of-text."""
         ...
@@ -225,6 +229,10 @@ class Drafter(Protocol):
     def signal(self, sequence: Sequence) -> Hashable:
         """What is known before drafting that bears on acceptance (a match length, say);
         None when there is nothing to propose. Costs microseconds."""
+        ...
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Take in the prompt; part of prefill, once a turn, for a drafter that may be used."""
         ...
 
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:

@@ -112,6 +112,7 @@ def run_engine(
     turn = engine.start(case.prompt, sampling, max_tokens, stage.end_ids)
     engine.prefill(turn, cancel)
     policy = controller.policy(sampling, drafter, num_draft_tokens)
+    engine.prepare(turn, policy)
     started = perf_counter()
     rounds = list(engine.decode(turn, policy, cancel))
     decode_ms = 1000.0 * (perf_counter() - started)

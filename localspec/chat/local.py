@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Chunk, Description, DrafterStatus, Message, Request, TurnStats
 from localspec.chat.template import ChatTemplate, Detokenizer, StopStrings
-from localspec.core import AUTO, OFF, FinishReason, Round, Sequence, Step
+from localspec.core import AUTO, OFF, FinishReason, Policy, Round, Sequence, Step
 from localspec.errors import ContextOverflow, LocalspecError, RequestError
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
@@ -150,12 +150,15 @@ class LocalBackend:
         yield Chunk("prefill", stats)
         try:
             prefilled = self._engine.prefill(sequence, cancel)
+            policy = self._controller.policy(
+                request.sampling, request.drafter, request.num_draft_tokens
+            )
             stats = replace(
                 stats,
                 num_reused_tokens=prefilled.num_reused_tokens,
-                prefill_ms=prefilled.prefill_ms,
+                prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy),
             )
-            for chunk in self._rounds(request, reply, sequence, stats, started, cancel):
+            for chunk in self._rounds(policy, reply, sequence, stats, started, cancel):
                 stats = chunk.stats
                 yield chunk
         except (LocalspecError, RuntimeError, MemoryError) as error:
@@ -164,16 +167,13 @@ class LocalBackend:
 
     def _rounds(
         self,
-        request: Request,
+        policy: Policy,
         reply: _Reply,
         sequence: Sequence,
         stats: TurnStats,
         started: float,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
-        policy = self._controller.policy(
-            request.sampling, request.drafter, request.num_draft_tokens
-        )
         with closing(self._engine.decode(sequence, policy, cancel)) as rounds:
             for found in rounds:
                 text, count = reply.push(found.tokens)

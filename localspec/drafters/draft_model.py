@@ -44,6 +44,10 @@ class DraftModelDrafter:
         room = self.model.cache.shape.capacity - len(sequence.tokens)
         return "model" if room > 0 else None
 
+    def prepare(self, sequence: Sequence) -> None:
+        if self.signal(sequence) is not None:
+            self._catch_up(sequence)
+
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 

@@ -61,6 +61,9 @@ class NgramDrafter:
         match = self._match(sequence)
         return None if match is None else match_class(match.length)
 
+    def prepare(self, sequence: Sequence) -> None:
+        self._index(sequence.tokens)
+
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         match = self._match(sequence)
         return () if match is None else tuple(self._copy(sequence.tokens, match.position, 8))

@@ -49,6 +49,9 @@ class SelfQuantDrafter:
     def signal(self, sequence: Sequence) -> str | None:
         return "model" if self._room(sequence) > 0 else None
 
+    def prepare(self, sequence: Sequence) -> None:
+        """Nothing: the target's prefill is its own."""
+
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 

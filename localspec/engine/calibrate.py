@@ -46,6 +46,9 @@ class StandIn:
     def signal(self, sequence: Sequence) -> str:
         return self.name
 
+    def prepare(self, sequence: Sequence) -> None:
+        pass
+
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 
@@ -65,6 +68,9 @@ class _AtWidth:
 
     def plan(self, sequence: Sequence) -> DraftPlan:
         return DraftPlan(StandIn.name, self.width - 1)
+
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        return ()
 
     def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
         self.verify_ms.append(step.verify_ms)

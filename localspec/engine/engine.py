@@ -80,6 +80,13 @@ class Engine:
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
         return Prefilled(reused, 1000.0 * (perf_counter() - started))
 
+    def prepare(self, sequence: Sequence, policy: Policy) -> float:
+        """Let the drafters that may be used take in the prompt; returns the ms it took."""
+        started = perf_counter()
+        for name in policy.candidates(sequence):
+            self.drafters[name].prepare(sequence)
+        return 1000.0 * (perf_counter() - started)
+
     def decode(
         self, sequence: Sequence, policy: Policy, cancel: threading.Event
     ) -> Generator[Round]:

@@ -83,6 +83,9 @@ class FixedPolicy:
         signal = self._controller.drafters[self._drafter].signal(sequence)
         return DraftPlan(self._drafter, self._length, reason=self._reason, signal=signal)
 
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        return () if self._drafter == OFF else (self._drafter,)
+
     def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
         self._controller.learn(sequence, step, verdict)
 
@@ -119,6 +122,18 @@ class AdaptivePolicy:
         plan = self._plan(options, context)
         self._cast_shadow(sequence, options, plan.drafter)
         return plan
+
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        """Those that could win if every token were accepted; the one asked for by name."""
+        if not self._may_be_off:
+            return self._allowed
+        context = len(sequence.tokens) - 1
+        plain_ms = self._controller.costs.plain_ms(context)
+        if plain_ms is None or not self._controller.costs.is_measured:
+            return ()
+        options = self._options(sequence, context)
+        hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0}
+        return tuple(name for name in self._allowed if name not in hopeless)
 
     def _plan(self, options: list[Option], context: int) -> DraftPlan:
         if not options:

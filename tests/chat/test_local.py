@@ -59,6 +59,9 @@ class Knowing:
     def signal(self, sequence: core.Sequence) -> str:
         return "script"
 
+    def prepare(self, sequence: object) -> None:
+        pass
+
     def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 

@@ -428,6 +428,9 @@ class Guesser:
     def signal(self, sequence: core.Sequence) -> str:
         return "test"
 
+    def prepare(self, sequence: object) -> None:
+        pass
+
     def foresee(self, sequence: core.Sequence) -> Context:
         return ()
 
@@ -516,6 +519,11 @@ def test_fault_softmax_kept_at_temperature_zero_is_seen(monkeypatch: pytest.Monk
 
 def test_fault_no_residual_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "_residual", lambda row, proposal, child: row)
+    monkeypatch.setattr(  # the block rule has its own residual, so the rule by node stands in
+        verify_module,
+        "_verify_block",
+        lambda proposal, probs, rows, rng: verify_module._verify_nodes(proposal, rows, rng),
+    )
     for name in ("ngram", "draft_model"):
         with pytest.raises(AssertionError, match="p ="):
             check_sampled(name, "plain")

@@ -35,6 +35,9 @@ class Simulated:
     def signal(self, sequence: Sequence) -> str | None:
         return None if self.is_silent else "s"
 
+    def prepare(self, sequence: object) -> None:
+        pass
+
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return self.foreseen if self.is_free else ()
 

@@ -41,6 +41,9 @@ class TimedDrafter:
     def signal(self, sequence: core.Sequence) -> str:
         return "s"
 
+    def prepare(self, sequence: object) -> None:
+        pass
+
     def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 

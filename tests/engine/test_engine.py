@@ -34,6 +34,9 @@ class Guesser:
     def signal(self, sequence: core.Sequence) -> str:
         return "s"
 
+    def prepare(self, sequence: object) -> None:
+        pass
+
     def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 

@@ -239,3 +239,20 @@ def test_deciding_and_learning_take_little_of_a_round() -> None:
         policy.observe(sequence, step, Verdict((0,), 5))
         times.append(perf_counter() - started)
     assert median(times) < 500e-6
+
+
+def test_only_drafters_that_could_win_read_the_prompt() -> None:
+    world = World({"cheap": Simulated(1.0, 0.8), "hopeless": Simulated(30.0, 0.8)})
+    rng: Any = None
+    sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
+    auto = world.controller.policy(COLD, "auto", None)
+    assert auto.candidates(sequence) == ("cheap",)
+    assert world.controller.policy(COLD, "hopeless", None).candidates(sequence) == ("hopeless",)
+    assert world.controller.policy(COLD, "off", None).candidates(sequence) == ()
+
+
+def test_before_measuring_nobody_reads_the_prompt() -> None:
+    world = World({"cheap": Simulated(1.0, 0.8)}, is_measured=False)
+    rng: Any = None
+    sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
+    assert world.controller.policy(COLD, "auto", None).candidates(sequence) == ()
