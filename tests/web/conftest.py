@@ -47,7 +47,7 @@ def scripted_reply(request: Request) -> str:
 
 def scripted_pace(request: Request) -> float:
     """Slow enough to be stopped by a browser on a busy machine, where the message asks for it."""
-    return 0.4 if "slow" in request.messages[-1].content else 0.02
+    return 0.25 if "slow" in request.messages[-1].content else 0.02
 
 
 @dataclass
@@ -97,7 +97,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     bound.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -130,6 +130,8 @@ class Visit:
         self.page.goto(f"{self.site.url}{query}")
         self.page.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
         self.page.wait_for_selector('#ls-strip[data-phase="ready"]', timeout=WAIT_MS)
+        # Gradio shows its form before it listens to it; a key pressed in between is lost.
+        self.page.wait_for_timeout(800)
 
     def send(self, text: str) -> None:
         self.page.fill("#ls-message textarea", text)
@@ -146,10 +148,13 @@ class Visit:
         return str(self.page.inner_text(selector))
 
     def new_chat(self) -> None:
-        self.page.click("#ls-new")
-        self.page.wait_for_function(
-            "() => !document.querySelector('#ls-chat [data-testid=user]')", timeout=WAIT_MS
-        )
+        is_empty = "() => !document.querySelector('#ls-chat [data-testid=user]')"
+        for _ in range(6):  # a click while the page still shows the turn before may be lost
+            self.page.click("#ls-new")
+            self.page.wait_for_timeout(1500)
+            if self.page.evaluate(is_empty):
+                return
+        raise AssertionError("New chat did not empty the chat")
 
 
 Open = Callable[..., Visit]
