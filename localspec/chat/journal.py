@@ -83,7 +83,13 @@ class Entry:
     is_stored: bool = False
 
     def advance(self, store: Store, session_id: Callable[[], int]) -> None:
-        """Write what is due and not yet written. Raises StoreError; may be called again."""
+        """Write what is due and not yet written. Raises StoreError; may be called again.
+
+        A message that follows a reply is due once that reply has its place in the tree: hung
+        on anything earlier, the reply would drop out of the branch.
+        """
+        if self.after is not None and self.after.turn is None:
+            return
         if self.talk.stored_id is None:
             self.talk.stored_id = store.create_conversation(self.talk.title)
         if self.prompt_id is None:

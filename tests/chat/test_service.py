@@ -162,11 +162,6 @@ def test_two_sends_are_answered_in_order_with_their_own_text(start: Start) -> No
         assert reply.view.text == name * 9
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="known race: a message queued before the reply ahead of it is stored may be hung on the "
-    "message instead of the reply, which then drops out of the shown branch",
-)
 def test_a_queued_message_of_the_same_conversation_sees_the_reply_before_it(start: Start) -> None:
     service = start(Script(reply="Because.", round_s=0.02))
     backend = ready(service)
