@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING
 
 from localspec import __version__
 from localspec.bootstrap import check_port, ensure_environment
+from localspec.core import AUTO
 from localspec.drafters import REGISTRY
 from localspec.errors import LocalspecError
 from localspec.machine.options import LoadOptions
-
-STATE_KEY = "controller"  # under which the log keeps what the controller learnt
 
 if TYPE_CHECKING:
     from localspec.backend import Backend
@@ -57,16 +56,15 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end."""
-    import platformdirs  # packages exist only from here on
-
-    from localspec.chat.service import ChatService
+    from localspec.chat.service import ChatService  # packages exist only from here on
+    from localspec.config import settings_for
+    from localspec.record.learnt import STATE_KEY
     from localspec.record.store import Store
     from localspec.web.server import serve
 
-    home = arguments.home or Path(platformdirs.user_data_dir("localspec", appauthor=False))
     names = ("profile", "model", "draft", "drafter", "context", "dtype")
     options = LoadOptions(**{name: vars(arguments)[name] for name in names})
-    store = Store.open(home.expanduser() / "localspec.db")
+    store = Store.open(settings_for(arguments.home).database)
 
     def open_backend(report: Callable[[str], None]) -> "Backend":
         from localspec.machine.load import open_local_backend  # brings torch
@@ -77,7 +75,7 @@ def start(arguments: argparse.Namespace) -> None:
         announce(address, opens_browser=not arguments.no_browser)
 
     try:
-        service = ChatService(store, session_info, open_backend, STATE_KEY)
+        service = ChatService(store, session_info, open_backend, arguments.drafter or AUTO)
         serve(service, arguments.host, arguments.port, on_ready)
     finally:
         store.close()

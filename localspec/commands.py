@@ -45,21 +45,6 @@ def _finish(result: dict[str, Any], text: str, as_json: bool) -> None:
         print(json.dumps(result, ensure_ascii=False))
 
 
-def _learnt(home: Path | None) -> dict[str, Any]:
-    """What earlier runs with this home measured; nothing without a home or a log in it."""
-    from localspec.config import settings_for
-    from localspec.machine.answer import STATE_KEY
-    from localspec.record.store import Store
-
-    if home is None or not settings_for(home).database.is_file():
-        return {}
-    store = Store.open(settings_for(home).database)
-    try:
-        return store.load_state(STATE_KEY) or {}
-    finally:
-        store.close()
-
-
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="The only message of the conversation.")],
@@ -114,10 +99,11 @@ def plan(
     from localspec.machine.planning import make_plans, render, room_for
     from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.machine.remembered import measurements
+    from localspec.record.learnt import learnt_states
 
     options = LoadOptions(profile, model, draft, drafter, context, dtype)
     hardware = probe()
-    learnt = measurements(_learnt(home), context or DEFAULT_CONTEXT)
+    learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
     report = make_plans(options, settings_for(home), vram_gib, hardware, learnt)
     text = "" if as_json else render(report, room_for(hardware, vram_gib).free_bytes)
     _finish(report.as_dict(), text, as_json)

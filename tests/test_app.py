@@ -84,6 +84,7 @@ def test_the_parts_are_put_together_as_the_flags_say(
         on_ready("http://127.0.0.1:1/?token=t")
         assert "options" not in seen, "nothing is loaded before the page is up"
         seen["backend"] = service._open_backend(print)
+        seen["drafter"] = service.drafter
         service.close()
 
     def open_local_backend(options: Any, state: Any, report: Any) -> str:
@@ -99,6 +100,7 @@ def test_the_parts_are_put_together_as_the_flags_say(
     assert opened == [] and seen["host"] == "127.0.0.1" and seen["port"] == 0
     assert seen["home"] == tmp_path / "localspec.db"
     assert seen["backend"] == "the backend"
+    assert seen["drafter"] == "off", "the page starts with the drafter that was asked for"
     assert seen["options"] == LoadOptions(model="m", drafter="off", context=4096)
     assert seen["state"] is None, "a new log knows nothing of the controller yet"
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "forward": set(),
     "engine": {"forward"},
     "drafters": {"forward", "engine.sampling"},
-    "chat": {"backend", "record.store"},
+    "chat": {"backend", "record.learnt", "record.store"},
     "chat.local": {"chat", "backend", "engine"},  # the backend over the engine of this process
     "record": {"backend"},
     "web": {"backend", "chat.service", "record.store", "record.export"},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,18 @@ from localspec import __version__
 from localspec.backend import Message
 from localspec.bench.stage import Stage
 from localspec.chat.local import Loaded
-from localspec.config import settings_for
-from localspec.machine.answer import STATE_KEY
 from localspec.machine.hardware import probe
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
-from localspec.record.store import Store
+from localspec.record.learnt import learnt_states
 
 
 def open_stage(options: LoadOptions, home: Path | None, report: Any) -> Stage:
     """Load target, draft and drafters. Raises LocalspecError."""
-    backend = open_local_backend(options, _learnt(home), report)
+    backend = open_local_backend(options, learnt_states(home), report)
     for notice in backend.describe().notices:
         report(notice)
-    return stage_of(backend._loaded)
+    return stage_of(backend.loaded)
 
 
 def stage_of(loaded: Loaded) -> Stage:
@@ -49,16 +46,6 @@ def stage_of(loaded: Loaded) -> Stage:
         precision=loaded.dtype,
         machine=machine_facts(loaded),
     )
-
-
-def _learnt(home: Path | None) -> Mapping[str, Any] | None:
-    if home is None:
-        return None
-    store = Store.open(settings_for(home).database)
-    try:
-        return store.load_state(STATE_KEY)
-    finally:
-        store.close()
 
 
 def machine_facts(loaded: Loaded) -> dict[str, Any]:

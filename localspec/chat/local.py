@@ -78,12 +78,12 @@ class LocalBackend:
     """core.Backend over one engine in this process."""
 
     def __init__(self, loaded: Loaded) -> None:
-        self._loaded = loaded
+        self.loaded = loaded
         self._engine = loaded.engine
         self._controller = loaded.controller
 
     def describe(self) -> Description:
-        loaded = self._loaded
+        loaded = self.loaded
         costs = self._controller.costs
         return Description(
             target=loaded.target,
@@ -99,15 +99,15 @@ class LocalBackend:
         )
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        return len(self._loaded.template.render(messages))
+        return len(self.loaded.template.render(messages))
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See core.Backend. The checks run at the call, not at the first `next`."""
         self._refuse_unknown_drafter(request.drafter)
-        prompt = tuple(self._loaded.template.render(request.messages))
-        if len(prompt) + request.max_tokens > self._loaded.context_length:
-            raise ContextOverflow(len(prompt), request.max_tokens, self._loaded.context_length)
-        reply = _Reply(self._loaded.template.detokenizer(), request.stop)
+        prompt = tuple(self.loaded.template.render(request.messages))
+        if len(prompt) + request.max_tokens > self.loaded.context_length:
+            raise ContextOverflow(len(prompt), request.max_tokens, self.loaded.context_length)
+        reply = _Reply(self.loaded.template.detokenizer(), request.stop)
         return self._turn(request, prompt, reply, cancel)
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
@@ -119,8 +119,8 @@ class LocalBackend:
             yield phrase
 
     def snapshot(self) -> dict[str, Any]:
-        own = {self._loaded.identity: self._controller.snapshot()}
-        return {**self._loaded.other_states, **own}
+        own = {self.loaded.identity: self._controller.snapshot()}
+        return {**self.loaded.other_states, **own}
 
     def close(self) -> None:
         self._engine.target.cache.rollback(0)
@@ -128,7 +128,7 @@ class LocalBackend:
     def _refuse_unknown_drafter(self, name: str) -> None:
         if name in (AUTO, OFF) or name in self._engine.drafters:
             return
-        known: Mapping[str, DrafterStatus] = {s.name: s for s in self._loaded.statuses}
+        known: Mapping[str, DrafterStatus] = {s.name: s for s in self.loaded.statuses}
         if name in known:
             raise RequestError(f"{name} is not available: {known[name].reason}")
         raise RequestError(
@@ -144,7 +144,7 @@ class LocalBackend:
     ) -> Iterator[Chunk]:
         started = perf_counter()
         sequence = self._engine.start(
-            prompt, request.sampling, request.max_tokens, self._loaded.template.end_ids
+            prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
         )
         stats = TurnStats(num_prompt_tokens=len(prompt))
         yield Chunk("prefill", stats)

@@ -39,8 +39,9 @@ from localspec.chat.turn import (
     turn_settings,
     unexpected,
 )
-from localspec.core import FinishReason
+from localspec.core import AUTO, FinishReason
 from localspec.errors import LocalspecError
+from localspec.record.learnt import STATE_KEY
 from localspec.record.store import SessionInfo, Store
 
 CHECKPOINT_S = 1.0
@@ -53,7 +54,8 @@ class ChatService:
     """Owns the backend, the journal and the queue of replies.
 
     open_backend(report) loads; `report` takes a phrase of progress at a time. session_info is
-    asked after loading, when versions and device are known. Call `start` once, `close` at the end.
+    asked after loading, when versions and device are known. drafter: what a page chooses first.
+    Call `start` once, `close` at the end.
     """
 
     def __init__(
@@ -61,12 +63,12 @@ class ChatService:
         store: Store,
         session_info: Callable[[], SessionInfo],
         open_backend: Callable[[Callable[[str], None]], Backend],
-        state_key: str = "controller",
+        drafter: str = AUTO,
     ) -> None:
         self.store = store
         self.journal = Journal(store, session_info)
         self._open_backend = open_backend
-        self._state_key = state_key
+        self.drafter = drafter
         self._backend: Backend | None = None
         self._loaded: Description | None = None  # as of the last turn: asked in one thread only
         self._waiting: deque[Reply] = deque()
@@ -335,16 +337,9 @@ class ChatService:
             self._loaded = self._backend.describe()
             if self._saved_s is None or now - self._saved_s >= at_most_every_s:
                 self._saved_s = now
-                self.journal.save_state(self._state_key, self._backend.snapshot())
+                self.journal.save_state(STATE_KEY, self._backend.snapshot())
         except Exception:  # a colder next start must not end this one
             log.exception("the controller's state could not be kept")
 
 
-__all__ = [
-    "ChatService",
-    "Reply",
-    "ReplySettings",
-    "ShownMessage",
-    "Status",
-    "TurnView",
-]
+__all__ = ["ChatService", "Reply", "ReplySettings", "ShownMessage", "Status", "TurnView"]

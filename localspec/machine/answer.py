@@ -19,9 +19,8 @@ from localspec.core import OFF
 from localspec.errors import LocalspecError
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
+from localspec.record.learnt import STATE_KEY
 from localspec.record.store import Store
-
-STATE_KEY = "controller"
 
 
 def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[str, Any]:

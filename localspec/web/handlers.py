@@ -289,6 +289,8 @@ def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:
     choices = [("auto: whatever is fastest", AUTO), ("off: plain decoding", OFF)]
     loaded = service.status().description
     if loaded is None:
+        if service.drafter not in (AUTO, OFF):  # asked for at the start, not known yet
+            choices.append((service.drafter, service.drafter))
         return choices, "The drafters are known once the model is loaded."
     notes = []
     for drafter in loaded.drafters:

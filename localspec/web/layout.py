@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import gradio as gr
 
-from localspec.core import AUTO
 from localspec.web.live import ROUNDS_HTML, STRIP_HTML
 from localspec.web.stats import TURN_COLUMNS
 
@@ -70,15 +69,15 @@ def theme() -> gr.themes.Base:
     )
 
 
-def lay_out() -> tuple[Page, StatsPage]:
-    """All components, in the Blocks that is open."""
+def lay_out(drafters: Sequence[tuple[str, str]], first_drafter: str) -> tuple[Page, StatsPage]:
+    """All components, in the Blocks that is open. drafters: what may be chosen, label and name."""
     with gr.Sidebar(width=280, elem_id="ls-side"):
         gr.HTML('<h1 class="ls-brand">localspec</h1>')
         new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
         conversations = gr.Radio(
             choices=[], label="Conversations", elem_id="ls-conversations", interactive=True
         )
-        form, drafter, drafter_note = _settings()
+        form, drafter, drafter_note = _settings(drafters, first_drafter)
     gr.HTML(STRIP_HTML, elem_id="ls-strip-box", padding=False, apply_default_css=False)
     with gr.Tabs(elem_id="ls-tabs"):
         with gr.Tab("Chat", id="chat"):
@@ -137,7 +136,9 @@ def _chat() -> tuple[gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
     return chat, message, stop, regenerate
 
 
-def _settings() -> tuple[Sequence[gr.components.Component], gr.Dropdown, gr.Markdown]:
+def _settings(
+    drafters: Sequence[tuple[str, str]], first_drafter: str
+) -> tuple[Sequence[gr.components.Component], gr.Dropdown, gr.Markdown]:
     with gr.Accordion("Settings", open=True, elem_id="ls-settings"):
         temperature = gr.Slider(
             0,
@@ -152,8 +153,8 @@ def _settings() -> tuple[Sequence[gr.components.Component], gr.Dropdown, gr.Mark
         )
         max_tokens = gr.Number(value=512, minimum=1, maximum=32768, precision=0, label="Max tokens")
         drafter = gr.Dropdown(
-            choices=[("auto: whatever is fastest", AUTO)],
-            value=AUTO,
+            choices=drafters,
+            value=first_drafter,
             label="Drafter",
             filterable=False,
             elem_id="ls-drafter-choice",

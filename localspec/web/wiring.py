@@ -13,6 +13,7 @@ import gradio as gr
 import pandas as pd  # type: ignore[import-untyped]
 
 from localspec.chat.service import ChatService
+from localspec.core import AUTO
 from localspec.web import stats
 from localspec.web.handlers import Form, Handlers, Shown, drafter_choices
 from localspec.web.layout import Page, StatsPage, lay_out
@@ -33,7 +34,7 @@ def build_page(service: ChatService) -> gr.Blocks:
         title="localspec", fill_height=True, fill_width=True, analytics_enabled=False
     ) as opened:
         blocks: gr.Blocks = opened
-        page, stats_page = lay_out()
+        page, stats_page = lay_out(drafter_choices(service)[0], service.drafter)
         _wire_chat(blocks, handlers, service, page)
         _wire_stats(service, page, stats_page)
     blocks.queue(max_size=64, default_concurrency_limit=None, api_open=False)
@@ -71,7 +72,11 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, service: ChatService, page
     def drafters() -> list[Any]:
         choices, note = drafter_choices(service)
         is_known = service.status().phase != "loading"
-        return [gr.update(choices=choices), note, gr.Timer(active=not is_known)]
+        is_possible = service.drafter in dict(choices).values()
+        chosen = (
+            gr.update(choices=choices) if is_possible else gr.update(choices=choices, value=AUTO)
+        )
+        return [chosen, note, gr.Timer(active=not is_known)]
 
     def leave(request: gr.Request) -> None:
         handlers.leave(str(request.session_hash))

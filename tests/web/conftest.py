@@ -178,7 +178,8 @@ def visit(site: Site, browser: Any) -> Iterator[Open]:
     yield make
     context.close()
     for one in visits:
-        assert one.errors == []
+        # A page that is left aborts its own requests, and Gradio's code reports that as an error.
+        assert [e for e in one.errors if not e.startswith("AbortError: signal is aborted")] == []
         assert one.outside == []
 
 
