@@ -1,22 +1,34 @@
-"""The commands: plan, generate, bench, export, train, doctor.
+"""The commands: plan, generate, export, train, doctor, and the group bench.
 
 Contract: each command parses flags, calls one function of a wing and prints its result; with
 --json the last line is one JSON object. A LocalspecError is one sentence on stderr and exit
 code 1; anything else is a fault of ours and shows its traceback.
 
-Not here: logic. Heavy imports stand inside the commands, so that --help answers at once.
+Not here: logic, the commands of `bench` (bench.commands). Heavy imports stand inside the
+commands, so that --help answers at once.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 
+from localspec.bench.commands import app as bench_app
 from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.flags import (
+    ContextFlag,
+    DrafterFlag,
+    DraftFlag,
+    DtypeFlag,
+    HomeFlag,
+    JsonFlag,
+    ModelFlag,
+    ProfileFlag,
+    finish,
+)
 from localspec.machine.options import LoadOptions
 
 app = typer.Typer(
@@ -25,24 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Chat with exact speculative decoding, measured on this machine.",
 )
-
-ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
-ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
-DraftFlag = Annotated[str | None, typer.Option(help="Draft model: a folder or a hub id.")]
-DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
-ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
-DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
-HomeFlag = Annotated[
-    Path | None, typer.Option(help="Folder of the log and of what was learnt; none: start cold.")
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
-
-
-def _finish(result: dict[str, Any], text: str, as_json: bool) -> None:
-    if text:
-        print(text)
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+app.add_typer(bench_app, name="bench")
 
 
 @app.command()
@@ -78,7 +73,7 @@ def generate(
     )
     options = LoadOptions(profile, model, draft, drafter, context, dtype)
     result = answer(options, request, home)
-    _finish(result, result["text"], as_json)
+    finish(result, result["text"], as_json)
 
 
 @app.command()
@@ -106,7 +101,7 @@ def plan(
     learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
     report = make_plans(options, settings_for(home), vram_gib, hardware, learnt)
     text = "" if as_json else render(report, room_for(hardware, vram_gib).free_bytes)
-    _finish(report.as_dict(), text, as_json)
+    finish(report.as_dict(), text, as_json)
 
 
 @app.command()
@@ -125,42 +120,7 @@ def doctor(
     from localspec.machine.doctor import doctor_report, render
 
     report = doctor_report(settings_for(home))
-    _finish(report, "" if as_json else render(report), as_json)
-
-
-@app.command()
-def bench(
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts; none: ours.")] = None,
-    limit: Annotated[int | None, typer.Option(help="The first so many prompts.")] = None,
-    max_tokens: Annotated[int, typer.Option()] = 64,
-    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0",
-    arms: Annotated[
-        str, typer.Option(help="Comma-separated: off, auto, transformers, NAME or NAME@LENGTH.")
-    ] = "off,ngram,draft_model,self_quant,auto",
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    drafter: DrafterFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    home: HomeFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Compare ways of drafting with plain decoding, side by side on this machine."""
-    from localspec.bench.report import render
-    from localspec.bench.suite import (
-        BenchSettings,
-        listed,
-        listed_numbers,
-        run_bench,
-        to_stderr,
-    )
-
-    options = LoadOptions(profile, model, draft, drafter, context, dtype)
-    wanted = listed(arms) if drafter is None else ("off", drafter)
-    settings = BenchSettings(prompts, limit, max_tokens, listed_numbers(temperatures), wanted, home)
-    result = run_bench(options, settings, to_stderr)
-    _finish(result, render(result), as_json)
+    finish(report, "" if as_json else render(report), as_json)
 
 
 @app.command()
@@ -189,7 +149,7 @@ def export(
         write(store, Scope(session, conversation), cast("Format", form), out)
     finally:
         store.close()
-    _finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
+    finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
 
 
 @app.command()
@@ -226,7 +186,7 @@ def train(
         seed=seed,
     )
     made = asdict(run(settings, to_stderr))
-    _finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
+    finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "training": {"forward", "chat.template"},
     "bench": {"*"},
     "commands": {"*"},
+    "flags": set(),
     "__main__": {"bootstrap", "commands"},
     "__init__": set(),
 }
@@ -61,7 +62,7 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("commands",),
+    "typer": ("commands", "flags", "bench.commands"),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (

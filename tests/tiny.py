@@ -19,8 +19,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from localspec import core
 from localspec.core import DraftPlan, Policy, SamplingParams, Step, Verdict
 from localspec.engine.engine import Engine
-from localspec.forward.cache import KVCache, KVShape
+from localspec.forward.cache import KVCache, KVShape, kv_dtype
+from localspec.forward.decoder import Decoder
 from localspec.forward.model import CausalLM, kv_shape
+from localspec.forward.takeover import take_over
 
 VOCAB_SIZE = 64
 END_ID = 63
@@ -81,8 +83,14 @@ def agreeing_draft(target: Any) -> Any:
     return draft
 
 
-def with_cache(module: Any, capacity: int = 256) -> CausalLM:
-    """The module behind our forward, with a cache of its own."""
+def with_cache(module: Any, capacity: int = 256) -> Decoder:
+    """The module's weights in the native decoder, with a cache of its own."""
+    shape = kv_shape(module.config, capacity)
+    return take_over(module, KVCache(shape, kv_dtype(module.dtype, CPU), CPU))
+
+
+def on_transformers(module: Any, capacity: int = 256) -> CausalLM:
+    """The module behind the transformers path, with a cache of its own."""
     shape = kv_shape(module.config, capacity)
     return CausalLM(module, KVCache(shape, module.dtype, module.device))
 
@@ -106,6 +114,8 @@ class TableModel:
         self.device = CPU
         self.weight_bytes = 0
         self.num_forwards = 0
+        self.device = CPU
+        self.device = CPU
         self.cache = cache or KVCache(KVShape(1, 1, 1, capacity), torch.float32, CPU)
 
     def forward(
@@ -134,6 +144,20 @@ def remembered(module: Any) -> Callable[[Context], torch.Tensor]:
         if context not in known:
             with torch.no_grad():
                 known[context] = module(input_ids=torch.tensor([context])).logits[0, -1].float()
+        return known[context]
+
+    return logits
+
+
+def remembered_model(model: Decoder) -> Callable[[Context], torch.Tensor]:
+    """The same of a model with a cache, which is left empty."""
+    known: dict[Context, torch.Tensor] = {}
+
+    def logits(context: Context) -> torch.Tensor:
+        if context not in known:
+            model.cache.rollback(0)
+            known[context] = model.forward(context, num_logits=1)[0]
+            model.cache.rollback(0)
         return known[context]
 
     return logits

@@ -1,54 +1,99 @@
 """The sides of a comparison, by name.
 
 `off`, `auto`, a drafter ("draft_model": the controller chooses its length), a drafter at a fixed
-length ("draft_model@4"), and `transformers`, the library's own `generate` on the same weights.
+length ("draft_model@4", or several at once: "draft_model@1-8"), and the peers: other engines on
+the same weights ("transformers", "llama_cpp_draft@3").
 
 Contract: `parse_arms` puts `off` first whether it was asked for or not, since every ratio is
 against it. A known drafter that cannot be had is a reason, not an error.
 
-Not here: running an arm (stage, reference).
+Not here: running an arm (stage, peers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from localspec.backend import DrafterStatus
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError
 
-TRANSFORMERS = "transformers"
+TRANSFORMERS, LLAMA_CPP, VLLM = "transformers", "llama_cpp", "vllm"
 DEFAULT_ARMS = (OFF, "ngram", "draft_model", "self_quant", AUTO)
 MAX_FIXED_LENGTH = 64
+
+Mode = Literal["plain", "lookup", "draft"]
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """Which engine a peer's arm runs, and how it guesses."""
+
+    engine: str
+    mode: Mode = "plain"
+
+
+PEERS: Mapping[str, PeerKind] = {
+    "transformers": PeerKind(TRANSFORMERS),
+    "transformers_lookup": PeerKind(TRANSFORMERS, "lookup"),
+    "transformers_draft": PeerKind(TRANSFORMERS, "draft"),
+    "llama_cpp": PeerKind(LLAMA_CPP),
+    "llama_cpp_lookup": PeerKind(LLAMA_CPP, "lookup"),
+    "llama_cpp_draft": PeerKind(LLAMA_CPP, "draft"),
+    "vllm": PeerKind(VLLM),
+    "vllm_lookup": PeerKind(VLLM, "lookup"),
+    "vllm_draft": PeerKind(VLLM, "draft"),
+}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One side. drafter: AUTO, OFF, TRANSFORMERS or a drafter's name. num_draft_tokens: fixed
-    length, None where the controller chooses or nothing is drafted."""
+    """One side. drafter: AUTO, OFF, a peer's or a drafter's name. num_draft_tokens: fixed
+    length, None where the controller or the peer chooses, or nothing is drafted."""
 
     name: str
     drafter: str
     num_draft_tokens: int | None = None
 
     @property
+    def is_peer(self) -> bool:
+        return self.drafter in PEERS
+
+    @property
     def is_learning(self) -> bool:
         """Whether it decides by what it has learnt, so that it can be cold or warm."""
-        return self.drafter not in (OFF, TRANSFORMERS) and self.num_draft_tokens is None
+        return self.drafter != OFF and not self.is_peer and self.num_draft_tokens is None
 
 
 def parse_arms(names: Sequence[str]) -> tuple[Arm, ...]:
     """`off` first, then each other arm once, in the order given. Raises ConfigError."""
-    wanted = dict.fromkeys((OFF, *(name.strip() for name in names if name.strip())))
-    return tuple(_arm(name) for name in wanted)
+    given = [each for name in names if name.strip() for each in _spelt_out(name.strip())]
+    return tuple(_arm(name) for name in dict.fromkeys((OFF, *given)))
+
+
+def _spelt_out(name: str) -> list[str]:
+    """draft_model@1-3 -> draft_model@1, draft_model@2, draft_model@3."""
+    drafter, _, lengths = name.partition("@")
+    first, dash, last = lengths.partition("-")
+    if not dash:
+        return [name]
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        raise ConfigError(f"{name!r} is no arm. Several lengths are written like {drafter}@1-8.")
+    # One beyond the limit suffices to be refused, however long the range that was asked for.
+    return [
+        f"{drafter}@{length}"
+        for length in range(int(first), min(int(last), MAX_FIXED_LENGTH + 1) + 1)
+    ]
 
 
 def _arm(name: str) -> Arm:
     drafter, at, length = name.partition("@")
     if not at:
         return Arm(name, drafter)
-    if drafter in (OFF, TRANSFORMERS) or not length.isdigit():
+    is_plain = drafter in PEERS and PEERS[drafter].mode == "plain"
+    if drafter == OFF or is_plain or not length.isdigit():
         raise ConfigError(
             f"{name!r} is no arm. A fixed draft length is written like draft_model@4, and only "
             "for what drafts."
@@ -61,15 +106,16 @@ def _arm(name: str) -> Arm:
 
 
 def refusals(arms: Sequence[Arm], statuses: Sequence[DrafterStatus]) -> dict[str, str]:
-    """Arms that cannot run here, each with the reason. Raises ConfigError for an unknown name."""
+    """Arms that cannot run here, each with the reason; peers are asked when they are opened.
+    Raises ConfigError for an unknown name."""
     known = {status.name: status for status in statuses}
     refused = dict[str, str]()
     for arm in arms:
-        if arm.drafter in (OFF, AUTO, TRANSFORMERS):
+        if arm.drafter in (OFF, AUTO) or arm.is_peer:
             continue
         status = known.get(arm.drafter)
         if status is None and arm.drafter not in DEFAULT_ARMS:
-            names = ", ".join(dict.fromkeys((*DEFAULT_ARMS, *known, TRANSFORMERS)))
+            names = ", ".join(dict.fromkeys((*DEFAULT_ARMS, *known, *PEERS)))
             raise ConfigError(f"There is no arm called {arm.name!r}. Choose from: {names}.")
         if status is None:
             refused[arm.name] = f"this version has no drafter called {arm.drafter}."

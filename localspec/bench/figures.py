@@ -1,8 +1,8 @@
 """The arithmetic of a comparison: pure functions of numbers and token ids.
 
 Contract: medians of paired ratios with a bootstrap interval over the prompts (seeded, so that a
-report can be made again from the same numbers), and how much an output repeats itself. Unknown
-is None.
+report can be made again from the same numbers), percentiles, the waits between tokens, and how
+much an output repeats itself. Unknown is None.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 NUM_RESAMPLES = 2000
@@ -36,6 +37,28 @@ def estimate(ratios: Sequence[float], seed: int = 0) -> Estimate:
     medians = sorted(median(rng.choices(ratios, k=size)) for _ in range(NUM_RESAMPLES))
     tail = NUM_RESAMPLES // 40  # 2.5 % on each side
     return Estimate(median(ratios), medians[tail], medians[-1 - tail])
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value below which `share` (0 to 1) of the values lie, on a straight line between two
+    neighbours; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
+    """The wait before each token of one reply but the first, as a reader sees it.
+
+    Tokens that arrive together have no wait between them, and the first of them carries the whole
+    round: an arm that yields three tokens a round has a median of 0 and its rounds in the upper
+    percentiles. The first token's wait is the time to first token, and not counted here.
+    """
+    return [later - earlier for earlier, later in pairwise(token_times_ms)]
 
 
 def num_repeated_grams(tokens: Sequence[int]) -> tuple[int, int]:

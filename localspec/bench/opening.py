@@ -19,9 +19,11 @@ from localspec import __version__
 from localspec.backend import Message
 from localspec.bench.stage import Stage
 from localspec.chat.local import Loaded
+from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import probe
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
+from localspec.machine.sources import Source, resolve
 from localspec.record.learnt import learnt_states
 
 
@@ -30,12 +32,13 @@ def open_stage(options: LoadOptions, home: Path | None, report: Any) -> Stage:
     backend = open_local_backend(options, learnt_states(home), report)
     for notice in backend.describe().notices:
         report(notice)
-    return stage_of(backend.loaded)
+    return stage_of(backend.loaded, resolve(options))
 
 
-def stage_of(loaded: Loaded) -> Stage:
-    """A stage over loaded parts."""
-    template = loaded.template
+def stage_of(loaded: Loaded, source: Source) -> Stage:
+    """A stage over loaded parts. source: the folders they came from."""
+    template, gpu = loaded.template, probe().gpu
+    uuid = gpu.uuid if gpu is not None and gpu.name == loaded.device else None
     return Stage(
         engine=loaded.engine,
         controller=loaded.controller,
@@ -45,6 +48,9 @@ def stage_of(loaded: Loaded) -> Stage:
         context_length=loaded.context_length,
         precision=loaded.dtype,
         machine=machine_facts(loaded),
+        target_folder=source.target,
+        draft_folder=source.draft if loaded.draft is not None else None,
+        joules=energy_counter(uuid),
     )
 
 

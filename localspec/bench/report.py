@@ -3,7 +3,8 @@
 Contract: one row for each arm and temperature over `all` prompts, over those whose plain output
 repeats itself little (`all_not_repeating`), and for each task. Rates are ratios of sums;
 `ratio_to_off` is the median of ratios paired by prompt. An arm that could not run has one row
-with a reason. Unknown is None, a dash in the table.
+with a reason. Unknown is None, a dash in the table. Waits and costs stand in a second table
+(latency).
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from localspec.bench import latency
 from localspec.bench.arms import Arm
 from localspec.bench.exactness import Difference
 from localspec.bench.figures import estimate, repetition
 from localspec.bench.stage import Case, Run
+from localspec.bench.table import DASH, aligned, shown
 from localspec.core import OFF
 
 MIN_TOKENS = 8  # fewer decoded tokens say nothing about a rate
 MAX_REPETITION = 0.3
 ALL, NOT_REPEATING = "all", "all_not_repeating"
-DASH = "-"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def _row(
         "mean_accepted_length": 1.0 + accepted / drafts if drafts else None,
         "repetition": repetition(run.tokens for run in runs),
         "identical_to_off": _num_real_differences(arm, temperature, measured),
+        **latency.columns(runs),
     }
 
 
@@ -152,13 +155,9 @@ HEADINGS = (
 
 def render(result: Mapping[str, Any]) -> str:
     """The report for people: what ran where, the table, and everything left out."""
-    lines = [HEADINGS, *(_cells(row) for row in result["rows"])]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-    return "\n".join([*_heading(result), "", *table, *_notes(result)])
+    table = aligned([HEADINGS, *(_cells(row) for row in result["rows"])])
+    costs = latency.table(result["rows"], ALL)
+    return "\n".join([*_heading(result), "", *table, *costs, *_notes(result)])
 
 
 def _heading(result: Mapping[str, Any]) -> list[str]:
@@ -178,18 +177,14 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['temperature']:g}",
         row["task"],
         str(row["num_prompts"]),
-        _shown(row["tokens_per_second"], ".1f"),
-        _shown(row["ratio_to_off"], ".2f"),
+        shown(row["tokens_per_second"], ".1f"),
+        shown(row["ratio_to_off"], ".2f"),
         DASH if low is None else f"{low:.2f} to {high:.2f}",
-        _shown(row["acceptance_rate"], ".2f"),
-        _shown(row["mean_accepted_length"], ".2f"),
-        _shown(row["repetition"], ".2f"),
-        _shown(row["identical_to_off"], "d"),
+        shown(row["acceptance_rate"], ".2f"),
+        shown(row["mean_accepted_length"], ".2f"),
+        shown(row["repetition"], ".2f"),
+        shown(row["identical_to_off"], "d"),
     )
-
-
-def _shown(value: float | None, form: str) -> str:
-    return DASH if value is None else format(value, form)
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 REGISTRY = {
     "ngram": "localspec.drafters.ngram:NgramDrafter",
     "draft_model": "localspec.drafters.draft_model:DraftModelDrafter",
+    "chained": "localspec.drafters.chained:ChainedDrafter",
     "self_quant": "localspec.drafters.self_quant:SelfQuantDrafter",
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localspec.forward.model import CausalLM
+from localspec.forward.model import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Parts:
     """target: loaded. draft: a loaded draft of the same tokens, else None and why in
     draft_refusal. free_bytes: device memory a drafter may still take, None when unknown."""
 
-    target: CausalLM
-    draft: CausalLM | None = None
+    target: LanguageModel
+    draft: LanguageModel | None = None
     draft_refusal: str = "no draft model was chosen for this target."
     free_bytes: int | None = None

@@ -18,8 +18,9 @@ from __future__ import annotations
 from localspec.core import DraftPlan, Proposal, Sequence, Step
 from localspec.drafters.draft_model import autoregress
 from localspec.drafters.parts import Parts
-from localspec.forward.model import CausalLM, LanguageModel
-from localspec.forward.quantised import Kind, cheapest_kind, quantised_bytes, quantised_copy
+from localspec.forward.model import LanguageModel
+from localspec.forward.quantised import Kind
+from localspec.forward.twins import cheapest_format, quantised_twin
 
 
 class SelfQuantDrafter:
@@ -34,13 +35,13 @@ class SelfQuantDrafter:
     @classmethod
     def build(cls, parts: Parts) -> SelfQuantDrafter:
         """Quantise by whichever format is cheaper here. Raises ModelError, MemoryShortage."""
-        return cls.of(parts.target, cheapest_kind(parts.target.module).kind)
+        return cls.of(parts.target, cheapest_format(parts.target).kind)
 
     @classmethod
-    def of(cls, target: CausalLM, kind: Kind) -> SelfQuantDrafter:
+    def of(cls, target: LanguageModel, kind: Kind) -> SelfQuantDrafter:
         """Quantise a copy of the target now. Raises ModelError where that cannot be done."""
-        module = quantised_copy(target.module, kind)
-        return cls(CausalLM(module, target.cache), quantised_bytes(module))
+        twin = quantised_twin(target, kind)
+        return cls(twin.model, twin.weight_bytes)
 
     @property
     def memory_bytes(self) -> int:

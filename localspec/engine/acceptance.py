@@ -37,6 +37,15 @@ def confidence_bin(confidence: float) -> int:
     return min(CONFIDENCE_BINS - 1, int((confidence**2) * CONFIDENCE_BINS))
 
 
+def expected_tokens(rates: list[float], length: int) -> float:
+    """E(γ): the bonus token and every draft token's chance to survive."""
+    expected, survival = 1.0, 1.0
+    for rate in rates[:length]:
+        survival *= rate
+        expected += survival
+    return expected
+
+
 @dataclass
 class Record:
     """Discounted counts of one (drafter, signal, bucket).
@@ -91,6 +100,11 @@ class Acceptance:
         self._records: dict[tuple[str, str, int], Record] = {}
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clock = 0
+        self._versions: dict[str, int] = {}
+
+    def version(self, drafter: str) -> int:
+        """Changes whenever something new was learnt of this drafter, at whatever temperature."""
+        return self._versions.get(drafter, 0)
 
     def tick(self) -> None:
         """One more round was decoded, whoever drafted it."""
@@ -112,6 +126,7 @@ class Acceptance:
             (drafter, str(signal), bucket), Record(last_round=self._clock)
         )
         used = num_drafted if num_used is None else num_used
+        self._versions[drafter] = self.version(drafter) + 1
         record.observe(num_drafted, num_accepted, used, round_ms, self._clock)
 
     def observe_confidences(

@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.core import AUTO, OFF, Drafter, Policy, SamplingParams, Sequence, Step, Verdict
-from localspec.engine.acceptance import PRIOR_WEIGHT, Acceptance, temperature_bucket
+from localspec.engine.acceptance import (
+    PRIOR_WEIGHT,
+    Acceptance,
+    expected_tokens,
+    temperature_bucket,
+)
 from localspec.engine.costs import Costs
 from localspec.engine.policy import AdaptivePolicy, FixedPolicy, Probing
 
@@ -38,15 +43,6 @@ class Option:
     ceiling: float
     acceptance: float
     round_ms: float
-
-
-def expected_tokens(rates: list[float], length: int) -> float:
-    """E(γ): the bonus token and every draft token's chance to survive."""
-    expected, survival = 1.0, 1.0
-    for rate in rates[:length]:
-        survival *= rate
-        expected += survival
-    return expected
 
 
 def best_length(rates: list[float], round_ms: list[float]) -> tuple[int, float]:
@@ -73,6 +69,7 @@ class Controller:
         self.costs = costs
         self.acceptance = acceptance
         self.probing: dict[int, Probing] = {}
+        self.length_probing: dict[int, Probing] = {}
         self.incumbents: dict[tuple[Hashable, ...], str] = {}
 
     def policy(

@@ -3,8 +3,8 @@
 Contract: `verify_ms(width, context)` is the whole round but for drafting, at `width` tokens in
 the target's forward (the root and the draft); `draft_ms(drafter, num_tokens, context)` is
 `propose`. Both are None until measured. A measurement sets a cell; a round of normal running
-moves the width it ran at by a clamped share of its surprise, and everything a little, since a
-busy or throttled machine slows all widths alike. State is plain data.
+moves the width it ran at by a clamped share of its surprise, and everything by what all widths
+agree on, since a busy or throttled machine slows them alike. State is plain data.
 
 Not here: taking the measurements (calibrate), deciding (controller).
 Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
@@ -19,7 +19,8 @@ from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16)
 OWN_RATE = 0.05  # how far one round moves its own width
-COMMON_RATE = 0.02  # and how far it moves all
+COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
+SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
 MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for more
 
 
@@ -51,6 +52,7 @@ class Costs:
         self._verify: dict[int, Curve] = {}  # width -> curve
         self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one drafted token
         self._scale: dict[int, float] = {}  # width -> drift since it was measured
+        self._surprises: dict[int, float] = {}  # width -> its surprise, of late
         self._common = 1.0
 
     @property
@@ -100,10 +102,20 @@ class Costs:
         if expected is None or expected <= 0.0:
             return
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, verify_ms / expected - 1.0))
-        if width in self._verify:  # between measured widths the surprise may be interpolation
-            self._common *= 1.0 + COMMON_RATE * surprise
         nearest = min(self._verify, key=lambda known: abs(known - width))
+        lately = self._surprises.get(nearest, 0.0)
+        self._surprises[nearest] = lately + SURPRISE_RATE * (surprise - lately)
+        if width in self._verify:  # between measured widths the surprise may be interpolation
+            self._common *= 1.0 + COMMON_RATE * self._agreed_surprise()
         self._scale[nearest] *= 1.0 + OWN_RATE * surprise
+
+    def _agreed_surprise(self) -> float:
+        """What all widths seen lately have in common: a busy machine slows them all, while one
+        width that was measured wrongly says nothing about the others."""
+        seen = self._surprises.values()
+        if len(seen) < 2:
+            return 0.0
+        return max(0.0, min(seen)) + min(0.0, max(seen))
 
     def observe_draft(self, drafter: str, num_tokens: int, context: int, draft_ms: float) -> None:
         """Refine a drafter's step the same way."""

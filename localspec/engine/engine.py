@@ -30,9 +30,9 @@ from localspec.core import (
     Step,
     Verdict,
 )
-from localspec.engine.sampling import distributions
+from localspec.engine.rows import target_rows
 from localspec.engine.verify import verify
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel, check_numbers
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,8 @@ class Engine:
         else:
             parents = [-1, *(parent + 1 for parent in proposal.parents)]
             logits = self.target.forward([root, *proposal.tokens], parents)
-        check_numbers(logits)
         histories = _histories(sequence, proposal)
-        return verify(proposal, distributions(logits, sequence.sampling, histories), sequence.rng)
+        return verify(proposal, target_rows(logits, sequence.sampling, histories), sequence.rng)
 
 
 def _histories(sequence: Sequence, proposal: Proposal) -> list[list[int]]:

@@ -14,11 +14,12 @@ Source: the marginal rule is Dinkelbach's method on the rate, with the threshold
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localspec.core import OFF, DraftPlan, Sequence, Step, Verdict
+from localspec.engine.acceptance import expected_tokens
 
 if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 HYSTERESIS = 1.03
 FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
 PROBE_BUDGET = 0.01
+FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
 EAGER_PROBES = 6  # looks before a loss makes the next one come later
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 
@@ -34,14 +36,19 @@ UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are know
 class Probing:
     """When to look again at what lost, in one temperature bucket."""
 
-    interval: int = FIRST_PROBE
+    first: int = FIRST_PROBE
+    budget: float = PROBE_BUDGET
+    interval: int = 0
     rounds_since: int = 0
     total_ms: float = 0.0
     lost_ms: float = 0.0
     num_probes: int = 0
 
+    def __post_init__(self) -> None:
+        self.interval = self.interval or self.first
+
     def is_due(self, expected_loss_ms: float) -> bool:
-        within_budget = self.lost_ms + expected_loss_ms <= PROBE_BUDGET * self.total_ms
+        within_budget = self.lost_ms + expected_loss_ms <= self.budget * self.total_ms
         return self.rounds_since >= self.interval and within_budget
 
     def ran(self, round_ms: float) -> None:
@@ -54,7 +61,7 @@ class Probing:
         self.rounds_since = 0
         self.num_probes += 1
         if loss_ms < 0.0:
-            self.interval = FIRST_PROBE
+            self.interval = self.first
         elif self.num_probes > EAGER_PROBES:  # until then a loss may be bad luck
             self.interval = min(LAST_PROBE, 2 * self.interval)
 
@@ -107,7 +114,12 @@ class AdaptivePolicy:
         self._may_be_off = may_be_off
         self._fixed_length = fixed_length
         self._probing = controller.probing.setdefault(bucket, Probing())
+        self._length_probing = controller.length_probing.setdefault(
+            bucket, Probing(FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET)
+        )
+        self._looking = self._probing  # which of them the present look is charged to
         self._curves: dict[tuple[str, int], list[float]] = {}
+        self._known: dict[tuple[str, Hashable], tuple[int, list[float], Option]] = {}
         self._shadow: _Shadow | None = None
         self._plain_ms = 0.0
         self._best_rate = 0.0
@@ -148,9 +160,10 @@ class AdaptivePolicy:
     def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
         self._controller.learn(sequence, step, verdict)
         self._probing.ran(step.round_ms)
+        self._length_probing.ran(step.round_ms)
         if step.is_probe:
             worth_ms = step.num_output_tokens / self._best_rate
-            self._probing.probed(step.round_ms - worth_ms)
+            self._looking.probed(step.round_ms - worth_ms)
         self._score_shadow(sequence)
 
     def _options(self, sequence: Sequence, context: int) -> list[Option]:
@@ -162,10 +175,18 @@ class AdaptivePolicy:
                 continue
             curve = self._curve(name, context)
             if curve is not None:
-                found.append(
-                    self._controller.option(name, signal, self._bucket, curve, self._fixed_length)
-                )
+                found.append(self._option(name, signal, curve))
         return found
+
+    def _option(self, name: str, signal: Hashable, curve: list[float]) -> Option:
+        """The controller's option, kept until it would come out otherwise."""
+        version = self._controller.acceptance.version(name)
+        known = self._known.get((name, signal))
+        if known is not None and known[0] == version and known[1] is curve:
+            return known[2]
+        option = self._controller.option(name, signal, self._bucket, curve, self._fixed_length)
+        self._known[name, signal] = (version, curve, option)
+        return option
 
     def _curve(self, name: str, context: int) -> list[float] | None:
         """The controller's curve, kept for 64 tokens of context: making one is host time."""
@@ -196,6 +217,11 @@ class AdaptivePolicy:
     ) -> DraftPlan | None:
         """Now and then a round of what lost: a drafter that could win if it got better, or
         plain decoding, whose cost is what every gain is measured against."""
+        self._looking = self._probing
+        other_length = None if best is None else self._other_length(best, context)
+        if other_length is not None:
+            self._looking = self._length_probing
+            return other_length
         hopeful = [o for o in options if o is not best and o.ceiling > self._best_rate]
         is_plains_turn = best is not None and (not hopeful or self._probing.num_probes % 2 == 1)
         if is_plains_turn:
@@ -210,6 +236,22 @@ class AdaptivePolicy:
             return None
         reason = f"A look at {option.drafter}: it lost before, things may have changed."
         return DraftPlan(option.drafter, option.num_draft_tokens, True, reason, option.signal)
+
+    def _other_length(self, best: Option, context: int) -> DraftPlan | None:
+        """A round of the best drafter at about twice or half its length: a width whose cost was
+        measured wrongly would never be used again, and so never be found out."""
+        probing = self._length_probing
+        if self._fixed_length is not None or probing.rounds_since < probing.interval:
+            return None
+        curve, length = self._curve_of(best, context), best.num_draft_tokens
+        longer, shorter = min(len(curve) - 1, 2 * length + 1), max(1, length // 2)
+        tried = shorter if probing.num_probes % 2 == 1 and shorter != length else longer
+        rates = self._controller.acceptance.rates(best.drafter, best.signal, self._bucket)
+        worth_ms = expected_tokens(rates, tried) / self._best_rate
+        if not probing.is_due(max(0.0, curve[tried] - worth_ms)):
+            return None
+        reason = f"A look at {best.drafter} with {tried} tokens a round, to keep its cost measured."
+        return DraftPlan(best.drafter, tried, True, reason, best.signal)
 
     def _off(self, options: list[Option]) -> DraftPlan:
         best = max(options, key=lambda option: option.rate)

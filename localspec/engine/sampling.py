@@ -10,11 +10,15 @@ Not here: acceptance (verify), models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from localspec.core import SamplingParams
+from localspec.errors import NumericsError
+
+TINY_TEMPERATURE = 0.01
 
 
 def distributions(
@@ -25,13 +29,13 @@ def distributions(
     logits: [n, V] fp32, not modified. histories: for each row the tokens before it; read only
     when a repetition penalty is set. Returns [n, V] fp32, rows sum to 1.
     """
-    if sampling.repetition_penalty != 1.0:
-        logits = _penalise(logits, sampling.repetition_penalty, histories)
+    logits = penalised(logits, sampling, histories)
     if sampling.temperature == 0.0:
         best = logits.argmax(dim=-1, keepdim=True)  # [n, 1]
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    # Less the maximum first: a tiny temperature must not overflow.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    if sampling.temperature < TINY_TEMPERATURE:  # less the maximum, or it would overflow
+        logits = logits - logits.amax(dim=-1, keepdim=True)
+    scaled = logits / sampling.temperature
     if sampling.top_k:
         scaled = _keep_top_k(scaled, sampling.top_k)
     probs = torch.softmax(scaled, dim=-1)
@@ -43,16 +47,20 @@ def distributions(
     return probs
 
 
-def _penalise(
-    logits: torch.Tensor, penalty: float, histories: Sequence[Sequence[int]]
+def penalised(
+    logits: torch.Tensor, sampling: SamplingParams, histories: Sequence[Sequence[int]]
 ) -> torch.Tensor:
+    """Logits under the repetition penalty; the very same tensor where there is none."""
+    penalty = sampling.repetition_penalty
+    if penalty == 1.0:
+        return logits
     assert len(histories) == logits.shape[0], "one history for each row"
-    penalised = logits.clone()
-    for row, history in zip(penalised, histories, strict=True):
+    changed = logits.clone()
+    for row, history in zip(changed, histories, strict=True):
         seen = torch.tensor(sorted(set(history)), device=logits.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    return penalised
+    return changed
 
 
 def _keep_top_k(logits: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -77,20 +85,32 @@ def draw(weights: torch.Tensor, rng: torch.Generator) -> int:
     """Draw one id from a row of non-negative weights [V]; they need not sum to 1.
 
     Inverts the cumulative sum in fp64 with one uniform number from the CPU generator, so the
-    same seed draws the same token on every device.
+    same seed draws the same token on every device. Raises NumericsError for a row with a NaN.
     """
     if weights.device.type == "mps":  # which has no fp64
         weights = weights.cpu()
     cumulative = weights.double().cumsum(dim=0)  # [V]
     uniform = torch.rand((), generator=rng, dtype=torch.float64).item()
     point = cumulative[-1:] * uniform
-    index = int(torch.searchsorted(cumulative, point, right=True).item())
+    place = torch.searchsorted(cumulative, point, right=True)  # [1]
+    index, total = torch.cat((place.double(), cumulative[-1:])).tolist()
+    if math.isnan(total):
+        raise no_numbers()
     if index == weights.shape[0]:  # uniform * total rounded up to total
         return int(weights.argmax().item())
-    return index
+    return int(index)
 
 
 def uniforms(count: int, rng: torch.Generator) -> list[float]:
     """`count` numbers in [0, 1) from the turn's own random source."""
     drawn: list[float] = torch.rand(count, generator=rng, dtype=torch.float64).tolist()
     return drawn
+
+
+def no_numbers() -> NumericsError:
+    """What to say of a row that holds no numbers."""
+    return NumericsError(
+        "The model returned values that are not numbers, so no token can be chosen. The "
+        "weights may be damaged or the precision too low: load it with --dtype float32, or "
+        "fetch the model again."
+    )

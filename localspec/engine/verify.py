@@ -15,41 +15,46 @@ Both are checked by the same exact enumeration in tests/engine/test_verify.py.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from localspec.core import Proposal, Verdict
-from localspec.engine.sampling import draw, uniforms
+from localspec.engine.rows import Row, Rows
+from localspec.engine.sampling import draw, no_numbers, uniforms
 from localspec.forward.tree import children
 
 
-def verify(proposal: Proposal, target_probs: torch.Tensor, rng: torch.Generator) -> Verdict:
+def verify(proposal: Proposal, target: Rows, rng: torch.Generator) -> Verdict:
     """Walk down the draft from the root as far as the target's own chance allows.
 
-    target_probs: [n + 1, V]; row 0 follows the root, row i + 1 follows draft node i.
-    Host copies: one for all p(x) and q(x), one for each residual beyond a node's first child.
+    target: row 0 follows the root, row i + 1 follows draft node i. Host copies when sampling: one
+    for all p(x) and q(x), one for each residual beyond a node's first child, one for the draw.
     """
     if proposal.is_chain and proposal.probs is not None:
-        return _verify_block(proposal, proposal.probs, target_probs, rng)
-    return _verify_nodes(proposal, target_probs, rng)
+        return _verify_block(proposal, proposal.probs, target.probs, rng)
+    return _verify_nodes(proposal, target, rng)
 
 
-def _verify_nodes(proposal: Proposal, target_probs: torch.Tensor, rng: torch.Generator) -> Verdict:
+def _verify_nodes(proposal: Proposal, target: Rows, rng: torch.Generator) -> Verdict:
     """The rule node by node, for trees and for drafts that were not drawn."""
-    p_of, q_of = _gathered(proposal, target_probs)
+    p_of = target.chances([parent + 1 for parent in proposal.parents], proposal.tokens)
+    q_of = _drawn_with(proposal)
     chances = uniforms(len(proposal.tokens), rng)
     below = children(proposal.parents)
     node, path = -1, list[int]()
     while True:
-        row = target_probs[node + 1]  # p after this node, [V]
+        row: Row = target.row(node + 1)  # p after this node
         accepted = None
         for rank, child in enumerate(below.get(node, ())):
-            p = p_of[child] if rank == 0 else float(row[proposal.tokens[child]])
+            p = p_of[child] if rank == 0 else row.chance(proposal.tokens[child])
             if chances[child] * q_of[child] < p:
                 accepted = child
                 break
-            row = _residual(row, proposal, child)
+            drawn_from = None if proposal.probs is None else proposal.probs[child]
+            row = row.without(proposal.tokens[child], drawn_from)
         if accepted is None:
-            return Verdict(tuple(path), draw(row, rng))
+            return Verdict(tuple(path), row.draw(rng))
         path.append(accepted)
         node = accepted
 
@@ -66,7 +71,7 @@ def _verify_block(
     such an end is a leaf of the same induction.
     """
     size = len(proposal.tokens)
-    p_of, q_of = _gathered(proposal, target_probs)
+    p_of, q_of = _ratios(proposal, probs, target_probs)
     weights = [1.0]
     for p, q in zip(p_of, q_of, strict=True):
         weights.append(min(1.0, weights[-1] * p / q))  # a drawn token has q > 0
@@ -93,29 +98,21 @@ def _block_chance(length: int, weights: list[float], masses: list[float]) -> flo
     return masses[length] / rest if rest > 0.0 else 1.0
 
 
-def _gathered(proposal: Proposal, target_probs: torch.Tensor) -> tuple[list[float], list[float]]:
-    """p(x) and q(x) of every draft token; q is 1 where nothing was drawn."""
-    size = len(proposal.tokens)
-    if size == 0:
-        return [], []
-    device = target_probs.device
-    tokens = torch.tensor(proposal.tokens, device=device)
-    rows = torch.tensor(proposal.parents, device=device) + 1
-    p_values = target_probs[rows, tokens]  # [n]
-    if proposal.probs is None:
-        return p_values.tolist(), [1.0] * size
-    q_values = proposal.probs[torch.arange(size, device=device), tokens]  # [n]
-    both = torch.stack((p_values, q_values)).tolist()
-    return both[0], both[1]
+def _drawn_with(proposal: Proposal) -> list[float]:
+    """q(x) of every draft token; 1 where nothing was drawn."""
+    if proposal.probs is None or not proposal.tokens:
+        return [1.0] * len(proposal.tokens)
+    index = torch.tensor(proposal.tokens, device=proposal.probs.device)
+    found: list[float] = proposal.probs.gather(1, index[:, None])[:, 0].tolist()
+    return found
 
 
-def _residual(row: torch.Tensor, proposal: Proposal, child: int) -> torch.Tensor:
-    """What p becomes when `child` was rejected, normalised: [V]."""
-    if proposal.probs is None:
-        left = row.clone()
-        left[proposal.tokens[child]] = 0.0
-    else:
-        left = (row - proposal.probs[child]).clamp_(min=0.0)
-    total = float(left.sum())
-    # p and q may agree to rounding; the rejection was then rounding too, and p itself is right.
-    return left / total if total > 0.0 else row
+def _ratios(
+    proposal: Proposal, probs: torch.Tensor, target_probs: torch.Tensor
+) -> tuple[list[float], list[float]]:
+    """p(x) and q(x) of a chain, in one copy. Raises NumericsError."""
+    index = torch.tensor(proposal.tokens, device=target_probs.device)[:, None]
+    both = torch.cat((target_probs[:-1].gather(1, index), probs.gather(1, index)), dim=1).tolist()
+    if any(math.isnan(p) for p, _ in both):
+        raise no_numbers()
+    return [p for p, _ in both], [q for _, q in both]

@@ -34,6 +34,13 @@ class KVShape:
         return per_slot * self.capacity
 
 
+def kv_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision in which the native decoder keeps keys and values of a model in `dtype`: its
+    own, but fp32 on a processor, whose attention kernels take up to seven times as long in bf16
+    (and bf16 values lose nothing in fp32)."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
 def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common prefix. Slices compare in C, so this bisects over them."""
     if type(left) is not type(right):  # a list never equals a tuple
@@ -71,12 +78,21 @@ class KVCache:
         # Views made once: indexing the big tensor for every layer of every step is host time.
         self._keys = [self._slots[layer, 0] for layer in range(shape.num_layers)]
         self._values = [self._slots[layer, 1] for layer in range(shape.num_layers)]
+        self._pairs = [self._slots[layer, :, 0] for layer in range(shape.num_layers)]
         self._start = 0
         self._end = 0
 
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._slots.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._slots.device
 
     @property
     def kv_bytes(self) -> int:
@@ -127,6 +143,15 @@ class KVCache:
         self._start, self._end = start, end
         yield start
         self.tokens.extend(tokens)
+
+    def write(
+        self, layer: int, start: int, end: int, keys_values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots;
+        returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
+        rows = keys_values.view(end - start, 2, self.shape.num_kv_heads, self.shape.head_dim)
+        self._pairs[layer][:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
+        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
 
     # What transformers asks of a cache during a forward.
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from localspec.errors import ModelError, NumericsError
+from localspec.errors import ModelError
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.tree import causal_mask, depths, tree_mask
 
@@ -29,6 +29,7 @@ class LanguageModel(Protocol):
 
     cache: KVCache
     vocab_size: int
+    device: torch.device
 
     def forward(
         self,
@@ -138,13 +139,3 @@ def _kinds_of_old(text: Any, window: int | None) -> tuple[str, ...]:
     """Layer kinds of configs that name only a window (Mistral, Phi-3)."""
     is_windowed = window is not None and getattr(text, "use_sliding_window", True)
     return ("sliding_attention",) if is_windowed else ("full_attention",)
-
-
-def check_numbers(logits: torch.Tensor) -> None:
-    """Raise NumericsError when a row has a NaN or no finite maximum. One host copy."""
-    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-        raise NumericsError(
-            "The model returned values that are not numbers, so no token can be chosen. The "
-            "weights may be damaged or the precision too low: load it with --dtype float32, or "
-            "fetch the model again."
-        )

@@ -19,7 +19,7 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
@@ -90,40 +90,46 @@ def quantised_copy(module: Any, kind: Kind) -> Any:
     _check_device(module.device, kind)
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     twin = copy.deepcopy(module, dict(shared)).eval()  # structure only: tensors are not copied
-    suited = [path for path, linear in _linears(twin) if _suits(linear, kind)]
+    suited = [path for path, linear in _named_linears(twin) if suits(linear, kind)]
     _check_share(module, suited, kind)
     with torch.no_grad():
         for path in suited:
-            made: Any = _quantised(twin.get_submodule(path), kind)  # torch leaves hooks untyped
-            made.register_state_dict_pre_hook(_refuse_saving)
-            twin.set_submodule(path, made)
+            twin.set_submodule(path, quantised_layer(twin.get_submodule(path), kind))
     return twin
 
 
 def quantised_bytes(module: nn.Module) -> int:
     """Bytes a quantised copy holds of its own; what it shares with its original is not counted."""
-    total = 0
-    for layer in module.modules():
-        if isinstance(layer, Int8Linear):
-            total += layer.weight_bytes
-        elif _is_nf4(layer):
-            total += sum(t.numel() * t.element_size() for t in _nf4_tensors(layer))
-    return total
+    return sum(layer_bytes(layer) for layer in module.modules())
 
 
-def cheapest_kind(module: Any, clock: Callable[[], float] = perf_counter) -> KindChoice:
-    """The format whose linear layers take less time for one token on the module's device.
+def layer_bytes(layer: nn.Module) -> int:
+    """Bytes of one quantised layer; 0 for any other."""
+    if isinstance(layer, Int8Linear):
+        return layer.weight_bytes
+    if _is_nf4(layer):
+        return sum(t.numel() * t.element_size() for t in _nf4_tensors(layer))
+    return 0
 
-    On a GPU that is NF4, unmeasured. On a CPU both are built for at most TIMED_WEIGHTS weights
-    and timed over a few passes (about a second in all). A format that cannot be used leaves the
-    choice to the other, and the reason says so. clock: seconds, monotonic. Raises ModelError when
-    neither can be used.
+
+def cheapest_kind(
+    linears: Callable[[], Iterable[nn.Linear]],
+    device: torch.device,
+    clock: Callable[[], float] = perf_counter,
+) -> KindChoice:
+    """The format whose linear layers take less time for one token on the device.
+
+    linears: gives the layers anew at each call, one by one. On a GPU the format is NF4,
+    unmeasured. On a CPU both are built for at most TIMED_WEIGHTS weights and timed over a few
+    passes (about a second in all), and the others counted by their size. A format that cannot be
+    used leaves the choice to the other, and the reason says so. clock: seconds, monotonic. Raises
+    ModelError when neither can be used.
     """
-    if module.device.type != "cpu":
-        _check_device(module.device, "nf4")
+    if device.type != "cpu":
+        _check_device(device, "nf4")
         return KindChoice("nf4", None, None, "NF4: the only 4-bit or int8 format for a GPU here.")
-    nf4_ms, nf4_fault = _try_pass_ms(module, "nf4", clock)
-    int8_ms, int8_fault = _try_pass_ms(module, "int8", clock)
+    nf4_ms, nf4_fault = _try_pass_ms(linears, "nf4", clock)
+    int8_ms, int8_fault = _try_pass_ms(linears, "int8", clock)
     if nf4_ms is None and int8_ms is None:
         raise ModelError(f"{nf4_fault} {int8_fault}")
     if int8_ms is None:
@@ -141,7 +147,7 @@ def cheapest_kind(module: Any, clock: Callable[[], float] = perf_counter) -> Kin
 # -- which layers ---------------------------------------------------------------------------
 
 
-def _linears(module: Any) -> Iterator[tuple[str, nn.Linear]]:
+def _named_linears(module: Any) -> Iterator[tuple[str, nn.Linear]]:
     """Every plain linear layer but the output head, by path."""
     head = module.get_output_embeddings()
     for path, layer in module.named_modules():
@@ -150,10 +156,15 @@ def _linears(module: Any) -> Iterator[tuple[str, nn.Linear]]:
             yield path, layer
 
 
-def _suits(linear: nn.Linear, kind: Kind) -> bool:
+def suits(linear: nn.Linear, kind: Kind) -> bool:
     if kind == "int8":
         return True
     return linear.in_features % NF4_BLOCK == 0 and linear.out_features % NF4_ROWS == 0
+
+
+def module_linears(module: Any) -> Iterator[nn.Linear]:
+    """Every plain linear layer of a transformers module but the output head."""
+    return (linear for _, linear in _named_linears(module))
 
 
 def _check_device(device: torch.device, kind: Kind) -> None:
@@ -187,10 +198,11 @@ def _check_share(module: Any, suited: Sequence[str], kind: Kind) -> None:
 # -- one layer ------------------------------------------------------------------------------
 
 
-def _quantised(linear: nn.Linear, kind: Kind) -> nn.Module:
-    """The layer in the wanted format, compared with the original on one row of noise."""
+def quantised_layer(linear: nn.Linear, kind: Kind) -> nn.Module:
+    """The layer in the wanted format, compared with the original on one row of noise. Raises
+    ModelError where its kernels are missing or wrong."""
     try:
-        made = _nf4_linear(linear) if kind == "nf4" else Int8Linear(linear)
+        made: Any = _nf4_linear(linear) if kind == "nf4" else Int8Linear(linear)
         row = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(0))
         row = row.to(linear.weight.device, linear.weight.dtype)  # [1, in]
         wanted, got = linear(row).float(), made(row).float()  # [1, out]
@@ -205,7 +217,9 @@ def _quantised(linear: nn.Linear, kind: Kind) -> nn.Module:
             f"The {kind} kernels of this machine answer {difference / max(size, 1e-9):.0%} off "
             "from the layer they stand for. They are not used; choose another drafter."
         )
-    return made
+    made.register_state_dict_pre_hook(_refuse_saving)
+    layer: nn.Module = made
+    return layer
 
 
 def _per_row_int8(linear: nn.Linear) -> torch.Tensor:
@@ -292,26 +306,29 @@ def _refuse_saving(*_: object) -> None:
 # -- timing ---------------------------------------------------------------------------------
 
 
-def _try_pass_ms(module: Any, kind: Kind, clock: Callable[[], float]) -> tuple[float | None, str]:
+def _try_pass_ms(
+    linears: Callable[[], Iterable[nn.Linear]], kind: Kind, clock: Callable[[], float]
+) -> tuple[float | None, str]:
     """Milliseconds of all linear layers for one token, or None and what forbids the format."""
     try:
-        return _pass_ms(module, kind, clock), ""
+        return _pass_ms(linears, kind, clock), ""
     except ModelError as error:
         return None, str(error)
 
 
 @torch.inference_mode()
-def _pass_ms(module: Any, kind: Kind, clock: Callable[[], float]) -> float:
-    suited = [(path, linear) for path, linear in _linears(module) if _suits(linear, kind)]
-    _check_share(module, [path for path, _ in suited], kind)
-    everything = sum(linear.weight.numel() for _, linear in _linears(module))
-    layers, rows, covered = list[nn.Module](), list[torch.Tensor](), 0
-    for _, linear in suited:
-        layers.append(_quantised(linear, kind))
-        rows.append(torch.ones(1, 1, linear.in_features, dtype=linear.weight.dtype))
-        covered += linear.weight.numel()
-        if covered >= TIMED_WEIGHTS:
-            break
+def _pass_ms(
+    linears: Callable[[], Iterable[nn.Linear]], kind: Kind, clock: Callable[[], float]
+) -> float:
+    layers, rows, covered, everything = list[nn.Module](), list[torch.Tensor](), 0, 0
+    for linear in linears():
+        everything += linear.weight.numel()
+        if covered < TIMED_WEIGHTS and suits(linear, kind):
+            layers.append(quantised_layer(linear, kind))
+            rows.append(torch.ones(1, 1, linear.in_features, dtype=linear.weight.dtype))
+            covered += linear.weight.numel()
+    if not covered:
+        raise ModelError(f"No layer of this model has a shape that {kind} can take.")
     times = []
     for _ in range(TIMED_PASSES + 1):  # the first warms up
         started = clock()

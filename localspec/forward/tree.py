@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 
 def chain_parents(num_tokens: int) -> tuple[int, ...]:
@@ -43,6 +44,24 @@ def tree_mask(parents: Sequence[int], start: int, device: torch.device) -> torch
             visible[node] = visible[parent]
         visible[node, start + node] = True
     return visible.to(device)[None, None]
+
+
+def additive_mask(
+    num_tokens: int,
+    parents: Sequence[int] | None,
+    start: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """Mask to add to attention scores after `start` cached tokens, [1, 1, n, start + n]: 0 where
+    a token sees, -inf where not. parents: None for a chain. None for one token, which sees all."""
+    if num_tokens == 1:
+        return None
+    if parents is None:
+        blocked = torch.full((num_tokens, num_tokens), float("-inf"), dtype=dtype, device=device)
+        return F.pad(blocked.triu_(1), (start, 0))[None, None]
+    blocked = torch.zeros(1, 1, num_tokens, start + num_tokens, dtype=dtype, device=device)
+    return blocked.masked_fill_(~tree_mask(parents, start, device), float("-inf"))
 
 
 def children(parents: Sequence[int]) -> dict[int, list[int]]:

@@ -2,7 +2,8 @@
 
 Contract: weights come from safetensors alone, every file's header is read and held against the
 file's size before a tensor is made, pickle is refused, and code that a repository brings is
-never run. Each failure is a ModelError that names the file and the remedy.
+never run. Each failure is a ModelError that names the file and the remedy. The native decoder
+takes over what it can, and is believed only once it has answered as transformers did.
 
 Not here: which model, whether it fits (machine), fetching it (machine.sources).
 """
@@ -11,19 +12,32 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from localspec.errors import MemoryShortage, ModelError
-from localspec.forward.cache import KVCache
-from localspec.forward.model import CausalLM, kv_shape
+from localspec.forward.cache import KVCache, kv_dtype
+from localspec.forward.model import CausalLM, LanguageModel, kv_shape
+from localspec.forward.takeover import take_over
 
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
+PROBED_TOKENS = 7
+# How far the native decoder's logits may lie from transformers', by their norm: rounding alone.
+AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A loaded model. notice: why the native decoder does not run it, None where it does."""
+
+    model: LanguageModel
+    notice: str | None
 
 
 def load_model(
@@ -32,17 +46,43 @@ def load_model(
     device: torch.device,
     context_length: int,
     bits: Bits | None = None,
-) -> CausalLM:
+) -> Opened:
     """The model of a checked folder on `device`, with a cache of `context_length` slots.
 
-    bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading.
+    The native decoder takes it over where it knows the family and answers as transformers does;
+    the transformers path stays otherwise. bits: quantise the linear layers by bitsandbytes (NF4 or
+    LLM.int8) while loading. Raises ModelError, MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
     shape = kv_shape(module.config, context_length)
     try:
-        return CausalLM(module, KVCache(shape, dtype, device))
+        small = replace(shape, capacity=PROBED_TOKENS)
+        wanted = _answers(CausalLM(module, KVCache(small, dtype, device)))
+        refusal = None
+        if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
+            cache = KVCache(shape, kv_dtype(dtype, device), device)
+            try:
+                native = take_over(module, cache, is_emptied=True)
+            except ModelError as error:
+                refusal = str(error)
+            else:
+                off = float((_answers(native) - wanted).norm() / wanted.norm())
+                if off <= AGREEMENT[dtype]:
+                    return Opened(native, None)
+                del native, module  # before the weights are read a second time
+                refusal = f"The native decoder answered {off:.1%} off and is not used."
+                module = load_module(folder, dtype, device, bits)
+        return Opened(CausalLM(module, KVCache(shape, dtype, device)), refusal)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+
+
+def _answers(model: LanguageModel) -> torch.Tensor:
+    """Logits of several tokens at once and of one after them; leaves the cache empty."""
+    ids = [(7 * place + 1) % model.vocab_size for place in range(PROBED_TOKENS)]
+    logits = torch.cat((model.forward(ids[:-1]), model.forward(ids[-1:])))  # [PROBED_TOKENS, V]
+    model.cache.rollback(0)
+    return logits
 
 
 def load_module(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from localspec.machine.hardware import Device, margin_for
-from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision
+from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, kv_precision
 
 MIB = 2**20
 GIB = 2**30
@@ -117,8 +117,10 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     return PlanBytes(
         target_weights=target.weight_bytes(plan.precision, full),
         draft_weights=draft_weights,
-        target_kv=target.kv_bytes(plan.context_length, full),
-        draft_kv=draft.kv_bytes(plan.context_length, full) if draft else 0,
+        target_kv=target.kv_bytes(plan.context_length, kv_precision(full, room.device)),
+        draft_kv=draft.kv_bytes(plan.context_length, kv_precision(full, room.device))
+        if draft
+        else 0,
         logits=MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES,
         activations=activations + (CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0),
         runtime=room.runtime_bytes,

@@ -32,14 +32,14 @@ from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.options import LoadOptions
 from localspec.machine.planning import FULL_PRECISIONS
 from localspec.machine.remembered import identity
-from localspec.machine.shapes import Precision, shape_from_folder
+from localspec.machine.shapes import Precision, kv_precision, shape_from_folder
 from localspec.machine.sources import Source, resolve
 
 if TYPE_CHECKING:
     import torch
 
-    from localspec.forward.model import CausalLM
-    from localspec.forward.weights import Bits
+    from localspec.forward.model import LanguageModel
+    from localspec.forward.weights import Bits, Opened
 
 Report = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
@@ -84,19 +84,26 @@ def open_local_backend(
     from localspec.engine.controller import Controller
     from localspec.engine.costs import Costs
     from localspec.engine.engine import Engine
+    from localspec.machine.threads import choose_threads
 
     source = resolve(options)
     hardware = confirmed_by_torch(probe(), torch)
     place = _place(options, source, hardware, torch)
     report(f"loading {source.target_name}")
     _refuse_shortage(source.target, place)
-    target = _load(source.target, place)
+    opened = _load(source.target, place)
+    target = opened.model
+    if target.device.type == "cpu":
+        report("choosing the number of threads")
+        choose_threads(lambda: _one_step(target))
     template = ChatTemplate.load(source.target)
     drafters, statuses = _drafters(source, place, target, report)
     controller = Controller(drafters, Costs(), Acceptance())
     combination = _identity(source, place, torch)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
     notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]
+    if opened.notice is not None:
+        notices.append(f"transformers' own forward is used, which is slower. {opened.notice}")
     states = dict(state or {})
     own = states.pop(combination, None)
     if own is not None and not controller.restore(own):
@@ -179,17 +186,23 @@ def _needed_bytes(folder: Path, place: _Place) -> int:
     except ModelError:  # a family the planner cannot count; its files say the least it needs
         return sum(file.stat().st_size for file in weight_files(folder))
     precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
-    return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, full)
+    kept_in = kv_precision(full, place.device.type)
+    return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
 
 
-def _load(folder: Path, place: _Place) -> CausalLM:
+def _load(folder: Path, place: _Place) -> Opened:
     from localspec.forward.weights import load_model
 
     return load_model(folder, place.dtype, place.device, place.context_length, place.bits)
 
 
+def _one_step(model: LanguageModel) -> None:
+    model.forward([1])
+    model.cache.rollback(0)
+
+
 def _drafters(
-    source: Source, place: _Place, target: CausalLM, report: Report
+    source: Source, place: _Place, target: LanguageModel, report: Report
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
     """Every registered drafter that can be built, and a status for each that is known."""
     from localspec.drafters import REGISTRY, drafter_class
@@ -211,7 +224,7 @@ def _drafters(
     return built, tuple(statuses)
 
 
-def _draft(source: Source, place: _Place, report: Report) -> tuple[CausalLM | None, str]:
+def _draft(source: Source, place: _Place, report: Report) -> tuple[LanguageModel | None, str]:
     """The draft model, or why there is none."""
     if source.draft is None:
         return None, source.draft_refusal
@@ -221,7 +234,8 @@ def _draft(source: Source, place: _Place, report: Report) -> tuple[CausalLM | No
         _refuse_shortage(source.draft, place)
         context = _draft_context(source, place)
         # A draft stays in full precision: it is small, and its steps are what must be cheap.
-        return _load(source.draft, replace(place, context_length=context, bits=None)), ""
+        draft = _load(source.draft, replace(place, context_length=context, bits=None))
+        return draft.model, ""
     except (ModelError, MemoryShortage) as error:
         return None, str(error)
 

@@ -22,6 +22,12 @@ from localspec.errors import ModelError
 Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit"]
 FULL_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 
+
+def kv_precision(full: Precision, device: str) -> Precision:
+    """What keys and values are kept in: fp32 on a processor, as forward.cache.kv_dtype says."""
+    return "fp32" if device == "cpu" else full
+
+
 # bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
 NF4_BYTES = 0.5 + 4 / 64
 # Beside them bitsandbytes keeps a code table of 16 and one of 256 fp32 values for each matrix.

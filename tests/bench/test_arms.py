@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localspec.backend import DrafterStatus
-from localspec.bench.arms import Arm, parse_arms, refusals, rotated
+from localspec.bench.arms import PEERS, Arm, parse_arms, refusals, rotated
 from localspec.errors import ConfigError
 
 READY = (
@@ -24,11 +24,46 @@ def test_a_fixed_length_is_read_from_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["off@2", "transformers@4", "ngram@", "ngram@x", "ngram@0", "ngram@65"]
+    "name",
+    [
+        "off@2",
+        "transformers@4",
+        "llama_cpp@2",
+        "vllm@2",
+        "ngram@",
+        "ngram@x",
+        "ngram@0",
+        "ngram@65",
+        "ngram@3-2",
+        "ngram@0-2",
+        "ngram@1-",
+        "ngram@-3",
+    ],
 )
 def test_a_length_that_makes_no_sense_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         parse_arms((name,))
+
+
+def test_a_range_of_lengths_is_spelt_out_in_its_place() -> None:
+    names = [arm.name for arm in parse_arms(("auto", "draft_model@1-3", "draft_model@2", "vllm"))]
+    assert names == ["off", "auto", "draft_model@1", "draft_model@2", "draft_model@3", "vllm"]
+
+
+def test_a_range_beyond_the_limit_names_the_first_that_is_too_long() -> None:
+    with pytest.raises(ConfigError, match=r"'ngram@65' asks for 65"):
+        parse_arms(("ngram@60-70000000",))
+
+
+def test_a_range_may_reach_the_limit() -> None:
+    assert [arm.num_draft_tokens for arm in parse_arms(("ngram@63-64",))] == [None, 63, 64]
+
+
+def test_peers_that_draft_may_have_a_length_and_none_of_them_learns() -> None:
+    arms = parse_arms((*PEERS, "transformers_draft@5", "llama_cpp_lookup@10"))
+    assert arms[-2] == Arm("transformers_draft@5", "transformers_draft", 5)
+    assert [arm.is_peer for arm in arms] == [False] + [True] * (len(PEERS) + 2)
+    assert not any(arm.is_learning for arm in arms)
 
 
 def test_only_arms_without_a_fixed_length_learn() -> None:
@@ -37,9 +72,14 @@ def test_only_arms_without_a_fixed_length_learn() -> None:
 
 
 def test_an_unavailable_drafter_is_refused_with_its_reason() -> None:
-    arms = parse_arms(("ngram", "draft_model", "draft_model@4", "auto", "transformers"))
+    arms = parse_arms(("ngram", "draft_model", "draft_model@4", "auto", "transformers", "vllm"))
     reason = "no draft model was chosen."
     assert refusals(arms, READY) == {"draft_model": reason, "draft_model@4": reason}
+
+
+def test_a_drafter_that_only_the_stage_knows_can_be_an_arm() -> None:
+    statuses = (*READY, DrafterStatus("chain", True, "ready"))
+    assert refusals(parse_arms(("chain", "chain@4")), statuses) == {}
 
 
 def test_a_known_drafter_that_this_version_lacks_is_a_reason_and_not_an_error() -> None:

@@ -12,14 +12,18 @@ from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
-from tests.tiny import tiny_llama, with_cache
+from localspec.forward.cache import KVCache
+from localspec.forward.model import CausalLM, kv_shape
+from tests.tiny import tiny_llama
 
 PROMPT = (3, 9, 14, 27, 5)
 
 
 @pytest.fixture
 def engine() -> Engine:
-    return Engine(with_cache(tiny_llama()), {})
+    module = tiny_llama()  # transformers' own path, so that a test can reach into its weights
+    cache = KVCache(kv_shape(module.config, 256), module.dtype, module.device)
+    return Engine(CausalLM(module, cache), {})
 
 
 def test_equal_outputs_do_not_differ() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.bench.figures import Estimate, estimate, num_repeated_grams, repetition
+from localspec.bench.figures import (
+    Estimate,
+    estimate,
+    inter_token_ms,
+    num_repeated_grams,
+    percentile,
+    repetition,
+)
 
 
 def test_the_median_is_the_middle_ratio_and_not_the_mean() -> None:
@@ -54,3 +61,16 @@ def test_repetition_is_a_share_over_all_outputs_together() -> None:
 
 def test_the_same_gram_in_two_outputs_is_no_repetition() -> None:
     assert repetition([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0.0
+
+
+def test_a_percentile_lies_on_the_line_between_its_neighbours() -> None:
+    values = [40.0, 10.0, 30.0, 20.0]
+    assert [percentile(values, share) for share in (0.0, 0.5, 1.0)] == [10.0, 25.0, 40.0]
+    assert percentile(values, 0.95) == pytest.approx(38.5)
+    assert percentile([7.0], 0.99) == 7.0
+    assert percentile([], 0.5) is None
+
+
+def test_tokens_that_arrive_together_have_no_wait_between_them() -> None:
+    assert inter_token_ms([12.0, 12.0, 12.0, 32.0, 32.0]) == [0.0, 0.0, 20.0, 0.0]
+    assert inter_token_ms([5.0]) == [] and inter_token_ms([]) == []

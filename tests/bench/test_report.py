@@ -14,7 +14,9 @@ from localspec.bench.stage import Case, Run
 ROW_KEYS = [
     "arm", "precision", "temperature", "task", "num_prompts", "num_tokens", "tokens_per_second",
     "ratio_to_off", "ratio_low", "ratio_high", "acceptance_rate", "mean_accepted_length",
-    "repetition", "identical_to_off",
+    "repetition", "identical_to_off", "rate_low", "rate_high", "ttft_ms",
+    "prefill_tokens_per_second", "itl_p50_ms", "itl_p95_ms", "itl_p99_ms", "host_ms_per_round",
+    "peak_memory_bytes", "energy_joules_per_token", "mean_context_length", "bandwidth_share",
 ]  # fmt: skip
 FRESH = tuple(range(10))
 

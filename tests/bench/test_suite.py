@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from localspec.backend import DrafterStatus
-from localspec.bench import suite
+from localspec.bench import contest
 from localspec.bench.prompts import Prompt
-from localspec.bench.reference import decode_ms
+from localspec.bench.reference import Modules, transformers_peer
 from localspec.bench.stage import Case, Stage, forget, own_controller, run_engine
 from localspec.bench.suite import BenchSettings, compare, listed, listed_numbers
 from localspec.core import Proposal, SamplingParams
@@ -22,7 +24,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ConfigError, ModelError, RequestError
-from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
+from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, on_transformers, tiny_llama, with_cache
 
 PROMPTS = [
     Prompt("a", "chat", "hello there"),
@@ -61,6 +63,23 @@ def stage() -> Stage:
     )
 
 
+@pytest.fixture
+def module_stage(stage: Stage) -> Stage:
+    """The same models, run by transformers' own modules."""
+    target = tiny_llama()
+    draft = DraftModelDrafter(on_transformers(agreeing_draft(target)), VOCAB_SIZE)
+    return replace(stage, engine=Engine(on_transformers(target), {"draft_model": draft}))
+
+
+@pytest.fixture
+def folder_stage(stage: Stage, tmp_path: Path) -> Stage:
+    """The same models on our own forward, with the folders they came from."""
+    target = tiny_llama()
+    target.save_pretrained(tmp_path / "target")
+    agreeing_draft(target).save_pretrained(tmp_path / "draft")
+    return replace(stage, target_folder=tmp_path / "target", draft_folder=tmp_path / "draft")
+
+
 def silent(phrase: str) -> None:
     pass
 
@@ -86,18 +105,75 @@ def test_every_arm_writes_what_plain_decoding_writes(stage: Stage) -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_transformers_runs_the_same_weights_to_the_same_tokens(stage: Stage) -> None:
+TRANSFORMERS_ARMS = (
+    "transformers", "transformers_draft", "transformers_draft@3", "transformers_lookup",
+    "transformers_lookup@2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["module_stage", "folder_stage"])
+def test_transformers_runs_the_same_weights_to_the_same_tokens(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    stage: Stage = request.getfixturevalue(kind)
+    result = compare(stage, PROMPTS, settings(arms=TRANSFORMERS_ARMS), silent)
+    assert result["differences"] == []
+    for arm in TRANSFORMERS_ARMS:
+        (row,) = rows_of(result, arm)
+        assert row["identical_to_off"] == 0
+        assert row["num_tokens"] == rows_of(result, "off")[0]["num_tokens"] > 0
+        assert row["tokens_per_second"] > 0 and row["acceptance_rate"] is None
+        assert row["ttft_ms"] > 0 and row["peak_memory_bytes"] > 0
+
+
+def test_transformers_samples_too_and_is_then_not_compared(module_stage: Stage) -> None:
+    wanted = settings(arms=TRANSFORMERS_ARMS, temperatures=(0.7,))
+    result = compare(module_stage, PROMPTS, wanted, silent)
+    for arm in TRANSFORMERS_ARMS:
+        (row,) = rows_of(result, arm)
+        assert row["num_tokens"] > 0 and row["identical_to_off"] is None
+
+
+def test_assisted_transformers_really_takes_draft_tokens(module_stage: Stage) -> None:
+    peer = transformers_peer(Modules(module_stage, 1), "draft", 4)
+    run = peer.run(Case("a", "chat", (3, 9, 14, 27, 5), 0), SamplingParams(), 16)
+    assert run.num_rounds is not None and 0 < run.num_rounds < len(run.decided)
+
+
+def test_the_drafts_own_settings_are_put_back(module_stage: Stage) -> None:
+    modules = Modules(module_stage, 1)
+    before = modules.draft.generation_config
+    peer = transformers_peer(modules, "draft", 4)
+    peer.run(Case("a", "chat", (3, 9, 14), 0), SamplingParams(), 4)
+    assert modules.draft.generation_config is before
+
+
+def test_transformers_has_its_own_number_of_threads_while_it_runs(
+    module_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = torch.get_num_threads(), list[int]()
+    modules = Modules(module_stage, own + 1)
+    generate = modules.target.generate
+
+    def noting(**arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return generate(**arguments)
+
+    monkeypatch.setattr(modules.target, "generate", noting)
+    peer = transformers_peer(modules, "plain", None)
+    peer.run(Case("a", "chat", (3, 9, 14), 0), SamplingParams(), 4)
+    assert (seen, torch.get_num_threads()) == ([own + 1], own)
+
+
+def test_transformers_without_a_module_or_a_folder_is_a_reason(stage: Stage) -> None:
     result = compare(stage, PROMPTS, settings(arms=("transformers",)), silent)
-    (row,) = rows_of(result, "transformers")
-    assert row["identical_to_off"] == 0
-    assert row["num_tokens"] == rows_of(result, "off")[0]["num_tokens"] > 0
-    assert row["tokens_per_second"] > 0 and row["acceptance_rate"] is None
+    assert "does not run on transformers" in rows_of(result, "transformers")[0]["reason"]
 
 
-def test_transformers_samples_too_and_is_then_not_compared(stage: Stage) -> None:
-    wanted = settings(arms=("transformers",), temperatures=(0.7,))
-    (row,) = rows_of(compare(stage, PROMPTS, wanted, silent), "transformers")
-    assert row["num_tokens"] > 0 and row["identical_to_off"] is None
+def test_a_quantised_target_is_not_loaded_a_second_time(folder_stage: Stage) -> None:
+    quantised = replace(folder_stage, precision="4-bit")
+    result = compare(quantised, PROMPTS, settings(arms=("transformers",)), silent)
+    assert "4-bit" in rows_of(result, "transformers")[0]["reason"]
 
 
 def test_there_is_a_row_for_each_arm_temperature_and_task(stage: Stage) -> None:
@@ -117,7 +193,7 @@ def test_a_planted_wrong_token_is_counted(stage: Stage, monkeypatch: pytest.Monk
         wrong = (run.tokens[0] + 1, *run.tokens[1:])
         return replace(run, tokens=wrong, decided=wrong)
 
-    monkeypatch.setattr(suite, "run_engine", faulty)
+    monkeypatch.setattr(contest, "run_engine", faulty)
     result = compare(stage, PROMPTS, settings(arms=("ngram",)), silent)
     assert rows_of(result, "ngram")[0]["identical_to_off"] == 3
     assert [each["position"] for each in result["differences"]] == [0, 0, 0]
@@ -130,7 +206,7 @@ def test_the_sides_take_turns(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
         order.append((arguments[4].id, arguments[2]))
         return run_engine(*arguments)
 
-    monkeypatch.setattr(suite, "run_engine", noting)
+    monkeypatch.setattr(contest, "run_engine", noting)
     compare(stage, PROMPTS, settings(arms=("off", "ngram")), silent)
     assert order[2:] == [  # the first two warm up
         ("a", "off"), ("a", "ngram"), ("b", "ngram"), ("b", "off"), ("c", "ngram"), ("c", "off"),
@@ -255,15 +331,10 @@ def test_a_sampled_run_can_be_made_again(stage: Stage) -> None:
     assert one.decided == two.decided
 
 
-def test_transformers_first_token_is_charged_at_the_mean_of_the_others() -> None:
-    assert decode_ms([5.0, 5.1, 5.2, 5.3]) == pytest.approx(400.0)
-    assert decode_ms([5.0]) is None and decode_ms([]) is None
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"max_tokens": 0}, {"limit": 0}, {"temperatures": ()}, {"temperatures": (0.0, 0.0)},
-     {"warm_prompts": -1}],
+     {"warm_prompts": -1}, {"peer_threads": 0}],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

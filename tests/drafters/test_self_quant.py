@@ -26,8 +26,8 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.errors import NumericsError
-from localspec.forward.model import CausalLM
-from localspec.forward.quantised import Kind, quantised_bytes
+from localspec.forward.decoder import Decoder
+from localspec.forward.quantised import Kind
 from tests.tiny import tiny_llama, with_cache
 
 NAME = SelfQuantDrafter.name
@@ -164,9 +164,10 @@ def test_the_target_answers_bit_for_bit_as_before() -> None:
 
 def test_memory_is_the_quantised_weights_and_no_cache() -> None:
     engine, drafter = engine_of("int8")
-    assert isinstance(drafter.model, CausalLM)
-    assert drafter.memory_bytes == quantised_bytes(drafter.model.module)
-    assert isinstance(engine.target, CausalLM)
+    assert isinstance(drafter.model, Decoder)
+    blocks = drafter.model.weights.blocks
+    own = sum(linear.weight_bytes for block in blocks for linear in block.linears)
+    assert drafter.memory_bytes == own
     assert 0 < drafter.memory_bytes < engine.target.weight_bytes
 
 

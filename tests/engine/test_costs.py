@@ -67,8 +67,26 @@ def test_a_slower_machine_is_followed_within_a_hundred_rounds() -> None:
     for _ in range(100):
         costs.observe(1, 100, 20.0)
     assert costs.plain_ms(100) == pytest.approx(20.0, rel=0.02)
-    other = costs.verify_ms(8, 100)
-    assert other is not None and other > 22.0  # the others moved along, a little
+    assert costs.verify_ms(8, 100) == measured().verify_ms(8, 100), "one width says nothing of all"
+
+
+def test_what_all_widths_agree_on_moves_those_that_are_not_run() -> None:
+    costs, before = measured(), measured().verify_ms(16, 100)
+    assert before is not None
+    for _ in range(30):
+        costs.observe(1, 100, 20.0)
+        costs.observe(2, 100, 2.0 * (measured().verify_ms(2, 100) or 0.0))
+    moved = costs.verify_ms(16, 100)
+    assert moved is not None and moved > 1.3 * before
+
+
+def test_a_width_that_was_measured_wrongly_moves_itself_alone() -> None:
+    """Width 2 costs half of what was measured; plain decoding was measured rightly."""
+    costs, before = measured(), measured().verify_ms(16, 100)
+    for _ in range(100):
+        costs.observe(1, 100, 10.0)
+        costs.observe(2, 100, 0.5 * (measured().verify_ms(2, 100) or 0.0))
+    assert costs.verify_ms(16, 100) == pytest.approx(before, rel=0.02)
 
 
 def test_noise_around_the_truth_does_not_carry_the_costs_away() -> None:

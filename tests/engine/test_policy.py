@@ -63,12 +63,16 @@ def test_auto_is_never_much_worse_than_off(step_ms: float) -> None:
 @pytest.mark.parametrize(("rate", "confidence"), [(0.9, 0.6), (0.5, 0.99), (0.2, 0.95)])
 def test_a_confidence_that_is_wrong_is_corrected(rate: float, confidence: float) -> None:
     """The drafter says how sure it is, and is wrong about it. The rule by confidence adds its
-    own choice of length, so 0.95 of the best fixed one is asked for once it has learnt."""
-    drafter = Simulated(1.0, rate)
-    drafter.confidence = confidence
-    world = World({"d": drafter})
-    world.run(3000, COLD)
-    assert world.rate(since=500) >= 0.95 * best_fixed_rate({"d": drafter})
+    own choice of length, so 0.95 of the best fixed one is asked for once it has learnt, less
+    0.01 for chance: the mean of six worlds has a standard error of 0.006 to 0.01."""
+    reached = []
+    for seed in range(6):
+        drafter = Simulated(1.0, rate)
+        drafter.confidence = confidence
+        world = World({"d": drafter}, seed)
+        world.run(3000, COLD)
+        reached.append(world.rate(since=500) / best_fixed_rate({"d": drafter}))
+    assert mean(reached) >= 0.94, reached
 
 
 # -- probing ----------------------------------------------------------------------------------

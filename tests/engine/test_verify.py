@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from localspec.core import Proposal, Verdict, chain
+from localspec.engine import rows as rows_module
 from localspec.engine import verify as module
+from localspec.engine.rows import SampledRows
 from localspec.engine.verify import verify
 
 V = 3
@@ -87,7 +89,8 @@ def outcomes(
             module, "uniforms", lambda count, rng, script=script: [_Chance(script)] * count
         )
         monkeypatch.setattr(module, "draw", draw)
-        verdict = verify(proposal, rows, torch.Generator())
+        monkeypatch.setattr(rows_module, "draw", draw)
+        verdict = verify(proposal, SampledRows(rows), torch.Generator())
         assert script.row is not None
         yield script.weight, verdict, script.row / script.row.sum()
         for place in range(len(script.given), len(script.made)):
@@ -290,20 +293,20 @@ def test_fault_the_block_rule_without_its_offer_is_seen(monkeypatch: pytest.Monk
 def test_residual_of_equal_rows_falls_back_to_the_target() -> None:
     """p and q agree to rounding, so a rejection leaves no mass: p itself is drawn from."""
     row = torch.tensor([0.25, 0.5, 0.25])
-    left = module._residual(row, chain((1,), row[None].clone()), 0)
-    assert torch.equal(left, row)
+    left = rows_module.DenseRow(row).without(1, row.clone())
+    assert torch.equal(left.weights, row)
 
 
 def test_rejected_draft_with_nothing_left_still_draws_a_likely_token() -> None:
     p = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     q = torch.tensor([[1.0, 0.0, 0.0]])
-    verdict = verify(chain((0,), q), p, torch.Generator().manual_seed(0))
+    verdict = verify(chain((0,), q), SampledRows(p), torch.Generator().manual_seed(0))
     assert verdict == Verdict((), 1)
 
 
 def test_without_a_draft_the_token_comes_from_the_target_alone() -> None:
     row = torch.tensor([[0.0, 0.0, 1.0]])
-    assert verify(Proposal(), row, torch.Generator().manual_seed(0)) == Verdict((), 2)
+    assert verify(Proposal(), SampledRows(row), torch.Generator().manual_seed(0)) == Verdict((), 2)
 
 
 # -- planted faults: the enumeration must see each of them ----------------------------------
@@ -325,7 +328,7 @@ def test_fault_no_residual_is_seen(
     way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(4), random_rows(1004)
-    monkeypatch.setattr(module, "_residual", lambda row, proposal, child: row)
+    monkeypatch.setattr(rows_module.DenseRow, "without", lambda row, token, drawn_from: row)
     monkeypatch.setitem(globals(), "verify", module._verify_nodes)
     assert largest_error(first_two(way(draft), target, monkeypatch), target) > 0.01
 

@@ -20,7 +20,7 @@ from transformers import (
 from localspec.errors import CacheError, ModelError
 from localspec.forward.cache import KVCache
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill
-from tests.tiny import tiny_llama, with_cache
+from tests.tiny import on_transformers, tiny_llama
 
 CLOSE: Any = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
@@ -68,13 +68,13 @@ def module() -> Any:
 
 @pytest.mark.parametrize("cut", [1, 2, 7, 12])
 def test_chain_after_a_cache_equals_the_full_forward(module: Any, cut: int) -> None:
-    model = with_cache(module)
+    model = on_transformers(module)
     first, second = model.forward(TEXT[:cut]), model.forward(TEXT[cut:])
     assert torch.allclose(torch.cat((first, second)), plain(module, TEXT), **CLOSE)
 
 
 def test_one_by_one_equals_all_at_once(module: Any) -> None:
-    model = with_cache(module)
+    model = on_transformers(module)
     rows = [model.forward([token])[0] for token in TEXT]
     assert torch.allclose(torch.stack(rows), plain(module, TEXT), **CLOSE)
 
@@ -82,7 +82,7 @@ def test_one_by_one_equals_all_at_once(module: Any) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3", "mistral", "gemma3"])
 def test_other_families_agree_with_transformers(kind: str) -> None:
     module = small(kind)
-    model = with_cache(module, capacity=32)
+    model = on_transformers(module, capacity=32)
     rows = torch.cat((model.forward(TEXT[:5]), model.forward(TEXT[5:12]), model.forward(TEXT[12:])))
     assert torch.allclose(rows, plain(module, TEXT), **CLOSE)
 
@@ -91,7 +91,7 @@ def test_other_families_agree_with_transformers(kind: str) -> None:
 def test_every_node_of_a_tree_equals_its_path_alone(module: Any, start: int) -> None:
     parents = [-1, 0, 0, 1, 2, 2, -1, 6]
     nodes = [11, 12, 13, 14, 15, 16, 17, 18]
-    model = with_cache(module)
+    model = on_transformers(module)
     prefill(model, TEXT[:start])
     logits = model.forward(nodes, parents)
     for node in range(len(nodes)):
@@ -104,7 +104,7 @@ def test_every_node_of_a_tree_equals_its_path_alone(module: Any, start: int) -> 
 
 def test_a_kept_tree_path_equals_having_decoded_it(module: Any) -> None:
     parents, nodes = [-1, 0, 0, 2, 2], [11, 12, 13, 14, 15]
-    model = with_cache(module)
+    model = on_transformers(module)
     prefill(model, TEXT)
     model.forward(nodes, parents)
     model.cache.keep(len(TEXT), (0, 2, 4))  # 11, 13, 15
@@ -115,7 +115,7 @@ def test_a_kept_tree_path_equals_having_decoded_it(module: Any) -> None:
 
 def test_a_tree_truncated_instead_of_compacted_is_seen(module: Any) -> None:
     """The planted fault of the test above: same length and tokens, wrong slots."""
-    model = with_cache(module)
+    model = on_transformers(module)
     prefill(model, TEXT)
     model.forward([11, 12, 13, 14, 15], [-1, 0, 0, 2, 2])
     model.cache.tokens[len(TEXT) :] = [11, 13, 15]
@@ -126,7 +126,7 @@ def test_a_tree_truncated_instead_of_compacted_is_seen(module: Any) -> None:
 
 
 def test_rollback_and_another_way_leaves_no_trace(module: Any) -> None:
-    model = with_cache(module)
+    model = on_transformers(module)
     model.forward([*TEXT, 1, 2, 3])
     model.cache.rollback(len(TEXT))
     found = model.forward([30, 31])
@@ -134,7 +134,7 @@ def test_rollback_and_another_way_leaves_no_trace(module: Any) -> None:
 
 
 def test_only_the_wanted_logits_are_returned(module: Any) -> None:
-    model = with_cache(module)
+    model = on_transformers(module)
     assert model.forward(TEXT, num_logits=1).shape == (1, 64)
     assert torch.allclose(
         model.forward([1, 2, 3], num_logits=2), plain(module, [*TEXT, 1, 2, 3])[-2:], **CLOSE
@@ -144,14 +144,14 @@ def test_only_the_wanted_logits_are_returned(module: Any) -> None:
 def test_prefill_in_chunks_equals_one_forward() -> None:
     module = tiny_llama(later=1.0)
     text = [(7 * i) % 61 for i in range(PREFILL_CHUNK + 5)]
-    model = with_cache(module, capacity=len(text) + 1)
+    model = on_transformers(module, capacity=len(text) + 1)
     prefill(model, text)
     assert model.cache.tokens == text
     assert torch.allclose(model.forward([9])[0], plain(module, [*text, 9])[-1], **CLOSE)
 
 
 def test_a_full_context_is_refused_and_the_cache_stays_usable(module: Any) -> None:
-    model = with_cache(module, capacity=8)
+    model = on_transformers(module, capacity=8)
     model.forward(TEXT[:6])
     with pytest.raises(CacheError):
         model.forward([1, 2, 3])
@@ -159,7 +159,7 @@ def test_a_full_context_is_refused_and_the_cache_stays_usable(module: Any) -> No
 
 
 def test_logits_are_fp32_in_half_precision() -> None:
-    model = with_cache(tiny_llama().to(torch.bfloat16))
+    model = on_transformers(tiny_llama().to(torch.bfloat16))
     assert model.forward(TEXT).dtype == torch.float32
     assert model.cache._slots.dtype == torch.bfloat16
 
@@ -176,7 +176,7 @@ def test_tied_weights_count_once() -> None:
     )
     module = AutoModelForCausalLM.from_config(config)
     held = [*module.parameters(), *module.buffers()]  # each parameter once
-    assert with_cache(module).weight_bytes == 4 * sum(tensor.numel() for tensor in held)
+    assert on_transformers(module).weight_bytes == 4 * sum(tensor.numel() for tensor in held)
 
 
 def sliding_mistral(window: int) -> MistralConfig:

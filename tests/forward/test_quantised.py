@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +18,11 @@ from localspec.forward.quantised import (
     Int8Linear,
     Kind,
     cheapest_kind,
+    module_linears,
     quantised_bytes,
     quantised_copy,
 )
-from tests.tiny import tiny_llama
+from tests.tiny import CPU, tiny_llama
 
 KINDS: tuple[Kind, ...] = ("nf4", "int8")
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -38,6 +39,10 @@ def narrow_llama() -> Any:
         num_key_value_heads=2,
     )
     return LlamaForCausalLM(config).eval()
+
+
+def linears(module: Any) -> Callable[[], Iterator[nn.Linear]]:
+    return lambda: module_linears(module)
 
 
 def biased_qwen() -> Any:
@@ -246,7 +251,7 @@ def test_the_cheaper_format_is_chosen_and_both_times_are_told(
     nf4_s: float, int8_s: float, kind: Kind
 ) -> None:
     ticks = clock_of(nf4_s, int8_s)
-    choice = cheapest_kind(tiny_llama(), clock=lambda: next(ticks))
+    choice = cheapest_kind(linears(tiny_llama()), CPU, clock=lambda: next(ticks))
     assert choice.kind == kind
     assert choice.nf4_ms == pytest.approx(1000 * nf4_s)
     assert choice.int8_ms == pytest.approx(1000 * int8_s)
@@ -254,13 +259,13 @@ def test_the_cheaper_format_is_chosen_and_both_times_are_told(
 
 
 def test_the_real_clock_gives_times_above_zero() -> None:
-    choice = cheapest_kind(tiny_llama())
+    choice = cheapest_kind(linears(tiny_llama()), CPU)
     assert choice.nf4_ms is not None and choice.int8_ms is not None
     assert min(choice.nf4_ms, choice.int8_ms) > 0.0
 
 
 def test_a_format_that_cannot_be_used_leaves_the_choice_to_the_other() -> None:
-    choice = cheapest_kind(narrow_llama())
+    choice = cheapest_kind(linears(narrow_llama()), CPU)
     assert (choice.kind, choice.nf4_ms) == ("int8", None)
     assert "since NF4 cannot be used" in choice.reason
 
@@ -268,5 +273,5 @@ def test_a_format_that_cannot_be_used_leaves_the_choice_to_the_other() -> None:
 def test_a_timed_part_stands_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantised, "TIMED_WEIGHTS", 1)  # one layer: q, 64 x 64 of 73,728
     ticks = clock_of(0.001, 0.002)
-    choice = cheapest_kind(tiny_llama(), clock=lambda: next(ticks))
+    choice = cheapest_kind(linears(tiny_llama()), CPU, clock=lambda: next(ticks))
     assert choice.nf4_ms == pytest.approx(1.0 * 73_728 / 4_096)

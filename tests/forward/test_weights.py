@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
-from localspec.forward.weights import check_folder, check_safetensors, load_model, weight_files
+from localspec.forward import weights
+from localspec.forward.decoder import Decoder
+from localspec.forward.model import CausalLM
+from localspec.forward.takeover import take_over
+from localspec.forward.weights import (
+    check_folder,
+    check_safetensors,
+    load_model,
+    load_module,
+    weight_files,
+)
 from tests.tiny import CPU, tiny_llama
 
 SINGLE = "model.safetensors"
@@ -40,7 +51,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> Any:
-    return load_model(folder, torch.float32, CPU, 32)
+    return load_model(folder, torch.float32, CPU, 32).model
 
 
 def with_header(file: Path, header: bytes, length: int | None = None) -> None:
@@ -72,12 +83,11 @@ def in_shards(folder: Path) -> None:
 
 
 def test_a_good_folder_loads_the_very_weights(good: Path) -> None:
-    model = load(good)
-    wanted = tiny_llama().state_dict()
-    found = model.module.state_dict()
+    module = load_module(good, torch.float32, CPU)
+    wanted, found = tiny_llama().state_dict(), module.state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert not model.module.training
-    assert not any(p.requires_grad for p in model.module.parameters())
+    assert not module.training
+    assert not any(p.requires_grad for p in module.parameters())
 
 
 def test_shards_load_like_one_file(folder: Path) -> None:
@@ -312,3 +322,35 @@ def test_a_huge_header_is_not_read_into_memory(folder: Path) -> None:
     header_beyond_the_file(folder)
     with pytest.raises(ModelError, match="does not fit the file"):
         check_safetensors(folder / SINGLE)
+
+
+def test_a_native_decoder_that_answers_otherwise_is_not_used(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(module: Any, cache: Any, is_emptied: bool) -> Decoder:
+        native = take_over(module, cache, is_emptied)
+        turned = replace(native.weights, sin=-native.weights.sin)
+        return Decoder(turned, cache)
+
+    monkeypatch.setattr(weights, "take_over", damaged)
+    opened = load_model(good, torch.float32, CPU, 32)
+    assert isinstance(opened.model, CausalLM) and opened.model.cache.length == 0
+    assert opened.notice is not None and "is not used" in opened.notice
+    wanted = tiny_llama()(input_ids=torch.tensor([[3, 1, 4]])).logits[0]
+    assert torch.allclose(opened.model.forward([3, 1, 4]), wanted, atol=1e-5)
+
+
+def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=4)).save_pretrained(
+        tmp_path
+    )
+    opened = load_model(tmp_path, torch.float32, CPU, 32)
+    assert isinstance(opened.model, CausalLM)
+    assert opened.notice is not None and "gpt2 is no family it knows" in opened.notice
+
+
+def test_a_model_that_is_known_runs_natively(good: Path) -> None:
+    opened = load_model(good, torch.float32, CPU, 32)
+    assert isinstance(opened.model, Decoder) and opened.notice is None

@@ -1,0 +1,220 @@
+"""Worlds out of a log: the texts people really had, as far as their rounds tell.
+
+Contract: one world for each combination of models and machine in the log, its turns in the log's
+order, so that what alternated then alternates again. Of a drafter that drafted a stretch the
+accepted tokens are right and the first rejected one is wrong, as logged. All other positions are
+drawn: a guess is right at the rate of that drafter's known guesses nearby in the turn, shrunk
+towards its rate over the whole log. Costs are the stored calibration's where exactly one fits the
+combination, else the medians of the logged rounds.
+
+What a log does not tell is assumed, and the result says so: confidences (drawn as in worlds), what
+a lookup would have met where another drafter was used (the signal of its nearest round within
+SIGNAL_REACH tokens, nothing beyond), and a drafter's guesses in turns it never drafted. A log of
+`auto` shows a drafter where it was chosen, so at its best: replay compares policies, it does not
+foretell a rate.
+
+Not here: reading the file (record.steps), playing (play).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from random import Random
+from statistics import median
+from typing import Any
+
+from localspec.bench.worlds import CONCENTRATION, MODEL, Stretch, Track, World
+from localspec.core import OFF
+from localspec.engine.costs import WIDTHS, Costs
+from localspec.errors import StoreError
+from localspec.machine.remembered import NO_DRAFT
+from localspec.record.steps import LoggedStep, LoggedTurn
+
+FADE = 0.95  # of a known guess's weight with each token of distance
+WHOLE_WEIGHT = 3.0  # what the rate over the whole log counts for, in guesses
+SIGNAL_REACH = 8
+MIN_ROUNDS = 3  # of one width, for its median to count
+UNKNOWN_PROMPT = 128  # tokens, where the log does not say
+Known = dict[int, bool]  # position in the text -> whether the guess was right
+
+
+def worlds_of(
+    turns: Iterable[LoggedTurn], states: Mapping[str, Any], seed: int
+) -> tuple[list[World], list[str]]:
+    """(worlds, sentences about combinations that gave none). Raises StoreError for an empty log."""
+    groups = defaultdict[tuple[str | None, ...], list[LoggedTurn]](list)
+    for turn in turns:
+        groups[turn.combination].append(turn)
+    if not groups:
+        raise StoreError("The log holds no rounds yet. Chat for a while, then replay it.")
+    found, left_out = list[World](), list[str]()
+    for combination, its_turns in groups.items():
+        name = ", ".join(part for part in combination if part) or "unnamed"
+        costs, source = _costs(its_turns, states)
+        if costs is None:
+            left_out.append(f"{name}: {source}")
+            continue
+        found.append(_world(name, its_turns, costs, source, seed))
+    return found, left_out
+
+
+def _world(
+    name: str, turns: Sequence[LoggedTurn], costs: Mapping[str, Any], source: str, seed: int
+) -> World:
+    stretches, starts = _stretches(turns)
+    tracks = {
+        drafter: _track(drafter, turns, starts, Random(f"{seed}/{drafter}"))
+        for drafter in sorted({step.drafter for turn in turns for step in turn.steps} - {OFF})
+    }
+    temperatures = [turn.temperature for turn in turns if turn.temperature is not None]
+    steps = [step for turn in turns for step in turn.steps]
+    facts = {
+        "costs_from": source,
+        "num_logged_rounds": len(steps),
+        "logged_tokens_per_second": _rate(steps),
+        "num_temperatures": len(set(temperatures)),
+    }
+    temperature = median(temperatures) if temperatures else 0.0
+    return World(name, tracks, stretches, costs, None, temperature, facts)
+
+
+def _rate(steps: Sequence[LoggedStep]) -> float | None:
+    timed = [s for s in steps if s.draft_ms is not None and s.verify_ms is not None]
+    ms = sum((s.draft_ms or 0.0) + (s.verify_ms or 0.0) for s in timed)
+    return 1000.0 * sum(s.num_output_tokens for s in timed) / ms if ms else None
+
+
+def _stretches(turns: Sequence[LoggedTurn]) -> tuple[tuple[Stretch, ...], list[int]]:
+    """Turns of the text one after another, and where each begins."""
+    made, starts, start = list[Stretch](), list[int](), 0
+    for turn in turns:
+        length = sum(step.num_output_tokens for step in turn.steps)
+        context = turn.steps[0].context_length
+        starts.append(start)
+        if length:
+            made.append(Stretch(start, length, UNKNOWN_PROMPT if context is None else context + 1))
+        start += length
+    return tuple(made), starts
+
+
+def _track(
+    drafter: str, turns: Sequence[LoggedTurn], starts: Sequence[int], random: Random
+) -> Track:
+    known = [_known(drafter, turn, start) for turn, start in zip(turns, starts, strict=True)]
+    guesses = [right for each in known for right in each.values()]
+    whole = (sum(guesses) + 1.0) / (len(guesses) + 2.0)
+    signals, is_right, confidences = list[Hashable](), list[bool](), list[float]()
+    kinds = {s.signal for turn in turns for s in turn.steps if s.drafter == drafter}
+    for turn, start, its_known in zip(turns, starts, known, strict=True):
+        length = sum(step.num_output_tokens for step in turn.steps)
+        rates = _rates(its_known, start, length, whole)
+        for position, rate in enumerate(rates, start):
+            right = its_known.get(position, random.random() < rate)
+            is_right.append(right)
+            confidences.append(_confidence(random, rate, right))
+        only = next(iter(kinds)) if len(kinds) == 1 else None
+        signals += [only] * length if only is not None else _signals(drafter, turn, length)
+    said = tuple(confidences) if drafter == MODEL or drafter.startswith("self") else None
+    return Track(tuple(signals), tuple(is_right), said)
+
+
+def _known(drafter: str, turn: LoggedTurn, start: int) -> Known:
+    """The guesses of one drafter in one turn that the log decides."""
+    known, position = Known(), start
+    for step in turn.steps:
+        if step.drafter == drafter:
+            accepted = step.num_accepted_tokens
+            known |= dict.fromkeys(range(position, position + accepted), True)
+            # A round cut short by the end of the turn says nothing of the token after it.
+            is_whole = step.num_output_tokens == accepted + 1
+            if is_whole and accepted < step.num_draft_tokens:
+                known[position + accepted] = False
+        position += step.num_output_tokens
+    return known
+
+
+def _rates(known: Known, start: int, length: int, whole: float) -> list[float]:
+    """At each position the share of right guesses nearby, nearer ones counting more."""
+    tried, right = [WHOLE_WEIGHT] * length, [WHOLE_WEIGHT * whole] * length
+    for places in (range(length), range(length - 1, -1, -1)):
+        weight = weighted = 0.0
+        for place in places:
+            weight, weighted = weight * FADE, weighted * FADE
+            tried[place] += weight  # without the guess here, which confidences must not know
+            right[place] += weighted
+            if start + place in known:
+                weight += 1.0
+                weighted += known[start + place]
+    return [r / t for r, t in zip(right, tried, strict=True)]
+
+
+def _confidence(random: Random, rate: float, is_right: bool) -> float:
+    """What a calibrated drafter said of a guess that came out so: the chance given the outcome."""
+    low, high = rate * CONCENTRATION + is_right, (1.0 - rate) * CONCENTRATION + (not is_right)
+    return random.betavariate(max(low, 1e-3), max(high, 1e-3))
+
+
+def _signals(drafter: str, turn: LoggedTurn, length: int) -> list[Hashable]:
+    """The signal of the nearest round of this drafter, None too far from any."""
+    found: list[Hashable] = [None] * length
+    distance = [SIGNAL_REACH + 1] * length
+    position = 0
+    for step in turn.steps:
+        if step.drafter == drafter:
+            low = max(0, position - SIGNAL_REACH)
+            for place in range(low, min(length, position + SIGNAL_REACH + 1)):
+                if abs(place - position) < distance[place]:
+                    distance[place] = abs(place - position)
+                    found[place] = step.signal
+        position += step.num_output_tokens
+    return found
+
+
+def _costs(
+    turns: Sequence[LoggedTurn], states: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, str]:
+    """(a snapshot of a cost table or None, where it is from or why there is none)."""
+    model, draft = turns[0].model, turns[0].draft
+    begins = f"{model} | {draft or NO_DRAFT} | "
+    fitting = [state for name, state in states.items() if name.startswith(begins)]
+    if len(fitting) == 1:
+        try:
+            costs = Costs.restored(fitting[0]["costs"])
+            if costs.is_measured:
+                return costs.snapshot(), "stored calibration"
+        except (LookupError, ValueError, TypeError, AttributeError):
+            pass  # then the rounds themselves say what they cost
+    return _costs_of_rounds([step for turn in turns for step in turn.steps])
+
+
+def _costs_of_rounds(steps: Sequence[LoggedStep]) -> tuple[Mapping[str, Any] | None, str]:
+    by_width = defaultdict[int, list[float]](list)
+    by_drafter = defaultdict[str, list[float]](list)
+    contexts = [step.context_length for step in steps if step.context_length is not None]
+    for step in steps:
+        if step.verify_ms is not None:
+            by_width[step.num_draft_tokens + 1].append(step.verify_ms)
+        if step.num_draft_tokens and step.draft_ms is not None:
+            by_drafter[step.drafter].append(step.draft_ms / step.num_draft_tokens)
+    widths = {w: median(ms) for w, ms in sorted(by_width.items()) if len(ms) >= MIN_ROUNDS}
+    if 1 not in widths or len(widths) < 2:
+        return None, (
+            "its rounds do not say what plain decoding and checking a draft cost. "
+            "Chat with drafter 'off' and with 'auto' for a while."
+        )
+    costs, context = Costs(), int(median(contexts)) if contexts else UNKNOWN_PROMPT
+    for width, verify_ms in _up_to_widest(widths).items():
+        costs.set_verify(width, context, verify_ms)
+    for drafter, step_ms in by_drafter.items():
+        costs.set_draft_step(drafter, context, median(step_ms))
+    return costs.snapshot(), "medians of the logged rounds"
+
+
+def _up_to_widest(widths: Mapping[int, float]) -> dict[int, float]:
+    """With the widest width there is, by the slope over all: beyond it nothing is free."""
+    made, last = dict(widths), max(widths)
+    if last < WIDTHS[-1]:
+        slope = max(0.0, widths[last] - widths[1]) / (last - 1)
+        made[WIDTHS[-1]] = widths[last] + slope * (WIDTHS[-1] - last)
+    return made

@@ -1,0 +1,257 @@
+"""Plays one policy through a world, round by round, with a clock of its own.
+
+Contract: the real controller and its policies are driven through their public interface (plan,
+observe, with real Sequence, Step and Verdict); drafters are stand-ins that read the world. Time is
+what the world's costs say, so every policy meets the same text at the same prices and a
+difference is the policy's alone. The controller sees each round's time disturbed by JITTER.
+`host_us` is real: perf_counter around what the policy is asked: plan, keep_drafting, observe.
+
+Not here: which policies (replay), worlds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from localspec.bench.worlds import Stretch, Track, World
+from localspec.core import (
+    OFF,
+    DraftPlan,
+    Policy,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+    chain,
+)
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+
+RIGHT, WRONG = 1, 0  # the only tokens there are
+JITTER = 0.03  # spread of a measured round around its cost
+FREE_SHARE = 0.01  # of a plain token: a drafter cheaper than this foresees
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a policy made of a world. host_us: median over rounds of the time in the policy;
+    None for a fixed arm, which has nothing to decide."""
+
+    num_tokens: int
+    ms: float
+    num_rounds: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_probes: int
+    host_us: float | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1000.0 * self.num_tokens / self.ms
+
+
+class Reader:
+    """A drafter that says what the world has it say."""
+
+    memory_bytes = 0
+
+    def __init__(self, name: str, track: Track, is_free: bool) -> None:
+        self.name = name
+        self._track = track
+        self._is_free = is_free
+        self._offset = 0  # from a place in the sequence to a place in the text
+        self._end = 0
+
+    def begin(self, turn: Stretch) -> None:
+        self._offset, self._end = turn.start - turn.prompt_length, turn.start + turn.length
+
+    def signal(self, sequence: Sequence) -> Hashable:
+        return self._track.signals[self._place(sequence)]
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Nothing: reading the prompt costs nothing here."""
+
+    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+        place = self._place(sequence)
+        if not self._is_free or self._track.signals[place] is None:
+            return ()
+        return self._guess(place, min(self._end, place + 8))
+
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        place = self._place(sequence)
+        if self._track.signals[place] is None:
+            return Proposal()
+        end = min(self._end, place + plan.num_draft_tokens)
+        confidences = self._track.confidences
+        if confidences is None:
+            return chain(self._guess(place, end))
+        said = confidences[place:end]
+        if plan.keep_drafting is not None:
+            asked = enumerate(said)
+            stop = next((i for i, c in asked if not plan.keep_drafting(i, c)), len(said) - 1)
+            said = said[: stop + 1]
+        return chain(self._guess(place, place + len(said)), None, said)
+
+    def observe(self, sequence: Sequence, step: Step) -> None:
+        """Nothing to learn."""
+
+    def _place(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) + self._offset
+
+    def _guess(self, start: int, end: int) -> tuple[int, ...]:
+        return tuple(RIGHT if each else WRONG for each in self._track.is_right[start:end])
+
+
+class FixedArm:
+    """One drafter at one length, with nothing to learn."""
+
+    def __init__(self, drafter: str, length: int) -> None:
+        self._plan = DraftPlan(drafter, length)
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        return self._plan
+
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        return ()
+
+    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
+        pass
+
+
+def readers_of(world: World) -> dict[str, Reader]:
+    """The world's drafters that have a price."""
+    costs = Costs.restored(world.costs)
+    plain_ms = costs.plain_ms(0)
+    assert plain_ms is not None, "a world says what a plain token costs"
+    made = dict[str, Reader]()
+    for name, track in world.tracks.items():
+        step_ms = costs.draft_ms(name, 1, 0)
+        if step_ms is not None:
+            made[name] = Reader(name, track, step_ms < FREE_SHARE * plain_ms)
+    return made
+
+
+def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:
+    """A controller that has measured this machine and learnt nothing else."""
+    believed = world.costs if world.believed is None else world.believed
+    return Controller(dict(readers), Costs.restored(believed), Acceptance())
+
+
+def play_fixed(world: World, drafter: str, length: int) -> Played:
+    readers = readers_of(world)
+    game = _Game(world, readers, Random(0))
+    for turn in world.turns:
+        game.turn(turn, FixedArm(drafter, length))
+    return game.result(is_timed=False)
+
+
+def play_adaptive(world: World, requested: str, seed: int) -> Played:
+    """requested: AUTO, or a drafter whose length the controller chooses."""
+    readers = readers_of(world)
+    controller = controller_of(world, readers)
+    game = _Game(world, readers, Random(seed))
+    for turn in world.turns:
+        game.turn(turn, controller.policy(game.sampling, requested, None))
+    return game.result(is_timed=True)
+
+
+@dataclass
+class _Watch:
+    """Time spent in what it is asked to call."""
+
+    total_ns: int = 0
+
+    def timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        started = perf_counter_ns()
+        found = call(*arguments)
+        self.total_ns += perf_counter_ns() - started
+        return found
+
+
+class _Game:
+    """One policy's way through a world."""
+
+    def __init__(self, world: World, readers: Mapping[str, Reader], random: Random) -> None:
+        self._readers = readers
+        self._random = random
+        self._truth = Costs.restored(world.costs)
+        self._rng = torch.Generator()
+        self.sampling = SamplingParams(temperature=world.temperature)
+        self._host_ns = list[int]()
+        self._steps = list[tuple[int, int, int, bool]]()
+        self._ms = 0.0
+
+    def turn(self, turn: Stretch, policy: Policy) -> None:
+        prompt = (RIGHT,) * turn.prompt_length
+        sequence = Sequence(prompt, self.sampling, turn.length, frozenset(), self._rng)
+        for reader in self._readers.values():
+            reader.begin(turn)
+        while sequence.finish_reason is None:
+            self._round(sequence, policy)
+
+    def result(self, is_timed: bool) -> Played:
+        accepted, drafted, tokens, probes = (
+            sum(column) for column in zip(*self._steps, strict=True)
+        )
+        return Played(
+            num_tokens=tokens,
+            ms=self._ms,
+            num_rounds=len(self._steps),
+            num_draft_tokens=drafted,
+            num_accepted_tokens=accepted,
+            num_probes=probes,
+            host_us=median(self._host_ns) / 1000.0 if is_timed else None,
+        )
+
+    def _round(self, sequence: Sequence, policy: Policy) -> None:
+        """As the engine does it."""
+        context = len(sequence.tokens) - 1
+        watch = _Watch()
+        plan = watch.timed(policy.plan, sequence)
+        plan = plan.shortened(max(0, sequence.num_remaining - 1))
+        if plan.keep_drafting is not None:
+            plan = replace(plan, keep_drafting=partial(watch.timed, plan.keep_drafting))
+        proposal = Proposal()
+        if plan.drafter != OFF and plan.num_draft_tokens > 0:
+            proposal = self._readers[plan.drafter].propose(sequence, plan)
+        tokens = proposal.tokens
+        accepted = next((i for i, token in enumerate(tokens) if token == WRONG), len(tokens))
+        kept = sequence.append([RIGHT] * (accepted + 1))
+        step = self._step(plan, proposal, accepted, len(kept), context)
+        watch.timed(policy.observe, sequence, step, Verdict(tuple(range(accepted)), RIGHT))
+        self._host_ns.append(watch.total_ns)
+        self._steps.append((accepted, len(tokens), len(kept), step.is_probe))
+
+    def _step(
+        self, plan: DraftPlan, proposal: Proposal, accepted: int, num_output: int, context: int
+    ) -> Step:
+        count = len(proposal.tokens)
+        verify_ms = self._truth.verify_ms(count + 1, context)
+        draft_ms = self._truth.draft_ms(plan.drafter, count, context) if count else 0.0
+        assert verify_ms is not None and draft_ms is not None, "every reader has a price"
+        self._ms += verify_ms + draft_ms
+        return Step(
+            drafter=plan.drafter if count else OFF,
+            num_draft_tokens=count,
+            num_accepted_tokens=accepted,
+            num_output_tokens=num_output,
+            draft_ms=self._disturbed(draft_ms),
+            verify_ms=self._disturbed(verify_ms),
+            context_length=context,
+            is_probe=plan.is_probe and (count > 0 or plan.drafter == OFF),
+            signal=plan.signal,
+            confidences=proposal.confidences,
+        )
+
+    def _disturbed(self, ms: float) -> float:
+        return ms * max(0.5, self._random.gauss(1.0, JITTER))

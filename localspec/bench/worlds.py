@@ -1,0 +1,199 @@
+"""Made-up texts for controllers to be tried on: what each drafter would get right, and what
+rounds cost.
+
+Contract: a `World` is plain data, the same for every policy that plays it. At each position of
+its text every drafter's guess, given that all before it is right, is right or wrong; a draft is
+accepted up to its first wrong guess. For a draft model this is greedy decoding itself, for a
+lookup it is an approximation: its guess also depends on where the draft began.
+
+A draft model's confidence in a token is the chance it was drawn with: chances are spread around
+the mean rate by a Beta distribution of CONCENTRATION, which is what the demo draft's confidences
+follow on its target's own text (0.9 over 945 greedy tokens, and calibrated within the error).
+
+Not here: playing (replay), worlds out of a log (logged).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+CONCENTRATION = 1.0
+NUM_TOKENS = 12_000
+TURN_TOKENS = 200
+PROMPT_TOKENS = 100
+SWITCH_EVERY = 40
+TURN_EVERY = 1000
+LOOKUP, MODEL = "ngram", "draft_model"
+
+# A 346 M target on two cores with packed bf16 weights, a one-layer draft and a lookup.
+FLAT: Mapping[str, Any] = {
+    "verify_ms": {
+        "1": {"128": 21.4}, "2": {"128": 21.4}, "4": {"128": 21.6}, "8": {"128": 24.4},
+        "16": {"128": 29.7},
+    },
+    "draft_step_ms": {MODEL: {"128": 1.4}, LOOKUP: {"128": 0.01}},
+}  # fmt: skip
+# The same where checking more than one token is dear and the draft is half as deep as its target.
+STEEP: Mapping[str, Any] = {
+    "verify_ms": {
+        "1": {"128": 17.3}, "2": {"128": 20.8}, "4": {"128": 24.6}, "8": {"128": 30.1},
+        "16": {"128": 40.3},
+    },
+    "draft_step_ms": {MODEL: {"128": 2.6}, LOOKUP: {"128": 0.01}},
+}  # fmt: skip
+PRICES: Mapping[str, Mapping[str, Any]] = {"flat": FLAT, "steep": STEEP}
+RATES = (0.2, 0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True)
+class Track:
+    """One drafter along the text, a value for each position. signals: None where it has nothing
+    to propose. confidences: None for a drafter that has none."""
+
+    signals: tuple[Hashable, ...]
+    is_right: tuple[bool, ...]
+    confidences: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One turn: `length` tokens of the text from `start`, after a prompt."""
+
+    start: int
+    length: int
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class World:
+    """costs: what rounds really cost, as a snapshot of a cost table. believed: what a controller
+    starts from, None for the same."""
+
+    name: str
+    tracks: Mapping[str, Track]
+    turns: tuple[Stretch, ...]
+    costs: Mapping[str, Any]
+    believed: Mapping[str, Any] | None = None
+    temperature: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(turn.length for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How one drafter does in one kind of text. rate: chance to be right. share: of positions
+    where it has something to propose. is_sure: whether it says how sure it is of a token."""
+
+    rate: float
+    signal: str = "model"
+    share: float = 1.0
+    is_sure: bool = True
+
+
+Kind = Mapping[str, Voice]
+CODE_LOOKUP, PROSE_LOOKUP = Voice(0.85, "5-8", 0.7, False), Voice(0.15, "2", 0.3, False)
+
+
+def confidence_of(random: Random, rate: float) -> float:
+    """The chance of one token where the mean is `rate`."""
+    low, high = max(1e-3, rate * CONCENTRATION), max(1e-3, (1.0 - rate) * CONCENTRATION)
+    return random.betavariate(low, high)
+
+
+def turns_of(num_tokens: int) -> tuple[Stretch, ...]:
+    starts = [*range(0, num_tokens, TURN_TOKENS), num_tokens]
+    return tuple(Stretch(a, b - a, PROMPT_TOKENS) for a, b in pairwise(starts))
+
+
+def made_up(
+    name: str, kinds: Callable[[int], Kind], costs: Mapping[str, Any], seed: int,
+    num_tokens: int = NUM_TOKENS,
+) -> World:  # fmt: skip
+    """A text whose kind at each position is `kinds(position)`."""
+    names = sorted(set(kinds(0)) | set(kinds(SWITCH_EVERY)))
+    tracks = {each: _track(each, kinds, Random(f"{seed}/{each}"), num_tokens) for each in names}
+    return World(name, tracks, turns_of(num_tokens), costs)
+
+
+def _track(name: str, kinds: Callable[[int], Kind], random: Random, num_tokens: int) -> Track:
+    signals, is_right, confidences = list[Hashable](), list[bool](), list[float]()
+    for position in range(num_tokens):
+        voice = kinds(position)[name]
+        chance = confidence_of(random, voice.rate) if voice.is_sure else voice.rate
+        signals.append(voice.signal if random.random() < voice.share else None)
+        is_right.append(random.random() < chance)
+        confidences.append(chance)
+    said = tuple(confidences) if kinds(0)[name].is_sure else None
+    return Track(tuple(signals), tuple(is_right), said)
+
+
+def stationary(price: str, rate: float, seed: int, is_sure: bool = True) -> World:
+    """One draft model that is right as often everywhere."""
+    kind = {MODEL: Voice(rate, is_sure=is_sure)}
+    name = f"{price}, {rate:g} everywhere{'' if is_sure else ', silent'}"
+    return made_up(name, lambda _: kind, PRICES[price], seed)
+
+
+def alternating(price: str, seed: int, is_sure: bool = True) -> World:
+    """Code and prose by turns of SWITCH_EVERY tokens, with a draft model and a lookup."""
+    code = {MODEL: Voice(0.95, is_sure=is_sure), LOOKUP: CODE_LOOKUP}
+    prose = {MODEL: Voice(0.4, is_sure=is_sure), LOOKUP: PROSE_LOOKUP}
+
+    def kinds(position: int) -> Kind:
+        return prose if position // SWITCH_EVERY % 2 else code
+
+    name = f"{price}, code and prose{'' if is_sure else ', silent'}"
+    return made_up(name, kinds, PRICES[price], seed)
+
+
+def adversarial(price: str, seed: int) -> World:
+    """Drafters that are nearly always wrong."""
+    kind = {MODEL: Voice(0.05), LOOKUP: Voice(0.05, "2", 0.5, False)}
+    return made_up(f"{price}, always wrong", lambda _: kind, PRICES[price], seed)
+
+
+def turning(price: str, seed: int) -> World:
+    """A draft model that is good for TURN_EVERY tokens and then bad for as many."""
+    good, bad = {MODEL: Voice(0.9, is_sure=False)}, {MODEL: Voice(0.1, is_sure=False)}
+
+    def kinds(position: int) -> Kind:
+        return bad if position // TURN_EVERY % 2 else good
+
+    return made_up(f"{price}, good and bad turns, silent", kinds, PRICES[price], seed)
+
+
+def misjudged(price: str, factor: float, seed: int) -> World:
+    """Costs of checking several tokens were measured `factor` times what they are."""
+    made = stationary(price, 0.5, seed, is_sure=False)
+    true = PRICES[price]["verify_ms"]
+    wrong = {
+        width: {at: ms * (1.0 if width == "1" else factor) for at, ms in points.items()}
+        for width, points in true.items()
+    }
+    name = f"{price}, checking misjudged by {factor:g}, silent"
+    return replace(made, name=name, believed={**PRICES[price], "verify_ms": wrong})
+
+
+def scenarios(seed: int) -> tuple[World, ...]:
+    """Every made-up world, at every price; `silent` drafters say no confidence."""
+    return tuple(
+        world
+        for price in PRICES
+        for world in (
+            *(stationary(price, rate, seed) for rate in RATES),
+            *(stationary(price, rate, seed, is_sure=False) for rate in RATES),
+            alternating(price, seed),
+            alternating(price, seed, is_sure=False),
+            adversarial(price, seed),
+            turning(price, seed),
+            misjudged(price, 0.7, seed),
+            misjudged(price, 1.5, seed),
+        )
+    )

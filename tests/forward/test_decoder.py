@@ -1,0 +1,265 @@
+"""The native decoder equals transformers' own forward in every family it takes, in fp32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from localspec.errors import CacheError, ModelError
+from localspec.forward.cache import KVCache
+from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.linear import PackedLinear, PlainLinear
+from localspec.forward.model import CausalLM, kv_shape
+from localspec.forward.takeover import FAMILIES, take_over
+from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
+
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
+TREE = (-1, 0, 0, 1, 2, 2, -1)
+CLOSENESS = 1e-4  # of the largest logit
+CONFIGS = Path(__file__).resolve().parents[3] / "shared" / "data" / "configs"
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama, tied, head of its own size": {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "head_dim": 16,
+    },
+    "llama, biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama, stretched": {"model_type": "llama", "rope_parameters": LLAMA3},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1]},
+    "phi3": {"model_type": "phi3"},
+}
+
+
+def scrambled(config: Any) -> Any:
+    """A module whose every parameter is noise: norms and biases too, which start as 1 and 0."""
+    module: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, tensor in module.named_parameters():
+            noise = torch.rand(tensor.shape, generator=generator) - 0.5
+            tensor.copy_(1.0 + noise if "norm" in name else 0.6 * noise)
+    return module.requires_grad_(False)
+
+
+def small(name: str) -> Any:
+    settings = {**SHAPE, **SETTINGS[name]}
+    return scrambled(AutoConfig.for_model(settings.pop("model_type"), **settings))
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max()) <= CLOSENESS * float(wanted.abs().max())
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def pair(request: pytest.FixtureRequest) -> tuple[CausalLM, Decoder]:
+    module = small(request.param)
+    return on_transformers(module, 64), with_cache(module, 64)
+
+
+def emptied(*models: CausalLM | Decoder) -> None:
+    for model in models:
+        model.cache.rollback(0)
+
+
+def test_every_family_that_is_named_is_compared() -> None:
+    assert {settings["model_type"] for settings in SETTINGS.values()} == set(FAMILIES)
+
+
+def test_a_chain_gives_the_logits_of_transformers(pair: tuple[CausalLM, Decoder]) -> None:
+    emptied(*pair)
+    wanted, found = (model.forward(TEXT) for model in pair)
+    assert_close(found, wanted)
+
+
+def test_tokens_after_a_cache_and_one_by_one(pair: tuple[CausalLM, Decoder]) -> None:
+    reference, native = pair
+    emptied(*pair)
+    wanted = reference.forward(TEXT)
+    several = torch.cat((native.forward(TEXT[:5]), native.forward(TEXT[5:])))
+    assert_close(several, wanted)
+    native.cache.rollback(4)
+    single = torch.cat([native.forward([token]) for token in TEXT[4:]])
+    assert_close(single, wanted[4:])
+
+
+def test_a_tree_sees_its_own_path(pair: tuple[CausalLM, Decoder]) -> None:
+    emptied(*pair)
+    for model in pair:
+        model.forward(TEXT)
+    wanted, found = (model.forward([5, 6, 7, 8, 9, 10, 11], TREE) for model in pair)
+    assert_close(found, wanted)
+
+
+def test_only_the_wanted_logits_are_computed(pair: tuple[CausalLM, Decoder]) -> None:
+    native = pair[1]
+    emptied(native)
+    everything = native.forward(TEXT)
+    emptied(native)
+    assert torch.allclose(native.forward(TEXT, num_logits=2), everything[-2:], atol=1e-4)
+
+
+def test_segments_of_different_lengths_share_one_pass() -> None:
+    module = small("qwen3")
+    native = with_cache(module, 64)
+    alone, caches = [], [KVCache(kv_shape(module.config, 64), torch.float32, CPU) for _ in "abc"]
+    parts = [
+        (TEXT[:9], [7], None),
+        (TEXT[3:5], [1, 2, 3], (-1, 0, 0)),
+        (TEXT[:6], TEXT[6:9], None),
+    ]
+    for before, tokens, parents in parts:
+        emptied(native)
+        native.forward(before)
+        alone.append(native.forward(tokens, parents))
+    for cache, (before, _, _) in zip(caches, parts, strict=True):
+        native.run([Segment(cache, before)])
+    segments = [Segment(c, t, p) for c, (_, t, p) in zip(caches, parts, strict=True)]
+    for found, wanted in zip(native.run(segments).logits, alone, strict=True):
+        assert_close(found, wanted)
+    assert [cache.length for cache in caches] == [10, 5, 9]
+
+
+def test_an_overfull_segment_leaves_every_cache_as_it_was() -> None:
+    module = small("llama")
+    native = with_cache(module, 64)
+    roomy, narrow = (KVCache(kv_shape(module.config, size), torch.float32, CPU) for size in (64, 4))
+    with pytest.raises(CacheError):
+        native.run([Segment(roomy, TEXT), Segment(narrow, TEXT)])
+    assert roomy.length == narrow.length == 0
+
+
+def test_hidden_states_are_those_of_transformers() -> None:
+    module = small("llama")
+    native = with_cache(module, 64)
+    kept = native.run([Segment(native.cache, TEXT)], keep=(0, 1, -1)).hidden
+    with torch.no_grad():
+        states = module(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
+    assert sorted(kept) == [-1, 0, 1]
+    for layer, wanted in ((0, states[1]), (1, states[2]), (-1, states[-1])):
+        assert_close(kept[layer], wanted[0])
+
+
+def test_weights_on_a_cpu_are_packed_and_the_module_can_be_emptied() -> None:
+    module = small("qwen2")
+    wanted = on_transformers(module, 64).forward(TEXT)
+    cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
+    native = take_over(module, cache, is_emptied=True)
+    block = native.weights.blocks[0]
+    assert all(isinstance(linear, PackedLinear) for linear in block.linears)
+    assert module.model.layers[0].mlp.down_proj.weight.numel() == 0
+    assert_close(native.forward(TEXT), wanted)
+
+
+def test_a_copy_with_other_linears_shares_all_else() -> None:
+    native = with_cache(small("qwen2"), 64)
+    wanted = native.forward(TEXT)
+
+    def plain(linear: Any) -> PlainLinear:
+        dense = linear.dense()
+        return PlainLinear(dense.weight, dense.bias)
+
+    twin = native.with_linears(plain)
+    assert twin.cache is native.cache
+    native.cache.rollback(0)
+    assert_close(twin.forward(TEXT), wanted)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "reason"),
+    [
+        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "gpt2 is no family it knows"),
+        ("llama", {**SHAPE, "hidden_act": "gelu"}, "gelu, not silu"),
+        ("phi3", {**SHAPE, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+         "only a part of each head"),
+        ("llama", {**SHAPE, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
+                                                "factor": 2.0}}, "changes with the length"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_know_is_refused_and_left_whole(
+    model_type: str, settings: dict[str, Any], reason: str
+) -> None:
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings)).eval()
+    cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
+    with pytest.raises(ModelError, match=reason):
+        take_over(module, cache, is_emptied=True)
+    assert CausalLM(module, cache).forward([1, 2, 3]).isfinite().all()
+
+
+def with_sin(native: Decoder) -> Decoder:
+    weights = replace(native.weights, sin=-native.weights.sin)
+    return Decoder(weights, native.cache)
+
+
+def with_layers_swapped(native: Decoder) -> Decoder:
+    weights = replace(native.weights, blocks=native.weights.blocks[::-1])
+    return Decoder(weights, native.cache)
+
+
+@pytest.mark.parametrize("fault", [with_sin, with_layers_swapped])
+def test_the_comparison_sees_a_fault(fault: Callable[[Decoder], Decoder]) -> None:
+    module = tiny_llama(later=1.0)
+    wanted = on_transformers(module).forward(TEXT)
+    with pytest.raises(AssertionError):
+        assert_close(fault(with_cache(module)).forward(TEXT), wanted)
+
+
+# -- the shapes people run ------------------------------------------------------------------
+
+
+def real_configs() -> list[Any]:
+    folders = sorted(CONFIGS.iterdir()) if CONFIGS.is_dir() else []
+    return folders or [pytest.param(None, marks=pytest.mark.skip("the data folder is not here"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", real_configs(), ids=lambda f: f.name if f else "none")
+def test_real_shapes_at_reduced_depth(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "num_experts" in settings:
+        pytest.skip("a mixture of experts runs on transformers")
+    width = {"num_hidden_layers": 1, "vocab_size": 512, "layer_types": None}
+    model_type = settings.pop("model_type")
+    kept = {k: v for k, v in settings.items() if not k.endswith("token_id")}
+    config = AutoConfig.for_model(model_type, **{**kept, **width})
+    with torch.device("meta"):
+        module: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    module = module.to_empty(device="cpu").float().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(5)
+    for tensor in module.parameters():
+        tensor.uniform_(-0.03, 0.03, generator=generator)
+    rotary = type(module.model.rotary_emb)  # its buffers came from meta as well
+    module.model.rotary_emb = rotary(config=module.config)
+    wanted = on_transformers(module, 64).forward(TEXT)
+    cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
+    assert_close(take_over(module, cache, is_emptied=True).forward(TEXT), wanted)

@@ -1,0 +1,92 @@
+"""Rounds come back from the log as they were written, and reading touches nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from localspec.backend import TurnStats
+from localspec.core import Step
+from localspec.errors import StoreError
+from localspec.record.learnt import STATE_KEY
+from localspec.record.steps import read_states, read_turns
+from localspec.record.store import SessionInfo, Store, TurnSettings
+
+STEPS = (
+    Step("draft_model", 4, 2, 3, 1.5, 20.0, 100, signal="model"),
+    Step("off", 0, 0, 1, 0.0, 18.0, 103),
+    Step("ngram", 2, 2, 3, 0.1, 19.0, 104, is_probe=True, signal=["5-8", 3]),
+)
+
+
+def log_of(path: Path, *turns: tuple[Step, ...]) -> Store:
+    """A log with one turn for each tuple of steps."""
+    store = Store.open(path)
+    session = store.start_session(SessionInfo())
+    conversation = store.create_conversation("a chat")
+    settings = TurnSettings(model="big", draft="small", device="cpu", dtype="fp32", temperature=0.7)
+    for steps in turns:
+        asked = store.add_user_message(conversation, None, "hello")
+        turn = store.begin_turn(session, conversation, asked, settings)
+        store.finish_turn(
+            turn,
+            text="hi",
+            token_ids=[1],
+            provenance=["target"],
+            stats=TurnStats(1),
+            steps=steps,
+            finish_reason="length",
+            error=None,
+        )
+    return store
+
+
+def test_rounds_come_back_in_order_with_what_tells_them_apart(tmp_path: Path) -> None:
+    log_of(tmp_path / "log.db", STEPS, (), STEPS[:1]).close()
+    first, last = read_turns(tmp_path / "log.db")  # the turn without rounds is none
+    assert first.combination == ("big", "small", "cpu", "fp32") and first.temperature == 0.7
+    assert [step.drafter for step in first.steps] == ["draft_model", "off", "ngram"]
+    found = first.steps[0]
+    assert (found.num_draft_tokens, found.num_accepted_tokens, found.num_output_tokens) == (4, 2, 3)
+    assert (found.draft_ms, found.verify_ms, found.context_length) == (1.5, 20.0, 100)
+    assert len(last.steps) == 1
+
+
+def test_signals_are_hashable_again(tmp_path: Path) -> None:
+    log_of(tmp_path / "log.db", STEPS).close()
+    (turn,) = read_turns(tmp_path / "log.db")
+    assert [step.signal for step in turn.steps] == ["model", None, '["5-8", 3]']
+    assert len({step.signal for step in turn.steps}) == 3
+
+
+def test_a_log_in_use_is_read_and_not_written(tmp_path: Path) -> None:
+    store = log_of(tmp_path / "log.db", STEPS)
+    conversation = store.create_conversation("under way")
+    asked = store.add_user_message(conversation, None, "hello")
+    turn = store.begin_turn(1, conversation, asked, TurnSettings())
+    assert len(read_turns(tmp_path / "log.db")) == 1
+    states = {message.id: message.state for message in store.messages(conversation)}
+    assert states[turn.message_id] == "draft"  # `Store.open` would have called it interrupted
+    store.close()
+
+
+def test_learnt_states_are_read(tmp_path: Path) -> None:
+    store = log_of(tmp_path / "log.db", STEPS)
+    assert read_states(tmp_path / "log.db") == {}
+    store.save_state(STATE_KEY, {"big | small | fp32": {"version": 1}})
+    store.close()
+    assert read_states(tmp_path / "log.db") == {"big | small | fp32": {"version": 1}}
+
+
+def test_what_is_no_log_is_said_and_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="There is no log at"):
+        read_turns(tmp_path / "absent.db")
+    assert list(tmp_path.iterdir()) == []
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (a)").connection.close()
+    with pytest.raises(StoreError, match="holds no log of turns and steps"):
+        read_turns(tmp_path / "other.db")
+    (tmp_path / "text.db").write_text("not a database at all, but long enough to be read" * 20)
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_turns(tmp_path / "text.db")
