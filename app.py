@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec import __version__
-from localspec.bootstrap import check_port, ensure_environment
+from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.core import AUTO
 from localspec.drafters import REGISTRY
 from localspec.errors import LocalspecError
@@ -152,6 +152,7 @@ def main(argv: list[str]) -> None:
     try:
         check_port(arguments.host, arguments.port)
         ensure_environment("requirements.txt", [str(Path(__file__).resolve()), *argv])
+        prefer_large_pages()
         start(arguments)
     except LocalspecError as error:
         sys.exit(str(error))

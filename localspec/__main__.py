@@ -7,7 +7,7 @@ your own that has them is used as it is.
 import sys
 from importlib.util import find_spec
 
-from localspec.bootstrap import ensure_environment
+from localspec.bootstrap import ensure_environment, prefer_large_pages
 from localspec.errors import LocalspecError
 
 
@@ -23,6 +23,7 @@ def prepare(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     prepare(sys.argv[1:])
+    prefer_large_pages()
     from localspec.commands import main
 
     main()

@@ -312,3 +312,9 @@ def _try_lock(file: IO[bytes]) -> bool:
     except OSError:
         return False
     return True
+
+
+def prefer_large_pages() -> None:
+    """Ask torch, before it is imported, to lay large tensors in large pages where Linux has them:
+    a step streams all weights, and small pages cost it an eighth of the memory's speed."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.engine.sampling import distributions, draw
+from localspec.engine.sampling import distributions, draw, peaks
 
 
 class Drafting:
@@ -50,11 +50,10 @@ class Drafting:
 
     def take(self, row: torch.Tensor) -> bool:
         """Take the next token from its row; False when the draft ends here."""
-        height, place = row.max(dim=-1)
-        confidence, peak = torch.stack((height.double(), place.double())).tolist()
+        (confidence,), (peak,) = peaks(row[None])
         if math.isnan(confidence):  # a damaged draft costs time, never correctness
             return False
-        token = int(peak) if self._is_greedy else draw(row, self._sequence.rng)
+        token = peak if self._is_greedy else draw(row, self._sequence.rng)
         return self._add(token, confidence, row)
 
     def copy(self, token: int, confidence: float) -> bool:

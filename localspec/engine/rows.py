@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from localspec.core import SamplingParams
-from localspec.engine.sampling import distributions, draw, no_numbers, penalised
+from localspec.engine.sampling import distributions, draw, no_numbers, peaks, penalised
 
 
 class Row(Protocol):
@@ -141,8 +141,7 @@ def target_rows(
     if sampling.temperature > 0.0:
         return SampledRows(distributions(logits, sampling, histories))
     logits = penalised(logits, sampling, histories)
-    peaks, best = logits.max(dim=-1)  # a row with a NaN has it as its peak
-    copied = torch.stack((peaks.double(), best.double())).tolist()
-    if not all(math.isfinite(peak) for peak in copied[0]):
+    heights, best = peaks(logits)
+    if not all(math.isfinite(height) for height in heights):
         raise no_numbers()
-    return GreedyRows([int(token) for token in copied[1]], logits.shape[-1])
+    return GreedyRows(best, logits.shape[-1])

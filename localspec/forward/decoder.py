@@ -112,6 +112,11 @@ class Decoder:
     def weight_bytes(self) -> int:
         return self.weights.weight_bytes
 
+    def linears(self) -> tuple[Linear, ...]:
+        """Every product of one step, the output head last."""
+        blocks = (linear for block in self.weights.blocks for linear in block.linears)
+        return (*blocks, self.weights.head)
+
     def with_linears(self, change: Callable[[Linear], Linear]) -> Decoder:
         """A decoder over the same cache with other linear layers; all else is shared."""
         blocks = tuple(

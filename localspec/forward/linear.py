@@ -63,7 +63,10 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32."""
+    """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32.
+
+    rows_alone: the plain weight as well, for one row at a time; None where memory or time are
+    better without it (see tuned)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
@@ -71,18 +74,41 @@ class PackedLinear:
         self._product: Any = kernels._linear_pointwise.default
         self._product_and_sum: Any = kernels._linear_pointwise.binary
         self.bias = bias
-        self.weight_bytes = _bytes(weight, bias)
+        self.rows_alone: torch.Tensor | None = None
+        self.in_features: int = weight.shape[1]
+        self.dtype = weight.dtype
+        self._packed_bytes = _bytes(weight, bias)
+
+    @property
+    def weight_bytes(self) -> int:
+        plain = 0 if self.rows_alone is None else _bytes(self.rows_alone, None)
+        return self._packed_bytes + plain
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.rows_alone is not None and rows.shape[0] == 1:
+            return one_row(rows, self.rows_alone, self.bias)
         made: torch.Tensor = self._product(rows, self._packed, self.bias, "none", [], "")
         return made
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self.rows_alone is not None and rows.shape[0] == 1:
+            return one_row(rows, self.rows_alone, self.bias).add_(residual)
         made: torch.Tensor = self._product_and_sum(rows, residual, self._packed, self.bias, "add")
         return made
 
     def dense(self) -> nn.Linear:
-        return _as_module(self._packed.to_dense(), self.bias)
+        weight = self._packed.to_dense() if self.rows_alone is None else self.rows_alone
+        return _as_module(weight, self.bias)
+
+
+def one_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product of a single row by torch's own vector kernel: it streams the plain weight at
+    the speed of the memory, which oneDNN's matrix kernels do not."""
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return F.linear(row, weight, bias)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
 
 
 class ModuleLinear:

@@ -22,6 +22,7 @@ from localspec.errors import MemoryShortage, ModelError
 from localspec.forward.cache import KVCache, kv_dtype
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
 from localspec.forward.takeover import take_over
+from localspec.forward.tuned import tune
 
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -46,12 +47,14 @@ def load_model(
     device: torch.device,
     context_length: int,
     bits: Bits | None = None,
+    spare_bytes: int | None = None,
 ) -> Opened:
     """The model of a checked folder on `device`, with a cache of `context_length` slots.
 
     The native decoder takes it over where it knows the family and answers as transformers does;
     the transformers path stays otherwise. bits: quantise the linear layers by bitsandbytes (NF4 or
-    LLM.int8) while loading. Raises ModelError, MemoryShortage.
+    LLM.int8) while loading. spare_bytes: memory that may be spent on speed, None for no limit.
+    Raises ModelError, MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
     shape = kv_shape(module.config, context_length)
@@ -66,6 +69,7 @@ def load_model(
             except ModelError as error:
                 refusal = str(error)
             else:
+                tune(native, spare_bytes)
                 off = float((_answers(native) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[dtype]:
                     return Opened(native, None)

@@ -45,6 +45,7 @@ Report = Callable[[str], None]
 DEFAULT_CONTEXT = 4096
 SHORTEST_CONTEXT = 64
 QUANTISED: Mapping[str, Bits] = {"4-bit": 4, "8-bit": 8}  # as the planner names them
+SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
 
 
@@ -193,7 +194,15 @@ def _needed_bytes(folder: Path, place: _Place) -> int:
 def _load(folder: Path, place: _Place) -> Opened:
     from localspec.forward.weights import load_model
 
-    return load_model(folder, place.dtype, place.device, place.context_length, place.bits)
+    spare_bytes = free_bytes_now(place.hardware) - _needed_bytes(folder, place)
+    return load_model(
+        folder,
+        place.dtype,
+        place.device,
+        place.context_length,
+        place.bits,
+        int(SPENT_ON_SPEED * max(0, spare_bytes)),
+    )
 
 
 def _one_step(model: LanguageModel) -> None:

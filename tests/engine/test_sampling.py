@@ -9,6 +9,7 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from localspec.core import SamplingParams
+from localspec.engine import sampling
 from localspec.engine.sampling import distributions, draw, uniforms
 from localspec.errors import RequestError
 
@@ -161,3 +162,12 @@ def test_uniforms_lie_below_one() -> None:
 def test_values_out_of_range_are_refused_by_name(sampling: dict[str, float]) -> None:
     with pytest.raises(RequestError, match=next(iter(sampling))):
         SamplingParams(**sampling)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1e-9, 0.3, 0.5, 0.999999999])
+def test_both_ways_of_inverting_a_row_name_the_same_token(uniform: float) -> None:
+    row = torch.rand(500, generator=torch.Generator().manual_seed(4))
+    row[::3] = 0.0
+    here, there = sampling._inverted_here(row, uniform), sampling._inverted_there(row, uniform)
+    assert here[0] == there[0] and here[1] == pytest.approx(there[1])
+    assert row[here[0]] > 0.0

@@ -3,6 +3,7 @@ workers are fake_peer.py, a real process that counts upwards."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -237,3 +238,18 @@ def test_ctrl_c_leaves_no_process_behind(stage: Stage, tmp_path: Path, fakes: Fa
     result = compare(stage, PROMPTS, settings, stop)
     assert "stopped by hand" in result["ending"]
     assert [worker.is_running for worker in fakes.workers] == [False]
+
+
+def test_an_arm_that_is_not_timed_has_a_row_of_unknowns(
+    stage: Stage, tmp_path: Path, fakes: Fakes
+) -> None:
+    settings = BenchSettings(
+        max_tokens=8, temperatures=(0.0, 0.7), arms=("vllm_draft",), home=tmp_path
+    )
+    result = compare(stage, PROMPTS, settings, lambda _: None)
+    greedy, sampled = (
+        row for row in result["rows"] if (row["arm"], row["task"]) == ("vllm_draft", "all")
+    )
+    assert greedy["tokens_per_second"] == pytest.approx(500.0)
+    assert sampled["tokens_per_second"] is None and sampled["ratio_to_off"] is None
+    json.dumps(result, allow_nan=False)
