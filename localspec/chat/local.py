@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from localspec.errors import ContextOverflow, LocalspecError, RequestError
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.controller import Controller
     from localspec.engine.engine import Engine
+    from localspec.forward.pool import Capturing
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Loaded:
     identity: str  # the combination of models and machine that learnt state belongs to
     other_states: Mapping[str, Any]  # what was learnt on other combinations, handed on as it is
     notices: tuple[str, ...] = ()
+    captures: tuple[Capturing, ...] = ()  # what can be made faster in idle time
 
 
 class _Reply:
@@ -95,7 +98,7 @@ class LocalBackend:
             target_bytes=self._engine.target.weight_bytes,
             kv_bytes=self._engine.target.cache.kv_bytes,
             calibration=costs.snapshot() if costs.is_measured else None,
-            notices=loaded.notices,
+            notices=(*loaded.notices, *_capture_notices(loaded)),
         )
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
@@ -113,10 +116,14 @@ class LocalBackend:
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         from localspec.engine.calibrate import calibrate
 
-        for phrase in calibrate(self._engine, self._controller):
+        # Costs are those of what will run, so what can be captured is captured before.
+        made = chain.from_iterable(each.capture() for each in self.loaded.captures)
+        for phrase in chain(made, calibrate(self._engine, self._controller)):
             if cancel.is_set():
                 return
             yield phrase
+            if cancel.is_set():  # what was just announced is not begun
+                return
 
     def snapshot(self) -> dict[str, Any]:
         own = {self.loaded.identity: self._controller.snapshot()}
@@ -225,3 +232,8 @@ def _sentence(error: Exception) -> str:
         f"The engine stopped: {first_line} What was written is kept. Send again; if it happens "
         "again, shorten the context or choose a smaller model."
     )
+
+
+def _capture_notices(loaded: Loaded) -> tuple[str, ...]:
+    found = (each.notice for each in loaded.captures)
+    return tuple(dict.fromkeys(notice for notice in found if notice is not None))

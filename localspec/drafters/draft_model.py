@@ -12,9 +12,11 @@ from __future__ import annotations
 import torch
 
 from localspec.core import DraftPlan, Proposal, Sequence, Step
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
+from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel, prefill
 
 
@@ -23,19 +25,26 @@ class DraftModelDrafter:
 
     name = "draft_model"
 
-    def __init__(self, model: LanguageModel, target_vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        target_vocab_size: int,
+        chunks: ChunkedDraft | None = None,
+    ) -> None:
         self.model = model
+        self.chunks = chunks
         self.target_vocab_size = target_vocab_size
 
     @classmethod
     def build(cls, parts: Parts) -> DraftModelDrafter:
         if parts.draft is None:
             raise ModelError(parts.draft_refusal)
-        return cls(parts.draft, parts.target.vocab_size)
+        return cls(parts.draft, parts.target.vocab_size, chunks_of(parts.draft, parts))
 
     @property
     def memory_bytes(self) -> int:
-        return self.model.weight_bytes + self.model.cache.kv_bytes
+        held = 0 if self.chunks is None else self.chunks.buffer_bytes
+        return held + self.model.weight_bytes + self.model.cache.kv_bytes
 
     def signal(self, sequence: Sequence) -> str | None:
         room = self.model.cache.shape.capacity - len(sequence.tokens)
@@ -53,7 +62,11 @@ class DraftModelDrafter:
         if room <= 0:  # a draft may know a shorter context than its target
             return Proposal()
         self.catch_up(sequence)
-        return autoregress(self.model, sequence, plan.shortened(room), self.target_vocab_size)
+        plan = plan.shortened(room)
+        captured = None if self.chunks is None else self.chunks.propose(sequence, plan)
+        if captured is not None:
+            return captured
+        return autoregress(self.model, sequence, plan, self.target_vocab_size)
 
     def observe(self, sequence: Sequence, step: Step) -> None:
         """Nothing: `propose` finds what it missed."""
@@ -64,6 +77,13 @@ class DraftModelDrafter:
         missing = wanted[self.model.cache.reuse(wanted) :]
         if len(missing) > 8:
             prefill(self.model, missing)
+
+
+def chunks_of(model: LanguageModel, parts: Parts) -> ChunkedDraft | None:
+    """The model's captured draft loop; None where nothing is captured."""
+    if parts.pool is None or not isinstance(model, Decoder):
+        return None
+    return ChunkedDraft(model, parts.target.vocab_size, parts.pool)
 
 
 def autoregress(

@@ -16,7 +16,8 @@ its quantised cache.
 from __future__ import annotations
 
 from localspec.core import DraftPlan, Proposal, Sequence, Step
-from localspec.drafters.draft_model import autoregress
+from localspec.drafters.chunk import ChunkedDraft
+from localspec.drafters.draft_model import autoregress, chunks_of
 from localspec.drafters.parts import Parts
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantised import Kind
@@ -28,14 +29,18 @@ class SelfQuantDrafter:
 
     name = "self_quant"
 
-    def __init__(self, model: LanguageModel, weight_bytes: int) -> None:
+    def __init__(
+        self, model: LanguageModel, weight_bytes: int, chunks: ChunkedDraft | None = None
+    ) -> None:
         self.model = model
+        self.chunks = chunks
         self._weight_bytes = weight_bytes
 
     @classmethod
     def build(cls, parts: Parts) -> SelfQuantDrafter:
         """Quantise by whichever format is cheaper here. Raises ModelError, MemoryShortage."""
-        return cls.of(parts.target, cheapest_format(parts.target).kind)
+        made = cls.of(parts.target, cheapest_format(parts.target).kind)
+        return cls(made.model, made.memory_bytes, chunks_of(made.model, parts))
 
     @classmethod
     def of(cls, target: LanguageModel, kind: Kind) -> SelfQuantDrafter:
@@ -45,7 +50,7 @@ class SelfQuantDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        return self._weight_bytes
+        return self._weight_bytes + (0 if self.chunks is None else self.chunks.buffer_bytes)
 
     def signal(self, sequence: Sequence) -> str | None:
         return "model" if self._room(sequence) > 0 else None
@@ -60,6 +65,9 @@ class SelfQuantDrafter:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
         shortened = plan.shortened(max(0, self._room(sequence)))
+        captured = None if self.chunks is None else self.chunks.propose(sequence, shortened)
+        if captured is not None:
+            return captured
         return autoregress(self.model, sequence, shortened, self.model.vocab_size)
 
     def observe(self, sequence: Sequence, step: Step) -> None:

@@ -32,7 +32,9 @@ from localspec.core import (
 )
 from localspec.engine.rows import target_rows
 from localspec.engine.verify import verify
+from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.static import zero_beyond
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class Engine:
         try:
             while sequence.finish_reason is None and not cancel.is_set():
                 yield self._round(sequence, policy)
+        except NumericsError:
+            # What was written may be no numbers, and a captured forward looks beyond the end.
+            self.target.cache.reuse(sequence.tokens[:-1])
+            zero_beyond(self.target.cache)
+            raise
         finally:
             self.target.cache.reuse(sequence.tokens[:-1])
 

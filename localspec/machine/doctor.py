@@ -266,6 +266,7 @@ Applies = Callable[[Hardware], bool]
 
 UNTRIED: tuple[tuple[str, Applies], ...] = (
     ("Decoding in bf16 and fp16 on CUDA", lambda found: found.device == "cuda"),
+    ("Captured CUDA graphs", lambda found: found.device == "cuda"),
     ("NF4 weights of self_quant on CUDA", lambda found: found.device == "cuda"),
     ("The memory plan against a GPU's measured memory", lambda found: found.device == "cuda"),
     ("NVML on a real driver", lambda found: bool(found.gpus)),
@@ -286,8 +287,7 @@ def never_run(hardware: Hardware) -> tuple[NeverRun, ...]:
     """Each untried path, and whether this machine is one that could try it."""
     here = "this machine can run it, and may be the first to"
     not_here = "nor can it run on this machine"
-    untried = tuple(
+    return tuple(
         NeverRun(path, applies(hardware), here if applies(hardware) else not_here)
         for path, applies in UNTRIED
     )
-    return (*untried, NeverRun("CUDA graphs", False, "not written yet, on any machine"))

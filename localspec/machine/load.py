@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from localspec.forward.model import LanguageModel
+    from localspec.forward.pool import Capturing, GraphPool
     from localspec.forward.weights import Bits, Opened
 
 Report = Callable[[str], None]
@@ -97,8 +98,10 @@ def open_local_backend(
     if target.device.type == "cpu":
         report("choosing the number of threads")
         choose_threads(lambda: _one_step(target))
+    pool = _pool(place)
+    target = _capturable(target, pool)
     template = ChatTemplate.load(source.target)
-    drafters, statuses = _drafters(source, place, target, report)
+    drafters, statuses = _drafters(source, place, target, pool, report)
     controller = Controller(drafters, Costs(), Acceptance())
     combination = _identity(source, place, torch)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
@@ -123,6 +126,7 @@ def open_local_backend(
             identity=combination,
             other_states=dict(list(states.items())[-MOST_STATES:]),
             notices=tuple(notices),
+            captures=_captures(target, drafters),
         )
     )
 
@@ -210,8 +214,42 @@ def _one_step(model: LanguageModel) -> None:
     model.cache.rollback(0)
 
 
+def _pool(place: _Place) -> GraphPool | None:
+    """Where forwards are captured; None on devices that have no graphs."""
+    from localspec.forward.pool import CudaGraphPool
+
+    return CudaGraphPool(place.device) if place.device.type == "cuda" else None
+
+
+def _capturable(model: LanguageModel, pool: GraphPool | None) -> LanguageModel:
+    from localspec.forward.decoder import Decoder
+    from localspec.forward.graphs import CapturedDecoder
+
+    if pool is None or not isinstance(model, Decoder):
+        return model
+    return CapturedDecoder(model, pool)
+
+
+def _captures(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Capturing, ...]:
+    """Everything that captures graphs, the target first: plain decoding gains from it at once."""
+    from localspec.drafters.draft_model import DraftModelDrafter
+    from localspec.drafters.self_quant import SelfQuantDrafter
+    from localspec.forward.graphs import CapturedDecoder
+
+    found: list[Capturing] = [target] if isinstance(target, CapturedDecoder) else []
+    for drafter in drafters.values():
+        if isinstance(drafter, DraftModelDrafter | SelfQuantDrafter):
+            found += [drafter.chunks] if drafter.chunks is not None else []
+            found += [drafter.model] if isinstance(drafter.model, CapturedDecoder) else []
+    return tuple(found)
+
+
 def _drafters(
-    source: Source, place: _Place, target: LanguageModel, report: Report
+    source: Source,
+    place: _Place,
+    target: LanguageModel,
+    pool: GraphPool | None,
+    report: Report,
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
     """Every registered drafter that can be built, and a status for each that is known."""
     from localspec.drafters import REGISTRY, drafter_class
@@ -219,7 +257,8 @@ def _drafters(
 
     draft, refusal = _draft(source, place, report)
     free = free_bytes_now(place.hardware)
-    parts = Parts(target, draft, refusal, free)
+    captured = None if draft is None else _capturable(draft, pool)
+    parts = Parts(target, captured, refusal, free, pool)
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
     for name in REGISTRY:
         report(f"preparing {name}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -330,3 +331,35 @@ def test_calibration_can_be_stopped_between_measurements() -> None:
     cancel.set()
     assert list(backend.calibrate(cancel)) == []
     assert target_of(backend).cache.length == 0
+
+
+class Captures:
+    """Stands in for what is captured in idle time."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.notice: str | None = None
+
+    def capture(self) -> Iterator[str]:
+        for name in ("one", "two"):
+            yield f"capturing {name}"
+            self.made.append(name)
+        self.notice = "Only two of three steps were captured."
+
+
+def test_what_can_be_captured_is_captured_before_costs_are_measured() -> None:
+    backend, captures = writing("ab"), Captures()
+    backend = LocalBackend(replace(backend.loaded, captures=(captures,)))
+    phrases = list(backend.calibrate(threading.Event()))
+    assert phrases[:2] == ["capturing one", "capturing two"]
+    assert len(phrases) > 2 and captures.made == ["one", "two"]
+    assert captures.notice in backend.describe().notices
+
+
+def test_a_message_stops_capturing_and_what_was_made_stays() -> None:
+    captures, cancel = Captures(), threading.Event()
+    backend = LocalBackend(replace(writing("ab").loaded, captures=(captures,)))
+    for _ in backend.calibrate(cancel):
+        if captures.made:
+            cancel.set()
+    assert captures.made == ["one"] and not backend.describe().notices

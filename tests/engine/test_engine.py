@@ -14,7 +14,8 @@ from localspec.core import OFF, TARGET, DraftPlan, Proposal, Round, SamplingPara
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError, NumericsError
 from localspec.forward.model import PREFILL_CHUNK
-from tests.tiny import Plans, TableModel, play, scripted
+from localspec.forward.static import every_slot
+from tests.tiny import Plans, TableModel, play, scripted, tiny_llama, with_cache
 
 PROMPT = (1, 2, 3)
 SCRIPT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
@@ -175,6 +176,19 @@ def test_logits_that_are_not_numbers_end_the_turn_with_a_plain_sentence() -> Non
     with pytest.raises(NumericsError, match="not numbers"):
         list(engine.decode(sequence, Plans((OFF, 0)), threading.Event()))
     assert engine.target.cache.tokens == sequence.tokens[:-1]
+
+
+def test_after_logits_that_are_not_numbers_no_slot_keeps_any() -> None:
+    """A captured forward reads slots beyond the end, and a NaN comes through every mask."""
+    model = with_cache(tiny_llama())
+    model.weights.embedding[7] = float("nan")
+    engine = Engine(model, {})
+    sequence = engine.start((3, 5, 7), SamplingParams(), 9, frozenset())
+    engine.prefill(sequence, threading.Event())
+    with pytest.raises(NumericsError):
+        list(engine.decode(sequence, Plans((OFF, 0)), threading.Event()))
+    for keys, values in every_slot(model.cache):
+        assert bool(keys.isfinite().all()) and bool(values.isfinite().all())
 
 
 def test_context_full_without_room_for_the_root_is_a_cache_error() -> None:

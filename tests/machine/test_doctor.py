@@ -111,7 +111,7 @@ def test_untried_paths_follow_this_machines_hardware() -> None:
     assert on_gpu[nf4] and not on_cpu[nf4]
     windows = replace(CPU, host=replace(LINUX, system="Windows"))
     assert {each.path for each in never_run(windows) if each.is_possible_here} == {"Windows"}
-    assert not on_gpu["CUDA graphs"]
+    assert on_gpu["Captured CUDA graphs"] and not on_cpu["Captured CUDA graphs"]
 
 
 def test_the_doctor_writes_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,302 @@
+"""Several draft tokens in one piece of device work: forward, warp, draw, and again.
+
+Contract: `ChunkedDraft.propose` drafts what `draft_model.autoregress` would: greedily the same
+tokens; sampled, from the same distribution and with the same numbers of the turn's random source,
+which it leaves as `autoregress` would. The host sees tokens and confidences once a chunk; the rows
+the tokens were drawn from stay on the device. The stop rule is asked about one token after the
+other, and a draft ends with the first token that fails: what the chunk drew beyond is dropped
+unseen, so the rule has looked at nothing later. `propose` is None where no graph serves (not yet
+captured, a repetition penalty, the context's end); the caller then drafts token by token.
+
+The capture itself has never run on CUDA hardware: no GPU was at hand. The chunk's own arithmetic
+is exercised on a CPU.
+
+Not here: recording (forward.pool), catching up with the sequence (the drafters).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
+from localspec.drafters.warp import GREEDY, Knobs, Warp, drawn, knobs_of, warp_of, warped
+from localspec.engine.sampling import uniforms
+from localspec.forward.decoder import Decoder
+from localspec.forward.graphs import buckets
+from localspec.forward.model import prefill
+from localspec.forward.pool import GraphFault, GraphPool, Shelf, Work, uploaded
+from localspec.forward.static import Window, undisturbed, zero_beyond
+
+SIZES = (1, 2, 4, 8)  # any length is a sum of these
+RULED_SIZE = 2  # under a stop rule: what is drawn beyond its stop is wasted
+FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to take in
+AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
+KNOBS = 4  # where the parts of a chunk's input begin
+UNIFORMS = 8
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One graph. warp: which warps are in it; their values are inputs."""
+
+    warp: Warp
+    bucket: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """What every chunk writes. summary: [2, 8] fp64, tokens and confidences. rows: [8, V] fp32."""
+
+    summary: torch.Tensor
+    rows: torch.Tensor
+
+
+class StaticChunk:
+    """`size` draft steps in one window, as tensor code with its inputs in one buffer."""
+
+    def __init__(self, window: Window, key: _Key, vocab_size: int, buffers: _Buffers) -> None:
+        device = window.device
+        self.size = key.size
+        self._window = window
+        self._warp = key.warp
+        self._vocab_size = vocab_size
+        # A damaged draft's NaN could point anywhere, and a wrong index ends a CUDA process.
+        self._last_id = min(vocab_size, window.weights.embedding.shape[0]) - 1
+        self._buffers = buffers
+        # Ids, start and place as fp64 too, which holds them exactly: one copy for all.
+        self._inputs = torch.zeros(UNIFORMS + key.size, dtype=torch.float64, device=device)
+        self._offsets = torch.arange(FIRST_WIDTH, device=device)
+        causal = torch.full((FIRST_WIDTH, FIRST_WIDTH), float("-inf"), dtype=window.dtype)
+        self._pair = causal.triu_(1).to(device)
+        self._single = torch.zeros(1, 1, dtype=window.dtype, device=device)
+
+    @torch.inference_mode()
+    def fill(
+        self, pending: list[int], start: int, sampling: SamplingParams, chances: list[float]
+    ) -> None:
+        """pending: one or two tokens that follow `start` cached ones. chances: a number in [0, 1)
+        for each step, ignored when greedy."""
+        assert 1 <= len(pending) <= FIRST_WIDTH, "older tokens are taken in before"
+        last = len(pending) - 1
+        head = [pending[0], pending[last], start, last]  # a pad's id does not matter
+        values = [*head, *knobs_of(sampling, self._vocab_size), *chances]
+        values += [0.0] * (UNIFORMS + self.size - len(values))
+        self._inputs.copy_(uploaded(values, torch.float64, self._window.device), non_blocking=True)
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        """Draft: tokens, confidences and rows into the buffers."""
+        head = self._inputs[:KNOBS].long()
+        start, last = head[2:3], head[3:4]
+        slots = start + self._offsets  # [2]; a pad's slot is written again by the next step
+        rows = self._window.forward(head[:FIRST_WIDTH], slots, slots, self._pair)  # [2, d]
+        row, place = rows.index_select(0, last), start + last
+        for step in range(self.size):
+            token = self._draft(row, step)  # [1]
+            if step + 1 < self.size:
+                place = place + 1
+                row = self._window.forward(token, place, place, self._single)  # [1, d]
+
+    def _draft(self, row: torch.Tensor, step: int) -> torch.Tensor:
+        logits = _fitted(self._window.logits(row)[0].float(), self._vocab_size)  # [V]
+        knobs = Knobs.of(self._inputs[KNOBS:UNIFORMS])
+        probs = warped(logits, self._warp, knobs)
+        confidence, token = probs.max(dim=-1, keepdim=True)  # [1] each
+        if self._warp.is_sampled:
+            token = drawn(probs, token, self._inputs[UNIFORMS + step : UNIFORMS + step + 1])
+            self._buffers.rows[step].copy_(probs)
+        token = token.clamp(max=self._last_id)
+        self._buffers.summary[0, step : step + 1].copy_(token)
+        self._buffers.summary[1, step : step + 1].copy_(confidence)
+        return token
+
+
+@dataclass
+class _Draft:
+    """What a proposal has grown to."""
+
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
+    is_ended: bool = False
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A recorded chunk with its inputs."""
+
+    chunk: StaticChunk
+    replay: Work
+
+
+class ChunkedDraft:
+    """Drafts with `model` in captured chunks. target_vocab_size: see autoregress."""
+
+    def __init__(self, model: Decoder, target_vocab_size: int, pool: GraphPool) -> None:
+        self.model = model
+        self._vocab_size = target_vocab_size
+        self._shelf = Shelf[_Key, _Ready](pool)
+        self._warps = [GREEDY]  # kinds of sampling that were asked for
+        self._windows: dict[int, Window] = {}
+        self._buffers: _Buffers | None = None
+
+    @property
+    def notice(self) -> str | None:
+        """Why not everything is captured, for the person; None while nothing went wrong."""
+        return self._shelf.notice
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._shelf.ready)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Device memory for rows that chunks need beside the pool; inputs are a few kB more."""
+        return 0 if self._buffers is None else self._buffers.rows.nbytes
+
+    def want(self, sampling: SamplingParams) -> None:
+        """Let the next `capture` make the graphs of this kind of sampling too."""
+        if sampling.repetition_penalty == 1.0 and warp_of(sampling) not in self._warps:
+            self._warps.append(warp_of(sampling))
+
+    def capture(self) -> Iterator[str]:
+        """Make the graphs that are missing for what was asked for so far, one at a time; yields
+        what is made next. Stop at any time and come back later."""
+        capacity = self.model.cache.shape.capacity
+        wanted = [
+            _Key(warp, bucket, size)
+            for warp in self._warps
+            for bucket in buckets(capacity)
+            for size in SIZES
+            if size + FIRST_WIDTH <= bucket
+        ]
+        yield from self._shelf.fill(wanted, _phrase, self._captured)
+
+    @torch.inference_mode()
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal | None:
+        """What autoregress would propose; None where it has to."""
+        sampling, cache = sequence.sampling, self.model.cache
+        self.want(sampling)
+        if plan.num_draft_tokens == 0 or sampling.repetition_penalty != 1.0:
+            return None
+        chunks = self._ready(warp_of(sampling), len(sequence.tokens) + plan.num_draft_tokens)
+        if not chunks:
+            return None
+        pending = sequence.tokens[cache.length :]
+        if len(pending) > FIRST_WIDTH:
+            prefill(self.model, pending[:-1])
+            pending = pending[-1:]
+        draft = _Draft()
+        while not draft.is_ended:
+            room = plan.num_draft_tokens - len(draft.tokens)
+            room = room if plan.keep_drafting is None else min(room, RULED_SIZE)
+            self._run(chunks[max(s for s in chunks if s <= room)], pending, sequence, plan, draft)
+            pending = draft.tokens[-1:]
+        probs = torch.cat(draft.rows) if draft.rows else None  # [n, V]
+        return chain(tuple(draft.tokens), probs, tuple(draft.confidences))
+
+    def _ready(self, warp: Warp, end: int) -> dict[int, _Ready]:
+        """Chunks by size in the shortest window that holds `end` slots; empty if there is none."""
+        for bucket in buckets(self.model.cache.shape.capacity):
+            keys = [_Key(warp, bucket, size) for size in SIZES] if bucket >= end else []
+            found = {key.size: self._shelf.ready[key] for key in keys if key in self._shelf.ready}
+            if 1 in found:  # any length can then be put together
+                return found
+        return {}
+
+    def _run(
+        self,
+        ready: _Ready,
+        pending: list[int],
+        sequence: Sequence,
+        plan: DraftPlan,
+        draft: _Draft,
+    ) -> None:
+        """One chunk: draft, read, judge, and take up what counts."""
+        chunk, cache, is_sampled = ready.chunk, self.model.cache, sequence.sampling.temperature > 0
+        source = sequence.rng.get_state() if is_sampled else None
+        chances = uniforms(chunk.size, sequence.rng) if is_sampled else []
+        chunk.fill(pending, cache.length, sequence.sampling, chances)
+        ready.replay()
+        assert self._buffers is not None, "a captured chunk has its buffers"
+        tokens, confidences = self._buffers.summary[:, : chunk.size].tolist()  # the one copy
+        kept = self._judge(confidences, plan, draft)
+        draft.tokens += [int(token) for token in tokens[:kept]]
+        draft.confidences += confidences[:kept]
+        if is_sampled and kept:
+            draft.rows.append(self._buffers.rows[:kept].clone())  # the next chunk writes over it
+        if source is not None and kept < chunk.size:  # as if the others had never been drawn
+            sequence.rng.set_state(source)
+            uniforms(kept, sequence.rng)
+        if kept:
+            with cache.append([*pending, *draft.tokens[len(draft.tokens) - kept : -1]]):
+                pass  # their slots are written already
+        if any(map(math.isnan, confidences)):
+            zero_beyond(cache)
+
+    def _judge(self, confidences: list[float], plan: DraftPlan, draft: _Draft) -> int:
+        """How many of a chunk's tokens count. The rule is asked in order and hears of none after
+        the first that fails; a damaged draft's NaN is no token."""
+        first = len(draft.tokens)
+        for kept, confidence in enumerate(confidences):
+            if math.isnan(confidence):
+                draft.is_ended = True
+                return kept
+            index = first + kept
+            is_full = index + 1 == plan.num_draft_tokens
+            if is_full or not (plan.keep_drafting is None or plan.keep_drafting(index, confidence)):
+                draft.is_ended = True
+                return kept + 1
+        return len(confidences)
+
+    @torch.inference_mode()
+    def _captured(self, key: _Key) -> _Ready:
+        """Record one chunk and hold it against the code it was made of."""
+        buffers = self._buffer()
+        chunk = StaticChunk(self._window(key.bucket), key, self._vocab_size, buffers)
+        sampling = key.warp.example()
+        with undisturbed(self.model.cache, key.size + FIRST_WIDTH):
+            chunk.fill([0], 0, sampling, [0.5] * key.size)
+            replay = self._shelf.pool.capture(chunk)
+            chunk.fill([1, 2], 0, sampling, [0.25] * key.size)  # other inputs than recorded
+            chunk()
+            wanted = buffers.summary[:, : key.size].clone()
+            buffers.summary.zero_()
+            replay()
+            found = buffers.summary[:, : key.size]
+            is_same = torch.equal(found[0], wanted[0])
+            error = float((found[1] - wanted[1]).abs().max())
+        if not (is_same and error <= AGREEMENT):
+            raise GraphFault(f"a replay of {key.size} draft tokens came out otherwise")
+        return _Ready(chunk, replay)
+
+    def _window(self, bucket: int) -> Window:
+        if bucket not in self._windows:
+            self._windows[bucket] = Window(self.model, bucket)
+        return self._windows[bucket]
+
+    def _buffer(self) -> _Buffers:
+        if self._buffers is None:
+            device, most = self.model.device, max(SIZES)
+            summary = torch.zeros(2, most, dtype=torch.float64, device=device)
+            self._buffers = _Buffers(summary, torch.zeros(most, self._vocab_size, device=device))
+        return self._buffers
+
+
+def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[V_draft] -> [V]: what is missing can never be drawn."""
+    missing = vocab_size - logits.shape[-1]
+    if missing <= 0:
+        return logits[:vocab_size]
+    return F.pad(logits, (0, missing), value=float("-inf"))
+
+
+def _phrase(key: _Key) -> str:
+    tokens = "token" if key.size == 1 else "tokens"
+    return f"preparing drafts of {key.size} {tokens} within {key.bucket} tokens of context"

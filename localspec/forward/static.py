@@ -1,0 +1,177 @@
+"""The native decoder's forward with fixed shapes and nothing on the host: what a graph can hold.
+
+Contract: `Window.forward` runs rows whose ids, positions and slots are tensors, writes their keys
+and values into those slots and attends to the first `bucket` slots of the cache under a mask that
+is made on the device. `StaticForward` puts buffers around it: `fill` describes the tokens (one
+small copy), a call computes their logits into a buffer. Both are plain tensor code and give the
+decoder's own logits on any device, captured or not.
+
+Slots beyond a sequence's end hold nothing that is needed, so rows that only pad a width write
+there; but what they hold must be numbers (`zero_beyond`).
+
+That it can be captured has never been tried on CUDA hardware: no GPU was at hand.
+
+Not here: choosing widths and buckets, capturing (graphs), the cache's bookkeeping (cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+
+from localspec.forward.cache import KVCache
+from localspec.forward.decoder import Attend, Decoder
+from localspec.forward.pool import uploaded
+from localspec.forward.tree import additive_mask, depths
+
+Slots = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+def every_slot(cache: KVCache) -> Slots:
+    """Keys and values of each layer, [1, kv_heads, capacity, head_dim] each, as views."""
+    shape, end = cache.shape, cache.shape.capacity
+    none = torch.empty(
+        0, 2 * shape.num_kv_heads, shape.head_dim, dtype=cache.dtype, device=cache.device
+    )
+    return tuple(cache.write(layer, end, end, none) for layer in range(shape.num_layers))
+
+
+@contextmanager
+def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
+    """The first `num_slots` slots may be scribbled on inside; afterwards they are as before."""
+    held = [
+        (keys[:, :, :num_slots], values[:, :, :num_slots]) for keys, values in every_slot(cache)
+    ]
+    copies = [(keys.clone(), values.clone()) for keys, values in held]
+    try:
+        yield
+    finally:
+        for (keys, values), (old_keys, old_values) in zip(held, copies, strict=True):
+            keys.copy_(old_keys)
+            values.copy_(old_values)
+
+
+@torch.inference_mode()
+def zero_beyond(cache: KVCache) -> None:
+    """Make the slots beyond the end numbers again, after something wrote others there. A mask
+    hides what is finite; a NaN comes through it, and no length that is rolled back erases it."""
+    for keys, values in every_slot(cache):
+        keys[:, :, cache.length :].zero_()
+        values[:, :, cache.length :].zero_()
+
+
+class Window:
+    """The first `bucket` slots of a decoder's cache, addressed by tensors only."""
+
+    def __init__(self, decoder: Decoder, bucket: int) -> None:
+        assert bucket <= decoder.cache.shape.capacity, "a window ends within the cache"
+        self.bucket = bucket
+        self.weights = decoder.weights
+        self.device = decoder.device
+        self.dtype = decoder.cache.dtype
+        self._decoder = decoder
+        self._slots = every_slot(decoder.cache)
+        self._groups = decoder.weights.num_heads // decoder.weights.num_kv_heads
+        self._columns = torch.arange(bucket, device=decoder.device)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        block: torch.Tensor,
+    ) -> torch.Tensor:
+        """Through every layer: [w, d]. ids, positions, slots: [w]; slots ascend without a gap and
+        lie in the window. block: [w, w] additive, what the rows see of each other; they see every
+        slot before their first."""
+        weights = self.weights
+        rows = F.embedding(ids, weights.embedding)  # [w, d]
+        cos = weights.cos.index_select(0, positions).unsqueeze(1)
+        sin = weights.sin.index_select(0, positions).unsqueeze(1)
+        return self._decoder.layers(rows, cos, sin, self._attention(slots, block))[0]
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[w, d] -> [w, V] in the weights' own precision."""
+        return self.weights.head(self.weights.final_norm(rows))
+
+    def _mask(self, slots: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        """Additive, [1, 1, groups * w, bucket]; the query heads of one key head stand as further
+        rows, group by group."""
+        # Filled in place: a number in `where` would be copied from the host, which stops a capture.
+        past = torch.zeros(self.bucket, dtype=self.dtype, device=self.device)
+        past.masked_fill_(self._columns >= slots[:1], float("-inf"))
+        rows = past.repeat(block.shape[0], 1).index_copy_(1, slots, block)  # [w, bucket]
+        return rows.repeat(self._groups, 1)[None, None]
+
+    def _attention(self, slots: torch.Tensor, block: torch.Tensor) -> Attend:
+        mask = self._mask(slots, block)
+
+        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+            width, heads, head_dim = queries.shape
+            keys, values = self._slots[layer]
+            new = keys_values.view(width, 2, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
+            keys.index_copy_(2, slots, new[:1])
+            values.index_copy_(2, slots, new[1:])
+            # [w, kv_heads, groups, dim] -> [1, kv_heads, groups * w, dim]
+            grouped = queries.view(width, -1, self._groups, head_dim).permute(1, 2, 0, 3)
+            rows = grouped.reshape(1, heads // self._groups, self._groups * width, head_dim)
+            seen = F.scaled_dot_product_attention(
+                rows.to(keys.dtype),
+                keys[:, :, : self.bucket],
+                values[:, :, : self.bucket],
+                attn_mask=mask,
+            )
+            out = seen.view(-1, self._groups, width, head_dim).permute(2, 0, 1, 3)
+            return out.reshape(width, heads * head_dim).to(queries.dtype)
+
+        return attend
+
+
+class StaticForward:
+    """`width` rows in one window. out: [>= width, V] fp32, where the logits go; several forwards
+    may share it, for each is read before the next one runs."""
+
+    def __init__(self, window: Window, width: int, out: torch.Tensor) -> None:
+        assert 0 < width <= window.bucket, "the rows fit the window"
+        self.width = width
+        self.window = window
+        self._out = out[:width]
+        self._inputs = torch.zeros(3, width, dtype=torch.int64, device=window.device)
+        self._parents: tuple[int, ...] | None = None
+        self._block = _block(None, width, window.dtype).to(window.device)
+
+    @torch.inference_mode()
+    def fill(self, tokens: Sequence[int], parents: Sequence[int] | None, start: int) -> None:
+        """Set the tokens that a call will take in after `start` cached ones; at most `width`.
+
+        parents: as in Decoder.forward. Rows that are left over pad; they write to the slots after
+        the tokens' own, so all `width` of them must lie in the window.
+        """
+        spare = self.width - len(tokens)
+        assert spare >= 0 and start + self.width <= self.window.bucket, "the rows fit the window"
+        slots = list(range(start, start + self.width))
+        positions, tree = slots, None
+        if parents is not None:
+            positions = [start + depth for depth in depths(parents)] + [start] * spare
+            tree = (*parents, *[-1] * spare)
+        values = [[*tokens, *[0] * spare], positions, slots]
+        self._inputs.copy_(uploaded(values, torch.int64, self.window.device), non_blocking=True)
+        if tree != self._parents:  # chains follow chains: there is nothing to copy then
+            self._block.copy_(_block(tree, self.width, self.window.dtype))
+            self._parents = tree
+
+    @torch.inference_mode()
+    def __call__(self) -> None:
+        """Compute: logits of all `width` rows into `out`."""
+        ids, positions, slots = self._inputs.unbind()
+        rows = self.window.forward(ids, positions, slots, self._block)
+        self._out.copy_(self.window.logits(rows))
+
+
+def _block(parents: Sequence[int] | None, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """What `width` rows see of each other, [w, w], on the host."""
+    mask = additive_mask(width, parents, 0, dtype, torch.device("cpu"))
+    return torch.zeros(1, 1, dtype=dtype) if mask is None else mask[0, 0]

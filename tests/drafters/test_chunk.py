@@ -1,0 +1,360 @@
+"""Drafting in chunks gives what drafting token by token gives, and ends where its rule ends it.
+
+The chunks run over the stand-in for graphs of tests.forward.tracing, which is as strict as a
+capture; with a GPU the comparison runs over real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import islice, product
+from typing import Any
+
+import pytest
+import torch
+
+from localspec import core
+from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, Step
+from localspec.drafters.chunk import SIZES, ChunkedDraft
+from localspec.drafters.draft_model import DraftModelDrafter, autoregress
+from localspec.engine.engine import Engine
+from localspec.forward.decoder import Decoder
+from localspec.forward.graphs import CapturedDecoder
+from localspec.forward.pool import CudaGraphPool, UncapturedPool
+from localspec.forward.static import every_slot
+from tests.drafters.test_warp import SAMPLINGS
+from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
+from tests.tiny import VOCAB_SIZE, Plans, agreeing_draft, play, tiny_llama, with_cache
+
+PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
+CAPACITY = 300  # two stretches: 256, 300
+FULL = ["greedy", "plain", "top_k", "top_p", "min_p", "all"]
+
+
+def chunked(
+    sampling: SamplingParams = SamplingParams(),
+    pool: Any = None,
+    model: Decoder | None = None,
+    vocab_size: int = VOCAB_SIZE,
+) -> ChunkedDraft:
+    """Everything captured for this kind of sampling."""
+    made = ChunkedDraft(
+        model or with_cache(tiny_llama(), CAPACITY), vocab_size, pool or TracingPool()
+    )
+    made.want(sampling)
+    for _ in made.capture():
+        pass
+    return made
+
+
+@lru_cache
+def shared(name: str) -> ChunkedDraft:
+    """One for all tests that only propose."""
+    return chunked(SAMPLINGS[name])
+
+
+@lru_cache
+def eager() -> Decoder:
+    return with_cache(tiny_llama(), CAPACITY)
+
+
+def sequence_of(sampling: SamplingParams, tokens: tuple[int, ...] = PROMPT) -> Sequence:
+    return Sequence(tokens, sampling, 400, frozenset(), torch.Generator().manual_seed(5))
+
+
+def caught_up(model: Decoder, sequence: Sequence, num_pending: int) -> None:
+    """The cache holds all but the last `num_pending` tokens."""
+    model.cache.rollback(0)
+    if held := sequence.tokens[: len(sequence.tokens) - num_pending]:
+        model.forward(held, num_logits=1)
+
+
+def assert_same(found: Proposal | None, wanted: Proposal) -> None:
+    assert found is not None, "no graph served"
+    assert found.tokens == wanted.tokens and found.parents == wanted.parents
+    assert found.confidences == pytest.approx(wanted.confidences, abs=1e-5)
+    assert (found.probs is None) == (wanted.probs is None)
+    if found.probs is not None and wanted.probs is not None:
+        assert torch.allclose(found.probs, wanted.probs, atol=1e-5)
+
+
+def check_equal(
+    draft: ChunkedDraft,
+    sampling: SamplingParams,
+    plan: DraftPlan,
+    num_pending: int = 1,
+    tokens: tuple[int, ...] = PROMPT,
+) -> None:
+    reference = eager()
+    sequences = [sequence_of(sampling, tokens) for _ in "ab"]
+    caught_up(draft.model, sequences[0], num_pending)
+    caught_up(reference, sequences[1], num_pending)
+    found = draft.propose(sequences[0], plan)
+    wanted = autoregress(reference, sequences[1], plan, VOCAB_SIZE)
+    assert_same(found, wanted)
+    assert draft.model.cache.tokens == reference.cache.tokens
+    states = [sequence.rng.get_state() for sequence in sequences]
+    assert torch.equal(*states), "another round of the turn would be drawn otherwise"
+
+
+# -- proposals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
+    sampling = SAMPLINGS[name]
+    for length, num_pending in product((1, 2, 3, 5, 8, 15), (1, 2, 9)):
+        check_equal(shared(name), sampling, DraftPlan("d", length), num_pending)
+
+
+def test_settings_may_change_without_another_capture() -> None:
+    pool = TracingPool()
+    draft = chunked(SAMPLINGS["all"], pool)
+    num_captures = pool.num_captures
+    for temperature, top_k, top_p in ((0.3, 3, 0.99), (1.5, 60, 0.4), (1.0, 1, 0.7)):
+        sampling = SamplingParams(temperature, top_k, top_p, min_p=0.01)
+        check_equal(draft, sampling, DraftPlan("d", 5))
+    assert pool.num_captures == num_captures
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain"])
+def test_at_the_edge_of_a_stretch_and_of_the_context(name: str) -> None:
+    draft = shared(name)
+    places = [*product((256, CAPACITY), (1, 2, 8), (0, 1)), (256, 1, -1), (256, 8, -1)]
+    for edge, length, short in places:
+        tokens = tuple(1 + (5 * i * i) % 60 for i in range(edge - length - short))
+        check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 1, tokens)
+        check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 2, tokens)
+
+
+@pytest.mark.parametrize("draft_size", [60, 64, 70])
+@pytest.mark.parametrize("name", ["greedy", "plain", "all"])
+def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
+    module = tiny_llama(vocab_size=draft_size)
+    draft = chunked(SAMPLINGS[name], model=with_cache(module, CAPACITY))
+    reference = with_cache(module, CAPACITY)
+    sequences = [sequence_of(SAMPLINGS[name]) for _ in "ab"]
+    for model, sequence in zip((draft.model, reference), sequences, strict=True):
+        caught_up(model, sequence, 1)
+    plan = DraftPlan("d", 7)
+    found = draft.propose(sequences[0], plan)
+    assert_same(found, autoregress(reference, sequences[1], plan, VOCAB_SIZE))
+    assert found is not None and max(found.tokens) < min(64, draft_size)
+
+
+def test_sampled_tokens_come_as_often_as_their_rows_say() -> None:
+    """First drafted tokens of N = 1500 drafts against the exact row, by total variation."""
+    sampling = SAMPLINGS["top_p"]
+    draft = chunked(sampling, UncapturedPool())
+    rng = torch.Generator().manual_seed(17)
+    caught_up(draft.model, sequence_of(sampling), 1)
+    held, counts, row = draft.model.cache.length, torch.zeros(VOCAB_SIZE), torch.zeros(0)
+    for _ in range(1500):
+        draft.model.cache.rollback(held)
+        found = draft.propose(Sequence(PROMPT, sampling, 9, frozenset(), rng), DraftPlan("d", 1))
+        assert found is not None and found.probs is not None
+        counts[found.tokens[0]] += 1
+        row = found.probs[0]
+    assert float((counts / 1500 - row).abs().sum()) / 2 < 0.05
+
+
+# -- the stop rule ----------------------------------------------------------------------------
+
+
+def stopping(at: int, asked: list[int]) -> Callable[[int, float], bool]:
+    def keep_drafting(index: int, confidence: float) -> bool:
+        asked.append(index)
+        assert 0.0 < confidence <= 1.0 + 1e-6
+        return index != at
+
+    return keep_drafting
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "all"])
+def test_a_draft_ends_with_the_first_token_that_fails(name: str) -> None:
+    draft = shared(name)
+    for at in range(8):
+        asked: list[int] = []
+        plan = DraftPlan("d", 7, keep_drafting=stopping(at, asked))
+        check_equal(draft, SAMPLINGS[name], plan)
+        # Both sides asked, and neither about anything after the token that failed.
+        assert asked == 2 * list(range(min(at + 1, 6)))
+
+
+def test_a_rule_that_reads_confidences_stops_where_it_would_token_by_token() -> None:
+    draft = shared("plain")
+    ends = set()
+    for seed in range(12):
+        limit = 0.2 + 0.05 * seed
+        plan = DraftPlan("d", 9, keep_drafting=lambda index, c, limit=limit: c > limit)
+        check_equal(draft, SAMPLINGS["plain"], plan, tokens=(*PROMPT, seed + 1))
+        ends.add(draft.model.cache.length)
+    assert len(ends) > 2, "the rule ended drafts at different lengths"
+
+
+# -- where no graph serves --------------------------------------------------------------------
+
+
+def test_what_has_no_graph_is_left_to_the_caller() -> None:
+    draft = chunked()
+    caught_up(draft.model, sequence_of(SamplingParams()), 1)
+    held = list(draft.model.cache.tokens)
+    for sampling in (SAMPLINGS["plain"], SamplingParams(repetition_penalty=1.3)):
+        assert draft.propose(sequence_of(sampling), DraftPlan("d", 4)) is None
+    assert draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 0)) is None
+    too_long = DraftPlan("d", CAPACITY)
+    assert draft.propose(sequence_of(SamplingParams()), too_long) is None
+    assert draft.model.cache.tokens == held
+
+
+def test_a_kind_of_sampling_that_was_asked_for_is_captured_next_time() -> None:
+    draft = chunked()
+    before = draft.num_captured
+    assert draft.buffer_bytes == max(SIZES) * VOCAB_SIZE * 4
+    assert draft.propose(sequence_of(SAMPLINGS["plain"]), DraftPlan("d", 4)) is None
+    assert len(list(draft.capture())) == before == 2 * len(SIZES)
+    check_equal(draft, SAMPLINGS["plain"], DraftPlan("d", 4))
+
+
+def test_drafts_before_and_during_capture() -> None:
+    draft = ChunkedDraft(with_cache(tiny_llama(), CAPACITY), VOCAB_SIZE, TracingPool())
+    caught_up(draft.model, sequence_of(SamplingParams()), 1)
+    assert draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 5)) is None
+    for _ in islice(draft.capture(), 3):
+        pass
+    assert draft.num_captured == 2  # of one and of two tokens: enough for any length
+    check_equal(draft, SamplingParams(), DraftPlan("d", 5))
+
+
+def test_capturing_leaves_the_drafts_cache_as_it_is() -> None:
+    reference, model = (with_cache(tiny_llama(), CAPACITY) for _ in "ab")
+    for each in (reference, model):
+        each.forward(PROMPT)
+    chunked(model=model)
+    assert model.cache.tokens == list(PROMPT)
+    assert torch.equal(model.forward([3, 4]), reference.forward([3, 4]))
+
+
+@pytest.mark.parametrize("pool", [StalePool(), FailingPool()], ids=["stale", "failing"])
+def test_a_capture_that_fails_leaves_drafting_token_by_token(pool: Any) -> None:
+    draft = chunked(pool=pool)
+    assert draft.notice is not None
+    assert draft.num_captured == (0 if isinstance(pool, StalePool) else 2)
+
+
+def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
+    module = tiny_llama()
+    for name in ("greedy", "plain", "all"):
+        draft = chunked(SAMPLINGS[name], model=with_cache(module, CAPACITY))
+        sequence = sequence_of(SAMPLINGS[name])
+        caught_up(draft.model, sequence, 1)
+        draft.model.weights.final_norm.weight.fill_(math.nan)
+        inside = draft.model.weights.final_norm._inside
+        assert inside is not None
+        inside.fill_(math.nan)
+        found = draft.propose(sequence, DraftPlan("d", 5))
+        assert found is not None and found.tokens == () and found.probs is None
+        assert draft.model.cache.tokens == sequence.tokens[:-1]
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain"])
+def test_a_draft_recovers_from_what_was_no_number(name: str) -> None:
+    """Slots left behind by something that overflowed spoil one draft, not all that follow."""
+    draft = chunked(SAMPLINGS[name])
+    sequence = sequence_of(SAMPLINGS[name])
+    caught_up(draft.model, sequence, 1)
+    for _, values in every_slot(draft.model.cache):
+        values[:, :, 40:] = math.nan
+    found = draft.propose(sequence, DraftPlan("d", 5))
+    assert found is not None and found.tokens == ()
+    check_equal(draft, SAMPLINGS[name], DraftPlan("d", 5))
+
+
+# -- in the engine ----------------------------------------------------------------------------
+
+
+class ChunkedDrafter(DraftModelDrafter):
+    """The draft model, in chunks wherever a graph serves. num_chunked: how often one did."""
+
+    def __init__(self, model: Decoder, target_vocab_size: int, draft: ChunkedDraft) -> None:
+        super().__init__(model, target_vocab_size)
+        self._chunks = draft
+        self.num_chunked = 0
+
+    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        room = self.model.cache.shape.capacity - len(sequence.tokens)
+        self.catch_up(sequence)
+        found = self._chunks.propose(sequence, plan.shortened(room))
+        self.num_chunked += found is not None
+        return found if found is not None else super().propose(sequence, plan)
+
+
+def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list[Step], int]:
+    """A turn of 60 tokens across the first edge, target and draft over graphs or neither."""
+    target_module = tiny_llama()
+    target = with_cache(target_module, CAPACITY)
+    model = with_cache(agreeing_draft(target_module), CAPACITY)
+    drafter: Any = DraftModelDrafter(model, VOCAB_SIZE)
+    if is_chunked:
+        pool = TracingPool()
+        target = CapturedDecoder(target, pool)
+        for _ in target.capture():
+            pass
+        model = CapturedDecoder(model, pool)
+        drafter = ChunkedDrafter(model, VOCAB_SIZE, chunked(sampling, pool, model))
+    prompt = tuple(1 + (7 * i * i) % 61 for i in range(225))
+    policy = Plans(("draft_model", 4), ("draft_model", 1), ("draft_model", 7), ("off", 0))
+    engine = Engine(target, {"draft_model": drafter})
+    tokens = play(engine, prompt, policy, 60, sampling).tokens
+    return tokens, policy.steps, drafter.num_chunked if is_chunked else 0
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "all"])
+def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
+    sampling = core.replace(SAMPLINGS[name], seed=23)
+    plain, steps, _ = text_of(sampling, is_chunked=False)
+    found, chunked_steps, num_chunked = text_of(sampling, is_chunked=True)
+    assert found == plain
+    assert num_chunked >= len([s for s in chunked_steps if s.num_draft_tokens])
+    counts = [[(s.num_draft_tokens, s.num_accepted_tokens) for s in each]
+              for each in (steps, chunked_steps)]  # fmt: skip
+    assert counts[0] == counts[1]
+    assert sum(accepted for _, accepted in counts[0]) > 10
+
+
+def test_drafts_thrown_away_leave_no_trace() -> None:
+    draft, reference_model = shared("greedy"), eager()
+    reference_model.cache.rollback(0)
+    reference = autoregress(
+        reference_model, sequence_of(SamplingParams()), DraftPlan("d", 6), VOCAB_SIZE
+    )
+    for _ in range(3):
+        caught_up(draft.model, sequence_of(SamplingParams()), 1)
+        draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 8))
+    draft.model.cache.rollback(len(PROMPT) - 1)
+    assert_same(draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 6)), reference)
+
+
+# -- with a GPU -------------------------------------------------------------------------------
+
+
+@NO_GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FULL)
+def test_real_chunks_are_the_draft_token_by_token(name: str) -> None:
+    sampling = SAMPLINGS[name]
+    model, reference = (on_gpu(torch.float32, CAPACITY) for _ in "ab")
+    pool = CudaGraphPool(model.device)
+    draft = chunked(sampling, pool, model)
+    assert draft.notice is None and pool.pool_bytes >= 0
+    for length, num_pending in product((1, 2, 5, 8, 15), (1, 2, 9)):
+        sequences = [sequence_of(sampling) for _ in "ab"]
+        caught_up(model, sequences[0], num_pending)
+        caught_up(reference, sequences[1], num_pending)
+        plan = DraftPlan("d", length)
+        found = draft.propose(sequences[0], plan)
+        wanted = autoregress(reference, sequences[1], plan, VOCAB_SIZE)
+        assert found is not None and found.tokens == wanted.tokens
+        assert found.confidences == pytest.approx(wanted.confidences, abs=1e-3)
