@@ -52,7 +52,7 @@ def cost_curve(
 ) -> dict[str, Any]:
     """The curve at each context that fits, and each drafter's step against a plain one."""
     capacity = stage.engine.target.cache.shape.capacity
-    bare = Engine(stage.engine.target, {StandIn.name: StandIn()})
+    bare = Engine(stage.engine.target, {StandIn.name: StandIn(stage.engine.target)})
     curves = {
         str(context): _curve(bare, widths, context)
         for context in contexts

@@ -185,29 +185,17 @@ class LocalBackend:
             for found in rounds:
                 text, count = reply.push(found.tokens)
                 cut = _shortened(found, count)
+                # The end-of-text token is no output, but plain decoding needs a step for it too.
                 is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
-                stats = self._counted(stats, cut, started, is_ended)
+                num_steps = cut.step.num_output_tokens + (1 if is_ended else 0)
+                plain_ms = self._controller.plain_ms(sequence, cut.step.context_length)
+                stats = _counted(stats, cut, started, plain_ms, num_steps)
                 yield Chunk("decode", stats, text, cut.tokens, cut.provenance, cut.step)
                 if reply.is_stopped:
                     break
         reason: FinishReason = sequence.finish_reason or "cancelled"
         rest = reply.flush()
         yield Chunk("done", stats, rest, finish_reason="stop" if reply.is_stopped else reason)
-
-    def _counted(self, stats: TurnStats, found: Round, started: float, is_ended: bool) -> TurnStats:
-        stats = stats.plus(found.step)
-        if stats.ttft_ms is None and found.tokens:
-            stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started))
-        if found.reason and (found.step.num_draft_tokens or not stats.num_drafts):
-            stats = replace(stats, reason=found.reason)
-        plain_ms = self._controller.costs.plain_ms(found.step.context_length)
-        if plain_ms is not None:
-            before = stats.plain_decode_ms or 0.0
-            # The end-of-text token is no output, but plain decoding needs a step for it too.
-            num_steps = found.step.num_output_tokens + (1 if is_ended else 0)
-            plain = before + plain_ms * num_steps
-            stats = replace(stats, plain_decode_ms=plain)
-        return stats
 
 
 def _shortened(found: Round, count: int) -> Round:
@@ -237,3 +225,18 @@ def _sentence(error: Exception) -> str:
 def _capture_notices(loaded: Loaded) -> tuple[str, ...]:
     found = (each.notice for each in loaded.captures)
     return tuple(dict.fromkeys(notice for notice in found if notice is not None))
+
+
+def _counted(
+    stats: TurnStats, found: Round, started: float, plain_ms: float | None, num_steps: int
+) -> TurnStats:
+    """The turn's numbers with one more round. plain_ms: of one step of plain decoding there;
+    num_steps: those that it would have needed."""
+    stats = stats.plus(found.step)
+    if stats.ttft_ms is None and found.tokens:
+        stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started))
+    if found.reason and (found.step.num_draft_tokens or not stats.num_drafts):
+        stats = replace(stats, reason=found.reason)
+    if plain_ms is None:
+        return stats
+    return replace(stats, plain_decode_ms=(stats.plain_decode_ms or 0.0) + plain_ms * num_steps)

@@ -1,9 +1,10 @@
 """Measures on this machine what the controller's costs are made of.
 
-Contract: runs real rounds of the real engine, with a stand-in that proposes as many tokens as
-the wanted width, at two context lengths, and times each drafter's own `propose`. Every cell is
-the median of REPEATS rounds after one warm-up. Yields a phrase before each measurement, so that
-the caller can show it or stop; what was measured stays. Leaves the cache empty.
+Contract: runs real rounds of the real engine, greedy and sampled, with a stand-in that proposes
+as many tokens as the wanted width, at two context lengths, and times each drafter's own `propose`.
+Every cell is the median of REPEATS rounds after one warm-up. Yields a phrase before each
+measurement, so that the caller can show it or stop; what was measured stays. Leaves the cache
+empty.
 
 Not here: the table (costs), refinement while running (controller).
 """
@@ -27,13 +28,16 @@ from localspec.core import (
     Verdict,
     chain,
 )
+from localspec.engine.acceptance import temperature_bucket
 from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS
 from localspec.engine.engine import Engine
+from localspec.forward.model import LanguageModel
 
 REPEATS = 5
 SHORT_CONTEXT = 128
 LONG_CONTEXT = 1024
+KINDS = {SamplingParams(): "greedy", SamplingParams(temperature=0.7): "sampled"}
 DRAFTED = 4  # draft tokens in one timed `propose`
 
 
@@ -52,8 +56,16 @@ class StandIn:
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 
+    def __init__(self, target: LanguageModel) -> None:
+        # Drawn tokens bring the rows they were drawn from, and judging those takes time.
+        size = target.vocab_size
+        self._rows = torch.full((max(WIDTHS), size), 1.0 / size, device=target.device)
+
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        return chain(tuple(1 + i % 7 for i in range(plan.num_draft_tokens)))
+        count = plan.num_draft_tokens
+        is_drawn = sequence.sampling.temperature > 0.0 and count > 0
+        tokens = tuple(1 + i % 7 for i in range(count))
+        return chain(tokens, self._rows[:count] if is_drawn else None)
 
     def observe(self, sequence: Sequence, step: Step) -> None:
         pass
@@ -86,31 +98,33 @@ def calibrate(engine: Engine, controller: Controller) -> Iterator[str]:
 
 def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
     capacity = engine.target.cache.shape.capacity
-    stage = Engine(engine.target, {StandIn.name: StandIn()})
+    stage = Engine(engine.target, {StandIn.name: StandIn(engine.target)})
     for context in sorted({min(c, capacity // 2) for c in (SHORT_CONTEXT, LONG_CONTEXT)}):
-        # Rejected drafts leave one token a round, so this is all the room that rounds need.
-        fitting = [w for w in WIDTHS if context + REPEATS + 2 + w <= capacity]
-        for width in fitting:
-            yield f"measuring {width} tokens at once, {context} tokens of context"
-            controller.costs.set_verify(width, context, _verify_ms(stage, width, context))
-        for name in engine.drafters:
-            yield f"measuring {name}, {context} tokens of context"
-            sequence = _sequence(context)
-            stage.prefill(sequence, threading.Event())
-            step_ms = _draft_step_ms(engine, name, sequence)
-            controller.costs.set_draft_step(name, context, step_ms)
+        for sampling, kind in KINDS.items():
+            bucket = temperature_bucket(sampling.temperature)
+            costs, place = controller.costs_at(bucket), f"{context} tokens of context, {kind}"
+            # Rejected drafts leave one token a round; drawn ones may be taken, one a round more.
+            fitting = [w for w in WIDTHS if context + (REPEATS + 2) * w <= capacity]
+            for width in fitting:
+                yield f"measuring {width} tokens at once, {place}"
+                costs.set_verify(width, context, _verify_ms(stage, width, context, sampling))
+            for name in engine.drafters:
+                yield f"measuring {name}, {place}"
+                sequence = _sequence(context, sampling)
+                stage.prefill(sequence, threading.Event())
+                costs.set_draft_step(name, context, _draft_step_ms(engine, name, sequence))
 
 
-def _sequence(context: int) -> Sequence:
+def _sequence(context: int, sampling: SamplingParams) -> Sequence:
     """A made-up text of `context` tokens and a root; no end-of-text can end it."""
     rng = torch.Generator().manual_seed(0)
     prompt = tuple(1 + (7 * i) % 31 for i in range(context + 1))
-    return Sequence(prompt, SamplingParams(), 10_000, frozenset(), rng)
+    return Sequence(prompt, sampling, 10_000, frozenset(), rng)
 
 
-def _verify_ms(stage: Engine, width: int, context: int) -> float:
+def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams) -> float:
     policy = _AtWidth(width, [])
-    sequence = _sequence(context)
+    sequence = _sequence(context, sampling)
     stage.prefill(sequence, threading.Event())
     rounds = stage.decode(sequence, policy, threading.Event())
     for _ in range(REPEATS + 1):

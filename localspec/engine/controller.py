@@ -27,7 +27,7 @@ from localspec.engine.acceptance import (
 from localspec.engine.costs import Costs
 from localspec.engine.policy import AdaptivePolicy, FixedPolicy, Probing
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 MAX_DRAFT_TOKENS = 15  # with the root 16 tokens wide, the widest width measured
 
 
@@ -63,10 +63,16 @@ class Controller:
     """The learnt state of one target on one machine; hands out one policy a turn."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], costs: Costs, acceptance: Acceptance
+        self,
+        drafters: Mapping[str, Drafter],
+        costs: Costs,
+        acceptance: Acceptance,
+        sampled_costs: Costs | None = None,
     ) -> None:
+        """costs: of greedy rounds. sampled_costs: of rounds that draw, None: the same."""
         self.drafters = drafters
         self.costs = costs
+        self.sampled_costs = costs if sampled_costs is None else sampled_costs
         self.acceptance = acceptance
         self.probing: dict[int, Probing] = {}
         self.length_probing: dict[int, Probing] = {}
@@ -108,10 +114,18 @@ class Controller:
         ceiling = max((n + 1) / curve[n] for n in range(1, len(curve)))
         return Option(name, signal, length, rate, ceiling, rates[0], round_ms)
 
-    def round_curve(self, drafter: str, context: int) -> list[float] | None:
+    def costs_at(self, bucket: int) -> Costs:
+        """The costs of rounds in this temperature bucket: drawing tokens takes time as well."""
+        return self.costs if bucket == 0 else self.sampled_costs
+
+    def plain_ms(self, sequence: Sequence, context: int) -> float | None:
+        """One step of plain decoding of this sequence at this context; None until measured."""
+        return self.costs_at(temperature_bucket(sequence.sampling.temperature)).plain_ms(context)
+
+    def round_curve(self, drafter: str, context: int, bucket: int) -> list[float] | None:
         """Cost of a round at γ = 0, 1, … MAX_DRAFT_TOKENS; None until measured."""
-        lengths = range(MAX_DRAFT_TOKENS + 1)
-        curve = [self.costs.round_ms(drafter, length, context) for length in lengths]
+        lengths, costs = range(MAX_DRAFT_TOKENS + 1), self.costs_at(bucket)
+        curve = [costs.round_ms(drafter, length, context) for length in lengths]
         known = [ms for ms in curve if ms is not None]
         return known if len(known) == len(curve) else None
 
@@ -119,6 +133,7 @@ class Controller:
         return {
             "version": STATE_VERSION,
             "costs": self.costs.snapshot(),
+            "sampled_costs": self.sampled_costs.snapshot(),
             "acceptance": self.acceptance.snapshot(),
         }
 
@@ -128,24 +143,26 @@ class Controller:
             if state["version"] != STATE_VERSION:
                 return False
             costs = Costs.restored(state["costs"])
+            sampled_costs = Costs.restored(state["sampled_costs"])
             acceptance = Acceptance.restored(state["acceptance"])
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
-        self.costs, self.acceptance = costs, acceptance
+        self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
         return True
 
     def learn(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
         """What every round teaches, whichever policy planned it."""
         width, context = step.num_draft_tokens + 1, step.context_length
         self.acceptance.tick()
-        self.costs.observe(width, context, step.verify_ms)
+        bucket = temperature_bucket(sequence.sampling.temperature)
+        costs = self.costs_at(bucket)
+        costs.observe(width, context, step.verify_ms)
         if step.num_draft_tokens == 0:
             return
-        bucket = temperature_bucket(sequence.sampling.temperature)
         accepted = verdict.accepted_length
-        self.costs.observe_draft(step.drafter, step.num_draft_tokens, context, step.draft_ms)
+        costs.observe_draft(step.drafter, step.num_draft_tokens, context, step.draft_ms)
         # By the cost table where it knows: a round disturbed by something else must not count.
-        known_ms = self.costs.round_ms(step.drafter, step.num_draft_tokens, context)
+        known_ms = costs.round_ms(step.drafter, step.num_draft_tokens, context)
         round_ms = step.round_ms if known_ms is None else known_ms
         self.acceptance.observe(
             step.drafter, step.signal, bucket, step.num_draft_tokens, accepted, round_ms

@@ -23,6 +23,7 @@ from localspec.engine.acceptance import expected_tokens
 
 if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
+    from localspec.engine.costs import Costs
 
 HYSTERESIS = 1.03
 FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
@@ -124,10 +125,14 @@ class AdaptivePolicy:
         self._plain_ms = 0.0
         self._best_rate = 0.0
 
+    @property
+    def _costs(self) -> Costs:
+        return self._controller.costs_at(self._bucket)
+
     def plan(self, sequence: Sequence) -> DraftPlan:
         context = len(sequence.tokens) - 1
-        plain_ms = self._controller.costs.plain_ms(context)
-        if plain_ms is None or not self._controller.costs.is_measured:
+        plain_ms = self._costs.plain_ms(context)
+        if plain_ms is None or not self._costs.is_measured:
             return self._unmeasured(sequence)
         self._plain_ms = plain_ms
         options = self._options(sequence, context)
@@ -140,8 +145,8 @@ class AdaptivePolicy:
         if not self._may_be_off:
             return self._allowed
         context = len(sequence.tokens) - 1
-        plain_ms = self._controller.costs.plain_ms(context)
-        if plain_ms is None or not self._controller.costs.is_measured:
+        plain_ms = self._costs.plain_ms(context)
+        if plain_ms is None or not self._costs.is_measured:
             return ()
         options = self._options(sequence, context)
         hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0}
@@ -192,7 +197,7 @@ class AdaptivePolicy:
         """The controller's curve, kept for 64 tokens of context: making one is host time."""
         key = (name, context // 64)
         if key not in self._curves:
-            curve = self._controller.round_curve(name, context)
+            curve = self._controller.round_curve(name, context, self._bucket)
             if curve is None:
                 return None
             self._curves[key] = curve

@@ -102,7 +102,7 @@ def open_local_backend(
     target = _capturable(target, pool)
     template = ChatTemplate.load(source.target)
     drafters, statuses = _drafters(source, place, target, pool, report)
-    controller = Controller(drafters, Costs(), Acceptance())
+    controller = Controller(drafters, Costs(), Acceptance(), Costs())
     combination = _identity(source, place, torch)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
     notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from time import sleep
 from typing import Any
 
+import pytest
 import torch
 
 from localspec import core
 from localspec.core import DraftPlan, Proposal, Step, chain
+from localspec.engine import rows, verify
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate
 from localspec.engine.controller import MAX_DRAFT_TOKENS, Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
+from localspec.engine.sampling import draw
 from tests.tiny import TableModel
 
 VOCAB = 40
@@ -58,18 +61,32 @@ class TimedDrafter:
 def set_up(capacity: int) -> tuple[Engine, Controller]:
     target: Any = Timed(lambda context: torch.zeros(VOCAB), VOCAB, capacity)
     drafters: dict[str, Any] = {"timed": TimedDrafter()}
-    return Engine(target, drafters), Controller(drafters, Costs(), Acceptance())
+    return Engine(target, drafters), Controller(drafters, Costs(), Acceptance(), Costs())
 
 
 def test_costs_are_those_of_the_machine() -> None:
     engine, controller = set_up(capacity=300)
     phrases = list(calibrate(engine, controller))
     assert any("timed" in phrase for phrase in phrases)
-    curve = controller.round_curve("timed", 100)
+    curve = controller.round_curve("timed", 100, bucket=0)
     assert curve is not None and len(curve) == MAX_DRAFT_TOKENS + 1
     assert curve[0] >= 1.0
     assert curve[15] - curve[0] >= 15 * 2.4  # 2 ms of drafting and 0.5 ms of width a token
     assert controller.costs.is_measured
+
+
+def test_drawing_tokens_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(weights: torch.Tensor, rng: torch.Generator) -> int:
+        sleep(0.004)
+        return draw(weights, rng)
+
+    for module in (rows, verify):
+        monkeypatch.setattr(module, "draw", slow)
+    engine, controller = set_up(capacity=300)
+    list(calibrate(engine, controller))
+    greedy, sampled = (controller.round_curve("timed", 100, bucket) for bucket in (0, 3))
+    assert greedy is not None and sampled is not None
+    assert sampled[0] - greedy[0] >= 3.0 and sampled[4] - greedy[4] >= 3.0
 
 
 def test_calibration_leaves_the_cache_empty_and_nothing_learnt() -> None:
