@@ -23,9 +23,9 @@ from localspec.engine.acceptance import expected_tokens
 
 if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
-    from localspec.engine.costs import Costs
 
 HYSTERESIS = 1.03
+LEAST_GAIN = 1.01  # the best of several estimates is more often too high than too low
 FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
 PROBE_BUDGET = 0.01
 FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
@@ -125,14 +125,10 @@ class AdaptivePolicy:
         self._plain_ms = 0.0
         self._best_rate = 0.0
 
-    @property
-    def _costs(self) -> Costs:
-        return self._controller.costs_at(self._bucket)
-
     def plan(self, sequence: Sequence) -> DraftPlan:
         context = len(sequence.tokens) - 1
-        plain_ms = self._costs.plain_ms(context)
-        if plain_ms is None or not self._costs.is_measured:
+        plain_ms = self._plain_at(context)
+        if plain_ms is None:
             return self._unmeasured(sequence)
         self._plain_ms = plain_ms
         options = self._options(sequence, context)
@@ -145,8 +141,8 @@ class AdaptivePolicy:
         if not self._may_be_off:
             return self._allowed
         context = len(sequence.tokens) - 1
-        plain_ms = self._costs.plain_ms(context)
-        if plain_ms is None or not self._costs.is_measured:
+        plain_ms = self._plain_at(context)
+        if plain_ms is None:
             return ()
         options = self._options(sequence, context)
         hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0}
@@ -193,6 +189,17 @@ class AdaptivePolicy:
         self._known[name, signal] = (version, curve, option)
         return option
 
+    def _plain_at(self, context: int) -> float | None:
+        """One plain step, kept as long as the curves: compared are costs of one moment."""
+        key = (OFF, context // 64)
+        if key not in self._curves:
+            costs = self._controller.costs_at(self._bucket)
+            plain_ms = costs.plain_ms(context)
+            if plain_ms is None or not costs.is_measured:
+                return None
+            self._curves[key] = [plain_ms]
+        return self._curves[key][0]
+
     def _curve(self, name: str, context: int) -> list[float] | None:
         """The controller's curve, kept for 64 tokens of context: making one is host time."""
         key = (name, context // 64)
@@ -213,7 +220,7 @@ class AdaptivePolicy:
             return None
         if incumbent in rates and best.rate <= HYSTERESIS * rates[incumbent].rate:
             best = rates[incumbent]
-        chosen = None if self._may_be_off and best.rate <= plain_rate else best
+        chosen = None if self._may_be_off and best.rate <= LEAST_GAIN * plain_rate else best
         self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
         return chosen
 

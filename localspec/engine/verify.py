@@ -31,6 +31,8 @@ def verify(proposal: Proposal, target: Rows, rng: torch.Generator) -> Verdict:
     target: row 0 follows the root, row i + 1 follows draft node i. Host copies when sampling: one
     for all p(x) and q(x), one for each residual beyond a node's first child, one for the draw.
     """
+    if not proposal.tokens:  # plain decoding pays for no draft
+        return Verdict((), target.row(0).draw(rng))
     if proposal.is_chain and proposal.probs is not None:
         return _verify_block(proposal, proposal.probs, target.probs, rng)
     return _verify_nodes(proposal, target, rng)
