@@ -25,7 +25,8 @@ from localspec.engine.acceptance import (
     temperature_bucket,
 )
 from localspec.engine.costs import Costs
-from localspec.engine.policy import AdaptivePolicy, FixedPolicy, Probing
+from localspec.engine.policy import AdaptivePolicy, FixedPolicy
+from localspec.engine.probing import Probing
 
 STATE_VERSION = 2
 MAX_DRAFT_TOKENS = 15  # with the root 16 tokens wide, the widest width measured

@@ -20,51 +20,14 @@ from typing import TYPE_CHECKING
 
 from localspec.core import OFF, DraftPlan, Sequence, Step, Verdict
 from localspec.engine.acceptance import expected_tokens
+from localspec.engine.probing import Probing
 
 if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
 
 HYSTERESIS = 1.03
-LEAST_GAIN = 1.01  # the best of several estimates is more often too high than too low
-FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
-PROBE_BUDGET = 0.01
 FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
-EAGER_PROBES = 6  # looks before a loss makes the next one come later
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
-
-
-@dataclass
-class Probing:
-    """When to look again at what lost, in one temperature bucket."""
-
-    first: int = FIRST_PROBE
-    budget: float = PROBE_BUDGET
-    interval: int = 0
-    rounds_since: int = 0
-    total_ms: float = 0.0
-    lost_ms: float = 0.0
-    num_probes: int = 0
-
-    def __post_init__(self) -> None:
-        self.interval = self.interval or self.first
-
-    def is_due(self, expected_loss_ms: float) -> bool:
-        within_budget = self.lost_ms + expected_loss_ms <= self.budget * self.total_ms
-        return self.rounds_since >= self.interval and within_budget
-
-    def ran(self, round_ms: float) -> None:
-        self.total_ms += round_ms
-        self.rounds_since += 1
-
-    def probed(self, loss_ms: float) -> None:
-        """loss_ms: what the look cost against the best option; negative when it won."""
-        self.lost_ms += max(0.0, loss_ms)
-        self.rounds_since = 0
-        self.num_probes += 1
-        if loss_ms < 0.0:
-            self.interval = self.first
-        elif self.num_probes > EAGER_PROBES:  # until then a loss may be bad luck
-            self.interval = min(LAST_PROBE, 2 * self.interval)
 
 
 @dataclass(frozen=True)
@@ -220,7 +183,7 @@ class AdaptivePolicy:
             return None
         if incumbent in rates and best.rate <= HYSTERESIS * rates[incumbent].rate:
             best = rates[incumbent]
-        chosen = None if self._may_be_off and best.rate <= LEAST_GAIN * plain_rate else best
+        chosen = None if self._may_be_off and best.rate <= plain_rate else best
         self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
         return chosen
 

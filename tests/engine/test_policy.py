@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 
 from localspec.core import OFF, DraftPlan, SamplingParams, Sequence, Step, Verdict
-from localspec.engine.policy import (
-    EAGER_PROBES,
-    FIRST_PROBE,
-    HYSTERESIS,
-    LAST_PROBE,
-    PROBE_BUDGET,
-    Probing,
-)
+from localspec.engine.policy import HYSTERESIS
+from localspec.engine.probing import EAGER_PROBES, FIRST_PROBE, LAST_PROBE, PROBE_BUDGET, Probing
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
 
 COLD = SamplingParams()
