@@ -16,12 +16,10 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-import torch
-
 from localspec.bench.stage import Stage
 from localspec.core import DraftPlan, SamplingParams, Step, Verdict
 from localspec.core import Sequence as Turn
-from localspec.engine.calibrate import StandIn
+from localspec.engine.calibrate import StandIn, made_up_text
 from localspec.engine.engine import Engine
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -85,9 +83,7 @@ def _curve(engine: Engine, widths: Sequence[int], context: int) -> dict[str, Any
 
 def _cycle(engine: Engine, widths: Sequence[int], context: int) -> list[float]:
     """One round of each width, in ms, after a made-up text of `context` tokens."""
-    prompt = tuple(1 + (7 * i) % 31 for i in range(context + 1))
-    rng = torch.Generator().manual_seed(0)
-    sequence = Turn(prompt, SamplingParams(), 10_000, frozenset(), rng)
+    sequence = made_up_text(context, SamplingParams())
     engine.prefill(sequence, threading.Event())  # all but the first find it in the cache
     policy = WidthsInTurn(widths)
     rounds = engine.decode(sequence, policy, threading.Event())

@@ -171,7 +171,7 @@ def bytes_per_token(stage: Stage) -> dict[str, float] | None:
         return None
     cache = stage.engine.target.cache
     shape = shape_from_folder(stage.target_folder)
-    # What is not quantised is kept in the precision of the cache.
+    # What is not quantised; the cache may be kept in another precision.
     full: Precision = "fp32" if stage.precision == "float32" else "bf16"
     precision = FULL_PRECISIONS.get(stage.precision) or QUANTISED.get(stage.precision)
     if precision is None:

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
+from localspec.drafters.drafting import fitted
 from localspec.drafters.warp import GREEDY, Knobs, Warp, drawn, knobs_of, warp_of, warped
 from localspec.engine.sampling import uniforms
 from localspec.forward.decoder import Decoder
@@ -104,7 +104,7 @@ class StaticChunk:
                 row = self._window.forward(token, place, place, self._single)  # [1, d]
 
     def _draft(self, row: torch.Tensor, step: int) -> torch.Tensor:
-        logits = _fitted(self._window.logits(row)[0].float(), self._vocab_size)  # [V]
+        logits = fitted(self._window.logits(row)[0].float(), self._vocab_size)  # [V]
         knobs = Knobs.of(self._inputs[KNOBS:UNIFORMS])
         probs = warped(logits, self._warp, knobs)
         confidence, token = probs.max(dim=-1, keepdim=True)  # [1] each
@@ -287,14 +287,6 @@ class ChunkedDraft:
             summary = torch.zeros(2, most, dtype=torch.float64, device=device)
             self._buffers = _Buffers(summary, torch.zeros(most, self._vocab_size, device=device))
         return self._buffers
-
-
-def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[V_draft] -> [V]: what is missing can never be drawn."""
-    missing = vocab_size - logits.shape[-1]
-    if missing <= 0:
-        return logits[:vocab_size]
-    return F.pad(logits, (0, missing), value=float("-inf"))
 
 
 def _phrase(key: _Key) -> str:

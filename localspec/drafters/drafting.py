@@ -45,8 +45,8 @@ class Drafting:
         """The distribution of the next token: logits [V_draft] -> [V]."""
         is_penalised = self._sampling.repetition_penalty != 1.0
         history = [*self._sequence.tokens, *self.tokens] if is_penalised else []
-        fitted = _fitted(logits[None], self._vocab_size)  # [1, V]
-        return distributions(fitted, self._sampling, [history])[0]
+        row = fitted(logits, self._vocab_size)[None]  # [1, V]
+        return distributions(row, self._sampling, [history])[0]
 
     def take(self, row: torch.Tensor) -> bool:
         """Take the next token from its row; False when the draft ends here."""
@@ -94,11 +94,11 @@ def _drafted_with(sampling: SamplingParams) -> SamplingParams:
     return SamplingParams(1.0, repetition_penalty=sampling.repetition_penalty)
 
 
-def _fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Rows of the target's width: what is missing can never be drawn."""
+def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[..., V_draft] -> [..., V] of the target: what is missing can never be drawn."""
     missing = vocab_size - logits.shape[-1]
     if missing == 0:
         return logits
     if missing < 0:
-        return logits[:, :vocab_size]
+        return logits[..., :vocab_size]
     return F.pad(logits, (0, missing), value=float("-inf"))

@@ -110,12 +110,12 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
                 costs.set_verify(width, context, _verify_ms(stage, width, context, sampling))
             for name in engine.drafters:
                 yield f"measuring {name}, {place}"
-                sequence = _sequence(context, sampling)
+                sequence = made_up_text(context, sampling)
                 stage.prefill(sequence, threading.Event())
                 costs.set_draft_step(name, context, _draft_step_ms(engine, name, sequence))
 
 
-def _sequence(context: int, sampling: SamplingParams) -> Sequence:
+def made_up_text(context: int, sampling: SamplingParams) -> Sequence:
     """A made-up text of `context` tokens and a root; no end-of-text can end it."""
     rng = torch.Generator().manual_seed(0)
     prompt = tuple(1 + (7 * i) % 31 for i in range(context + 1))
@@ -124,7 +124,7 @@ def _sequence(context: int, sampling: SamplingParams) -> Sequence:
 
 def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams) -> float:
     policy = _AtWidth(width, [])
-    sequence = _sequence(context, sampling)
+    sequence = made_up_text(context, sampling)
     stage.prefill(sequence, threading.Event())
     rounds = stage.decode(sequence, policy, threading.Event())
     for _ in range(REPEATS + 1):
