@@ -44,6 +44,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--profile", help="a profile of profiles/, by name")
     parser.add_argument("--model", metavar="DIR_OR_ID", help="the target: a folder or a hub id")
     parser.add_argument("--draft", metavar="DIR_OR_ID", help="the draft model, likewise")
+    parser.add_argument(
+        "--heads", metavar="DIR", action="append", default=[], help="a trained head; repeatable"
+    )
     parser.add_argument("--drafter", choices=["auto", "off", *REGISTRY], help="who may draft")
     parser.add_argument("--context", type=_positive, metavar="TOKENS", help="context length")
     parser.add_argument("--dtype", help="precision of the target, for example bfloat16")
@@ -59,23 +62,29 @@ def start(arguments: argparse.Namespace) -> None:
     from localspec.chat.service import ChatService  # packages exist only from here on
     from localspec.config import settings_for
     from localspec.record.learnt import STATE_KEY
+    from localspec.record.past import past_texts
     from localspec.record.store import Store
     from localspec.web.server import serve
+    from localspec.workloads import load_workloads, workload_folders
 
-    names = ("profile", "model", "draft", "drafter", "context", "dtype")
-    options = LoadOptions(**{name: vars(arguments)[name] for name in names})
-    store = Store.open(settings_for(arguments.home).database)
+    names = ("profile", "model", "draft", "drafter", "context", "dtype", "home")
+    named = {name: vars(arguments)[name] for name in names}
+    options = LoadOptions(**named, heads=tuple(arguments.heads))
+    settings = settings_for(arguments.home)
+    workloads = load_workloads(workload_folders(settings))
+    store = Store.open(settings.database)
 
     def open_backend(report: Callable[[str], None]) -> "Backend":
         from localspec.machine.load import open_local_backend  # brings torch
 
-        return open_local_backend(options, store.load_state(STATE_KEY), report)
+        return open_local_backend(options, store.load_state(STATE_KEY), report, past_texts(store))
 
     def on_ready(address: str) -> None:
         announce(address, opens_browser=not arguments.no_browser)
 
     try:
-        service = ChatService(store, session_info, open_backend, arguments.drafter or AUTO)
+        drafter = arguments.drafter or AUTO
+        service = ChatService(store, session_info, open_backend, drafter, workloads)
         serve(service, arguments.host, arguments.port, on_ready)
     finally:
         store.close()

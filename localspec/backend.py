@@ -36,7 +36,7 @@ class Request:
 
     messages: the whole conversation, the person's newest message last.
     drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
-    controller choose it each round.
+    controller choose it each round. first_num_draft_tokens: γ until acceptance was learnt here.
     """
 
     messages: tuple[Message, ...]
@@ -45,6 +45,7 @@ class Request:
     stop: tuple[str, ...] = ()
     drafter: str = AUTO
     num_draft_tokens: int | None = None
+    first_num_draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -61,6 +62,8 @@ class TurnStats:
 
     drafter: the one that drafted most of the tokens so far, OFF when nothing was drafted.
     speedup: against this machine's measured plain decoding at this context; None until measured.
+    exact: False where the request asked for leniency; num_lenient_tokens: output tokens that exact
+    checking would have refused.
     reason: why this drafter and γ, in plain words.
     """
 
@@ -76,6 +79,7 @@ class TurnStats:
     decode_ms: float = 0.0
     plain_decode_ms: float | None = None  # what the decoded tokens would have taken plainly
     exact: bool = True
+    num_lenient_tokens: int = 0
     reason: str = ""
     drafted_by: Mapping[str, int] = field(default_factory=dict)
 
@@ -91,6 +95,7 @@ class TurnStats:
             num_drafts=self.num_drafts + (1 if drafted else 0),
             num_draft_tokens=self.num_draft_tokens + drafted,
             num_accepted_tokens=self.num_accepted_tokens + step.num_accepted_tokens,
+            num_lenient_tokens=self.num_lenient_tokens + step.num_lenient_tokens,
             decode_ms=self.decode_ms + step.round_ms,
             drafted_by=counts,
         )

@@ -1,11 +1,11 @@
-"""The commands: plan, generate, export, train, doctor, and the group bench.
+"""The commands: plan, generate, export, doctor, and the groups bench and train.
 
 Contract: each command parses flags, calls one function of a wing and prints its result; with
 --json the last line is one JSON object. A LocalspecError is one sentence on stderr and exit
 code 1; anything else is a fault of ours and shows its traceback.
 
-Not here: logic, the commands of `bench` (bench.commands). Heavy imports stand inside the
-commands, so that --help answers at once.
+Not here: logic, the commands of `bench` and `train` (bench.commands, training.commands). Heavy
+imports stand inside the commands, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from localspec.flags import (
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
+    HeadsFlag,
     HomeFlag,
     JsonFlag,
     ModelFlag,
@@ -30,6 +31,7 @@ from localspec.flags import (
     finish,
 )
 from localspec.machine.options import LoadOptions
+from localspec.training.commands import app as train_app
 
 app = typer.Typer(
     add_completion=False,
@@ -38,6 +40,7 @@ app = typer.Typer(
     help="Chat with exact speculative decoding, measured on this machine.",
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(train_app, name="train")
 
 
 @app.command()
@@ -50,9 +53,20 @@ def generate(
     min_p: Annotated[float, typer.Option()] = 0.0,
     seed: Annotated[int | None, typer.Option()] = None,
     max_tokens: Annotated[int, typer.Option()] = 256,
+    workload: Annotated[
+        str, typer.Option(help="Kind of text: chat, code, json, story; auto recognises it.")
+    ] = "auto",
+    lenient: Annotated[
+        str | None,
+        typer.Option(
+            help="Not exact any more: threshold[:VALUE,FLOOR] (alone: the kind of text's own), "
+            "typical[:EPSILON,DELTA] or factor[:VALUE]. exact: even where your profile is lenient."
+        ),
+    ] = None,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
+    heads: HeadsFlag = None,
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
@@ -61,19 +75,25 @@ def generate(
 ) -> None:
     """Answer one message."""
     from localspec.backend import Message, Request
+    from localspec.config import settings_for
     from localspec.core import AUTO, SamplingParams
-    from localspec.machine.answer import answer
+    from localspec.machine.answer import answer, labelled, note_of
+    from localspec.workloads import AS_SET, EXACT, decide, load_workloads, workload_folders
 
+    workloads = load_workloads(workload_folders(settings_for(home)))
+    decision = decide(workloads, workload, lenient or AS_SET, prompt)
+    leniency = decision.leniency
     request = Request(
         messages=(Message("user", prompt),),
-        sampling=SamplingParams(temperature, top_k, top_p, min_p, seed=seed),
+        sampling=SamplingParams(temperature, top_k, top_p, min_p, seed=seed, leniency=leniency),
         max_tokens=max_tokens,
         drafter=drafter or AUTO,
         num_draft_tokens=num_draft_tokens,
+        first_num_draft_tokens=decision.workload.first_num_draft_tokens,
     )
-    options = LoadOptions(profile, model, draft, drafter, context, dtype)
-    result = answer(options, request, home)
-    finish(result, result["text"], as_json)
+    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    result = labelled(answer(options, request, home), decision)
+    finish(result, f"{result['text']}{note_of(result, lenient not in (None, EXACT))}", as_json)
 
 
 @app.command()
@@ -82,6 +102,7 @@ def plan(
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
+    heads: HeadsFlag = None,
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
@@ -96,7 +117,7 @@ def plan(
     from localspec.machine.remembered import measurements
     from localspec.record.learnt import learnt_states
 
-    options = LoadOptions(profile, model, draft, drafter, context, dtype)
+    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
     hardware = probe()
     learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
     report = make_plans(options, settings_for(home), vram_gib, hardware, learnt)
@@ -109,6 +130,7 @@ def doctor(
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
+    heads: HeadsFlag = None,
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
@@ -150,43 +172,6 @@ def export(
     finally:
         store.close()
     finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
-
-
-@app.command()
-def train(
-    corpus: Annotated[list[Path], typer.Option(help="Corpus files, .jsonl.xz; repeatable.")],
-    held_out: Annotated[list[Path], typer.Option(help="Held-out files; repeatable.")],
-    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
-    work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run resumes from it.")],
-    minutes: Annotated[float, typer.Option(help="For the target.")] = 60.0,
-    draft_minutes: Annotated[float, typer.Option(help="For the draft.")] = 8.0,
-    layers: Annotated[int, typer.Option()] = 12,
-    hidden_size: Annotated[int, typer.Option()] = 256,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
-    seed: Annotated[int, typer.Option()] = 1,
-    as_json: JsonFlag = False,
-) -> None:
-    """Train a target and a draft from text, as the demo pair was."""
-    from dataclasses import asdict
-
-    from localspec.bench.suite import to_stderr
-    from localspec.training.run import TrainSettings
-    from localspec.training.run import train as run
-
-    settings = TrainSettings(
-        tuple(corpus),
-        tuple(held_out),
-        out,
-        work,
-        target_minutes=minutes,
-        draft_minutes=draft_minutes,
-        target_layers=layers,
-        hidden_size=hidden_size,
-        device=device,
-        seed=seed,
-    )
-    made = asdict(run(settings, to_stderr))
-    finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
 
 
 def main() -> None:

@@ -53,7 +53,8 @@ def settings_for(home: Path | None = None) -> Settings:
 @dataclass(frozen=True)
 class ModelEntry:
     """One model of a profile. Either `folder` is given, and its config.json holds the shape, or
-    the shape is written out. drafts: ids of models that may draft for it, best first."""
+    the shape is written out. drafts: ids of models that may draft for it, best first; foreign: of
+    such with a vocabulary of their own. heads: folders of heads trained on it, one a kind."""
 
     id: str
     license: str
@@ -72,6 +73,8 @@ class ModelEntry:
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_intermediate_size: int = 0
+    foreign: tuple[str, ...] = ()
+    heads: tuple[Path, ...] = ()
 
 
 SHAPE_KEYS = (
@@ -91,6 +94,8 @@ KINDS: Mapping[str, type] = {
     **{each.name: int for each in fields(ModelEntry)},
     "license": str,
     "drafts": list,
+    "foreign": list,
+    "heads": list,
     "folder": str,
     "family": str,
     "is_tied": bool,
@@ -198,6 +203,9 @@ def _model_entry(model_id: str, table: Any, family: str | None, path: Path) -> M
         if values.get(key) is None:
             raise ConfigError(f"{where} has no '{key}'. Add it, or give the model's folder.")
     values["drafts"] = tuple(str(draft) for draft in table["drafts"])
+    values["foreign"] = tuple(str(draft) for draft in table.get("foreign", ()))
+    heads = (Path(str(folder)).expanduser() for folder in table.get("heads", ()))
+    values["heads"] = tuple(PROJECT_FOLDER / folder for folder in heads)
     if "folder" in table:
         values["folder"] = PROJECT_FOLDER / Path(table["folder"]).expanduser()
     return ModelEntry(id=model_id, **values)

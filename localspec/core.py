@@ -1,7 +1,8 @@
 """What the engine and the drafters speak of, and the seam between them.
 
 Contract: frozen dataclasses, complete when built, and protocols; imports nothing of ours
-but the errors, and nothing heavy (no torch, no gradio), so that every wing may import it.
+but the errors and the values of leniency, and nothing heavy (no torch, no gradio), so that every
+wing may import it.
 Units stand in the names; unknown is None, never 0.
 
 Not here: any algorithm; what a turn is to the page and the log (backend).
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localspec.errors import RequestError
+from localspec.leniency import Leniency
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,7 @@ class SamplingParams:
     """How the next token is drawn from the target's logits.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 mean "not used".
+    leniency: None is exact; anything else was asked for by a person and is said of the reply.
     Raises RequestError for a value outside its range.
     """
 
@@ -39,6 +42,7 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    leniency: Leniency | None = None
 
     def __post_init__(self) -> None:
         ranges = (
@@ -104,18 +108,28 @@ class Proposal:
 
     tokens [n]: drafted ids. parents [n]: index of each token's parent, -1 = the root (the last
     accepted token); parents precede children. probs: [n, V] rows each token was really *drawn*
-    from, None when nothing was drawn (argmax, lookup): acceptance is then p(x) alone.
-    confidences [n]: the drafter's own guess that a token survives, None if it has none.
+    from, None when nothing was drawn (argmax, lookup): acceptance is then p(x) alone. Of siblings
+    drawn without replacement a later one's row has the earlier ones taken out.
+    confidences [n]: the drafter's own guess that a token is what follows its parent, None if it
+    has none. num_steps: how often the drafter ran to make it, None: once a token, as a chain does.
+    cannot_branch: it is a chain whatever was drawn (`chain`). A tree that came out as one is none:
+    by which rule a draft is judged must not depend on what was drawn.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: torch.Tensor | None = None
     confidences: tuple[float, ...] | None = None
+    num_steps: int | None = None
+    cannot_branch: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "one parent for each draft token"
         assert all(p < i for i, p in enumerate(self.parents)), "parents must precede children"
+
+    @property
+    def num_draft_steps(self) -> int:
+        return len(self.tokens) if self.num_steps is None else self.num_steps
 
     @property
     def is_chain(self) -> bool:
@@ -127,21 +141,43 @@ def chain(
     probs: torch.Tensor | None = None,
     confidences: tuple[float, ...] | None = None,
 ) -> Proposal:
-    """A proposal without branches."""
-    return Proposal(tokens, tuple(range(-1, len(tokens) - 1)), probs, confidences)
+    """A proposal without branches, from a drafter that would never have made one."""
+    parents = tuple(range(-1, len(tokens) - 1))
+    return Proposal(tokens, parents, probs, confidences, cannot_branch=True)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What verification decided. path: accepted node ids in order. next_token: the recovered
-    token after a rejection, or the bonus token after full acceptance."""
+    token after a rejection, or the bonus token after full acceptance. lenient: places in the path
+    whose token exact checking would have refused (see engine.lenient)."""
 
     path: tuple[int, ...]
     next_token: int
+    lenient: tuple[int, ...] = ()
 
     @property
     def accepted_length(self) -> int:
         return len(self.path)
+
+    @property
+    def num_lenient(self) -> int:
+        return len(self.lenient)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a larger draft is worth this round, for a drafter that shapes a tree.
+
+    chance(confidence): estimated chance that a token of this confidence is accepted, given that
+    its parent was; a node's worth is the product along its path. node_prices[i]: expected tokens
+    that node i (from 0) must bring to pay for its place in the target's forward. step_price: what
+    one more step of the drafter must bring.
+    """
+
+    chance: Callable[[float], float]
+    node_prices: tuple[float, ...]
+    step_price: float
 
 
 @dataclass(frozen=True)
@@ -151,6 +187,8 @@ class DraftPlan:
     keep_drafting(i, confidence): asked after draft token i (from 0) was drawn, with the
     drafter's confidence in it; False ends the draft *after* that token, which is submitted all
     the same (dropping it would change the distribution). None: always num_draft_tokens.
+    growth: prices for a drafter that shapes a tree of at most num_draft_tokens nodes, None when
+    none are known: it then makes its usual shape.
     """
 
     drafter: str
@@ -159,6 +197,7 @@ class DraftPlan:
     reason: str = ""
     signal: Hashable = None
     keep_drafting: Callable[[int, float], bool] | None = None
+    growth: Growth | None = None
 
     def shortened(self, limit: int) -> DraftPlan:
         """The same plan with at most `limit` draft tokens."""
@@ -171,7 +210,8 @@ class Step:
 
     draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
     acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
-    signal: what the drafter knew before drafting (see Drafter.signal).
+    signal: what the drafter knew before drafting (see Drafter.signal). num_draft_steps: how often
+    the drafter ran.
     """
 
     drafter: str
@@ -184,6 +224,8 @@ class Step:
     is_probe: bool = False
     signal: Hashable = None
     confidences: tuple[float, ...] | None = None
+    num_draft_steps: int = 0
+    num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
 
     @property
     def round_ms(self) -> float:
@@ -191,14 +233,30 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """A finished round, for those who learn from it. verdict: before any cut at end-of-text.
+
+    logits: [1 + n, V], what the target said after the root and after every draft token, accepted
+    or not. Valid during the call only: the next forward may write over it.
+    """
+
+    step: Step
+    proposal: Proposal
+    verdict: Verdict
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Round:
     """What the engine yields: the output tokens of one round, where each came from, and why
-    the round was planned as it was."""
+    the round was planned as it was. lenient: places in tokens that exact checking would not
+    have allowed."""
 
     tokens: tuple[int, ...]
     provenance: tuple[str, ...]
     step: Step
     reason: str
+    lenient: tuple[int, ...] = ()
 
 
 class Policy(Protocol):
@@ -210,16 +268,20 @@ class Policy(Protocol):
         """Drafters that may be planned in this turn, as things stand."""
         ...
 
-    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
-        """sequence: already with the round's tokens. verdict: before any cut at end-of-text."""
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """sequence: already with the round's tokens."""
         ...
 
 
 class Drafter(Protocol):
     """Guesses tokens. Catches itself up with the sequence by its cache's `reuse`; there is no
-    rollback to call. A wrong guess costs time, never correctness."""
+    rollback to call. A wrong guess costs time, never correctness.
+
+    shapes_itself: it proposes trees, or whatever it finds, sized by plan.growth; the controller
+    then judges its rounds as a whole instead of choosing a length."""
 
     name: str
+    shapes_itself: bool
 
     @property
     def memory_bytes(self) -> int:
@@ -244,6 +306,6 @@ class Drafter(Protocol):
         """At most plan.num_draft_tokens tokens that may follow `sequence`; empty is allowed."""
         ...
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Learn from a finished round, whoever drafted it."""
         ...

@@ -15,6 +15,7 @@ import typer
 ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
 DraftFlag = Annotated[str | None, typer.Option(help="Draft model: a folder or a hub id.")]
+HeadsFlag = Annotated[list[str] | None, typer.Option(help="Folder of a trained head; repeatable.")]
 DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]

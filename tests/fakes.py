@@ -106,7 +106,8 @@ class FakeBackend:
         self, request: Request, cancel: threading.Event, num_prompt_tokens: int
     ) -> Iterator[Chunk]:
         script, started_s = self.script, time.monotonic()
-        stats = TurnStats(num_prompt_tokens=num_prompt_tokens, reason=script.reason)
+        is_exact = request.sampling.leniency is None
+        stats = TurnStats(num_prompt_tokens, reason=script.reason, exact=is_exact)
         yield Chunk("prefill", stats)
         cancel.wait(script.prefill_s)
         stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
@@ -162,6 +163,8 @@ class FakeBackend:
             draft_ms=draft_ms,
             verify_ms=round_ms - draft_ms,
             context_length=context_length,
+            # As if exact checking would have refused one token of every draft that got anywhere.
+            num_lenient_tokens=min(accepted, 1) if request.sampling.leniency else 0,
         )
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:

@@ -87,21 +87,24 @@ def test_the_parts_are_put_together_as_the_flags_say(
         seen["drafter"] = service.drafter
         service.close()
 
-    def open_local_backend(options: Any, state: Any, report: Any) -> str:
-        seen.update(options=options, state=state)
+    def open_local_backend(options: Any, state: Any, report: Any, past: Any) -> str:
+        seen.update(options=options, state=state, past=past)
         return "the backend"
 
     monkeypatch.setattr("localspec.web.server.serve", serve)
     monkeypatch.setattr("localspec.machine.load.open_local_backend", open_local_backend)
     monkeypatch.setattr("webbrowser.open", opened.append)
-    flags = ["--model", "m", "--drafter", "off", "--context", "4096", "--no-browser"]
+    flags = ["--model", "m", "--heads", "h", "--drafter", "off", "--context", "4096"]
+    flags.append("--no-browser")
     app.start(app.parse_arguments([*flags, "--home", str(tmp_path), "--port", "0"]))
     assert capsys.readouterr().out == "localspec → http://127.0.0.1:1/?token=t\n"
     assert opened == [] and seen["host"] == "127.0.0.1" and seen["port"] == 0
     assert seen["home"] == tmp_path / "localspec.db"
     assert seen["backend"] == "the backend"
     assert seen["drafter"] == "off", "the page starts with the drafter that was asked for"
-    assert seen["options"] == LoadOptions(model="m", drafter="off", context=4096)
+    wanted = LoadOptions(model="m", drafter="off", context=4096, heads=("h",), home=tmp_path)
+    assert seen["options"] == wanted
+    assert seen["past"] == (), "a new log holds no conversations yet"
     assert seen["state"] is None, "a new log knows nothing of the controller yet"
 
 

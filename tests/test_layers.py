@@ -18,7 +18,9 @@ MAX_LINES = 350
 
 # A wing may import itself, the nouns (core, errors, config, the package's version) and these.
 MAY_IMPORT = {
-    "core": {"errors"},
+    "core": {"errors", "leniency"},
+    "leniency": {"errors"},
+    "workloads": {"leniency"},
     "backend": {"core", "errors"},
     "errors": set(),
     "config": {"errors"},
@@ -27,23 +29,28 @@ MAY_IMPORT = {
     "forward": set(),
     "engine": {"forward"},
     "drafters": {"forward", "engine.sampling"},
-    "chat": {"backend", "record.learnt", "record.store"},
+    "chat": {"backend", "record.learnt", "record.store", "workloads"},
     "chat.local": {"chat", "backend", "engine"},  # the backend over the engine of this process
     "record": {"backend"},
-    "web": {"backend", "chat.service", "record.store", "record.export"},
+    "web": {"backend", "workloads", "chat.service", "record.store", "record.export"},
     "remote": {"backend", "chat.template"},
     "machine": set(),
-    "machine.load": {"*"},  # the composition root
+    "machine.load": {"*"},  # the composition root, with
+    "machine.guesses": {"*"},  # its drafters, and
+    "machine.room": {"forward.weights"},  # the place for models
     "machine.remembered": {"engine.acceptance"},  # reads what the controller learnt
     "machine.answer": {"*"},  # what the command line asks of it
-    "training": {"forward", "chat.template"},
+    "training": {"forward", "chat.template", "backend"},
+    "training.commands": {"*"},
+    "training.errand": {"*"},  # finds the target and the log, registers what was made
+    "training.gain": {"*"},  # measures with the engine and the drafter itself
     "bench": {"*"},
     "commands": {"*"},
     "flags": set(),
     "__main__": {"bootstrap", "commands"},
     "__init__": set(),
 }
-NOUNS = {"core", "errors", "config", "__init__"}
+NOUNS = {"core", "errors", "leniency", "config", "__init__"}
 
 # A foreign package may be imported only here.
 HOMES = {
@@ -62,7 +69,7 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("commands", "flags", "bench.commands"),
+    "typer": ("commands", "flags", "bench.commands", "training.commands"),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (

@@ -38,13 +38,17 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == "No disk. Free some."
 
 
-@pytest.mark.parametrize("name", ["generate", "plan", "bench", "export", "train", "doctor"])
+TRAINED = [f"train {name}" for name in ("pair", "distil", "medusa", "eagle", "mtp", "report")]
+
+
+@pytest.mark.parametrize("name", ["generate", "plan", "bench", "export", "doctor", *TRAINED])
 def test_every_command_has_help_and_json(root: Path, name: str) -> None:
     from typer.testing import CliRunner
 
     from localspec.commands import app
 
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    words = [*name.split(), "--help"]
+    shown = CliRunner().invoke(app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert shown.exit_code == 0
     assert "--json" in shown.output
 

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec import core
-from localspec.core import DraftPlan, Policy, SamplingParams, Step, Verdict
+from localspec.core import DraftPlan, Outcome, Policy, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache, KVShape, kv_dtype
 from localspec.forward.decoder import Decoder
@@ -186,8 +186,8 @@ class Plans:
         drafter, length = self._plans[len(self.steps) % len(self._plans)]
         return DraftPlan(drafter, length)
 
-    def observe(self, sequence: core.Sequence, step: Step, verdict: Verdict) -> None:
-        self.steps.append(step)
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+        self.steps.append(outcome.step)
 
 
 def play(

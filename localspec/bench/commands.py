@@ -21,6 +21,7 @@ from localspec.flags import (
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
+    HeadsFlag,
     HomeFlag,
     JsonFlag,
     ModelFlag,
@@ -44,7 +45,7 @@ ARMS_HELP = (
 @app.callback(invoke_without_command=True)
 def bench(
     context_of_command: typer.Context,
-    suite: Annotated[str | None, typer.Option(help="quick or full.")] = None,
+    suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None,
     setup_peers: Annotated[
         bool, typer.Option("--setup-peers", help="Install llama.cpp and vLLM apart, and end.")
     ] = False,
@@ -61,6 +62,7 @@ def bench(
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
+    heads: HeadsFlag = None,
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
@@ -89,7 +91,7 @@ def bench(
     told = {name: value for name, value in given.items() if value is not None}
     settings = replace(preset(suite, home), **told)
     _refuse_unwritable(out)
-    options = LoadOptions(profile, model, draft, drafter, context, dtype)
+    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
     result = run_bench(options, settings, to_stderr)
     _keep(result, out, plot)
     finish(result, render(result), as_json)
@@ -114,6 +116,23 @@ def inflate(
     source = resolve(LoadOptions(profile=profile, model=model, draft=draft))
     made = run(source.target, source.draft, size, out, noise, seed, to_stderr)
     finish(made, f"The pair is in {out}. Use it with --model and --draft.", as_json)
+
+
+@app.command()
+def table(
+    result: Annotated[Path, typer.Argument(help="A file that --out wrote.")],
+) -> None:
+    """Print a kept comparison as Markdown: every way of drafting, and every task."""
+    from localspec.bench.by_drafter import markdown
+
+    try:
+        kept = json.loads(result.read_text(encoding="utf-8"))
+        text = markdown(kept)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{result} is no result of `bench --out`: {error}. Name a file that it wrote."
+        ) from error
+    print(text)
 
 
 @app.command()

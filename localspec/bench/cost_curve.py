@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from localspec.bench.stage import Stage
-from localspec.core import DraftPlan, SamplingParams, Step, Verdict
+from localspec.core import DraftPlan, Outcome, SamplingParams
 from localspec.core import Sequence as Turn
 from localspec.engine.calibrate import StandIn, made_up_text
 from localspec.engine.engine import Engine
@@ -41,8 +41,8 @@ class WidthsInTurn:
     def candidates(self, sequence: Turn) -> tuple[str, ...]:
         return ()
 
-    def observe(self, sequence: Turn, step: Step, verdict: Verdict) -> None:
-        self.verify_ms.append(step.verify_ms)
+    def observe(self, sequence: Turn, outcome: Outcome) -> None:
+        self.verify_ms.append(outcome.step.verify_ms)
 
 
 def cost_curve(

@@ -25,6 +25,7 @@ from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import (
     OFF,
     DraftPlan,
+    Outcome,
     Policy,
     Proposal,
     SamplingParams,
@@ -38,6 +39,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 
 RIGHT, WRONG = 1, 0  # the only tokens there are
+NO_LOGITS = torch.empty(0)  # a world has none
 JITTER = 0.03  # spread of a measured round around its cost
 FREE_SHARE = 0.01  # of a plain token: a drafter cheaper than this foresees
 
@@ -64,6 +66,7 @@ class Reader:
     """A drafter that says what the world has it say."""
 
     memory_bytes = 0
+    shapes_itself = False
 
     def __init__(self, name: str, track: Track, is_free: bool) -> None:
         self.name = name
@@ -102,7 +105,7 @@ class Reader:
             said = said[: stop + 1]
         return chain(self._guess(place, place + len(said)), None, said)
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn."""
 
     def _place(self, sequence: Sequence) -> int:
@@ -124,7 +127,7 @@ class FixedArm:
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
         return ()
 
-    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         pass
 
 
@@ -228,7 +231,9 @@ class _Game:
         accepted = next((i for i, token in enumerate(tokens) if token == WRONG), len(tokens))
         kept = sequence.append([RIGHT] * (accepted + 1))
         step = self._step(plan, proposal, accepted, len(kept), context)
-        watch.timed(policy.observe, sequence, step, Verdict(tuple(range(accepted)), RIGHT))
+        verdict = Verdict(tuple(range(accepted)), RIGHT)
+        outcome = Outcome(step, proposal, verdict, NO_LOGITS)
+        watch.timed(policy.observe, sequence, outcome)
         self._host_ns.append(watch.total_ns)
         self._steps.append((accepted, len(tokens), len(kept), step.is_probe))
 

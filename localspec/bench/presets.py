@@ -1,8 +1,9 @@
-"""What `--suite quick` and `--suite full` compare.
+"""What each `--suite` compares.
 
 Contract: `preset` returns complete settings; flags given beside it replace single values. `quick`
-takes the peers that are installed and stays under three minutes on a laptop; `full` names every
-peer, and one that is missing is a row that says how to install it.
+takes the peers that are installed and stays under three minutes on a laptop; `drafters` compares
+every way of drafting at three temperatures; `full` names every peer, and one that is missing is a
+row that says how to install it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from localspec.core import AUTO, OFF
 from localspec.drafters import REGISTRY
 from localspec.errors import ConfigError
 
-SUITES = ("quick", "full")
+SUITES = ("quick", "drafters", "full")
 # Of each engine the ways that show it at its best, without starting a process for every one.
 QUICK_PEERS = ("transformers", "llama_cpp", "llama_cpp_draft", "vllm")
 # Beside each peer's own choice: other draft lengths, so that it is met at its best one.
@@ -42,6 +43,8 @@ def preset(suite: str | None, home: Path | None) -> BenchSettings:
             home=home,
             warm_prompts=4,
         )
+    if suite == "drafters":
+        return BenchSettings(temperatures=(0.0, 0.7, 1.0), arms=(OFF, *REGISTRY, AUTO), home=home)
     if suite == "full":
         lengths = tuple(f"{name}@1-8" for name in REGISTRY)
         arms = (OFF, *REGISTRY, AUTO, *lengths, *PEERS, *FURTHER_PEERS)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from localspec.bench import latency
+from localspec.bench import by_drafter, latency
 from localspec.bench.arms import Arm
 from localspec.bench.exactness import Difference
 from localspec.bench.figures import estimate, repetition
@@ -104,6 +104,7 @@ def _row(
         "repetition": repetition(run.tokens for run in runs),
         "identical_to_off": _num_real_differences(arm, temperature, measured),
         **latency.columns(runs),
+        **by_drafter.columns(runs),
     }
 
 
@@ -157,7 +158,8 @@ def render(result: Mapping[str, Any]) -> str:
     """The report for people: what ran where, the table, and everything left out."""
     table = aligned([HEADINGS, *(_cells(row) for row in result["rows"])])
     costs = latency.table(result["rows"], ALL)
-    return "\n".join([*_heading(result), "", *table, *costs, *_notes(result)])
+    chosen = by_drafter.chosen(result["cells"])
+    return "\n".join([*_heading(result), "", *table, *costs, *chosen, *_notes(result)])
 
 
 def _heading(result: Mapping[str, Any]) -> list[str]:

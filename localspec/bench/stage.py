@@ -75,6 +75,8 @@ class Run:
     prefill_ms: the prompt, until the first token can be decoded. ttft_ms: from the request to the
     first output token. token_times_ms: arrival of each output token since the start of decoding;
     tokens of one round arrive together. host_ms: host time outside the forwards, over all rounds.
+    accepted_lengths: draft tokens accepted, of each round that drafted. draft_ms,
+    drafted_verify_ms: what those rounds took for drafting, and for all else.
     """
 
     tokens: tuple[int, ...]
@@ -91,6 +93,9 @@ class Run:
     num_rounds: int | None = None
     peak_memory_bytes: int | None = None
     energy_joules: float | None = None
+    accepted_lengths: tuple[int, ...] = ()
+    draft_ms: float | None = None
+    drafted_verify_ms: float | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -175,6 +180,7 @@ def run_engine(
     stats = TurnStats(num_prompt_tokens=len(case.prompt))
     for found in rounds:
         stats = stats.plus(found.step)
+    drafted = [found.step for found in rounds if found.step.num_draft_tokens]
     arrivals = tuple(end for found, end in zip(rounds, ends_ms, strict=True) for _ in found.tokens)
     return Run(
         tokens=tuple(token for found in rounds for token in found.tokens),
@@ -190,6 +196,9 @@ def run_engine(
         num_rounds=len(rounds),
         peak_memory_bytes=memory.peak_bytes(),
         energy_joules=joules,
+        accepted_lengths=tuple(step.num_accepted_tokens for step in drafted),
+        draft_ms=sum(step.draft_ms for step in drafted),
+        drafted_verify_ms=sum(step.verify_ms for step in drafted),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from localspec.bench.arms import DEFAULT_ARMS, parse_arms, refusals
+from localspec.bench.by_drafter import cells
 from localspec.bench.contest import Contest
 from localspec.bench.latency import with_extras
 from localspec.bench.measures import extras
@@ -127,7 +128,7 @@ def _result(
     controller_state: str,
     room: PeerRoom,
 ) -> dict[str, Any]:
-    path = settings.prompts or OWN_PROMPTS
+    path, made = settings.prompts or OWN_PROMPTS, rows(found)
     machine = {
         **stage.machine,
         "controller": controller_state,
@@ -140,7 +141,8 @@ def _result(
     }
     return {
         "machine": machine,
-        "rows": rows(found),
+        "rows": made,
+        "cells": cells(made),
         "near_ties": differences_json(found, near_ties=True),
         "differences": differences_json(found, near_ties=False),
         "skipped": found.skipped,

@@ -153,12 +153,15 @@ class LocalBackend:
         sequence = self._engine.start(
             prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
         )
-        stats = TurnStats(num_prompt_tokens=len(prompt))
+        stats = TurnStats(len(prompt), exact=request.sampling.leniency is None)
         yield Chunk("prefill", stats)
         try:
             prefilled = self._engine.prefill(sequence, cancel)
             policy = self._controller.policy(
-                request.sampling, request.drafter, request.num_draft_tokens
+                request.sampling,
+                request.drafter,
+                request.num_draft_tokens,
+                request.first_num_draft_tokens,
             )
             stats = replace(
                 stats,
@@ -202,14 +205,15 @@ def _shortened(found: Round, count: int) -> Round:
     """The round as if it had ended after `count` output tokens."""
     if count == len(found.tokens):
         return found
+    lenient = tuple(place for place in found.lenient if place < count)
     step: Step = replace(
         found.step,
         num_output_tokens=count,
         num_accepted_tokens=min(found.step.num_accepted_tokens, count),
+        num_lenient_tokens=len(lenient),
     )
-    return replace(
-        found, tokens=found.tokens[:count], provenance=found.provenance[:count], step=step
-    )
+    tokens, provenance = found.tokens[:count], found.provenance[:count]
+    return replace(found, tokens=tokens, provenance=provenance, step=step, lenient=lenient)
 
 
 def _sentence(error: Exception) -> str:

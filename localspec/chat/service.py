@@ -4,8 +4,7 @@
 waits, and answers turns in the order they came. `submit` commits the person's message and
 returns a `Reply` at once, also while the model still loads; the reply's `view` is replaced
 as it grows, and readers look at it as often as they like: a slow reader never slows the
-engine. Whatever the ending (end of text, stop, fault, closed page) the turn is finished in
-the log.
+engine. Whatever the ending (end of text, stop, fault, closed page) the log has it.
 
 Not here: the algorithm (engine), the tables (record), the page (web).
 """
@@ -16,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -33,6 +32,7 @@ from localspec.chat.turn import (
     check_servable,
     clean,
     conversation,
+    decided,
     draft_prompt,
     request_of,
     title_of,
@@ -43,6 +43,7 @@ from localspec.core import AUTO, FinishReason
 from localspec.errors import LocalspecError
 from localspec.record.learnt import STATE_KEY
 from localspec.record.store import SessionInfo, Store
+from localspec.workloads import Workload, load_workloads
 
 CHECKPOINT_S = 1.0
 SAVE_STATE_S = 10.0
@@ -55,7 +56,7 @@ class ChatService:
 
     open_backend(report) loads; `report` takes a phrase of progress at a time. session_info is
     asked after loading, when versions and device are known. drafter: what a page chooses first.
-    Call `start` once, `close` at the end.
+    workloads: None for those shipped. Call `start` once, `close` at the end.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class ChatService:
         session_info: Callable[[], SessionInfo],
         open_backend: Callable[[Callable[[str], None]], Backend],
         drafter: str = AUTO,
+        workloads: Mapping[str, Workload] | None = None,
     ) -> None:
         self.store = store
+        self.workloads = load_workloads() if workloads is None else workloads
         self.journal = Journal(store, session_info)
         self._open_backend = open_backend
         self.drafter = drafter
@@ -151,6 +154,7 @@ class ChatService:
         text = clean(text)
         if not text.strip():
             return None
+        settings = decided(settings, self.workloads, text)
         self._check(request_of(settings, [*self.messages(handle), draft_prompt(text)]))
         turn_settings(settings, None)
         if handle is None:
@@ -168,6 +172,7 @@ class ChatService:
             shown.pop()
         if not shown or self.running(handle) is not None:
             return None
+        settings = decided(settings, self.workloads, shown[-1].text)
         self._check(request_of(settings, shown))
         turn_settings(settings, None)
         talk = self.journal.talk(handle)

@@ -8,8 +8,10 @@ Not here: who runs the turn (service), how it is kept (journal).
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +19,9 @@ from localspec.backend import Chunk, Description, Message, Request, TurnStats
 from localspec.chat.journal import Ending, Entry, Journal, Talk, entries_of
 from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.errors import ContextOverflow, RequestError
+from localspec.leniency import as_data
 from localspec.record.store import StoredMessage, TurnSettings
+from localspec.workloads import AS_SET, Workload, decide
 
 TITLE_LENGTH = 48
 
@@ -27,13 +31,17 @@ TurnPhase = Literal["queued", "loading", "prefill", "decode", "done"]
 
 @dataclass(frozen=True)
 class ReplySettings:
-    """What the person chose for one reply."""
+    """What the person chose for one reply. workload: a kind of text, AUTO to recognise it;
+    checking: see workloads.decide. `decided` settles both."""
 
     sampling: SamplingParams = SamplingParams()
     max_tokens: int = 512
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     system_prompt: str = ""
+    workload: str = AUTO
+    checking: str = AS_SET
+    first_num_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,12 @@ class Round:
 @dataclass(frozen=True)
 class TurnView:
     """A reply at one moment. position: replies before it in the queue. started_s, ended_s: on
-    the monotonic clock. last_num_draft_tokens: γ of the latest round. error: the sentence to
-    show when the reply failed."""
+    the monotonic clock. last_num_draft_tokens: γ of the latest round. workload: the kind of text.
+    error: the sentence to show when the reply failed."""
 
     phase: TurnPhase
     started_s: float
+    workload: str
     position: int = 0
     text: str = ""
     stats: TurnStats | None = None
@@ -102,7 +111,7 @@ class Reply:
         self.settings = settings
         self.cancel = threading.Event()
         self.done = threading.Event()
-        self.view = TurnView("queued", time.monotonic())
+        self.view = TurnView("queued", time.monotonic(), settings.workload)
         self.tokens: list[int] = []
         self.provenance: list[str] = []
         self.steps: list[Step] = []
@@ -147,6 +156,18 @@ class Reply:
         )
 
 
+def decided(settings: ReplySettings, workloads: Mapping[str, Workload], text: str) -> ReplySettings:
+    """The settings with the kind of text and the leniency settled for this message. Raises
+    RequestError."""
+    found = decide(workloads, settings.workload, settings.checking, text)
+    return replace(
+        settings,
+        sampling=replace(settings.sampling, leniency=found.leniency),
+        workload=found.workload.name,
+        first_num_draft_tokens=found.workload.first_num_draft_tokens,
+    )
+
+
 def request_of(settings: ReplySettings, shown: list[ShownMessage]) -> Request:
     """What the backend is asked. Raises RequestError for a value out of range."""
     return Request(
@@ -155,6 +176,7 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage]) -> Request:
         max_tokens=settings.max_tokens,
         drafter=settings.drafter,
         num_draft_tokens=settings.num_draft_tokens,
+        first_num_draft_tokens=settings.first_num_draft_tokens,
     )
 
 
@@ -253,4 +275,6 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         max_tokens=settings.max_tokens,
         system_prompt=settings.system_prompt,
         context_length=loaded.context_length if loaded else None,
+        workload=settings.workload,
+        leniency=None if sampling.leniency is None else json.dumps(as_data(sampling.leniency)),
     )

@@ -11,9 +11,16 @@ from typing import Any
 
 REGISTRY = {
     "ngram": "localspec.drafters.ngram:NgramDrafter",
+    "lookahead": "localspec.drafters.lookahead:LookaheadDrafter",
     "draft_model": "localspec.drafters.draft_model:DraftModelDrafter",
+    "draft_tree": "localspec.drafters.draft_tree:DraftTreeDrafter",
     "chained": "localspec.drafters.chained:ChainedDrafter",
     "self_quant": "localspec.drafters.self_quant:SelfQuantDrafter",
+    "early_exit": "localspec.drafters.early_exit:EarlyExitDrafter",
+    "medusa": "localspec.drafters.medusa:MedusaDrafter",
+    "mtp": "localspec.drafters.mtp:MtpDrafter",
+    "eagle": "localspec.drafters.eagle:EagleDrafter",
+    "cross_tokenizer": "localspec.drafters.cross_tokenizer:CrossTokenizerDrafter",
 }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, Sequence, Step
+from localspec.core import DraftPlan, Outcome, Proposal, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter, draft_on
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.ngram import NgramDrafter
@@ -28,6 +28,7 @@ class ChainedDrafter:
     """n-gram lookup continued by the draft model. Shares the model with `draft_model`."""
 
     name = "chained"
+    shapes_itself = False
 
     def __init__(self, lookup: NgramDrafter, drafting: DraftModelDrafter) -> None:
         self._lookup = lookup
@@ -70,7 +71,7 @@ class ChainedDrafter:
             draft_on(self.model, draft, logits[num_kept])
         return draft.proposal()
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing: lookup and model find what they missed."""
 
     def _copy(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, Sequence, Step
+from localspec.core import DraftPlan, Outcome, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.parts import Parts
@@ -24,6 +24,7 @@ class DraftModelDrafter:
     """Drafts with `model`, whose token ids are the target's."""
 
     name = "draft_model"
+    shapes_itself = False
 
     def __init__(
         self,
@@ -68,15 +69,20 @@ class DraftModelDrafter:
             return captured
         return autoregress(self.model, sequence, plan, self.target_vocab_size)
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing: `propose` finds what it missed."""
 
     def catch_up(self, sequence: Sequence) -> None:
-        """Hold all tokens but the last few, which the first draft step takes along."""
-        wanted = sequence.tokens[:-1]
-        missing = wanted[self.model.cache.reuse(wanted) :]
-        if len(missing) > 8:
-            prefill(self.model, missing)
+        """See the function."""
+        catch_up(self.model, sequence)
+
+
+def catch_up(model: LanguageModel, sequence: Sequence) -> None:
+    """Hold all tokens but the last few, which the first draft step takes along."""
+    wanted = sequence.tokens[:-1]
+    missing = wanted[model.cache.reuse(wanted) :]
+    if len(missing) > 8:
+        prefill(model, missing)
 
 
 def chunks_of(model: LanguageModel, parts: Parts) -> ChunkedDraft | None:

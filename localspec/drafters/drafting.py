@@ -33,7 +33,7 @@ class Drafting:
         self._plan = plan
         self._vocab_size = vocab_size
         self._is_greedy = sequence.sampling.temperature == 0.0
-        self._sampling = _drafted_with(sequence.sampling)
+        self._sampling = drafted_with(sequence.sampling)
         self._confidences = list[float]()
         self._rows = list[torch.Tensor | None]()
 
@@ -86,7 +86,7 @@ class Drafting:
         return torch.stack([one_hot if row is None else row for row, one_hot in kept])
 
 
-def _drafted_with(sampling: SamplingParams) -> SamplingParams:
+def drafted_with(sampling: SamplingParams) -> SamplingParams:
     """The request's own sampling; plain softmax when greedy, for its peak is the token then and
     its height the confidence."""
     if sampling.temperature > 0.0:

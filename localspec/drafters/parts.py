@@ -6,20 +6,72 @@ raises ModelError with the sentence the person reads beside its greyed name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
+from localspec.drafters.lookup import Lookup
 from localspec.forward.model import LanguageModel
 from localspec.forward.pool import GraphPool
+
+
+class Vocabulary(Protocol):
+    """Text and tokens of one model, as a drafter across vocabularies needs them."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, no special tokens added; what looks like one stays text."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, special tokens left out; bytes that are no text become U+FFFD."""
+        ...
+
+    def token_bytes(self) -> list[bytes | None]:
+        """For each id the bytes it stands for inside a text; None for special and unused ids."""
+        ...
+
+    def markup(self) -> Mapping[str, int]:
+        """Special tokens by their text, such as "<|im_end|>"."""
+        ...
+
+    def opening(self) -> list[int]:
+        """Special ids that the model expects before any text; often none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A draft of another family. model: loaded. own, targets: both vocabularies."""
+
+    model: LanguageModel
+    own: Vocabulary
+    targets: Vocabulary
 
 
 @dataclass(frozen=True)
 class Parts:
     """target: loaded. draft: a loaded draft of the same tokens, else None and why in
     draft_refusal. free_bytes: device memory a drafter may still take, None when unknown. pool:
-    where draft chunks are captured, None where nothing is."""
+    where draft chunks are captured, None where nothing is.
+
+    heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft with
+    other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
+    oldest first, for lookup."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
     draft_refusal: str = "no draft model was chosen for this target."
     free_bytes: int | None = None
     pool: GraphPool | None = None
+    heads: Mapping[str, Path] = field(default_factory=dict)
+    foreign: Foreign | None = None
+    foreign_refusal: str = "no draft with another vocabulary was chosen."
+    past: tuple[tuple[int, ...], ...] = ()
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """One index for every drafter that looks up, made when first asked for."""
+        size = self.target.vocab_size
+        return Lookup([ids for ids in self.past if all(0 <= token < size for token in ids)])

@@ -15,7 +15,7 @@ its quantised cache.
 
 from __future__ import annotations
 
-from localspec.core import DraftPlan, Proposal, Sequence, Step
+from localspec.core import DraftPlan, Outcome, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import autoregress, chunks_of
 from localspec.drafters.parts import Parts
@@ -28,6 +28,7 @@ class SelfQuantDrafter:
     """Drafts with `model`, whose cache is the target's own."""
 
     name = "self_quant"
+    shapes_itself = False
 
     def __init__(
         self, model: LanguageModel, weight_bytes: int, chunks: ChunkedDraft | None = None
@@ -70,7 +71,7 @@ class SelfQuantDrafter:
             return captured
         return autoregress(self.model, sequence, shortened, self.model.vocab_size)
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing: the target's cache is always up to date."""
 
     def _room(self, sequence: Sequence) -> int:

@@ -22,6 +22,7 @@ PRIOR = 0.5
 PRIOR_WEIGHT = 3.0
 PRIOR_ROUNDS = 20.0
 MAX_FADE = 60  # rounds of absence after which a record fades no further: 0.3 of it is left
+LENIENT = 10  # added to a lenient turn's bucket: what it accepts says nothing of an exact one
 TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
 CONFIDENCE_BINS = 12
 
@@ -51,7 +52,8 @@ class Record:
     """Discounted counts of one (drafter, signal, bucket).
 
     tokens, ms: what its rounds gave, and what they cost by the cost table; as sums, so that
-    their ratio is a rate. last_round: the clock at its last observation.
+    their ratio is a rate. drafted, steps: tokens it drafted and how often it ran for them.
+    last_round: the clock at its last observation.
     """
 
     tried: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
@@ -59,6 +61,8 @@ class Record:
     num_rounds: float = 0.0
     tokens: float = 0.0
     ms: float = 0.0
+    drafted: float = 0.0
+    steps: float = 0.0
     last_round: int = 0
 
     def observe(
@@ -74,6 +78,8 @@ class Record:
         self.num_rounds = self.num_rounds * fade + 1.0
         self.tokens = self.tokens * fade + 1.0 + min(num_used, num_accepted)
         self.ms = self.ms * fade + round_ms
+        self.drafted *= fade
+        self.steps *= fade
         for i in range(MAX_POSITIONS):
             self.tried[i] *= fade
             self.accepted[i] *= fade
@@ -90,6 +96,8 @@ class Record:
             self.num_rounds * share,
             self.tokens * share,
             self.ms * share,
+            self.drafted * share,
+            self.steps * share,
         )
 
 
@@ -119,24 +127,39 @@ class Acceptance:
         num_accepted: int,
         round_ms: float,
         num_used: int | None = None,
+        num_nodes: int | None = None,
+        num_steps: int = 0,
     ) -> None:
-        """round_ms: what such a round costs by the cost table. num_used: how many of the drafted
-        tokens it would really have verified, for a guess scored in passing; None: all."""
+        """num_drafted: the draft's length; of a tree that of the path which was tried. round_ms:
+        what such a round costs by the cost table. num_used: how many of the drafted tokens it
+        would really have verified, for a guess scored in passing; None: all. num_nodes: tokens
+        drafted with all branches, None: num_drafted. num_steps: how often the drafter ran."""
         record = self._records.setdefault(
             (drafter, str(signal), bucket), Record(last_round=self._clock)
         )
         used = num_drafted if num_used is None else num_used
         self._versions[drafter] = self.version(drafter) + 1
         record.observe(num_drafted, num_accepted, used, round_ms, self._clock)
+        record.drafted += num_drafted if num_nodes is None else num_nodes
+        record.steps += num_steps
 
     def observe_confidences(
-        self, drafter: str, bucket: int, confidences: Sequence[float], num_accepted: int
+        self, drafter: str, bucket: int, confidences: Sequence[float], taken: Sequence[bool | None]
     ) -> None:
+        """taken: whether each token was accepted, None where its parent was not."""
         bins = self._bins.setdefault((drafter, bucket), _empty_bins())
-        for i, confidence in enumerate(confidences[: num_accepted + 1]):
+        for confidence, was_taken in zip(confidences, taken, strict=True):
+            if was_taken is None:
+                continue
             cell = bins[confidence_bin(confidence)]
             cell[0] = cell[0] * 0.995 + 1.0
-            cell[1] = cell[1] * 0.995 + (1.0 if i < num_accepted else 0.0)
+            cell[1] = cell[1] * 0.995 + (1.0 if was_taken else 0.0)
+
+    def steps_a_token(self, drafter: str) -> float | None:
+        """How often a drafter ran for each token it drafted; None before the first."""
+        own = [record for key, record in self._records.items() if key[0] == drafter]
+        drafted = sum(record.drafted for record in own)
+        return sum(record.steps for record in own) / drafted if drafted > 0.0 else None
 
     def realised(self, drafter: str, signal: Hashable, bucket: int) -> tuple[float, float]:
         """(tokens, ms) of its own rounds, discounted; 0, 0 before the first."""
@@ -163,9 +186,12 @@ class Acceptance:
         return (drafter, bucket) in self._bins
 
     def best_known(self) -> dict[str, list[float]]:
-        """For each drafter the rates of its signal and temperature with the most evidence."""
+        """For each drafter the rates of its signal and temperature with the most evidence, in
+        exact turns."""
         found: dict[str, tuple[str, str, int]] = {}
         for key, record in self._records.items():
+            if key[2] >= LENIENT:
+                continue
             best = found.get(key[0])
             if best is None or record.num_rounds > self._records[best].num_rounds:
                 found[key[0]] = key
@@ -197,6 +223,8 @@ class Acceptance:
                 "num_rounds": record.num_rounds,
                 "tokens": record.tokens,
                 "ms": record.ms,
+                "drafted": record.drafted,
+                "steps": record.steps,
             }
             for (drafter, signal, bucket), record in self._records.items()
         ]
@@ -217,6 +245,8 @@ class Acceptance:
                 _number(row["num_rounds"]),
                 _number(row["tokens"]),
                 _number(row["ms"]),
+                _number(row["drafted"]),
+                _number(row["steps"]),
             )
             if any(a > t for t, a in zip(record.tried, record.accepted, strict=True)):
                 raise ValueError("more was accepted than tried")

@@ -21,11 +21,10 @@ import torch
 
 from localspec.core import (
     DraftPlan,
+    Outcome,
     Proposal,
     SamplingParams,
     Sequence,
-    Step,
-    Verdict,
     chain,
 )
 from localspec.engine.acceptance import temperature_bucket
@@ -45,6 +44,7 @@ class StandIn:
     """A drafter that proposes any tokens: what a round costs does not depend on which."""
 
     name = "stand-in"
+    shapes_itself = False
     memory_bytes = 0
 
     def signal(self, sequence: Sequence) -> str:
@@ -67,7 +67,7 @@ class StandIn:
         tokens = tuple(1 + i % 7 for i in range(count))
         return chain(tokens, self._rows[:count] if is_drawn else None)
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         pass
 
 
@@ -84,8 +84,8 @@ class _AtWidth:
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
         return ()
 
-    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
-        self.verify_ms.append(step.verify_ms)
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        self.verify_ms.append(outcome.step.verify_ms)
 
 
 def calibrate(engine: Engine, controller: Controller) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams
 
 
 def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
-    """Median cost of one drafted token of `propose`, the drafter already caught up."""
+    """Median cost of one step of the drafter's `propose`, the drafter already caught up."""
     drafter = engine.drafters[name]
     plan = DraftPlan(name, DRAFTED)
     times = []
@@ -143,6 +143,6 @@ def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
         started = perf_counter()
         proposal = drafter.propose(sequence, plan)
         elapsed_ms = 1000.0 * (perf_counter() - started)
-        times.append(elapsed_ms / max(1, len(proposal.tokens)))
+        times.append(elapsed_ms / max(1, proposal.num_draft_steps))
     engine.target.cache.rollback(len(sequence.tokens) - 1)
     return median(times[1:])

@@ -1,7 +1,7 @@
 """What a round costs on this machine, in ms: measured, interpolated, refined as it runs.
 
 Contract: `verify_ms(width, context)` is the whole round but for drafting, at `width` tokens in
-the target's forward (the root and the draft); `draft_ms(drafter, num_tokens, context)` is
+the target's forward (the root and the draft); `draft_ms(drafter, num_steps, context)` is
 `propose`. Both are None until measured. A measurement sets a cell; a round of normal running
 moves the width it ran at by a clamped share of its surprise, and everything by what all widths
 agree on, since a busy or throttled machine slows them alike. State is plain data.
@@ -50,7 +50,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}  # width -> curve
-        self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one drafted token
+        self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one of its steps
         self._scale: dict[int, float] = {}  # width -> drift since it was measured
         self._surprises: dict[int, float] = {}  # width -> its surprise, of late
         self._common = 1.0
@@ -85,15 +85,19 @@ class Costs:
         """One token of plain decoding at this context."""
         return self.verify_ms(1, context) if 1 in self._verify else None
 
-    def draft_ms(self, drafter: str, num_tokens: int, context: int) -> float | None:
-        """Cost of drafting `num_tokens`; None for a drafter that was never measured."""
+    def draft_ms(self, drafter: str, num_steps: float, context: int) -> float | None:
+        """Cost of so many steps of the drafter; None for one that was never measured."""
         curve = self._draft_step.get(drafter)
-        return None if curve is None else num_tokens * curve.at(context) * self._common
+        return None if curve is None else num_steps * curve.at(context) * self._common
 
-    def round_ms(self, drafter: str, num_tokens: int, context: int) -> float | None:
-        """A whole round: drafting and verifying `num_tokens`; plain decoding for 0."""
+    def round_ms(
+        self, drafter: str, num_tokens: int, context: int, num_steps: float | None = None
+    ) -> float | None:
+        """A whole round: drafting `num_tokens` in so many steps (None: one each) and verifying
+        them; plain decoding for 0."""
         verify_ms = self.verify_ms(num_tokens + 1, context)
-        draft_ms = self.draft_ms(drafter, num_tokens, context) if num_tokens else 0.0
+        steps = num_tokens if num_steps is None else num_steps
+        draft_ms = self.draft_ms(drafter, steps, context) if num_tokens else 0.0
         return None if verify_ms is None or draft_ms is None else verify_ms + draft_ms
 
     def observe(self, width: int, context: int, verify_ms: float) -> None:
@@ -117,9 +121,9 @@ class Costs:
             return 0.0
         return max(0.0, min(seen)) + min(0.0, max(seen))
 
-    def observe_draft(self, drafter: str, num_tokens: int, context: int, draft_ms: float) -> None:
+    def observe_draft(self, drafter: str, num_steps: int, context: int, draft_ms: float) -> None:
         """Refine a drafter's step the same way."""
-        expected = self.draft_ms(drafter, num_tokens, context)
+        expected = self.draft_ms(drafter, num_steps, context)
         if expected is None or expected <= 0.0:
             return
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, draft_ms / expected - 1.0))

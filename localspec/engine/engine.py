@@ -1,9 +1,9 @@
 """Prefill and the decode loop; owns nothing else.
 
 Contract: tokens in, rounds out; the output is distributed exactly as the target alone would
-give it, whatever the drafters propose. Invariant at the top of every round:
-`target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after that in a cache it
-shares; the rollback before verification erases it.
+give it, whatever the drafters propose, unless the request asks for leniency. Invariant at the
+top of every round: `target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after
+that in a cache it shares; the rollback before verification erases it.
 
 Not here: text, choice of drafter and draft length (Policy), acceptance (verify).
 """
@@ -22,6 +22,7 @@ from localspec.core import (
     TARGET,
     Drafter,
     DraftPlan,
+    Outcome,
     Policy,
     Proposal,
     Round,
@@ -30,6 +31,7 @@ from localspec.core import (
     Step,
     Verdict,
 )
+from localspec.engine.lenient import verify_leniently
 from localspec.engine.rows import target_rows
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
@@ -113,10 +115,12 @@ class Engine:
         proposal = self._propose(sequence, plan)
         drafted = perf_counter()
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
-        verdict = self._verify(sequence, proposal)
+        logits = self._forward(sequence, proposal)
+        verdict = self._judge(sequence, proposal, logits)
         self.target.cache.keep(base, (0, *(node + 1 for node in verdict.path)))
         root_to_end = [*(proposal.tokens[node] for node in verdict.path), verdict.next_token]
         kept = sequence.append(root_to_end)
+        lenient = tuple(place for place in verdict.lenient if place < len(kept))
         self.target.cache.rollback(min(self.target.cache.length, len(sequence.tokens) - 1))
         num_accepted = min(verdict.accepted_length, len(kept))
         step = Step(
@@ -130,12 +134,15 @@ class Engine:
             is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
             signal=plan.signal,
             confidences=proposal.confidences,
+            num_draft_steps=proposal.num_draft_steps,
+            num_lenient_tokens=len(lenient),
         )
-        policy.observe(sequence, step, verdict)
+        outcome = Outcome(step, proposal, verdict, logits)
+        policy.observe(sequence, outcome)
         for drafter in self.drafters.values():
-            drafter.observe(sequence, step)
+            drafter.observe(sequence, outcome)
         provenance = (plan.drafter,) * num_accepted + (TARGET,) * (len(kept) - num_accepted)
-        return Round(tuple(kept), provenance, step, plan.reason)
+        return Round(tuple(kept), provenance, step, plan.reason, lenient)
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, nor past the end of the context."""
@@ -148,15 +155,19 @@ class Engine:
             return Proposal()
         return self.drafters[plan.drafter].propose(sequence, plan)
 
-    def _verify(self, sequence: Sequence, proposal: Proposal) -> Verdict:
+    def _forward(self, sequence: Sequence, proposal: Proposal) -> torch.Tensor:
+        """What the target says after the root and each draft token: [1 + n, V]."""
         root = sequence.tokens[-1]
         if proposal.is_chain:
-            logits = self.target.forward([root, *proposal.tokens])  # [1 + n, V]
-        else:
-            parents = [-1, *(parent + 1 for parent in proposal.parents)]
-            logits = self.target.forward([root, *proposal.tokens], parents)
-        histories = _histories(sequence, proposal)
-        return verify(proposal, target_rows(logits, sequence.sampling, histories), sequence.rng)
+            return self.target.forward([root, *proposal.tokens])
+        parents = [-1, *(parent + 1 for parent in proposal.parents)]
+        return self.target.forward([root, *proposal.tokens], parents)
+
+    def _judge(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
+        rows = target_rows(logits, sequence.sampling, _histories(sequence, proposal))
+        if sequence.sampling.leniency is not None:
+            return verify_leniently(proposal, rows, sequence.rng, sequence.sampling.leniency)
+        return verify(proposal, rows, sequence.rng)
 
 
 def _histories(sequence: Sequence, proposal: Proposal) -> list[list[int]]:

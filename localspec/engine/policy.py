@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localspec.core import OFF, DraftPlan, Sequence, Step, Verdict
+from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence
 from localspec.engine.acceptance import expected_tokens
 from localspec.engine.probing import Probing
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
 
 HYSTERESIS = 1.03
+PREPARED_SHARE = 0.8  # of the best rate: who is below it does not read the prompt in advance
 FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 
@@ -39,28 +40,6 @@ class _Shadow:
     guess: tuple[int, ...]
 
 
-class FixedPolicy:
-    """One drafter at one length, as asked; still teaches the controller."""
-
-    def __init__(self, controller: Controller, drafter: str, length: int, reason: str) -> None:
-        self._controller = controller
-        self._drafter = drafter
-        self._length = length
-        self._reason = reason
-
-    def plan(self, sequence: Sequence) -> DraftPlan:
-        if self._drafter == OFF:
-            return DraftPlan(OFF, 0, reason=self._reason)
-        signal = self._controller.drafters[self._drafter].signal(sequence)
-        return DraftPlan(self._drafter, self._length, reason=self._reason, signal=signal)
-
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        return () if self._drafter == OFF else (self._drafter,)
-
-    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
-        self._controller.learn(sequence, step, verdict)
-
-
 class AdaptivePolicy:
     """The controller's own choice, among all drafters or for one asked for by name."""
 
@@ -71,12 +50,14 @@ class AdaptivePolicy:
         allowed: tuple[str, ...],
         may_be_off: bool,
         fixed_length: int | None,
+        first_length: int | None = None,
     ) -> None:
         self._controller = controller
         self._bucket = bucket
         self._allowed = allowed
         self._may_be_off = may_be_off
         self._fixed_length = fixed_length
+        self._first_length = first_length
         self._probing = controller.probing.setdefault(bucket, Probing())
         self._length_probing = controller.length_probing.setdefault(
             bucket, Probing(FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET)
@@ -100,7 +81,9 @@ class AdaptivePolicy:
         return plan
 
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        """Those that could win if every token were accepted; the one asked for by name."""
+        """Those that could win if every token were accepted and that are not far behind as
+        things stand: the others read what they missed when they are looked at again. The one
+        asked for by name."""
         if not self._may_be_off:
             return self._allowed
         context = len(sequence.tokens) - 1
@@ -108,7 +91,8 @@ class AdaptivePolicy:
         if plain_ms is None:
             return ()
         options = self._options(sequence, context)
-        hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0}
+        wanted = max((option.rate for option in options), default=0.0) * PREPARED_SHARE
+        hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0 or o.rate < wanted}
         return tuple(name for name in self._allowed if name not in hopeless)
 
     def _plan(self, options: list[Option], context: int) -> DraftPlan:
@@ -121,8 +105,9 @@ class AdaptivePolicy:
             return look
         return self._off(options) if best is None else self._drafting(best, context)
 
-    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
-        self._controller.learn(sequence, step, verdict)
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        step = outcome.step
+        self._controller.learn(sequence, outcome)
         self._probing.ran(step.round_ms)
         self._length_probing.ran(step.round_ms)
         if step.is_probe:
@@ -148,7 +133,9 @@ class AdaptivePolicy:
         known = self._known.get((name, signal))
         if known is not None and known[0] == version and known[1] is curve:
             return known[2]
-        option = self._controller.option(name, signal, self._bucket, curve, self._fixed_length)
+        option = self._controller.option(
+            name, signal, self._bucket, curve, self._fixed_length, self._first_length
+        )
         self._known[name, signal] = (version, curve, option)
         return option
 
@@ -206,17 +193,28 @@ class AdaptivePolicy:
             return DraftPlan(OFF, 0, True, reason)
         if not hopeful:
             return None
-        option = max(hopeful, key=lambda each: each.rate)
+        option = max(hopeful, key=self._promise)
         if not self._probing.is_due(option.round_ms * (1.0 - option.rate / self._best_rate)):
             return None
         reason = f"A look at {option.drafter}: it lost before, things may have changed."
-        return DraftPlan(option.drafter, option.num_draft_tokens, True, reason, option.signal)
+        growth = self._growth(option, context)
+        return DraftPlan(
+            option.drafter, option.num_draft_tokens, True, reason, option.signal, growth=growth
+        )
+
+    def _promise(self, option: Option) -> float:
+        """What a look may find: the rate as it stands, and the more above it the less is known."""
+        known = self._controller.acceptance.num_rounds(option.drafter, option.signal, self._bucket)
+        best_case = min(option.ceiling, 2.0 * self._best_rate)
+        return option.rate + max(0.0, best_case - option.rate) / (1.0 + known)
 
     def _other_length(self, best: Option, context: int) -> DraftPlan | None:
         """A round of the best drafter at about twice or half its length: a width whose cost was
         measured wrongly would never be used again, and so never be found out."""
         probing = self._length_probing
         if self._fixed_length is not None or probing.rounds_since < probing.interval:
+            return None
+        if self._shapes_itself(best):
             return None
         curve, length = self._curve_of(best, context), best.num_draft_tokens
         longer, shorter = min(len(curve) - 1, 2 * length + 1), max(1, length // 2)
@@ -241,8 +239,15 @@ class AdaptivePolicy:
         )
 
     def _drafting(self, option: Option, context: int) -> DraftPlan:
-        length = option.num_draft_tokens
-        tokens, gain = "token" if length == 1 else "tokens", option.rate * self._plain_ms
+        length, gain = option.num_draft_tokens, option.rate * self._plain_ms
+        if self._shapes_itself(option):
+            reason = (
+                f"{option.drafter}: {gain:.2f}x of plain decoding expected "
+                f"(first draft token accepted {option.acceptance:.0%} of the time)."
+            )
+            growth = self._growth(option, context)
+            return DraftPlan(option.drafter, length, False, reason, option.signal, growth=growth)
+        tokens = "token" if length == 1 else "tokens"
         reason = (
             f"{option.drafter}: about {length} {tokens} a round, {gain:.2f}x of plain decoding "
             f"expected (first draft token accepted {option.acceptance:.0%} of the time)."
@@ -256,6 +261,16 @@ class AdaptivePolicy:
         reach = min(len(self._curve_of(option, context)) - 1, 2 * length + 2)
         rule = self._marginal_rule(option, context)
         return DraftPlan(option.drafter, reach, False, reason, option.signal, rule)
+
+    def _shapes_itself(self, option: Option) -> bool:
+        return self._controller.drafters[option.drafter].shapes_itself
+
+    def _growth(self, option: Option, context: int) -> Growth | None:
+        """Prices at the going rate; None for a chain, and for a length that was asked for."""
+        if self._fixed_length is not None or not self._shapes_itself(option):
+            return None
+        rate = max(option.rate, self._best_rate)
+        return self._controller.growth(option, context, self._bucket, rate)
 
     def _curve_of(self, option: Option, context: int) -> list[float]:
         curve = self._curve(option.drafter, context)
@@ -286,7 +301,7 @@ class AdaptivePolicy:
         name = self._allowed[0]
         signal = self._controller.drafters[name].signal(sequence)
         reason = f"{name}, as you chose; this machine has not been measured yet."
-        length = self._fixed_length or UNMEASURED_LENGTH
+        length = self._fixed_length or self._first_length or UNMEASURED_LENGTH
         return DraftPlan(name, length, reason=reason, signal=signal)
 
     def _cast_shadow(self, sequence: Sequence, options: list[Option], used: str) -> None:

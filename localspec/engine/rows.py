@@ -42,6 +42,10 @@ class Rows(Protocol):
 
     def row(self, index: int) -> Row: ...
 
+    def entropies(self) -> list[float]:
+        """H of each row, in nats."""
+        ...
+
     @property
     def probs(self) -> torch.Tensor:
         """[n + 1, V], for rules that need whole rows."""
@@ -101,6 +105,9 @@ class GreedyRows:
     def row(self, index: int) -> OneHotRow:
         return OneHotRow(self.best[index])
 
+    def entropies(self) -> list[float]:
+        return [0.0] * len(self.best)
+
     @property
     def probs(self) -> torch.Tensor:
         made = torch.zeros(len(self.best), self.vocab_size)
@@ -125,6 +132,10 @@ class SampledRows:
 
     def row(self, index: int) -> DenseRow:
         return DenseRow(self._probs[index])
+
+    def entropies(self) -> list[float]:
+        found: list[float] = torch.special.entr(self._probs).sum(dim=-1).tolist()
+        return found
 
     @property
     def probs(self) -> torch.Tensor:

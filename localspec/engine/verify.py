@@ -10,7 +10,9 @@ the case of a one-hot p.
 
 A chain whose every token was drawn is judged as a block instead (Sun et al. 2024, arXiv
 2403.10444): the longest prefix that may be kept is kept, never shorter on average and as exact.
-Both are checked by the same exact enumeration in tests/engine/test_verify.py.
+A tree that came out without branches is not: judged as a block only then, it would be judged by
+what was drawn. Both rules are checked by the same exact enumeration in tests/engine/test_verify.py,
+trees that grow as they are drawn in test_verify_trees.py.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def verify(proposal: Proposal, target: Rows, rng: torch.Generator) -> Verdict:
     """
     if not proposal.tokens:  # plain decoding pays for no draft
         return Verdict((), target.row(0).draw(rng))
-    if proposal.is_chain and proposal.probs is not None:
+    if proposal.cannot_branch and proposal.probs is not None:
         return _verify_block(proposal, proposal.probs, target.probs, rng)
     return _verify_nodes(proposal, target, rng)
 
@@ -41,7 +43,7 @@ def verify(proposal: Proposal, target: Rows, rng: torch.Generator) -> Verdict:
 def _verify_nodes(proposal: Proposal, target: Rows, rng: torch.Generator) -> Verdict:
     """The rule node by node, for trees and for drafts that were not drawn."""
     p_of = target.chances([parent + 1 for parent in proposal.parents], proposal.tokens)
-    q_of = _drawn_with(proposal)
+    q_of = drawn_with(proposal)
     chances = uniforms(len(proposal.tokens), rng)
     below = children(proposal.parents)
     node, path = -1, list[int]()
@@ -100,7 +102,7 @@ def _block_chance(length: int, weights: list[float], masses: list[float]) -> flo
     return masses[length] / rest if rest > 0.0 else 1.0
 
 
-def _drawn_with(proposal: Proposal) -> list[float]:
+def drawn_with(proposal: Proposal) -> list[float]:
     """q(x) of every draft token; 1 where nothing was drawn."""
     if proposal.probs is None or not proposal.tokens:
         return [1.0] * len(proposal.tokens)

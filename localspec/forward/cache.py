@@ -14,10 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from localspec.errors import CacheError
+from localspec.forward.features import Features
+
+if TYPE_CHECKING:
+    from localspec.forward.begun import Begun
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,11 @@ def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 class KVCache:
-    """K and V of one sequence, [layers, 2, kv_heads, capacity, head_dim], allocated once."""
+    """K and V of one sequence, [layers, 2, kv_heads, capacity, head_dim], allocated once.
+
+    features: hidden states kept beside them, None until somebody follows one (`follow`).
+    begun: what a draft by the first layers left in the slots from its start on; None once
+    anything was written since."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
 
@@ -81,6 +90,8 @@ class KVCache:
         self._pairs = [self._slots[layer, :, 0] for layer in range(shape.num_layers)]
         self._start = 0
         self._end = 0
+        self.features: Features | None = None
+        self.begun: Begun | None = None
 
     @property
     def length(self) -> int:
@@ -125,8 +136,11 @@ class KVCache:
             index = torch.tensor([base + offset for offset in path], device=self._slots.device)
             kept = self._slots.index_select(4, index)
             self._slots[:, :, :, :, base : base + len(path)] = kept
+            if self.features is not None:
+                self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
         self.tokens[base:] = tokens
+        self.begun = None
 
     @contextmanager
     def append(self, tokens: Sequence[int]) -> Iterator[int]:
@@ -141,6 +155,7 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
+        self.begun = None
         yield start
         self.tokens.extend(tokens)
 

@@ -4,9 +4,11 @@ Contract: the same as `model.CausalLM` (and its reference): `forward` appends n 
 and returns fp32 logits. One product for query, key and value, one for gate and up; keys and
 values are written into the preallocated cache and read from it in place; several segments, each
 with a cache of its own, share the products and are attended to one by one. `run` also returns
-hidden states of the layers that are asked for.
+hidden states of the layers that are asked for. Rows that a draft by the first layers has begun
+(cache.begun) are gone on with from where it left them, where they are a prefix of a chain.
 
-Not here: taking weights over from transformers (takeover), captured graphs (graphs).
+Not here: the first layers as a model (partial), taking weights over from transformers (takeover),
+captured graphs (graphs).
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from localspec.forward.begun import Begun, finish
 from localspec.forward.cache import KVCache
+from localspec.forward.features import LAST, Features
 from localspec.forward.linear import Linear
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.tree import additive_mask, depths
@@ -112,6 +116,23 @@ class Decoder:
     def weight_bytes(self) -> int:
         return self.weights.weight_bytes
 
+    def follow(self, layers: Sequence[int]) -> Features:
+        """Keep the hidden states of these layers beside the cache from now on."""
+        held = self.cache.features
+        if held is None:
+            embedding = self.weights.embedding
+            held = Features(
+                self.cache.shape.capacity, embedding.shape[1], embedding.dtype, self.device
+            )
+            self.cache.features = held
+        held.follow(layers)
+        return held
+
+    @torch.inference_mode()
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of normalised rows: [n, d] -> [n, V] fp32."""
+        return self.weights.head(rows).float()
+
     def linears(self) -> tuple[Linear, ...]:
         """Every product of one step, the output head last."""
         blocks = (linear for block in self.weights.blocks for linear in block.linears)
@@ -144,14 +165,24 @@ class Decoder:
     def run(self, segments: Sequence[Segment], keep: Sequence[int] = ()) -> Output:
         """All segments in one pass. keep: layers whose hidden states are returned. The segments'
         caches must differ. Raises CacheError, with every cache as it was."""
+        wanted = frozenset(keep).union(*(_followed(segment) for segment in segments))
+        begun = self._begun(segments, wanted)  # opening the caches makes it void
         with ExitStack() as opened:
             starts = [opened.enter_context(s.cache.append(s.tokens)) for s in segments]
             ids = [token for segment in segments for token in segment.tokens]
             cos, sin = self._rotations(segments, starts)
             attend = self._attention(segments, starts)
-            rows, hidden = self.layers(self.embed(ids), cos, sin, attend, frozenset(keep))
-        return Output(self._logits(rows, segments, hidden, -1 in keep), hidden)
+            if begun is None:
+                rows, hidden = self.layers(self.embed(ids), cos, sin, attend, wanted)
+            else:
+                rest = Segment(segments[0].cache, ids[begun.size :])
+                below = self._attention([rest], [starts[0] + begun.size])
+                rows, hidden = finish(self, begun, ids, (cos, sin), (below, attend), wanted)
+            logits = self._logits(rows, segments, hidden, LAST in wanted)
+            _write_features(segments, starts, hidden)
+        return Output(logits, hidden)
 
+    @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         index = torch.tensor(ids, device=self.device)
         return F.embedding(index, self.weights.embedding)  # [n, d]
@@ -163,11 +194,14 @@ class Decoder:
         sin: torch.Tensor,
         attend: Attend,
         keep: frozenset[int] = frozenset(),
+        first: int = 0,
+        end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Through every block: rows [n, d], cos and sin [n, 1, head_dim] -> [n, d] and what was
-        to be kept. Tensors in, tensors out: the part that a graph captures."""
+        """Through the blocks from `first` to before `end`, by default all: rows [n, d], cos and
+        sin [n, 1, head_dim] -> [n, d] and what was to be kept. Tensors in, tensors out: the part
+        that a graph captures."""
         hidden = dict[int, torch.Tensor]()
-        for layer, block in enumerate(self.weights.blocks):
+        for layer, block in enumerate(self.weights.blocks[first:end], first):
             queries, keys_values = self._projected(block, rows, cos, sin)
             rows = block.output.add_to(attend(layer, queries, keys_values), rows)
             gate, up = block.gate_up(block.feed_forward_norm(rows)).chunk(2, dim=-1)
@@ -175,6 +209,13 @@ class Decoder:
             if layer in keep:
                 hidden[layer] = rows
         return rows, hidden
+
+    def _begun(self, segments: Sequence[Segment], wanted: frozenset[int]) -> Begun | None:
+        """What a single chain may go on from."""
+        chain = segments[0]
+        if len(segments) > 1 or chain.parents is not None or chain.cache.begun is None:
+            return None
+        return chain.cache.begun.within(self.weights, chain.cache.length, chain.tokens, wanted)
 
     def _projected(
         self, block: Block, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -236,15 +277,33 @@ class Decoder:
     ) -> tuple[torch.Tensor, ...]:
         counts = [s.num_rows if s.num_logits is None else s.num_logits for s in segments]
         if keeps_last:
-            hidden[-1] = self.weights.final_norm(rows)
+            rows = hidden[LAST] = self.weights.final_norm(rows)
         wanted, first = list[torch.Tensor](), 0
         for segment, count in zip(segments, counts, strict=True):
             end = first + segment.num_rows
             wanted.append(rows[end - count : end])
             first = end
         chosen = wanted[0] if len(wanted) == 1 else torch.cat(wanted)
-        logits = self.weights.head(self.weights.final_norm(chosen)).float()
+        normalised = chosen if keeps_last else self.weights.final_norm(chosen)
+        logits = self.weights.head(normalised).float()
         return (logits,) if len(counts) == 1 else torch.split(logits, counts)
+
+
+def _followed(segment: Segment) -> tuple[int, ...]:
+    features = segment.cache.features
+    return () if features is None else features.layers
+
+
+def _write_features(
+    segments: Sequence[Segment], starts: Sequence[int], hidden: dict[int, torch.Tensor]
+) -> None:
+    first = 0
+    for segment, start in zip(segments, starts, strict=True):
+        end = first + segment.num_rows
+        if segment.cache.features is not None:
+            rows = {layer: hidden[layer][first:end] for layer in _followed(segment)}
+            segment.cache.features.write(start, rows)
+        first = end
 
 
 class _Span:

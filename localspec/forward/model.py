@@ -18,6 +18,7 @@ import torch
 
 from localspec.errors import ModelError
 from localspec.forward.cache import KVCache, KVShape
+from localspec.forward.features import LAST, Features
 from localspec.forward.tree import causal_mask, depths, tree_mask
 
 PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
@@ -37,6 +38,18 @@ class LanguageModel(Protocol):
         parents: Sequence[int] | None = None,
         num_logits: int | None = None,
     ) -> torch.Tensor: ...
+
+    def follow(self, layers: Sequence[int]) -> Features:
+        """Keep the hidden states of these layers beside the cache, from the next forward on."""
+        ...
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of normalised rows: [n, d] -> [n, V] fp32."""
+        ...
+
+    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+        """Input embeddings: [n, d]."""
+        ...
 
     @property
     def weight_bytes(self) -> int: ...
@@ -71,6 +84,7 @@ class CausalLM:
         Returns [num_logits, V] fp32. Raises CacheError when the context is full.
         """
         wanted = len(tokens) if num_logits is None else num_logits
+        features = self.cache.features
         with self.cache.append(tokens) as start:
             positions, mask = self._layout(len(tokens), parents, start)
             output = self.module(
@@ -80,9 +94,42 @@ class CausalLM:
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=wanted,
+                output_hidden_states=features is not None,
             )
+            if features is not None:
+                states = (
+                    output.hidden_states
+                )  # the embedding, then every layer; the last normalised
+                rows = {at: states[-1 if at == LAST else at + 1][0] for at in features.layers}
+                features.write(start, rows)
         logits: torch.Tensor = output.logits[0]  # [num_logits, V]
         return logits.float()
+
+    def follow(self, layers: Sequence[int]) -> Features:
+        """See LanguageModel. The last layer's residual is not to be had here, only LAST. Raises
+        ModelError for it."""
+        if self.cache.shape.num_layers - 1 in layers:
+            raise ModelError("transformers gives the last layer's states normalised only.")
+        held = self.cache.features
+        if held is None:
+            table = self.module.get_input_embeddings().weight
+            capacity = self.cache.shape.capacity
+            held = Features(capacity, table.shape[1], table.dtype, self.device)
+            self.cache.features = held
+        held.follow(layers)
+        return held
+
+    @torch.inference_mode()
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.module.get_output_embeddings()(rows)  # [n, V]
+        return logits.float()
+
+    @torch.inference_mode()
+    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+        rows: torch.Tensor = self.module.get_input_embeddings()(
+            torch.tensor(ids, device=self.device)
+        )
+        return rows
 
     def _layout(
         self, num_tokens: int, parents: Sequence[int] | None, start: int

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Attend, Decoder
+from localspec.forward.features import LAST
 from localspec.forward.pool import uploaded
 from localspec.forward.tree import additive_mask, depths
 
@@ -41,23 +42,25 @@ def every_slot(cache: KVCache) -> Slots:
 
 @contextmanager
 def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
-    """The first `num_slots` slots may be scribbled on inside; afterwards they are as before."""
-    held = [
-        (keys[:, :, :num_slots], values[:, :, :num_slots]) for keys, values in every_slot(cache)
-    ]
-    copies = [(keys.clone(), values.clone()) for keys, values in held]
+    """The first `num_slots` slots and features may be scribbled on inside; afterwards they are
+    as before."""
+    held = [part[:, :, :num_slots] for pair in every_slot(cache) for part in pair]
+    if cache.features is not None:
+        features = cache.features
+        held += [features.rows(layer, 0, num_slots) for layer in features.layers]
+    copies = [part.clone() for part in held]
     try:
         yield
     finally:
-        for (keys, values), (old_keys, old_values) in zip(held, copies, strict=True):
-            keys.copy_(old_keys)
-            values.copy_(old_values)
+        for part, old in zip(held, copies, strict=True):
+            part.copy_(old)
 
 
 @torch.inference_mode()
 def zero_beyond(cache: KVCache) -> None:
     """Make the slots beyond the end numbers again, after something wrote others there. A mask
     hides what is finite; a NaN comes through it, and no length that is rolled back erases it."""
+    cache.begun = None
     for keys, values in every_slot(cache):
         keys[:, :, cache.length :].zero_()
         values[:, :, cache.length :].zero_()
@@ -91,7 +94,14 @@ class Window:
         rows = F.embedding(ids, weights.embedding)  # [w, d]
         cos = weights.cos.index_select(0, positions).unsqueeze(1)
         sin = weights.sin.index_select(0, positions).unsqueeze(1)
-        return self._decoder.layers(rows, cos, sin, self._attention(slots, block))[0]
+        features = self._decoder.cache.features
+        keep = frozenset(() if features is None else features.layers)
+        rows, hidden = self._decoder.layers(rows, cos, sin, self._attention(slots, block), keep)
+        if features is not None:
+            hidden[LAST] = weights.final_norm(rows)
+            for layer in features.layers:
+                features.slots(layer).index_copy_(0, slots, hidden[layer])
+        return rows
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """[w, d] -> [w, V] in the weights' own precision."""

@@ -30,6 +30,8 @@ Bits = Literal[4, 8]
 PROBED_TOKENS = 7
 # How far the native decoder's logits may lie from transformers', by their norm: rounding alone.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+# Families that are another's by another name: the code they bring is not needed, and never run.
+KNOWN_AS = {"mimo": "qwen2"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -95,7 +97,7 @@ def load_module(
     """The transformers module of a checked folder, in evaluation mode. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
-    check_folder(folder)
+    config = check_folder(folder)
     try:
         opened: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -105,6 +107,7 @@ def load_module(
             use_safetensors=True,
             attn_implementation="sdpa",
             output_loading_info=True,
+            **_renamed(config),
             **_quantised_by(bits, dtype, device),
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -145,12 +148,24 @@ def _quantised_by(bits: Bits | None, dtype: torch.dtype, device: torch.device) -
     return {"quantization_config": config, "device_map": {"": device}}
 
 
+def _renamed(config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that make from_pretrained take a family for the one it is; none for the others."""
+    family = KNOWN_AS.get(str(config.get("model_type")))
+    if family is None:
+        return {}
+    from transformers import AutoConfig
+
+    names = ("model_type", "architectures", "auto_map")
+    settings = {name: value for name, value in config.items() if name not in names}
+    return {"config": AutoConfig.for_model(family, **settings)}
+
+
 def check_folder(folder: Path) -> dict[str, Any]:
     """Look at everything that can be seen without loading; returns config.json."""
     if not folder.is_dir():
         raise ModelError(f"There is no model folder at {folder}. Check the path.")
     config = _read_object(folder / "config.json")
-    if "auto_map" in config:
+    if "auto_map" in config and config.get("model_type") not in KNOWN_AS:
         raise ModelError(
             f"The model in {folder.name} wants to run code of its own, which localspec never "
             "does. Choose a model of a family that transformers knows."

@@ -17,10 +17,12 @@ from localspec.chat.local import LocalBackend
 from localspec.config import settings_for
 from localspec.core import OFF
 from localspec.errors import LocalspecError
+from localspec.leniency import as_data, label
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.record.learnt import STATE_KEY
 from localspec.record.store import Store
+from localspec.workloads import Decision
 
 
 def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[str, Any]:
@@ -83,8 +85,30 @@ def stats_json(stats: TurnStats) -> dict[str, Any]:
         "decode_ms": stats.decode_ms,
         "speedup": stats.speedup,
         "exact": stats.exact,
+        "num_lenient_tokens": stats.num_lenient_tokens,
         "reason": stats.reason,
     }
+
+
+def labelled(result: dict[str, Any], decision: Decision) -> dict[str, Any]:
+    """The result with the kind of text, the rule and what is to be said of it; `label` is "exact"
+    for an exact reply."""
+    stats, rule = result["stats"], decision.leniency
+    said = label(stats["num_lenient_tokens"], stats["num_output_tokens"])
+    return {
+        **result,
+        "workload": decision.workload.name,
+        "is_workload_recognised": decision.is_recognised,
+        "leniency": None if rule is None else as_data(rule),
+        "label": "exact" if rule is None else said,
+    }
+
+
+def note_of(result: dict[str, Any], is_leniency_asked: bool) -> str:
+    """The line below a reply: how it was checked, where that was not exactly or not as asked."""
+    if result["leniency"] is not None:
+        return f"\n[{result['label']}; kind of text: {result['workload']}]"
+    return f"\n[exact: {result['workload']} has no threshold]" if is_leniency_asked else ""
 
 
 def _silent(phrase: str) -> None:

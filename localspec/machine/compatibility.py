@@ -3,6 +3,9 @@
 Contract: a draft speaks the target's language when every token has the same id in both. Sizes
 prove nothing: two vocabularies of the same size may differ in one id, and rows padded onto an
 embedding are no tokens. Merges are not compared: only the target's tokenizer ever cuts text.
+A draft with other tokens may still draft by its text where both tokenizers can spell every byte
+(`compare_spelling`): what it says is then told in the target's tokens. Whether they do give back
+what they read is only seen once they are loaded (drafters.vocabularies).
 
 Does not load a tokenizer: reads `tokenizer.json`, or `vocab.json` with what the older files
 beside it add.
@@ -19,6 +22,13 @@ from typing import Any
 from localspec.errors import DraftMismatch, ModelError
 
 TokenMap = Mapping[str, int]
+
+# How tokenizers write single bytes: as "<0x0A>", or as GPT-2 does, printable characters as they are
+# and 68 others. Some lack a few that no text contains.
+HEXADECIMAL = frozenset(f"<0x{byte:02X}>" for byte in range(0x100))
+PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))
+ALPHABET = frozenset(chr(code) for code in PRINTABLE)
+ENOUGH_BYTES = 230  # of 256
 
 
 @dataclass(frozen=True)
@@ -79,14 +89,43 @@ def compare_folders(target: Path, draft: Path) -> Compatibility:
     return compare_token_maps(read_token_map(target), read_token_map(draft))
 
 
+def compare_spelling(target: TokenMap, draft: TokenMap) -> Compatibility:
+    """Whether a draft with other tokens may draft by its text."""
+    for name, tokens in (("target", target), ("draft", draft)):
+        if not _spells_bytes(tokens):
+            return Compatibility(
+                False,
+                f"the {name}'s tokenizer cannot spell every byte, so text cannot be passed from "
+                "one to the other whole",
+            )
+    return Compatibility(True, "both tokenizers can spell every byte, so it may draft by its text")
+
+
 def require_compatible(target: Path, draft: Path) -> None:
     """Raise DraftMismatch unless the draft in one folder may serve the target in the other."""
-    found = compare_folders(target, draft)
-    if not found.is_compatible:
-        raise DraftMismatch(
-            f"{draft.name} cannot draft for {target.name}: {found.reason}. "
-            "Choose a draft of the same family, or go without one."
-        )
+    theirs, own = read_token_map(target), read_token_map(draft)
+    found = compare_token_maps(theirs, own)
+    if found.is_compatible:
+        return
+    remedy = "Choose a draft of the same family, or go without one."
+    if compare_spelling(theirs, own).is_compatible:
+        remedy = f"By its text it still can, as cross_tokenizer. {remedy}"
+    raise DraftMismatch(f"{draft.name} cannot draft for {target.name}: {found.reason}. {remedy}")
+
+
+def size_warning(target: str, target_bytes: int, draft: str, draft_bytes: int) -> str | None:
+    """What to say of a draft that is no smaller than its target; it works, but seldom pays."""
+    if draft_bytes < target_bytes:
+        return None
+    return (
+        f"{draft} is as large as {target} or larger, so a step of it saves no step of the target. "
+        "It is kept, and used only if it pays; a smaller draft would."
+    )
+
+
+def _spells_bytes(tokens: TokenMap) -> bool:
+    known = tokens.keys()
+    return max(len(HEXADECIMAL & known), len(ALPHABET & known)) >= ENOUGH_BYTES
 
 
 def _from_tokenizer_json(data: Any, folder: Path) -> dict[str, int]:

@@ -230,7 +230,8 @@ def _demo(machine: _Machine) -> Results:
             Missing(
                 "demo pair",
                 f"{' and '.join(absent)} hold no model, so nothing runs without --model.",
-                "Restore the folders from the project, or train them: python -m localspec train",
+                "Restore the folders from the project, or train them: "
+                "python -m localspec train pair",
             )
         ]
     return [Found("demo pair", "present")]

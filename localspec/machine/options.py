@@ -6,11 +6,14 @@ Contract: plain values from flags or the page, unchecked; machine.load checks th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """None means "decide for me". model and draft: a folder or a hub id."""
+    """None means "decide for me". model and draft: a folder or a hub id; the draft may have a
+    vocabulary of its own. heads: folders of heads, before those of the profile. home: where the
+    person's own profiles are, None: the usual place."""
 
     profile: str | None = None
     model: str | None = None
@@ -18,3 +21,5 @@ class LoadOptions:
     drafter: str | None = None
     context: int | None = None
     dtype: str | None = None
+    heads: tuple[str, ...] = ()
+    home: Path | None = None

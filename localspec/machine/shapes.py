@@ -40,6 +40,7 @@ MATRICES_PER_LAYER = 7
 # (bias on q, k and v; a norm on each query and key head).
 FAMILIES: Mapping[str, tuple[bool, bool]] = {
     "llama": (False, False),
+    "mimo": (True, False),
     "mistral": (False, False),
     "mixtral": (False, False),
     "smollm3": (False, False),

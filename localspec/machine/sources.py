@@ -10,16 +10,14 @@ Not here: opening the folders (forward.weights).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.config import ModelEntry, Profile, find_profile, load_profiles, settings_for
 from localspec.errors import ModelError
 from localspec.machine.options import LoadOptions
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets"
-DEMO_TARGET, DEMO_DRAFT = ASSETS / "demo" / "target", ASSETS / "demo" / "draft"
-DEMO_NAME, DEMO_DRAFT_NAME = "localspec/demo", "localspec/demo-draft"
+DEMO = "localspec/demo"
 WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "merges.txt")
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
@@ -27,53 +25,74 @@ UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
 @dataclass(frozen=True)
 class Source:
-    """Folders to load, with the names to show. draft_refusal: why there is no draft."""
+    """Folders to load, with the names to show. draft_refusal: why there is no draft. foreign: a
+    draft with a vocabulary of its own. heads: folders of heads for the target."""
 
     target: Path
     target_name: str
     draft: Path | None
     draft_name: str | None
     draft_refusal: str = "no draft model was chosen for this target; --draft names one."
+    foreign: Path | None = None
+    heads: tuple[Path, ...] = ()
 
 
 def resolve(options: LoadOptions) -> Source:
     """Raises ModelError, ConfigError."""
-    profiles = load_profiles(settings_for().profile_folders)
-    target, draft = options.model, options.draft
+    profiles = load_profiles(settings_for(options.home).profile_folders)
+    target = options.model
     if options.profile is not None and target is None:
         target = find_profile(options.profile, profiles).default
-    if target is None:
-        return _demo(draft)
+    target = DEMO if target is None else target
     entry = _entry(target, profiles)
-    folder = _folder(target, entry)
-    draft = draft or (entry.drafts[0] if entry and entry.drafts else None)
+    if target == DEMO and (entry is None or not _is_there(entry.folder)):
+        raise ModelError(
+            "The demo pair is missing from assets/demo. Restore the folder from the project, or "
+            "name a model with --model."
+        )
+    source = Source(_folder(target, entry), _name(target), None, None)
+    own = tuple(Path(folder).expanduser() for folder in options.heads)
+    if entry is not None:
+        source = replace(source, foreign=_first_here(entry.foreign, profiles))
+    heads = (*own, *(entry.heads if entry is not None else ()))
+    return _with_draft(replace(source, heads=heads), options, entry, profiles)
+
+
+def _with_draft(
+    source: Source, options: LoadOptions, entry: ModelEntry | None, profiles: dict[str, Profile]
+) -> Source:
+    draft = options.draft or (entry.drafts[0] if entry and entry.drafts else None)
     if draft is None:
-        return Source(folder, _name(target), None, None)
+        return source
+    draft_entry = _entry(draft, profiles)
     try:
-        draft_folder = _folder(draft, _entry(draft, profiles))
+        folder = _folder(draft, draft_entry)
+        if draft_entry is not None and not _is_there(folder):
+            raise ModelError(f"{folder.parent.name}/{folder.name} is missing.")
     except ModelError as error:
         if options.draft is not None:
             raise  # asked for by name, so its absence is the person's to know at once
-        return Source(folder, _name(target), None, None, str(error))
-    return Source(folder, _name(target), draft_folder, _name(draft))
+        return replace(source, draft_refusal=str(error))
+    return replace(source, draft=folder, draft_name=_name(draft))
+
+
+def _is_there(folder: Path | None) -> bool:
+    return folder is not None and (folder / "config.json").is_file()
+
+
+def _first_here(places: tuple[str, ...], profiles: dict[str, Profile]) -> Path | None:
+    """The first of these models that needs no download: nothing is fetched unasked."""
+    for place in places:
+        entry = _entry(place, profiles)
+        folder = entry.folder if entry is not None else Path(place).expanduser()
+        if folder is not None and _is_there(folder):
+            return folder
+    return None
 
 
 def _entry(place: str, profiles: dict[str, Profile]) -> ModelEntry | None:
     found = (profile.models.get(place) for profile in profiles.values())
     return next((entry for entry in found if entry is not None), None)
-
-
-def _demo(draft: str | None) -> Source:
-    if not (DEMO_TARGET / "config.json").is_file():
-        raise ModelError(
-            "The demo pair is missing from assets/demo. Restore the folder from the project, or "
-            "name a model with --model."
-        )
-    if draft is not None:
-        return Source(DEMO_TARGET, DEMO_NAME, _folder(draft), _name(draft))
-    if not (DEMO_DRAFT / "config.json").is_file():
-        return Source(DEMO_TARGET, DEMO_NAME, None, None, "assets/demo/draft is missing.")
-    return Source(DEMO_TARGET, DEMO_NAME, DEMO_DRAFT, DEMO_DRAFT_NAME)
 
 
 def _name(place: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from localspec.leniency import label
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
 
@@ -34,6 +35,8 @@ SETTINGS = (
     "seed",
     "max_tokens",
     "system_prompt",
+    "workload",
+    "leniency",
 )
 STATISTICS = (
     "turn_id",
@@ -53,6 +56,7 @@ STATISTICS = (
     "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
+    "num_lenient_tokens",
     "ttft_ms",
     "prefill_ms",
     "decode_ms",
@@ -82,7 +86,7 @@ def _conversation_lines(conversation: Conversation, contents: Contents) -> Itera
     turns = [one for one in contents.turns if one["conversation_id"] == conversation.id]
     messages = contents.messages[conversation.id]
     branch = _branch(messages, conversation.tip_message_id)
-    turn_of = {turn["message_id"]: turn["turn_id"] for turn in turns}
+    turn_of = {turn["message_id"]: turn for turn in turns}
     yield f"## Conversation {conversation.id}: {_cell(conversation.title)}"
     yield ""
     yield f"Begun {conversation.created_at_utc}."
@@ -112,16 +116,23 @@ def _branch(messages: Sequence[StoredMessage], tip: int | None) -> list[StoredMe
     return branch[::-1]
 
 
-def _message_lines(message: StoredMessage, turn_id: int | None) -> Iterator[str]:
-    turn = "" if turn_id is None else f", turn {turn_id}"
+def _message_lines(message: StoredMessage, turn: Mapping[str, Any] | None) -> Iterator[str]:
+    number = "" if turn is None else f", turn {turn['turn_id']}"
     state = "" if message.state == "complete" else f", {message.state}"
-    yield f"### {SPEAKERS[message.role]}{turn}{state}"
+    yield f"### {SPEAKERS[message.role]}{number}{state}{_leniency(turn)}"
     yield ""
     # A lone CR ends a line in Markdown too and would leave the quote.
     text = clean(message.text).replace("\r\n", "\n").replace("\r", "\n")
     for line in text.split("\n"):
         yield f"> {line}".rstrip()
     yield ""
+
+
+def _leniency(turn: Mapping[str, Any] | None) -> str:
+    """The label of a lenient reply."""
+    if turn is None or turn["exact"] is not False:
+        return ""
+    return f" ({label(turn['num_lenient_tokens'] or 0, turn['num_output_tokens'] or 0)})"
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:

@@ -61,6 +61,8 @@ class TurnSettings:
     max_tokens: int | None = None
     system_prompt: str | None = None
     context_length: int | None = None
+    workload: str | None = None
+    leniency: str | None = None  # the rule as JSON; None: exact
 
     def __post_init__(self) -> None:
         if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
@@ -145,6 +147,7 @@ def stats_row(stats: TurnStats | None) -> dict[str, Any]:
         "num_drafts": stats.num_drafts,
         "num_draft_tokens": stats.num_draft_tokens,
         "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_lenient_tokens": stats.num_lenient_tokens,
         "acceptance_rate": stats.acceptance_rate,
         "draft_share": stats.draft_share,
         "mean_accepted_length": stats.mean_accepted_length,
@@ -172,6 +175,7 @@ def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:
         "context_length": step.context_length,
         "is_probe": int(step.is_probe),
         "signal": None if step.signal is None else json.dumps(step.signal, default=str),
+        "num_lenient_tokens": step.num_lenient_tokens,
     }
 
 

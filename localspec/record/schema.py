@@ -3,8 +3,8 @@
 Contract: a migration that has shipped is never edited; a change is a new function at the end.
 Each runs in one transaction together with the record of having run. Tables are STRICT; unknown
 is NULL; times are in ms, sizes in bytes, timestamps UTC in ISO 8601, flags 0 or 1; columns named
-`token_ids`, `provenance`, `drafted_by`, `signal`, `state` (of calibration) and `text_exact` hold
-JSON. The names of numbers are those of `core.TurnStats`.
+`token_ids`, `provenance`, `drafted_by`, `signal`, `leniency`, `state` (of calibration) and
+`text_exact` hold JSON. The names of numbers are those of `core.TurnStats`.
 
 Not here: any reading or writing of rows. Opens in Datasette as it is.
 """
@@ -177,6 +177,24 @@ def m001_tables(db: Database) -> None:
 @MIGRATIONS()
 def m002_indexes_and_view_by_temperature(db: Database) -> None:
     for statement in (*INDEXES, TURN_BY_TEMPERATURE):
+        db.conn.execute(statement)
+
+
+# Turns from before were all exact, and their kind of text is not known.
+LENIENCY_COLUMNS = (
+    "ALTER TABLE turn ADD COLUMN workload TEXT",
+    "ALTER TABLE turn ADD COLUMN leniency TEXT",
+    "ALTER TABLE turn ADD COLUMN num_lenient_tokens INTEGER",
+    "ALTER TABLE step ADD COLUMN num_lenient_tokens INTEGER",
+)
+
+
+@MIGRATIONS()
+def m003_leniency(db: Database) -> None:
+    """What lenient checking accepts says nothing of exact checking: the view tells them apart."""
+    view = TURN_BY_TEMPERATURE.replace("    temperature,\n", "    temperature,\n    exact,\n")
+    by_exactness = f"{view.rstrip()}, exact\n"
+    for statement in (*LENIENCY_COLUMNS, "DROP VIEW turn_by_temperature", by_exactness):
         db.conn.execute(statement)
 
 

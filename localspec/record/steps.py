@@ -1,8 +1,8 @@
 """The rounds of a log, read for replay.
 
-Contract: one `LoggedTurn` for each turn that has steps, oldest first, with what tells apart the
-combinations of models and machine. The file is opened read-only: a log in use is not touched, and
-none is made where there is none. Raises StoreError.
+Contract: one `LoggedTurn` for each exact turn that has steps, oldest first, with what tells apart
+the combinations of models and machine. The file is opened read-only: a log in use is not touched,
+and none is made where there is none. Raises StoreError.
 
 Not here: what is made of them (bench.logged), anything else the log holds (store).
 """
@@ -27,6 +27,7 @@ BUSY_TIMEOUT_S = 5.0
 STEPS = """
 SELECT step.*, turn.model, turn.draft, turn.device, turn.dtype, turn.temperature
 FROM step JOIN turn ON turn.id = step.turn_id
+WHERE turn.exact IS NOT 0
 ORDER BY step.turn_id, step.n
 """
 
@@ -64,15 +65,15 @@ class LoggedTurn:
 
 
 def read_turns(database: Path) -> list[LoggedTurn]:
-    """Every turn that has steps."""
-    with _reading(database) as db:
+    """Every turn that has steps, but lenient ones: what they accepted says nothing here."""
+    with reading(database) as db:
         rows = db.execute(STEPS).fetchall()
     return [_turn(list(group)) for _, group in groupby(rows, key=lambda row: row["turn_id"])]
 
 
 def read_states(database: Path) -> dict[str, Any]:
     """What controllers learnt, by combination; empty where it is absent or cannot be read."""
-    with _reading(database) as db:
+    with reading(database) as db:
         sql = "SELECT state FROM calibration WHERE key = ?"
         row = db.execute(sql, (STATE_KEY,)).fetchone()
     try:
@@ -110,7 +111,7 @@ def _step(row: Mapping[str, Any]) -> LoggedStep:
 
 
 @contextmanager
-def _reading(database: Path) -> Iterator[sqlite3.Connection]:
+def reading(database: Path) -> Iterator[sqlite3.Connection]:
     if not database.is_file():
         raise StoreError(
             f"There is no log at {database}. Give the file that the chat writes its turns to."

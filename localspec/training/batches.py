@@ -20,10 +20,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Token rows [B, n + 1] and loss weights of the predicted tokens [B, n]."""
+    """Token rows [B, n + 1] and loss weights of the predicted tokens [B, n]. number: its place
+    in the stream."""
 
     tokens: Tensor
     weights: Tensor
+    number: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -43,12 +45,12 @@ class Pack:
         """Predicted tokens in a row."""
         return int(self.tokens.shape[1]) - 1
 
-    def rows(self, places: Sequence[int], device: torch.device) -> Batch:
+    def rows(self, places: Sequence[int], device: torch.device, number: int = 0) -> Batch:
         """Read rows; places past the end start again."""
         wrapped = [place % len(self.tokens) for place in places]
         tokens = torch.from_numpy(self.tokens[wrapped].astype(np.int64))
         weights = torch.from_numpy(self.weights[wrapped][:, 1:].astype(np.float32) / 100)
-        return Batch(tokens.to(device), weights.to(device))
+        return Batch(tokens.to(device), weights.to(device), number)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class BatchStream:
         start = self.positions[chosen]
         self.positions[chosen] = start + count
         self.num_drawn += 1
-        return pack.rows(range(start, start + count), self.device)
+        return pack.rows(range(start, start + count), self.device, self.num_drawn - 1)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs."""

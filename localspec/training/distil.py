@@ -126,12 +126,19 @@ def distil_loss(target: Decoder, measure: Divergence = divergence) -> LossFuncti
 
 
 def start_draft(draft: Decoder, target: Decoder, seed: int) -> None:
-    """Give the draft the target's embedding and norm if the widths agree, else small weights."""
+    """Give the draft the target's embedding and norm if the widths agree, and its first layers if
+    theirs do too (a target trained to be left early drafts with those already); else small
+    weights."""
     draft.initialise(seed)
-    if draft.shape.hidden_size == target.shape.hidden_size:
-        with torch.no_grad():
-            draft.embedding.weight.copy_(target.embedding.weight)
-            draft.norm.weight.copy_(target.norm.weight)
+    mine, its = draft.shape, target.shape
+    if mine.hidden_size != its.hidden_size:
+        return
+    with torch.no_grad():
+        draft.embedding.weight.copy_(target.embedding.weight)
+        draft.norm.weight.copy_(target.norm.weight)
+        if (mine.ffn_size, mine.num_heads) == (its.ffn_size, its.num_heads):
+            for own, other in zip(draft.blocks, target.blocks, strict=False):
+                own.load_state_dict(other.state_dict())
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,24 @@ class Decoder(nn.Module):
             caches.append(cache)
         return self.norm(x), caches
 
+    def hidden_with_exit(
+        self, tokens: Tensor, exit_layers: int, skipped: frozenset[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return final hidden states and those after the first `exit_layers` layers, [B, n, H]
+        each, both behind the final norm. tokens: [B, n]. skipped: layers left out of this pass."""
+        tables = rotary_tables(
+            self.shape,
+            torch.arange(tokens.shape[1], device=tokens.device),
+            self.embedding.weight.dtype,
+        )
+        x = left = self.embedding(tokens)
+        for place, block in enumerate(self.blocks):
+            if place not in skipped:
+                x, _ = block(x, tables)
+            if place + 1 == exit_layers:
+                left = x
+        return self.norm(x), self.norm(left)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Return logits [..., V] of hidden states [..., H]."""
         return functional.linear(hidden, self.embedding.weight)

@@ -73,7 +73,9 @@ class Optimiser:
         }
         norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
         scale = min(1.0, self.settings.clip_norm / (norm + 1e-6))
-        self.step_matrices({name: gradients[name] for name in self.matrices}, rate)
+        # A layer that was left out of this batch has no gradient and stays as it is.
+        met = {name: gradients[name] for name in self.matrices if name in gradients}
+        self.step_matrices(met, rate)
         self.step_others(
             {name: gradients[name] * scale for name in self.others if name in gradients}, rate
         )

@@ -7,6 +7,7 @@ Weighted cross-entropy on all tokens. It neither builds data nor exports.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -27,11 +28,14 @@ from localspec.training.schedule import Schedule
 Report = Callable[[str], None]
 LossFunction = Callable[[Decoder, Batch], Tensor]
 HeadLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Judge = Callable[[Decoder], float]
 
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """How to run: where the checkpoint is, how often it is written, what is compiled."""
+    """How to run: where the checkpoint is, how often it is written, what is compiled. patience:
+    judgements (one with each checkpoint) without a better held-out loss before the run goes over
+    to its decay; None never does."""
 
     schedule: Schedule
     work_dir: Path
@@ -39,15 +43,20 @@ class PretrainSettings:
     report_steps: int = 20
     is_compiled: bool = False
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    patience: int | None = None
 
 
 @dataclass
 class Progress:
-    """What a run has done so far; saved with each checkpoint."""
+    """What a run has done so far; saved with each checkpoint. num_worse: judgements since the
+    best held-out loss. skipped_seconds: of the budget, left out because it got no better."""
 
     step: int = 0
     num_tokens: int = 0
     trained_seconds: float = 0.0
+    best_loss: float = math.inf
+    num_worse: int = 0
+    skipped_seconds: float = 0.0
 
 
 def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -65,6 +74,11 @@ def weighted_loss(model: Decoder, batch: Batch, head: HeadLoss = head_loss) -> T
     """Return the mean cross-entropy in nats, by loss weight."""
     hidden, _ = model.hidden(batch.tokens[:, :-1])
     return head(hidden, model.embedding.weight, batch.tokens[:, 1:], batch.weights)
+
+
+def plain_loss(head: HeadLoss) -> LossFunction:
+    """The loss of the whole model alone."""
+    return partial(weighted_loss, head=head)
 
 
 @torch.no_grad()
@@ -135,8 +149,7 @@ class Run:
     def step(self, loss_function: LossFunction) -> float:
         """Do one update and return its loss in nats."""
         started = time.monotonic()
-        schedule = self.settings.schedule
-        done = schedule.progress(self.progress.step, self.progress.trained_seconds)
+        schedule, done = self.settings.schedule, self.done()
         batch = self.stream.next(schedule.is_decaying(done))
         loss = loss_function(self.model, batch)
         loss.backward()
@@ -146,19 +159,35 @@ class Run:
         self.progress.trained_seconds += time.monotonic() - started
         return float(loss.detach())
 
-    def is_done(self) -> bool:
-        """Say whether the budget is used up."""
-        return (
-            self.settings.schedule.progress(self.progress.step, self.progress.trained_seconds)
-            >= 1.0
-        )
+    def done(self) -> float:
+        """How much of the budget is used, 0 to 1. A run that gets no better skips to its decay,
+        which then lasts as long as it would have."""
+        schedule, progress = self.settings.schedule, self.progress
+        return schedule.progress(progress.step, progress.trained_seconds + progress.skipped_seconds)
+
+    def judge(self, loss: float) -> None:
+        """Take in a held-out loss."""
+        progress, patience = self.progress, self.settings.patience
+        progress.num_worse = 0 if loss < progress.best_loss else progress.num_worse + 1
+        progress.best_loss = min(loss, progress.best_loss)
+        schedule = self.settings.schedule
+        if patience is None or progress.num_worse < patience or schedule.minutes is None:
+            return
+        decay_from = 60 * schedule.minutes * (1.0 - schedule.decay_fraction)
+        used = progress.trained_seconds + progress.skipped_seconds
+        progress.skipped_seconds += max(0.0, decay_from - used)
 
 
-def train_run(run: Run, loss_function: LossFunction, report: Report) -> list[float]:
-    """Step until the budget is used up; checkpoint and report on the way; return the losses."""
+def train_run(
+    run: Run, loss_function: LossFunction, report: Report, judge: Judge | None = None
+) -> list[float]:
+    """Step until the budget is used up; checkpoint and report on the way; return the losses.
+
+    judge: the held-out loss of the model as it stands, asked with each checkpoint.
+    """
     losses: list[float] = []
     saved_at = time.monotonic()
-    while not run.is_done():
+    while run.done() < 1.0:
         losses.append(run.step(loss_function))
         if run.progress.step % run.settings.report_steps == 0:
             recent = losses[-run.settings.report_steps :]
@@ -169,6 +198,10 @@ def train_run(run: Run, loss_function: LossFunction, report: Report) -> list[flo
                 f"{run.progress.trained_seconds / 60:.1f} min"
             )
         if time.monotonic() - saved_at > 60 * run.settings.checkpoint_minutes:
+            if judge is not None:
+                loss = judge(run.model)
+                run.judge(loss)
+                report(f"held-out loss {loss:.3f}, best {run.progress.best_loss:.3f}")
             run.save()
             saved_at = time.monotonic()
     run.save()
@@ -176,16 +209,24 @@ def train_run(run: Run, loss_function: LossFunction, report: Report) -> list[flo
 
 
 def pretrain(
-    model: Decoder, stream: BatchStream, settings: PretrainSettings, report: Report
+    model: Decoder,
+    stream: BatchStream,
+    settings: PretrainSettings,
+    report: Report,
+    loss_of: Callable[[HeadLoss], LossFunction] = plain_loss,
+    judge: Judge | None = None,
 ) -> Progress:
-    """Train from scratch or from the checkpoint until the budget is used up."""
+    """Train from scratch or from the checkpoint until the budget is used up.
+
+    loss_of: makes the loss from the one that applies the head, which may be compiled.
+    """
     run = Run(model, stream, settings)
     if run.resume():
         report(f"Resuming at step {run.progress.step}.")
-    loss_function: LossFunction = weighted_loss
+    head: HeadLoss = head_loss
     if settings.is_compiled:
         for block in model.blocks:
             block.compile(dynamic=False)
-        loss_function = partial(weighted_loss, head=torch.compile(head_loss, dynamic=False))
-    train_run(run, loss_function, report)
+        head = torch.compile(head_loss, dynamic=False)
+    train_run(run, loss_of(head), report, judge)
     return run.progress

@@ -7,7 +7,9 @@ this wing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -24,10 +26,20 @@ from localspec.training.distil import (
     start_draft,
     write_sample_pack,
 )
+from localspec.training.early_exit import EarlyExit, early_exit_loss
 from localspec.training.evaluate import PairReport, evaluate_pair
 from localspec.training.export import export_model
+from localspec.training.grow import load_exported, widened
 from localspec.training.model import Decoder, num_parameters
-from localspec.training.pretrain import PretrainSettings, held_out_loss, load_model, pretrain
+from localspec.training.pretrain import (
+    HeadLoss,
+    LossFunction,
+    PretrainSettings,
+    held_out_loss,
+    load_model,
+    plain_loss,
+    pretrain,
+)
 from localspec.training.prompts import PromptPlan, chat_prompts
 from localspec.training.schedule import Schedule
 from localspec.training.settings import TrainSettings
@@ -103,8 +115,7 @@ def train_target(shop: Workshop) -> int:
     """Pretrain the target; return the tokens it has seen."""
     settings = shop.settings
     torch.manual_seed(settings.seed)
-    model = Decoder(settings.target_shape()).to(shop.device, settings.torch_dtype)
-    model.initialise(settings.seed)
+    model = _first_target(settings).to(shop.device, settings.torch_dtype)
     sources = (
         Source(shop.pack("short"), early=0.93, late=0.0),
         Source(shop.pack("mid"), early=0.07, late=0.0),
@@ -114,9 +125,38 @@ def train_target(shop: Workshop) -> int:
     stream = BatchStream(sources, settings.tokens_per_batch, settings.seed, shop.device)
     schedule = Schedule(settings.target_rate, minutes=settings.target_minutes)
     run_settings = PretrainSettings(
-        schedule, settings.work_dir / "target", is_compiled=settings.is_compiled
+        schedule,
+        settings.work_dir / "target",
+        is_compiled=settings.is_compiled,
+        patience=settings.patience,
     )
-    return pretrain(model, stream, run_settings, shop.report).num_tokens
+    held_out = shop.pack("valid_corpus")
+    return pretrain(
+        model,
+        stream,
+        run_settings,
+        shop.report,
+        _target_loss(settings),
+        lambda judged: held_out_loss(judged, held_out),
+    ).num_tokens
+
+
+def _first_target(settings: TrainSettings) -> Decoder:
+    """Where training begins: small random weights, or an exported model made wider."""
+    if settings.start_from is not None:
+        return widened(load_exported(settings.start_from), settings.target_ffn_size, settings.seed)
+    model = Decoder(settings.target_shape())
+    model.initialise(settings.seed)
+    return model
+
+
+def _target_loss(settings: TrainSettings) -> Callable[[HeadLoss], LossFunction]:
+    """With the loss of early exits where the target is deep enough to be left early."""
+    plan = EarlyExit()
+    exits = tuple(each for each in plan.exits if each < settings.target_layers)
+    if not exits:
+        return plain_loss
+    return partial(early_exit_loss, replace(plan, exits=exits))
 
 
 def sample_own_text(shop: Workshop, target: Decoder) -> None:
@@ -199,7 +239,7 @@ def command_line(settings: TrainSettings) -> str:
     files = " ".join(f"--corpus {file.name}" for file in settings.corpus_files)
     held_out = " ".join(f"--held-out {file.name}" for file in settings.held_out_files)
     return (
-        f"python -m localspec train {files} {held_out} --out assets/demo --work work "
+        f"python -m localspec train pair {files} {held_out} --out assets/demo --work work "
         f"--minutes {settings.target_minutes:.0f} --draft-minutes {settings.draft_minutes:.0f} "
         f"--seed {settings.seed} --device {settings.device}"
     )

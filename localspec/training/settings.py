@@ -23,6 +23,9 @@ class TrainSettings:
 
     corpus_files, held_out_files: .jsonl.xz rows with `messages` or `text`, `source` and `license`.
     num_short_tokens, num_long_tokens: tokens packed in rows of 256, and of 1024 and 2304.
+    start_from: folder of an exported target to go on from, made wider where target_ffn_size is
+    larger; its tokenizer is kept. patience: judgements without a better held-out loss before the
+    target's training goes over to its end, None: never.
     """
 
     corpus_files: tuple[Path, ...]
@@ -35,8 +38,9 @@ class TrainSettings:
     vocabulary_size: int = 6144
     target_layers: int = 12
     hidden_size: int = 256
-    target_ffn_size: int = 704
-    draft_ffn_size: int = 1280
+    target_ffn_size: int = 832
+    draft_layers: int = 2
+    draft_ffn_size: int = 832
     num_heads: int = 4
     context_length: int = 4096
     num_short_tokens: int = 11_500_000
@@ -49,6 +53,8 @@ class TrainSettings:
     device: str = "cpu"
     dtype: str = "bfloat16"
     is_compiled: bool = True
+    start_from: Path | None = None
+    patience: int | None = 5
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -76,8 +82,9 @@ class TrainSettings:
         return self.shape(self.target_layers, self.target_ffn_size)
 
     def draft_shape(self) -> ModelShape:
-        """Return the sizes of the draft: one layer, because a draft costs its layers."""
-        return self.shape(1, self.draft_ffn_size)
+        """Return the sizes of the draft: few layers, because a draft costs its layers; two,
+        because one cannot find what followed a word before."""
+        return self.shape(self.draft_layers, self.draft_ffn_size)
 
     def shape(self, num_layers: int, ffn_size: int) -> ModelShape:
         """Return the sizes of a decoder of the pair."""

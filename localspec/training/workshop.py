@@ -46,6 +46,9 @@ def open_workshop(settings: TrainSettings, report: Report) -> Workshop:
     rows = corpus.read_rows(settings.corpus_files)
     held_out = corpus.read_rows(settings.held_out_files)
     path = settings.work_dir / "tokenizer" / "tokenizer.json"
+    if not path.exists() and settings.start_from is not None:
+        kept = load_tokenizer(settings.start_from / "tokenizer.json")
+        save_tokenizer(kept, path.parent, settings.context_length)
     if not path.exists():
         report("Learning the tokenizer.")
         texts = corpus.sample_texts(rows, 14_000_000, settings.seed)

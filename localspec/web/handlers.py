@@ -21,10 +21,13 @@ from typing import Any
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
-from localspec.web.live import footer
+from localspec.leniency import THRESHOLD
+from localspec.web.live import badge, footer
+from localspec.workloads import AS_SET
 
 FIRST_LOOK_S = 0.015  # how often the reply is looked at until its first words
 LOOK_S = 0.085  # and then: 10 to 12 times a second
+LENIENT = "lenient"  # of the checking field: by the rule of its own field
 SETTLE_S = 1.0  # how long the end of a reply waits for the log, to show what it holds
 MAX_SHOWN_CONVERSATIONS = 200
 
@@ -53,6 +56,9 @@ class Form:
     min_p: float | None
     repetition_penalty: float | None
     fixed_gamma: float | None
+    workload: str | None = None
+    checking: str | None = None
+    lenient_rule: str | None = None
 
     def settings(self) -> ReplySettings:
         """Raises RequestError for a value out of range."""
@@ -69,7 +75,14 @@ class Form:
             drafter=self.drafter or AUTO,
             num_draft_tokens=None if self.fixed_gamma is None else int(self.fixed_gamma),
             system_prompt=self.system_prompt or "",
+            workload=self.workload or AUTO,
+            checking=self._checking(),
         )
+
+    def _checking(self) -> str:
+        if self.checking == LENIENT:
+            return self.lenient_rule or THRESHOLD
+        return self.checking or AS_SET
 
 
 @dataclass(frozen=True)
@@ -253,6 +266,8 @@ def _message(message: ShownMessage, row: dict[str, Any] | None) -> ChatMessage:
         stored = row["error"] if row is not None else None
         error = message.error or stored or "The reply failed. Send the message again."
         notes.append(f'<p class="ls-error">{html.escape(error)}</p>')
+    if row is not None and (label := badge(row)):
+        notes.append(f'<p class="ls-lenient">{html.escape(label)}</p>')
     ending = {"stopped": "stopped", "interrupted": "interrupted, Regenerate answers again"}
     parts = [ending[message.state]] if message.state in ending else []
     if row is not None and row["num_output_tokens"]:
@@ -282,6 +297,13 @@ def _text(role: str, text: str, note: str = "") -> ChatMessage:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[str]]:
+    """The kinds of text that can be chosen, and the titles of those the person set to lenient."""
+    kinds = service.workloads.values()
+    choices = [("recognised from the message", AUTO), *((kind.title, kind.name) for kind in kinds)]
+    return choices, [kind.title for kind in kinds if kind.lenient]
 
 
 def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:

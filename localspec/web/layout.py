@@ -9,20 +9,24 @@ from typing import NamedTuple
 
 import gradio as gr
 
+from localspec.core import AUTO
+from localspec.leniency import THRESHOLD
+from localspec.web.colours import COLOURS
+from localspec.web.handlers import LENIENT
 from localspec.web.live import ROUNDS_HTML, STRIP_HTML
 from localspec.web.stats import TURN_COLUMNS
+from localspec.workloads import AS_SET, EXACT
 
 PLACEHOLDER = """<div class="ls-welcome"><h2>Ask something</h2>
 <p>Everything stays on this machine. The strip above shows how fast it writes,
 and how much speculation gains.</p></div>"""
 
-# A colour for each name a turn may carry; others get one of the theme's.
-COLOURS = {
-    "draft_model": "#0d9488",
-    "ngram": "#7c3aed",
-    "self_quant": "#d97706",
-    "off": "#64748b",
-}
+
+RULES = (
+    ("the drafter is sure: the kind of text's threshold", THRESHOLD),
+    ("the model finds it likely enough: typical acceptance", "typical"),
+    ("twice as likely as exact checking takes it: factor 2", "factor:2"),
+)
 
 
 class Page(NamedTuple):
@@ -38,6 +42,16 @@ class Page(NamedTuple):
     drafter: gr.Dropdown
     drafter_note: gr.Markdown
     waiting_for_model: gr.Timer
+
+
+class Choices(NamedTuple):
+    """What may be chosen, as label and name. set_lenient: kinds of text that are lenient by a
+    profile of the person's own."""
+
+    drafters: Sequence[tuple[str, str]]
+    first_drafter: str
+    workloads: Sequence[tuple[str, str]]
+    set_lenient: Sequence[str]
 
 
 class StatsPage(NamedTuple):
@@ -69,15 +83,15 @@ def theme() -> gr.themes.Base:
     )
 
 
-def lay_out(drafters: Sequence[tuple[str, str]], first_drafter: str) -> tuple[Page, StatsPage]:
-    """All components, in the Blocks that is open. drafters: what may be chosen, label and name."""
+def lay_out(choices: Choices) -> tuple[Page, StatsPage]:
+    """All components, in the Blocks that is open."""
     with gr.Sidebar(width=280, elem_id="ls-side"):
         gr.HTML('<h1 class="ls-brand">localspec</h1>')
         new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
         conversations = gr.Radio(
             choices=[], label="Conversations", elem_id="ls-conversations", interactive=True
         )
-        form, drafter, drafter_note = _settings(drafters, first_drafter)
+        form, drafter, drafter_note = _settings(choices)
     gr.HTML(STRIP_HTML, elem_id="ls-strip-box", padding=False, apply_default_css=False)
     with gr.Tabs(elem_id="ls-tabs"):
         with gr.Tab("Chat", id="chat"):
@@ -137,7 +151,7 @@ def _chat() -> tuple[gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
 
 
 def _settings(
-    drafters: Sequence[tuple[str, str]], first_drafter: str
+    choices: Choices,
 ) -> tuple[Sequence[gr.components.Component], gr.Dropdown, gr.Markdown]:
     with gr.Accordion("Settings", open=True, elem_id="ls-settings"):
         temperature = gr.Slider(
@@ -153,13 +167,14 @@ def _settings(
         )
         max_tokens = gr.Number(value=512, minimum=1, maximum=32768, precision=0, label="Max tokens")
         drafter = gr.Dropdown(
-            choices=drafters,
-            value=first_drafter,
+            choices=choices.drafters,
+            value=choices.first_drafter,
             label="Drafter",
             filterable=False,
             elem_id="ls-drafter-choice",
         )
         drafter_note = gr.Markdown("", elem_id="ls-drafter-note")
+        workload, checking = _checking(choices)
         system_prompt = gr.Textbox(label="System prompt", lines=2, max_lines=8)
         with gr.Accordion("Advanced", open=False):
             seed = gr.Number(
@@ -181,6 +196,14 @@ def _settings(
             penalty = gr.Slider(
                 1, 2, value=1, step=0.05, label="Repetition penalty", info="1: not used."
             )
+            rule = gr.Dropdown(
+                choices=list(RULES),
+                value=THRESHOLD,
+                label="Lenient rule",
+                filterable=False,
+                info="Used only where checking is lenient.",
+                elem_id="ls-lenient-rule",
+            )
     # The order is that of handlers.Form.
     form = [
         temperature,
@@ -193,8 +216,35 @@ def _settings(
         min_p,
         penalty,
         fixed_gamma,
+        workload,
+        checking,
+        rule,
     ]
     return form, drafter, drafter_note
+
+
+def _checking(choices: Choices) -> tuple[gr.Dropdown, gr.Radio]:
+    """The kind of text, and whether lenient checking is wanted."""
+    workload = gr.Dropdown(
+        choices=choices.workloads,
+        value=AUTO,
+        label="Kind of text",
+        filterable=False,
+        info="Sets the first draft length, and the threshold where checking is lenient (chat has "
+        "none and stays exact).",
+        elem_id="ls-workload",
+    )
+    own = f" You set it to lenient for: {', '.join(choices.set_lenient)}."
+    checking = gr.Radio(
+        choices=[("as set", AS_SET), ("exact", EXACT), ("lenient", LENIENT)],
+        value=AS_SET,
+        label="Checking",
+        info="Lenient gives up that the text is what the model alone would write: guesses it "
+        "would have refused may stay, and the reply says how many. As set is exact, unless a "
+        f"profile of yours says otherwise.{own if choices.set_lenient else ''}",
+        elem_id="ls-checking",
+    )
+    return workload, checking
 
 
 def _stats(tab: gr.Tab) -> StatsPage:

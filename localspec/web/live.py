@@ -16,6 +16,7 @@ from localspec.backend import Description, TurnStats
 from localspec.chat.service import ChatService, Status, TurnView
 from localspec.core import OFF
 from localspec.errors import StoreError
+from localspec.leniency import label
 from localspec.record.export import Scope
 
 DASH = "–"
@@ -115,6 +116,9 @@ def live_state(status: Status, rounds_from: int | None = None) -> dict[str, Any]
         "reason": _reason(status, view),
         "num_output_tokens": stats.num_output_tokens if stats else None,
         "decode_ms": stats.decode_ms if stats else None,
+        "workload": view.workload if view else None,
+        "is_exact": stats.exact if stats else None,
+        "num_lenient_tokens": stats.num_lenient_tokens if stats else None,
         **_figures(stats, view),
         **_memory(status.description),
     }
@@ -192,12 +196,14 @@ def _reason(status: Status, view: TurnView | None) -> str:
     if loaded is None:
         return "Speculation: known once the model is loaded."
     stats = view.stats if view is not None else None
-    if stats is not None and stats.num_steps:
+    if view is not None and stats is not None and stats.num_steps:
+        kind = f" Kind of text: {view.workload}."
         if stats.drafter == OFF:
-            return f"Speculation: off, because {_because(stats.reason)}."
-        exact = "" if stats.exact else " Not exact: a lossy mode was chosen."
+            return f"Speculation: off, because {_because(stats.reason)}.{kind}"
+        said = label(stats.num_lenient_tokens, stats.num_output_tokens)
+        exact = "" if stats.exact else f" Not exact, as you chose: {said}."
         why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
-        return f"Speculation: on, by {stats.drafter}: {why}{exact}"
+        return f"Speculation: on, by {stats.drafter}: {why}{exact}{kind}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:
         return f"Speculation: ready, with {', '.join(able)}."
@@ -252,6 +258,13 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
+def badge(row: dict[str, Any]) -> str:
+    """The label of a lenient reply, from its row in the log; empty for an exact one."""
+    if row["exact"] is not False:
+        return ""
+    return label(row["num_lenient_tokens"] or 0, row["num_output_tokens"] or 0)
+
+
 def footer(row: dict[str, Any]) -> str:
     """The line under a finished reply, from its row in the log."""
     parts = [number(row["tokens_per_second"], " tok/s")]
@@ -266,6 +279,8 @@ def footer(row: dict[str, Any]) -> str:
     parts.append(f"{row['num_output_tokens']} tokens")
     if row["ttft_ms"] is not None:
         parts.append(f"first after {row['ttft_ms']:.0f} ms")
+    if row["workload"]:
+        parts.append(f"kind: {row['workload']}")
     return " · ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from localspec.leniency import label
 from localspec.web import stats
 from localspec.web.live import number, percent
 
@@ -25,6 +26,7 @@ def summary_html(summary: stats.Summary) -> str:
     return (
         f'<div class="ls-tiles">{cells}</div>'
         f'<p class="ls-verdict" data-band="{stats.band(rate)}">{stats.verdict(rate)}</p>'
+        f"{_lenient_html(summary)}"
         '<p class="ls-formula">Mean accepted length, the model\'s own token counted: '
         f'<b id="ls-measured-length">{number(summary.mean_accepted_length, digits=2)}</b> '
         f'measured, <b id="ls-expected-length">{number(summary.expected_length, digits=2)}</b> '
@@ -32,6 +34,18 @@ def summary_html(summary: stats.Summary) -> str:
         f"α = {number(alpha, digits=2)} and γ = {number(gamma)}. Here α is the share accepted of "
         "the guesses that were reached (a guess after a wrong one is never looked at), so it "
         "lies above the acceptance rate. The formula takes each guess as independent.</p>"
+    )
+
+
+def _lenient_html(summary: stats.Summary) -> str:
+    """What the lenient turns gave up; empty where there are none."""
+    if not summary.num_lenient_turns:
+        return ""
+    turns = "turn was" if summary.num_lenient_turns == 1 else "turns were"
+    said = label(summary.num_lenient_tokens, summary.num_lenient_output_tokens)
+    return (
+        f'<p class="ls-lenient">{summary.num_lenient_turns} {turns} {said} by exact checking. '
+        "They are in the figures above, and marked below.</p>"
     )
 
 

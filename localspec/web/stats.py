@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.web.live import DASH, number, percent
+from localspec.web.live import DASH, badge, number, percent
 
 Row = dict[str, Any]
 
@@ -28,12 +28,15 @@ TURN_COLUMNS = (
     "Tokens",
     "First token",
     "Ended",
+    "Kind",
+    "Checked",
 )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Turns taken together. None where nothing was measured."""
+    """Turns taken together. None where nothing was measured. num_lenient_tokens: of
+    num_lenient_output_tokens, which the lenient turns among them have."""
 
     num_turns: int
     num_output_tokens: int
@@ -43,6 +46,9 @@ class Summary:
     mean_num_draft_tokens: float | None
     speedup: float | None
     alpha: float | None = None
+    num_lenient_turns: int = 0
+    num_lenient_output_tokens: int = 0
+    num_lenient_tokens: int = 0
 
     @property
     def expected_length(self) -> float | None:
@@ -64,6 +70,7 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     """All turns of `rows` as one. rounds: their steps, needed for α alone."""
     measured = [row for row in rows if row["num_output_tokens"]]
     timed = [row for row in measured if row["plain_decode_ms"] is not None]
+    lenient = [row for row in rows if row["exact"] is False]
     return Summary(
         num_turns=len(rows),
         num_output_tokens=_sum(measured, "num_output_tokens"),
@@ -81,6 +88,9 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
         ),
         speedup=_ratio(_sum(timed, "plain_decode_ms"), _sum(timed, "decode_ms")),
         alpha=reached_acceptance(rounds),
+        num_lenient_turns=len(lenient),
+        num_lenient_output_tokens=_sum(lenient, "num_output_tokens"),
+        num_lenient_tokens=_sum(lenient, "num_lenient_tokens"),
     )
 
 
@@ -112,13 +122,20 @@ def _line(turn: int, row: Row) -> list[Any]:
         DASH if row["num_output_tokens"] is None else row["num_output_tokens"],
         number(row["ttft_ms"], " ms", 0),
         ended.get(row["finish_reason"], row["finish_reason"] or "under way"),
+        row["workload"] or DASH,
+        DASH if row["exact"] is None else badge(row) or "exact",
     ]
+
+
+def arm(row: Row) -> str:
+    """What a turn is compared as: its drafter, lenient turns apart."""
+    return f"{row['drafter']} (lenient)" if row["exact"] is False else str(row["drafter"])
 
 
 def by_turn(rows: Sequence[Row], name: str, factor: float = 1.0) -> dict[str, list[Any]]:
     """The points of a plot over turns: the measured ones only."""
     points = [
-        (turn, factor * row[name], row["drafter"])
+        (turn, factor * row[name], arm(row))
         for turn, row in enumerate(rows, 1)
         if row[name] is not None
     ]
@@ -136,7 +153,7 @@ def by_temperature(
     groups: dict[tuple[float, str], list[Row]] = {}
     for row in rows:
         if row["num_output_tokens"] and row["temperature"] is not None:
-            groups.setdefault((row["temperature"], row["drafter"]), []).append(row)
+            groups.setdefault((row["temperature"], arm(row)), []).append(row)
     points = []
     for (temperature, drafter), members in sorted(groups.items()):
         summary = summarise(members)

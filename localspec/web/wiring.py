@@ -15,8 +15,8 @@ import pandas as pd  # type: ignore[import-untyped]
 from localspec.chat.service import ChatService
 from localspec.core import AUTO
 from localspec.web import stats
-from localspec.web.handlers import Form, Handlers, Shown, drafter_choices
-from localspec.web.layout import Page, StatsPage, lay_out
+from localspec.web.handlers import Form, Handlers, Shown, drafter_choices, workload_choices
+from localspec.web.layout import Choices, Page, StatsPage, lay_out
 from localspec.web.panels import exports_html, summary_html
 
 # Keeps the address in step with the conversation shown, so that a reload comes back to it.
@@ -34,7 +34,9 @@ def build_page(service: ChatService) -> gr.Blocks:
         title="localspec", fill_height=True, fill_width=True, analytics_enabled=False
     ) as opened:
         blocks: gr.Blocks = opened
-        page, stats_page = lay_out(drafter_choices(service)[0], service.drafter)
+        drafters, _ = drafter_choices(service)
+        choices = Choices(drafters, service.drafter, *workload_choices(service))
+        page, stats_page = lay_out(choices)
         _wire_chat(blocks, handlers, service, page)
         _wire_stats(service, page, stats_page)
     blocks.queue(max_size=64, default_concurrency_limit=None, api_open=False)

@@ -39,6 +39,12 @@ def test_quick_is_small(tmp_path: Path) -> None:
     assert chosen.limit is not None and chosen.limit <= 6
 
 
+def test_the_suite_of_drafters_has_all_of_them_at_three_temperatures(tmp_path: Path) -> None:
+    chosen = preset("drafters", tmp_path)
+    assert set(chosen.arms) == {"off", "auto", *REGISTRY}
+    assert chosen.temperatures == (0.0, 0.7, 1.0)
+
+
 def test_full_names_every_peer_and_every_fixed_length(tmp_path: Path) -> None:
     chosen = preset("full", tmp_path)
     names = {arm.name for arm in parse_arms(chosen.arms)}
@@ -48,7 +54,7 @@ def test_full_names_every_peer_and_every_fixed_length(tmp_path: Path) -> None:
 
 
 def test_an_unknown_suite_names_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="quick, full"):
+    with pytest.raises(ConfigError, match="quick, drafters, full"):
         preset("fast", tmp_path)
 
 
@@ -64,8 +70,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append((options, settings))
         machine = {"target": "t", "draft": None, "dtype": "float32", "device": "cpu", "torch": "2",
                    "num_threads": 2, "controller": "cold", "max_tokens": 8}  # fmt: skip
-        return {"machine": machine, "rows": [], "near_ties": [], "differences": [], "skipped": [],
-                "ending": None}  # fmt: skip
+        return {"machine": machine, "rows": [], "cells": [], "near_ties": [], "differences": [],
+                "skipped": [], "ending": None}  # fmt: skip
 
     monkeypatch.setattr(suite, "run_bench", noting)
     return seen

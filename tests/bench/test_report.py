@@ -17,6 +17,8 @@ ROW_KEYS = [
     "repetition", "identical_to_off", "rate_low", "rate_high", "ttft_ms",
     "prefill_tokens_per_second", "itl_p50_ms", "itl_p95_ms", "itl_p99_ms", "host_ms_per_round",
     "peak_memory_bytes", "energy_joules_per_token", "mean_context_length", "bandwidth_share",
+    "acceptance_by_position", "num_draft_tokens_per_round", "draft_ms_per_round",
+    "verify_ms_per_round",
 ]  # fmt: skip
 FRESH = tuple(range(10))
 
@@ -130,6 +132,7 @@ def test_the_table_shows_dashes_for_the_unknown_and_tells_what_is_left_out() -> 
     result = {
         "machine": machine,
         "rows": rows(made),
+        "cells": [],
         "near_ties": [{"prompt": "a", "arm": "auto", "position": 3, "gap": 1e-6}],
         "differences": [{"prompt": "b", "arm": "auto", "position": 1, "gap": None}],
         "skipped": [{"prompt": "z", "task": "chat", "reason": "too long."}],

@@ -13,7 +13,7 @@ from localspec import core
 from localspec.backend import Chunk, DrafterStatus, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import Detokenizer
-from localspec.core import AUTO, OFF, TARGET, DraftPlan, Proposal, SamplingParams, Step, chain
+from localspec.core import AUTO, OFF, TARGET, DraftPlan, Outcome, Proposal, SamplingParams, chain
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
@@ -52,6 +52,7 @@ class Knowing:
     """Proposes what the script says next, wrong from token `wrong_from` of each draft on."""
 
     name = "knowing"
+    shapes_itself = False
     memory_bytes = 0
 
     def __init__(self, script: Sequence[int], prompt_length: int, wrong_from: int = 99) -> None:
@@ -73,7 +74,7 @@ class Knowing:
             tuple(SAY["\n\n"] if i >= self._wrong_from else t for i, t in enumerate(right))
         )
 
-    def observe(self, sequence: core.Sequence, step: Step) -> None:
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
         pass
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from statistics import NormalDist
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, Step, chain
+from localspec.core import OFF, DraftPlan, Outcome, Proposal, SamplingParams, Step, chain
 from localspec.drafters import REGISTRY, drafter_class
 from localspec.drafters.parts import Parts
 from localspec.engine import engine as engine_module
@@ -28,6 +30,9 @@ from localspec.engine.engine import Engine
 from localspec.engine.rows import DenseRow, SampledRows, target_rows
 from localspec.engine.sampling import distributions
 from localspec.forward.cache import KVCache, KVShape
+from tests.drafters.foreign_tiny import foreign_to
+from tests.drafters.random_heads import KINDS as HEAD_KINDS
+from tests.drafters.random_heads import write_heads
 from tests.tiny import (
     CPU,
     Context,
@@ -63,7 +68,11 @@ WARPS = {
 
 
 def build(name: str, parts: Parts) -> Any:
-    return drafter_class(name).build(parts)
+    """The drafter; one that needs a head gets a random one."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        kinds = (name,) if name in HEAD_KINDS else ()
+        heads = write_heads(Path(folder), parts.target, kinds)
+        return drafter_class(name).build(replace(parts, heads=heads))
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Stage:
 def stage(names: tuple[str, ...] = NAMES, seed: int = 0) -> Stage:
     module = tiny_llama(seed)
     target = with_cache(module)
-    parts = Parts(target, with_cache(agreeing_draft(module)))
+    parts = Parts(target, with_cache(agreeing_draft(module)), foreign=foreign_to(module))
     drafters = {name: build(name, parts) for name in names}
     return Stage(Engine(target, drafters), drafters)
 
@@ -276,7 +285,8 @@ def tensors_of(thing: Any) -> list[torch.Tensor]:
 def test_context_filled_to_the_last_slot(name: str) -> None:
     module = tiny_llama()
     target = with_cache(module, capacity=len(PROMPT) + 12)
-    parts = Parts(target, with_cache(agreeing_draft(module), capacity=len(PROMPT) + 12))
+    draft = with_cache(agreeing_draft(module), capacity=len(PROMPT) + 12)
+    parts = Parts(target, draft, foreign=foreign_to(module, capacity=len(PROMPT) + 12))
     engine = Engine(target, {name: build(name, parts)})
     sequence = play(engine, PROMPT, Plans((name, 6)), 12)
     assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + 12]
@@ -348,7 +358,10 @@ def small_stage(name: str) -> Engine:
     """The drafter is built on real modules; then its forwards are remembered ones."""
     module = small_module()
     real = with_cache(module, capacity=32)
-    drafter = build(name, Parts(real, with_cache(agreeing_draft(module), capacity=32)))
+    draft = with_cache(agreeing_draft(module), capacity=32)
+    drafter = build(name, Parts(real, draft, foreign=foreign_to(module, capacity=32)))
+    if name in HEAD_KINDS:  # they read the target's states, which no table has
+        return Engine(real, {name: drafter})
     target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
     if hasattr(drafter, "model"):
         shares = drafter.model.cache is real.cache
@@ -432,6 +445,7 @@ class Guesser:
     """What a drafter needs beside `propose`."""
 
     name = "guesser"
+    shapes_itself = False
     memory_bytes = 0
 
     def signal(self, sequence: core.Sequence) -> str:
@@ -443,7 +457,7 @@ class Guesser:
     def foresee(self, sequence: core.Sequence) -> Context:
         return ()
 
-    def observe(self, sequence: core.Sequence, step: Step) -> None:
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
         pass
 
 

@@ -12,12 +12,12 @@ from localspec.core import (
     AUTO,
     OFF,
     DraftPlan,
+    Outcome,
     Policy,
     Proposal,
     SamplingParams,
     Sequence,
     Step,
-    Verdict,
 )
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.self_quant import SelfQuantDrafter
@@ -50,8 +50,8 @@ class Fixed:
         self.look(sequence)
         return self.plan_of_all
 
-    def observe(self, sequence: Sequence, step: Step, verdict: Verdict) -> None:
-        self.steps.append(step)
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        self.steps.append(outcome.step)
 
     @property
     def acceptance_rate(self) -> float:

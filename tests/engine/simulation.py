@@ -5,7 +5,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from localspec.core import AUTO, OFF, DraftPlan, Proposal, SamplingParams, Sequence, Step, Verdict
+import torch
+
+from localspec.core import (
+    AUTO,
+    OFF,
+    DraftPlan,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+    chain,
+)
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import MAX_DRAFT_TOKENS, Controller
 from localspec.engine.costs import WIDTHS, Costs
@@ -23,6 +36,7 @@ class Simulated:
     """Each draft token is right with chance `rate`, given that those before it were."""
 
     memory_bytes = 0
+    shapes_itself = False
 
     def __init__(self, step_ms: float, rate: float, is_free: bool = False) -> None:
         self.step_ms = step_ms
@@ -44,7 +58,7 @@ class Simulated:
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         raise AssertionError("nothing is drafted in a simulation")
 
-    def observe(self, sequence: Sequence, step: Step) -> None:
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         pass
 
 
@@ -105,7 +119,9 @@ class World:
             confidences=confidences,
         )
         sequence.append([9] * (accepted + 1))
-        policy.observe(sequence, step, Verdict(tuple(range(accepted)), 9))
+        proposal = chain((9,) * num_drafted, confidences=confidences)
+        verdict = Verdict(tuple(range(accepted)), 9)
+        policy.observe(sequence, Outcome(step, proposal, verdict, torch.empty(0)))
         self.steps.append(step)
         self.reasons.append(plan.reason)
 

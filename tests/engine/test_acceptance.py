@@ -124,7 +124,7 @@ def test_confidence_is_taken_at_its_word_until_seen_otherwise() -> None:
     acceptance = Acceptance()
     assert acceptance.chance("d", 0, 0.8) == pytest.approx(0.8)
     for _ in range(300):
-        acceptance.observe_confidences("d", 0, (0.8, 0.8), 0)
+        acceptance.observe_confidences("d", 0, (0.8, 0.8), (False, None))
     assert acceptance.chance("d", 0, 0.8) < 0.05
     assert acceptance.knows_confidence("d", 0) and not acceptance.knows_confidence("d", 1)
 
@@ -132,7 +132,7 @@ def test_confidence_is_taken_at_its_word_until_seen_otherwise() -> None:
 def test_confidences_after_a_rejection_are_not_counted() -> None:
     acceptance = Acceptance()
     for _ in range(100):
-        acceptance.observe_confidences("d", 0, (0.9, 0.2), 0)
+        acceptance.observe_confidences("d", 0, (0.9, 0.2), (False, None))
     assert acceptance.chance("d", 0, 0.2) == pytest.approx(0.2)
 
 
@@ -147,7 +147,7 @@ def test_restored_state_has_the_same_rates_and_counts_for_little() -> None:
     acceptance = Acceptance()
     learn(acceptance, 0.8, 400)
     for _ in range(400):
-        acceptance.observe_confidences("d", 0, (0.9,), 1)
+        acceptance.observe_confidences("d", 0, (0.9,), (True,))
     again = Acceptance.restored(json.loads(json.dumps(acceptance.snapshot())))
     assert again.rates("d", "s", 0)[0] == pytest.approx(acceptance.rates("d", "s", 0)[0], abs=0.05)
     assert again.num_rounds("d", "s", 0) <= PRIOR_ROUNDS
@@ -168,6 +168,7 @@ def test_restored_state_has_the_same_rates_and_counts_for_little() -> None:
         ("num_rounds", math.nan),
         ("bucket", None),
         ("tokens", math.inf),
+        ("steps", math.nan),
         ("ms", -5.0),
     ],
     ids=str,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.core import DraftPlan, Proposal, Step, chain
+from localspec.core import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import rows, verify
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate
@@ -39,6 +39,7 @@ class Timed(TableModel):
 
 class TimedDrafter:
     name = "timed"
+    shapes_itself = False
     memory_bytes = 0
 
     def signal(self, sequence: core.Sequence) -> str:
@@ -54,7 +55,7 @@ class TimedDrafter:
         sleep(0.002 * plan.num_draft_tokens)
         return chain((5,) * plan.num_draft_tokens)
 
-    def observe(self, sequence: core.Sequence, step: Step) -> None:
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
         pass
 
 

@@ -10,7 +10,17 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, TARGET, DraftPlan, Proposal, Round, SamplingParams, Step, chain
+from localspec.core import (
+    OFF,
+    TARGET,
+    DraftPlan,
+    Outcome,
+    Proposal,
+    Round,
+    SamplingParams,
+    Step,
+    chain,
+)
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError, NumericsError
 from localspec.forward.model import PREFILL_CHUNK
@@ -26,6 +36,7 @@ class Guesser:
     """Proposes the script, wrong from place `wrong_at` of the script on."""
 
     name = "guesser"
+    shapes_itself = False
     memory_bytes = 0
 
     def __init__(self, wrong_at: int = 99) -> None:
@@ -46,8 +57,8 @@ class Guesser:
         wanted = range(place, min(place + plan.num_draft_tokens, len(SCRIPT)))
         return chain(tuple(1 if at >= self._wrong_at else SCRIPT[at] for at in wanted))
 
-    def observe(self, sequence: core.Sequence, step: Step) -> None:
-        self.observed.append(step)
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+        self.observed.append(outcome.step)
 
 
 def engine_with(guesser: Guesser) -> Engine:

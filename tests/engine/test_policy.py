@@ -8,8 +8,18 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+import torch
 
-from localspec.core import OFF, DraftPlan, SamplingParams, Sequence, Step, Verdict
+from localspec.core import (
+    OFF,
+    DraftPlan,
+    Outcome,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+    chain,
+)
 from localspec.engine.policy import HYSTERESIS
 from localspec.engine.probing import EAGER_PROBES, FIRST_PROBE, LAST_PROBE, PROBE_BUDGET, Probing
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
@@ -234,7 +244,8 @@ def test_deciding_and_learning_take_little_of_a_round() -> None:
         started = perf_counter()
         plan = policy.plan(sequence)
         step = Step(plan.drafter, plan.num_draft_tokens, 1, 2, 1.0, 10.0, 1999, signal="s")
-        policy.observe(sequence, step, Verdict((0,), 5))
+        drafted = chain((5,) * plan.num_draft_tokens)
+        policy.observe(sequence, Outcome(step, drafted, Verdict((0,), 5), torch.empty(0)))
         times.append(perf_counter() - started)
     assert median(times) < 500e-6
 

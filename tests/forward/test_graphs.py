@@ -246,6 +246,7 @@ class Copier:
     """Proposes the right text with a wrong token now and then, as a chain or a tree."""
 
     name = "copier"
+    shapes_itself = False
     memory_bytes = 0
 
     def __init__(self, answer: list[int], is_tree: bool) -> None:
@@ -272,7 +273,7 @@ class Copier:
         tokens = (((right[0] + 1) % 60), *right)
         return Proposal(tokens, (-1, -1, *range(1, len(right))))
 
-    def observe(self, sequence: core.Sequence, step: core.Step) -> None:
+    def observe(self, sequence: core.Sequence, outcome: core.Outcome) -> None:
         pass
 
 

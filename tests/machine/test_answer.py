@@ -10,11 +10,12 @@ import pytest
 
 from localspec.backend import Chunk, Message, Request, TurnStats
 from localspec.config import settings_for
-from localspec.core import AUTO, OFF
+from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
-from localspec.machine.answer import STATE_KEY, answer, collect, needs_costs
+from localspec.machine.answer import STATE_KEY, answer, collect, labelled, needs_costs, note_of
 from localspec.machine.options import LoadOptions
 from localspec.record.store import Store
+from localspec.workloads import decide, load_workloads
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama
 
@@ -34,6 +35,7 @@ STATS_KEYS = {
     "decode_ms",
     "speedup",
     "exact",
+    "num_lenient_tokens",
     "reason",
 }
 
@@ -88,6 +90,30 @@ def test_auto_measures_first_and_a_home_keeps_it(
 
     monkeypatch.setattr(LocalBackend, "calibrate", measured_again)
     assert answer(options, request, tmp_path)["stats"]["speedup"] is not None
+
+
+@pytest.mark.parametrize(
+    ("checking", "workload", "is_exact", "note"),
+    [
+        ("as set", "code", True, ""),
+        ("threshold", "chat", True, "\n[exact: chat has no threshold]"),
+        ("threshold:0", "chat", False, "\n[lenient: N of 12 tokens would have been refused; kind"),
+    ],
+)
+def test_a_reply_says_how_it_was_checked(
+    options: LoadOptions, checking: str, workload: str, is_exact: bool, note: str
+) -> None:
+    decision = decide(load_workloads(), workload, checking, "hello")
+    sampling = SamplingParams(leniency=decision.leniency)
+    request = Request(HELLO, sampling, max_tokens=12, drafter="ngram", num_draft_tokens=3)
+    found = labelled(answer(options, request, None), decision)
+    found = json.loads(json.dumps(found, allow_nan=False))
+    assert (found["stats"]["exact"], found["workload"]) == (is_exact, workload)
+    assert found["label"].startswith("exact" if is_exact else "lenient: ")
+    assert (found["leniency"] is None) == is_exact
+    count = str(found["stats"]["num_lenient_tokens"])
+    said = note_of(found, checking != "as set")
+    assert said.startswith(note.replace("N", count)) and bool(said) == bool(note)
 
 
 def test_a_turn_that_ends_in_an_error_is_an_error() -> None:

@@ -15,6 +15,7 @@ from localspec.backend import Message, Request
 from localspec.drafters.parts import Parts
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.machine import load as load_module
+from localspec.machine import room
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
@@ -134,8 +135,8 @@ def test_unknown_precision_is_refused_with_the_choices(pair: tuple[Path, Path]) 
 def test_weights_beyond_the_free_memory_are_refused_before_loading(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_module, "free_bytes_now", lambda *_, **__: 1000)
-    monkeypatch.setattr(load_module, "_load", lambda *_: pytest.fail("loaded all the same"))
+    monkeypatch.setattr(room, "free_bytes_now", lambda *_, **__: 1000)
+    monkeypatch.setattr(load_module, "load_at", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(MemoryShortage, match="target"):
         opened(options_of(pair[0]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from localspec.backend import TurnStats
@@ -46,6 +47,8 @@ STATS = TurnStats(
     reason="measured fastest here",
     drafted_by={"ngram": 4, "draft_model": 3},
 )
+LENIENT_SETTINGS = replace(SETTINGS, workload="code", leniency='{"rule": "factor", "factor": 2.0}')
+LENIENT_STATS = replace(STATS, exact=False, num_lenient_tokens=2)
 TOKEN_IDS = (5, 6, 7, 8, 9, 10, 11, 12)
 PROVENANCE = (*["ngram"] * 4, "target", "draft_model", "target", "target")
 
@@ -62,13 +65,19 @@ def begin(store: Store, text: str = "hi", settings: TurnSettings = SETTINGS) -> 
     return store.begin_turn(session_id, conversation_id, asked, settings)
 
 
-def finish(store: Store, turn: Turn, text: str = "hello", finish_reason: str = "eos") -> None:
+def finish(
+    store: Store,
+    turn: Turn,
+    text: str = "hello",
+    finish_reason: str = "eos",
+    stats: TurnStats = STATS,
+) -> None:
     store.finish_turn(
         turn,
         text=text,
         token_ids=TOKEN_IDS,
         provenance=PROVENANCE,
-        stats=STATS,
+        stats=stats,
         steps=STEPS,
         finish_reason=finish_reason,
         error=None,

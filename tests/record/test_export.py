@@ -18,7 +18,16 @@ import pytest
 from localspec.errors import StoreError
 from localspec.record.export import CSV_COLUMNS, Format, Scope, csv_cell, export
 from localspec.record.store import Store
-from tests.record.samples import INFO, SETTINGS, STATS, begin, finish, open_store
+from tests.record.samples import (
+    INFO,
+    LENIENT_SETTINGS,
+    LENIENT_STATS,
+    SETTINGS,
+    STATS,
+    begin,
+    finish,
+    open_store,
+)
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 SURROGATE = "a\ud83d b\0"
@@ -65,6 +74,21 @@ def test_csv_columns_cover_every_number_of_a_turn(store: Store) -> None:
     assert set(store.turn_rows()[0]) <= set(CSV_COLUMNS)
     assert {*asdict(INFO)} <= set(CSV_COLUMNS)
     assert len(set(CSV_COLUMNS)) == len(CSV_COLUMNS)
+
+
+def test_every_export_tells_a_lenient_turn(store: Store, tmp_path: Path) -> None:
+    finish(store, begin(store, "loosely", LENIENT_SETTINGS), "reply", stats=LENIENT_STATS)
+    for format in ("csv", "jsonl", "markdown"):
+        export(store, Scope(), format, tmp_path / format)
+    *exact, lenient = csv_rows(tmp_path / "csv")
+    assert {(row["exact"], row["num_lenient_tokens"], row["leniency"]) for row in exact} == {
+        ("1", "0", "")
+    }
+    assert (lenient["exact"], lenient["num_lenient_tokens"]) == ("0", "2")
+    assert json.loads(lenient["leniency"]) == {"rule": "factor", "factor": 2.0}
+    turn = json_records(tmp_path / "jsonl", "turn")[-1]
+    assert (turn["exact"], turn["num_lenient_tokens"], turn["workload"]) == (False, 2, "code")
+    assert "2 of 8 tokens would have been refused" in (tmp_path / "markdown").read_text()
 
 
 def test_empty_log_exports_in_every_format(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from pathlib import Path
 from localspec.record.contents import Scope, read_contents
 from localspec.record.markdown import markdown_lines
 from localspec.record.store import Store, TurnSettings
-from tests.record.samples import SETTINGS, begin, finish, open_store
+from tests.record.samples import (
+    LENIENT_SETTINGS,
+    LENIENT_STATS,
+    SETTINGS,
+    begin,
+    finish,
+    open_store,
+)
 
 
 def report(store: Store) -> list[str]:
@@ -52,9 +59,19 @@ def test_unknown_is_a_dash_and_zero_is_zero(tmp_path: Path) -> None:
         lines = report(store)
     settings = lines[lines.index("### Settings") + 4]
     statistics = lines[lines.index("### Statistics") + 4]
-    assert settings.count("\N{EN DASH}") == 13
+    assert settings.count("\N{EN DASH}") == 15
     assert settings.count(" 0 ") == 2
     assert set(statistics.strip("| ").split(" | ")) == {"1", "draft", "\N{EN DASH}"}
+
+
+def test_a_lenient_reply_says_so_where_it_stands(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store, "asked", LENIENT_SETTINGS), stats=LENIENT_STATS)
+        finish(store, begin(store, "asked exactly"))
+        lines = report(store)
+    assert "### Reply, turn 1 (lenient: 2 of 8 tokens would have been refused)" in lines
+    assert "### Reply, turn 2" in lines
+    assert any('"rule": "factor"' in line and "| code |" in line for line in lines)
 
 
 def test_only_the_branch_in_use_is_told_and_the_others_counted(tmp_path: Path) -> None:

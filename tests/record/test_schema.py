@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
+from localspec.record.export import Scope, export
 from localspec.record.schema import MIGRATIONS
+from localspec.record.steps import read_turns
 from localspec.record.store import Store
-from tests.record.samples import begin, finish
+from tests.record.samples import LENIENT_SETTINGS, LENIENT_STATS, begin, finish
 
 # The tables as the first version shipped them, written out: they may never change again.
 VERSION_1 = """
@@ -102,6 +104,55 @@ def test_version_1_becomes_todays_with_its_rows(tmp_path: Path) -> None:
         assert store.turn_rows()[0]["temperature"] == 0.5
         finish(store, begin(store))
     assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
+# What the first two migrations made and the program of that time wrote: replies without leniency.
+VERSION_2 = """
+INSERT INTO session (started_at_utc) VALUES ('2026-11-20T14:00:00.000+00:00');
+INSERT INTO conversation (title, created_at_utc) VALUES ('old', '2026-11-20T14:00:00.000+00:00');
+INSERT INTO message (conversation_id, role, text, state, created_at_utc)
+    VALUES (1, 'user', 'asked', 'complete', '2026-11-20T14:00:01.000+00:00');
+INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
+    VALUES (1, 1, 'assistant', 'answered', 'complete', '2026-11-20T14:00:02.000+00:00');
+INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, model, drafter,
+    temperature, exact, num_output_tokens, num_drafts, num_draft_tokens, num_accepted_tokens,
+    decode_ms, token_ids, provenance)
+    VALUES (1, 1, 2, '2026-11-20T14:00:02.000+00:00', 'm', 'ngram', 0.5, 1, 4, 1, 3, 3, 9.0,
+    '[1, 2, 3, 4]', '["ngram", "ngram", "ngram", "target"]');
+INSERT INTO step VALUES (1, 0, 'ngram', 3, 3, 4, 1.0, 8.0, 5, 0, NULL);
+UPDATE conversation SET tip_message_id = 2;
+"""
+
+
+def test_a_log_without_leniency_is_read_exported_and_gone_on_with(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before="m003_leniency")
+        db.conn.executescript(VERSION_2)
+    with closing(Store.open(old)) as store:
+        assert store.is_persistent and store.notices == ()
+        (row,) = store.turn_rows()
+        assert (row["exact"], row["num_accepted_tokens"]) == (True, 3)
+        assert (row["workload"], row["leniency"], row["num_lenient_tokens"]) == (None,) * 3
+        assert store.step_rows(1)[0]["num_lenient_tokens"] is None
+        for form in ("csv", "jsonl", "markdown", "sqlite"):
+            export(store, Scope(), form, tmp_path / form)
+        finish(store, begin(store, settings=LENIENT_SETTINGS), stats=LENIENT_STATS)
+        row = store.turn_rows()[-1]
+        assert (row["exact"], row["workload"], row["num_lenient_tokens"]) == (False, "code", 2)
+    assert "answered" in (tmp_path / "markdown").read_text()
+    assert [turn.turn_id for turn in read_turns(old)] == [1]  # a lenient turn teaches nothing
+    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
+def test_the_view_tells_lenient_turns_from_exact_ones(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    with closing(Store.open(path)) as store:
+        finish(store, begin(store))
+        finish(store, begin(store, settings=LENIENT_SETTINGS), stats=LENIENT_STATS)
+    with closing(sqlite3.connect(path)) as conn:
+        seen = conn.execute("SELECT exact, num_turns FROM turn_by_temperature ORDER BY exact")
+        assert seen.fetchall() == [(0, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("name", [migration.name for migration in MIGRATIONS._migrations])

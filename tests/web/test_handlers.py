@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from localspec.chat.service import ChatService
 from localspec.core import SamplingParams
 from localspec.errors import RequestError
 from localspec.record.store import Store
-from localspec.web.handlers import Form, Handlers, as_text, drafter_choices
+from localspec.web.handlers import Form, Handlers, as_text, drafter_choices, workload_choices
+from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
 from tests.web.conftest import until
 
@@ -59,6 +61,33 @@ def test_a_form_with_empty_fields_means_not_used() -> None:
 def test_a_value_out_of_range_is_refused_in_words() -> None:
     with pytest.raises(RequestError, match="temperature is 9"):
         Form(9.0, 1, 1, None, "", "auto", None, None, None, None).settings()
+
+
+@pytest.mark.parametrize(
+    ("checking", "rule", "asked"),
+    [
+        (None, None, AS_SET),
+        (AS_SET, "typical", AS_SET),
+        ("exact", "typical", "exact"),
+        ("lenient", None, "threshold"),
+        ("lenient", "factor:2", "factor:2"),
+    ],
+)
+def test_only_the_lenient_switch_asks_for_a_lenient_rule(
+    checking: str | None, rule: str | None, asked: str
+) -> None:
+    form = replace(FORM, workload="code", checking=checking, lenient_rule=rule)
+    assert (form.settings().workload, form.settings().checking) == ("code", asked)
+    assert form.settings().sampling.leniency is None  # settled with the message
+
+
+def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatService) -> None:
+    choices, lenient = workload_choices(service)
+    assert [name for _, name in choices] == ["auto", "chat", "code", "json", "story"]
+    assert lenient == []
+    code = replace(service.workloads["code"], lenient=True)
+    service.workloads = {**service.workloads, "code": code}
+    assert workload_choices(service)[1] == ["Code"]
 
 
 def test_unavailable_drafters_are_named_but_cannot_be_chosen(service: ChatService) -> None:

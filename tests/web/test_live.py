@@ -10,9 +10,9 @@ import pytest
 
 from localspec.backend import DrafterStatus, TurnStats
 from localspec.chat.service import Status, TurnView
-from localspec.web.live import DASH, TILES, footer, live_state, size
+from localspec.web.live import DASH, TILES, badge, footer, live_state, size
 from tests.fakes import FakeBackend
-from tests.web.test_stats import OFF, ROW
+from tests.web.test_stats import LENIENT, OFF, ROW
 
 LOADED = FakeBackend().describe()
 IDLE = Status("ready", "Ready", 3.0, LOADED, (), 1, 0, None)
@@ -32,7 +32,7 @@ STATS = TurnStats(
 
 
 def view(**changes: Any) -> TurnView:
-    return replace(TurnView("decode", time.monotonic() - 2.0, stats=STATS), **changes)
+    return replace(TurnView("decode", time.monotonic() - 2.0, "chat", stats=STATS), **changes)
 
 
 def test_every_tile_has_a_figure_before_anything_is_known() -> None:
@@ -55,7 +55,8 @@ def test_the_figures_of_a_reply() -> None:
         "gamma": "4",
         "drafter": "draft_model",
     }
-    assert state["reason"] == "Speculation: on, by draft_model: it was the fastest."
+    said = "Speculation: on, by draft_model: it was the fastest. Kind of text: chat."
+    assert state["reason"] == said
 
 
 def test_an_unmeasured_speedup_is_a_dash() -> None:
@@ -95,10 +96,12 @@ def test_the_ending_is_named(reason: Any, word: str) -> None:
 def test_speculation_that_is_off_says_why() -> None:
     off = replace(STATS, drafted_by={}, num_draft_tokens=0, reason="it lost here by 12 %")
     state = live_state(replace(IDLE, reply=view(stats=off)))
-    assert state["reason"] == "Speculation: off, because it lost here by 12 %."
+    assert state["reason"] == "Speculation: off, because it lost here by 12 %. Kind of text: chat."
     off = replace(off, reason="Off this round: No drafter has anything to propose.")
     state = live_state(replace(IDLE, reply=view(stats=off)))
-    assert state["reason"] == "Speculation: off, because no drafter has anything to propose."
+    assert state["reason"].startswith(
+        "Speculation: off, because no drafter has anything to propose."
+    )
     refused = replace(LOADED, drafters=(DrafterStatus("ngram", False, "you forbade it"),))
     state = live_state(replace(IDLE, description=refused))
     assert (
@@ -107,8 +110,13 @@ def test_speculation_that_is_off_says_why() -> None:
 
 
 def test_a_lossy_reply_is_labelled() -> None:
-    state = live_state(replace(IDLE, reply=view(stats=replace(STATS, exact=False))))
-    assert "Not exact" in state["reason"]
+    lenient = replace(STATS, exact=False, num_lenient_tokens=3)
+    state = live_state(replace(IDLE, reply=view(stats=lenient, workload="code")))
+    said = "Not exact, as you chose: lenient: 3 of 50 tokens would have been refused."
+    assert f"{said} Kind of text: code." in state["reason"]
+    assert (state["workload"], state["is_exact"], state["num_lenient_tokens"]) == ("code", False, 3)
+    assert badge(LENIENT) == "lenient: 7 of 100 tokens would have been refused"
+    assert badge(ROW) == ""
 
 
 def test_memory_is_the_sum_of_its_parts() -> None:

@@ -209,6 +209,44 @@ def test_regenerate_answers_the_same_message_again(visit: Open, site: Site) -> N
     assert len(site.store.siblings(int(str(newest(site)["message_id"])))) == 2
 
 
+def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(
+    visit: Open, site: Site, tmp_path: Path
+) -> None:
+    page = visit()
+    page.open("&c=new")
+    said = page.text("#ls-checking")
+    assert "gives up that the text is what the model alone would write" in said
+    assert page.page.get_by_role("radio", name="as set").is_checked()
+    ask(page, "Write a function that adds.")
+    assert (newest(site)["workload"], newest(site)["exact"]) == ("code", True)
+    assert page.page.locator("#ls-chat .ls-lenient").count() == 0
+    assert "kind: code" in page.page.locator("#ls-chat .ls-footer").last.inner_text()
+
+    page.page.get_by_role("radio", name="lenient", exact=True).check()
+    page.page.click("#ls-workload input")
+    page.page.get_by_role("option", name="Story").click()
+    ask(page, "And once more.")
+    row = newest(site)
+    assert (row["workload"], row["exact"]) == ("story", False)
+    assert json.loads(str(row["leniency"]))["threshold"] == 0.5
+    counted = f"{row['num_lenient_tokens']} of {row['num_output_tokens']}"
+    badge = f"lenient: {counted} tokens would have been refused"
+    assert row["num_lenient_tokens"] != 0
+    assert page.page.locator("#ls-chat .ls-lenient").all_inner_texts() == [badge]
+    page.wait_for(f"Not exact, as you chose: {badge}. Kind of text: story.", "#ls-reason")
+    page.page.screenshot(path=tmp_path / "badge.png")
+
+    page.page.get_by_role("radio", name="exact", exact=True).check()
+    ask(page, "Exactly, please.")
+    assert newest(site)["exact"] is True
+    assert page.page.locator("#ls-chat .ls-lenient").count() == 1
+
+    page.page.get_by_role("tab", name="Stats").click()
+    page.page.get_by_text("This conversation").click()
+    page.wait_for(f"1 turn was lenient: {counted} tokens", "#ls-summary")
+    page.wait_for(badge, "#ls-turns")
+
+
 def test_a_hostile_reply_runs_nothing_and_asks_nobody(visit: Open, site: Site) -> None:
     page = visit()
     page.open("&c=new")

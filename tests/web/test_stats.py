@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from localspec.web import stats
+from localspec.web.panels import summary_html
 
 ROW: dict[str, Any] = {
     "turn_id": 1,
@@ -26,7 +27,11 @@ ROW: dict[str, Any] = {
     "mean_num_draft_tokens": 4.0,
     "ttft_ms": 12.3,
     "finish_reason": "eos",
+    "exact": True,
+    "num_lenient_tokens": 0,
+    "workload": "chat",
 }
+LENIENT = ROW | {"exact": False, "num_lenient_tokens": 7, "workload": "code"}
 OFF = ROW | {
     "drafter": "off",
     "temperature": 0.0,
@@ -98,6 +103,28 @@ def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
     by_name = dict(zip(stats.TURN_COLUMNS, table[1], strict=True))
     assert (by_name["Speedup"], by_name["Accepted"], by_name["tok/s"]) == ("–", "–", "30.0")
     assert "0" not in table[0][1:]
+
+
+def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
+    summary = stats.summarise([ROW, LENIENT, NOTHING])
+    counted = (summary.num_lenient_turns, summary.num_lenient_tokens)
+    assert (*counted, summary.num_lenient_output_tokens) == (1, 7, 100)
+    shown = summary_html(summary)
+    assert "1 turn was lenient: 7 of 100 tokens would have been refused" in shown
+    assert "lenient" not in summary_html(stats.summarise([ROW, NOTHING]))
+    lines = [
+        dict(zip(stats.TURN_COLUMNS, line, strict=True))
+        for line in stats.turn_table([NOTHING, ROW, LENIENT])
+    ]
+    assert [line["Checked"] for line in lines] == [
+        "lenient: 7 of 100 tokens would have been refused",
+        "exact",
+        "–",
+    ]
+    assert [line["Kind"] for line in lines] == ["code", "chat", "–"]
+    arms = ["draft_model", "draft_model (lenient)"]
+    assert stats.by_turn([ROW, LENIENT], "tokens_per_second")["drafter"] == arms
+    assert stats.by_temperature([ROW, LENIENT], "acceptance_rate")["drafter"] == arms
 
 
 def test_plots_leave_out_what_was_not_measured() -> None:

@@ -121,7 +121,7 @@ const CODE = /(```[^]*?(?:```|$)|`[^`\n]+`)/;
 let isMessageCopied = false;
 
 function asWritten(text) {
-  const parts = text.replace(/\n?<p class="ls-(?:footer|error)">[^]*?<\/p>/g, "").split(CODE);
+  const parts = text.replace(/\n?<p class="ls-(?:footer|error|lenient)">[^]*?<\/p>/g, "").split(CODE);
   return parts
     .map((part, index) =>
       index % 2

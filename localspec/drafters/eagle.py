@@ -1,0 +1,156 @@
+"""An EAGLE head drafts a tree from the target's hidden states.
+
+Contract: catches its pairs up with the sequence from the states the target left beside its cache,
+by longest common prefix, then grows a tree best-first: one forward of the head for each step, in
+which the best nodes so far get children. What the head wrote for a draft is erased when the draft
+is done; accepted tokens are read anew with the target's own states. Tokens are the head's
+likeliest and not drawn, at every temperature (probs None).
+
+A confidence is the head's probability under the request's own temperature and repetition
+penalty, temperature 1 when greedy: a token that was not drawn is accepted with the target's
+probability under those, which the same softmax of the head estimates. top-k, top-p and min-p are
+left to the target: they move the likeliest tokens little and cost a sort of every row.
+
+Not here: the head (forward.heads.eagle), which nodes pay (best_first).
+Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from localspec.core import DraftPlan, Outcome, Proposal, SamplingParams, Sequence
+from localspec.drafters.best_first import ROOT, BestFirst
+from localspec.drafters.parts import Parts
+from localspec.engine.sampling import distributions
+from localspec.errors import ModelError
+from localspec.forward.heads.eagle import KIND
+from localspec.forward.heads.eagle_files import load_head
+from localspec.forward.heads.eagle_pairs import EagleHead
+from localspec.forward.model import LanguageModel
+
+NUM_CHILDREN = 8  # candidates of one node
+WIDTH = 8  # nodes that get children in one step
+USUAL_STEPS = 5  # where no prices are known
+USUAL_WIDTH = 4
+
+
+class EagleDrafter:
+    """Drafts with `head`, which reads the hidden states of `target`."""
+
+    name = KIND
+    shapes_itself = True
+
+    def __init__(self, target: LanguageModel, head: EagleHead) -> None:
+        self._target = target
+        self._head = head
+        self._features = target.follow(head.layers)
+
+    @classmethod
+    def build(cls, parts: Parts) -> EagleDrafter:
+        folder = parts.heads.get(KIND)
+        if folder is None:
+            raise ModelError("no EAGLE head was chosen for this target.")
+        capacity = parts.target.cache.shape.capacity
+        return cls(parts.target, EagleHead(load_head(folder, parts.target), capacity))
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._head.memory_bytes
+
+    def signal(self, sequence: Sequence) -> str | None:
+        return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
+
+    def prepare(self, sequence: Sequence) -> None:
+        held = sequence.tokens[: self._target.cache.length + 1]  # a cancelled prefill ends early
+        if self._head.reuse(held) < len(held) - 1:
+            self._head.read(held, self._features)
+
+    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+        return ()
+
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        if self.signal(sequence) is None or plan.num_draft_tokens < 1:
+            return Proposal()
+        tokens = sequence.tokens
+        assert self._target.cache.length == len(tokens) - 1, "the target has read all but the root"
+        # The last pair is read again: its output is what the draft starts from.
+        self._head.forget(min(self._head.reuse(tokens), len(tokens) - 2))
+        root = self._head.read(tokens, self._features)  # [1, d]
+        try:
+            return _Draft(sequence, plan, self._head, root).grow()
+        finally:
+            self._head.forget(len(tokens) - 1)
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Nothing: `propose` finds what it missed."""
+
+
+class _Draft:
+    """One tree while it grows. A node's row is made when it gets children."""
+
+    def __init__(
+        self, sequence: Sequence, plan: DraftPlan, head: EagleHead, root: torch.Tensor
+    ) -> None:
+        self._sequence = sequence
+        self._plan = plan
+        self._head = head
+        self._sampling = _guessed_with(sequence.sampling)
+        self._tree = BestFirst(plan)
+        self._outputs = root  # [1 + rows, d], the root's and those of the rows so far
+        self._rows = {ROOT: 0}  # node -> its place among them
+
+    def grow(self) -> Proposal:
+        self._add_children([ROOT], self._outputs)
+        known = self._plan.growth is not None
+        width, limit = (WIDTH, self._plan.num_draft_tokens) if known else (USUAL_WIDTH, USUAL_STEPS)
+        num_steps = 1
+        while num_steps < limit:
+            nodes = self._tree.frontier(min(width, self._head.room))
+            if not nodes:
+                break
+            self._add_children(nodes, self._run(nodes))
+            num_steps += 1
+        return self._tree.proposal(num_steps)
+
+    def _run(self, nodes: list[int]) -> torch.Tensor:
+        """Rows of nodes, from their parents' outputs: [n, d]."""
+        tree, num_before = self._tree, len(self._rows) - 1
+        parents = [self._rows[tree.parents[node]] for node in nodes]
+        self._rows |= {node: 1 + num_before + index for index, node in enumerate(nodes)}
+        blocked = torch.ones(len(nodes), num_before + len(nodes), dtype=torch.bool)
+        places = list[int]()
+        for index, node in enumerate(nodes):
+            path = tree.path(node)
+            blocked[index, [self._rows[step] - 1 for step in path]] = False
+            places.append(len(self._sequence.tokens) - 2 + len(path))
+        tokens = [tree.tokens[node] for node in nodes]
+        made = self._head.branch(tokens, self._outputs[parents], places, blocked)
+        self._outputs = torch.cat((self._outputs, made))
+        return made
+
+    def _add_children(self, nodes: list[int], outputs: torch.Tensor) -> None:
+        """outputs: [n, d] of the nodes. One copy to the host."""
+        is_penalised = self._sampling.repetition_penalty != 1.0
+        histories = [self._history(node) for node in nodes] if is_penalised else []
+        rows = distributions(self._head.logits(outputs), self._sampling, histories)  # [n, V]
+        best = rows.topk(min(NUM_CHILDREN, self._plan.num_draft_tokens, rows.shape[1]), dim=-1)
+        heights, ids = torch.stack((best.values.double(), best.indices.double())).tolist()
+        for node, confidences, tokens in zip(nodes, heights, ids, strict=True):
+            if any(math.isnan(confidence) for confidence in confidences):
+                continue  # a damaged head costs time, never correctness
+            said = [(int(t), c) for t, c in zip(tokens, confidences, strict=True) if c > 0.0]
+            self._tree.add(node, [token for token, _ in said], [c for _, c in said])
+
+    def _history(self, node: int) -> list[int]:
+        drafted = [self._tree.tokens[step] for step in self._tree.path(node)]
+        return [*self._sequence.tokens, *drafted]
+
+
+def _guessed_with(sampling: SamplingParams) -> SamplingParams:
+    """What of the request's sampling a confidence is under."""
+    return SamplingParams(
+        temperature=sampling.temperature or 1.0, repetition_penalty=sampling.repetition_penalty
+    )

@@ -1,0 +1,63 @@
+"""The first layers of a decoder as a model of their own: what an early exit drafts with.
+
+Contract: `EarlyExit` is a Decoder of the whole one's first `depth` blocks, its final norm and its
+head, over the very same KV cache, without a weight of its own. It writes keys and values of these
+layers only, so its tokens must be rolled back before the whole decoder runs; their slots stay as
+they are. It notes the rows it has begun in `cache.begun`, and a chain that the whole decoder runs
+next over the same tokens from the same place on goes on from them (Decoder.run). Whatever else is
+written to the cache makes them void.
+
+It writes no features: those of upper layers it cannot know, and verification writes them all.
+
+Not here: which depth, and drafting (drafters.early_exit).
+Source: LayerSkip (arXiv 2404.16710), whose verification reuses the exit's keys and values too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from localspec.forward.begun import Begun
+from localspec.forward.decoder import Decoder, Segment
+
+
+class EarlyExit(Decoder):
+    """The first `depth` blocks of `whole`."""
+
+    def __init__(self, whole: Decoder, depth: int) -> None:
+        assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
+        super().__init__(
+            replace(whole.weights, blocks=whole.weights.blocks[:depth]),
+            whole.cache,
+        )
+        self.depth = depth
+        self._whole = whole.weights
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        num_logits: int | None = None,
+    ) -> torch.Tensor:
+        """See Decoder.forward; the logits are the exit's."""
+        segment = Segment(self.cache, tokens, parents, num_logits)
+        earlier = self.cache.begun  # opening the cache makes it void
+        with self.cache.append(tokens) as start:
+            cos, sin = self._rotations([segment], [start])
+            attend = self._attention([segment], [start])
+            rows, hidden = self.layers(self.embed(tokens), cos, sin, attend, self._kept())
+            (logits,) = self._logits(rows, [segment], {}, False)
+        if parents is None:
+            begun = Begun(self._whole, start, self.depth, tuple(tokens), hidden)
+            self.cache.begun = begun if earlier is None else earlier.then(begun)
+        return logits
+
+    def _kept(self) -> frozenset[int]:
+        """The layer that is gone on from, and those below that somebody follows."""
+        features = self.cache.features
+        followed = () if features is None else features.layers
+        return frozenset((self.depth - 1, *(i for i in followed if 0 <= i < self.depth)))

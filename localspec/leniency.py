@@ -1,0 +1,106 @@
+"""The ways to accept more draft tokens than exact checking would: chosen by a person, never alone.
+
+Contract: a `Leniency` is a frozen value that travels with the request (SamplingParams.leniency).
+Whoever chooses one gives up that the text is distributed as the target alone would write it.
+`parsed` reads the short form of flags and pages, `as_text` writes it, `as_data` is what the log
+keeps. Raises RequestError for a value out of range.
+
+Not here: what a rule does with a draft (engine.lenient), which rule a kind of text has (workloads).
+Source: typical acceptance is Medusa's (arXiv 2401.10774), the lenience factor Leviathan et al.'s
+(arXiv 2211.17192, appendix).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from localspec.errors import RequestError
+
+MAX_FACTOR = 100.0
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Trust the drafter where it is sure. Above `threshold` a token is taken unchecked, below
+    `floor` it is redrawn from the target, between the two the target must agree, by the exact
+    rule. (1, 0) is exact; (0, 0) takes everything of a drafter that says how sure it is."""
+
+    threshold: float
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("threshold", self.threshold, 0.0, 1.0)
+        _require("floor", self.floor, 0.0, self.threshold)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Take what is likely enough to the target: p(x) > min(epsilon, delta * exp(-H(p)))."""
+
+    epsilon: float = 0.3
+    delta: float = 0.09
+
+    def __post_init__(self) -> None:
+        _require("epsilon", self.epsilon, 0.0, 1.0)
+        _require("delta", self.delta, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Take with min(1, factor * p(x) / q(x)) instead of min(1, p(x) / q(x))."""
+
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require("factor", self.factor, 1.0, MAX_FACTOR)
+
+
+Leniency = Threshold | Typical | Factor
+THRESHOLD = "threshold"
+_RULES: Mapping[str, type[Threshold] | type[Typical] | type[Factor]] = {
+    THRESHOLD: Threshold,
+    "typical": Typical,
+    "factor": Factor,
+}
+
+
+def name_of(rule: Leniency) -> str:
+    return type(rule).__name__.lower()
+
+
+def as_text(rule: Leniency) -> str:
+    """The rule as `parsed` reads it: "threshold:0.75,0.2"."""
+    return f"{name_of(rule)}:{','.join(f'{value:g}' for value in asdict(rule).values())}"
+
+
+def as_data(rule: Leniency) -> dict[str, str | float]:
+    """The rule as plain JSON data."""
+    return {"rule": name_of(rule), **asdict(rule)}
+
+
+def label(num_lenient_tokens: int, num_output_tokens: int) -> str:
+    """What is said of every lenient reply, wherever it is shown."""
+    tokens = "token" if num_output_tokens == 1 else "tokens"
+    return f"lenient: {num_lenient_tokens} of {num_output_tokens} {tokens} would have been refused"
+
+
+def parsed(text: str) -> Leniency:
+    """A rule by its name, with its numbers after a colon where they are not the usual ones."""
+    name, _, rest = text.strip().lower().partition(":")
+    if name not in _RULES:
+        raise RequestError(
+            f"{text!r} is no lenient rule. Choose exact, or one of: {', '.join(_RULES)}; "
+            "numbers follow a colon, as in threshold:0.75,0.2 or factor:2."
+        )
+    try:
+        numbers = [float(number) for number in rest.split(",")] if rest else []
+        return _RULES[name](*numbers)
+    except (TypeError, ValueError):  # too many, too few, or no number
+        numbers_of = ",".join(each.name.upper() for each in fields(_RULES[name]))
+        raise RequestError(f"{text!r} cannot be read. Write {name}:{numbers_of}.") from None
+
+
+def _require(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise RequestError(f"{name} is {value}, but it must lie between {low:g} and {high:g}.")

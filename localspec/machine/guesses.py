@@ -1,0 +1,188 @@
+"""Everything that may draft for a loaded target: draft models, heads, past texts, the drafters.
+
+Contract: `gather` loads what the source names and says of each thing that is not to be had why;
+`build_drafters` builds every registered drafter from it. A drafter that cannot be had is a status
+with its reason, never an error.
+
+Not here: choosing among them (engine.controller).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec.backend import DrafterStatus
+from localspec.chat.template import ChatTemplate
+from localspec.core import Drafter
+from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
+from localspec.machine.compatibility import require_compatible, size_warning
+from localspec.machine.hardware import free_bytes_now, gib
+from localspec.machine.room import Place, load_at, refuse_shortage
+from localspec.machine.sources import Source
+
+if TYPE_CHECKING:
+    from localspec.drafters.parts import Foreign, Parts
+    from localspec.forward.model import LanguageModel
+    from localspec.forward.pool import Capturing, GraphPool
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """parts: what drafters can be built from. odd: what is to be said of heads that no drafter
+    names. notices: what a person should know of what was loaded."""
+
+    parts: Parts
+    odd: tuple[DrafterStatus, ...]
+    notices: tuple[str, ...]
+
+
+def gather(
+    source: Source,
+    place: Place,
+    target: LanguageModel,
+    template: ChatTemplate,
+    past: Sequence[str],
+    pool: GraphPool | None,
+    report: Report,
+) -> Gathered:
+    """Load everything the source names beside the target."""
+    from localspec.drafters.parts import Parts
+
+    draft, refusal, stranger = _draft(source, place, report)
+    foreign, foreign_refusal = _foreign(source, stranger, place, target, report)
+    heads, odd = _heads(source)
+    parts = Parts(
+        target,
+        None if draft is None else capturable(draft, pool),
+        refusal,
+        free_bytes_now(place.hardware),
+        pool,
+        heads,
+        foreign,
+        foreign_refusal,
+        tuple(tuple(template.encode_text(text)) for text in past),
+    )
+    drafts = (draft, foreign.model if foreign is not None else None)
+    told = (
+        size_warning(source.target_name, target.weight_bytes, "The draft", each.weight_bytes)
+        for each in drafts
+        if each is not None
+    )
+    return Gathered(parts, odd, tuple(each for each in told if each is not None))
+
+
+def build_drafters(
+    parts: Parts, report: Report
+) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
+    """Every registered drafter that can be built, and a status for each that is known."""
+    from localspec.drafters import REGISTRY, drafter_class
+
+    built, statuses = dict[str, Drafter](), list[DrafterStatus]()
+    for name in REGISTRY:
+        report(f"preparing {name}")
+        try:
+            built[name] = drafter_class(name).build(parts)
+        except (LocalspecError, RuntimeError, MemoryError) as error:
+            statuses.append(DrafterStatus(name, False, str(error)))
+        else:
+            memory = built[name].memory_bytes
+            statuses.append(DrafterStatus(name, True, f"ready, {gib(memory)}", memory))
+    return built, tuple(statuses)
+
+
+def pool_of(place: Place) -> GraphPool | None:
+    """Where forwards are captured; None on devices that have no graphs."""
+    from localspec.forward.pool import CudaGraphPool
+
+    return CudaGraphPool(place.device) if place.device.type == "cuda" else None
+
+
+def capturable(model: LanguageModel, pool: GraphPool | None) -> LanguageModel:
+    from localspec.forward.decoder import Decoder
+    from localspec.forward.graphs import CapturedDecoder
+
+    if pool is None or not isinstance(model, Decoder):
+        return model
+    return CapturedDecoder(model, pool)
+
+
+def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Capturing, ...]:
+    """Everything that captures graphs, the target first: plain decoding gains from it at once."""
+    from localspec.drafters.draft_model import DraftModelDrafter
+    from localspec.drafters.self_quant import SelfQuantDrafter
+    from localspec.forward.graphs import CapturedDecoder
+
+    found: list[Capturing] = [target] if isinstance(target, CapturedDecoder) else []
+    for drafter in drafters.values():
+        if isinstance(drafter, DraftModelDrafter | SelfQuantDrafter):
+            found += [drafter.chunks] if drafter.chunks is not None else []
+            found += [drafter.model] if isinstance(drafter.model, CapturedDecoder) else []
+    return tuple(found)
+
+
+def _draft(
+    source: Source, place: Place, report: Report
+) -> tuple[LanguageModel | None, str, Path | None]:
+    """The draft model, or why there is none; and the draft's folder if it has other tokens."""
+    if source.draft is None:
+        return None, source.draft_refusal, None
+    try:
+        require_compatible(source.target, source.draft)
+        report(f"loading {source.draft_name}")
+        return _load_draft(source.draft, place), "", None
+    except DraftMismatch as error:
+        return None, str(error), source.draft
+    except (ModelError, MemoryShortage) as error:
+        return None, str(error), None
+
+
+def _foreign(
+    source: Source,
+    stranger: Path | None,
+    place: Place,
+    target: LanguageModel,
+    report: Report,
+) -> tuple[Foreign | None, str]:
+    """A draft with other tokens: the one asked for before the profile's own."""
+    from localspec.drafters.vocabularies import foreign
+
+    folder = stranger or source.foreign
+    if folder is None:
+        return None, "no draft with another vocabulary was chosen; --draft may name one."
+    try:
+        report(f"loading {folder.name}")
+        return foreign(source.target, folder, _load_draft(folder, place)), ""
+    except (ModelError, MemoryShortage) as error:
+        return None, str(error)
+
+
+def _load_draft(folder: Path, place: Place) -> LanguageModel:
+    """A draft stays in full precision: it is small, and its steps are what must be cheap."""
+    from localspec.forward.weights import check_folder
+
+    refuse_shortage(folder, place)
+    longest = check_folder(folder).get("max_position_embeddings")
+    context = min(place.context_length, longest or place.context_length)
+    return load_at(folder, replace(place, context_length=context, bits=None)).model
+
+
+def _heads(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
+    """The first folder of each kind, and a status for each that is no head. A target that ships
+    modules of its own brings them along."""
+    from localspec.forward.heads.files import head_kind
+    from localspec.forward.heads.mtp_native import ships_mtp
+
+    found, odd = dict[str, Path](), list[DrafterStatus]()
+    for folder in source.heads:
+        try:
+            found.setdefault(head_kind(folder), folder)
+        except ModelError as error:
+            odd.append(DrafterStatus(f"head {folder.name}", False, str(error)))
+    if ships_mtp(source.target):
+        found.setdefault("mtp", source.target)
+    return found, tuple(odd)

@@ -1,0 +1,125 @@
+"""Where models are loaded and how, and whether one more fits there.
+
+Contract: `Place` says device, precision and context; `load_at` opens a folder there after
+`refuse_shortage` held what it needs against what is free at that moment.
+
+Not here: planning ahead (planner), opening the files (forward.weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localspec.errors import ConfigError, MemoryShortage, ModelError
+from localspec.machine.hardware import Hardware, free_bytes_now, gib, torch_index
+from localspec.machine.options import LoadOptions
+from localspec.machine.planning import FULL_PRECISIONS
+from localspec.machine.shapes import Precision, kv_precision, shape_from_folder
+from localspec.machine.sources import Source
+
+if TYPE_CHECKING:
+    import torch
+
+    from localspec.forward.weights import Bits, Opened
+
+DEFAULT_CONTEXT = 4096
+SHORTEST_CONTEXT = 64
+QUANTISED: Mapping[str, Bits] = {"4-bit": 4, "8-bit": 8}  # as the planner names them
+SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how models are loaded."""
+
+    hardware: Hardware
+    device: torch.device
+    dtype: torch.dtype
+    bits: Bits | None  # of the target's linear layers, None: dtype
+    context_length: int
+
+    @property
+    def precision(self) -> str:
+        """As the person names it."""
+        return f"{self.bits}-bit" if self.bits else str(self.dtype).removeprefix("torch.")
+
+
+def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
+    from localspec.forward.weights import check_folder
+
+    longest = check_folder(source.target).get("max_position_embeddings")
+    wanted = options.context or min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+    if wanted < SHORTEST_CONTEXT or (longest and wanted > longest):
+        limit = f" to {longest}" if longest else " or more"
+        raise ConfigError(
+            f"A context of {wanted} tokens was asked for, but {source.target_name} can use "
+            f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
+        )
+    device = _device(hardware, torch)
+    bits = QUANTISED.get(options.dtype or "")
+    dtype = _dtype(None if bits else options.dtype, hardware, torch)
+    return Place(hardware, device, dtype, bits, wanted)
+
+
+def _device(hardware: Hardware, torch: Any) -> Any:
+    """Torch's device for the GPU that was chosen; torch may number GPUs in another order."""
+    index = torch_index(hardware.gpu, torch) if hardware.gpu is not None else None
+    return torch.device(hardware.device) if index is None else torch.device("cuda", index)
+
+
+def _dtype(name: str | None, hardware: Hardware, torch: Any) -> Any:
+    """The precision asked for; else bf16 where the device computes in it, fp32 elsewhere."""
+    from localspec.forward.weights import DTYPES
+
+    if name is not None:
+        if name not in DTYPES:
+            known = ", ".join((*DTYPES, *QUANTISED))
+            raise ConfigError(f"{name!r} is no precision. Choose one of: {known}.")
+        return DTYPES[name]
+    if hardware.device == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if hardware.device == "mps":
+        return torch.float16
+    return torch.bfloat16 if hardware.host.multiplies_bf16 else torch.float32
+
+
+def refuse_shortage(folder: Path, place: Place) -> None:
+    """Compare what weights and KV cache need with what is free at this moment."""
+    needed = _needed_bytes(folder, place)
+    free = free_bytes_now(place.hardware)
+    if needed > free:
+        raise MemoryShortage(
+            f"{folder.name} needs {gib(needed)} for its weights and {place.context_length} tokens "
+            f"of context, and {gib(free)} is free on {place.hardware.device_name}. Close other "
+            "programs, shorten --context, or choose a smaller model."
+        )
+
+
+def _needed_bytes(folder: Path, place: Place) -> int:
+    from localspec.forward.weights import weight_files
+
+    full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
+    try:
+        shape = shape_from_folder(folder)
+    except ModelError:  # a family the planner cannot count; its files say the least it needs
+        return sum(file.stat().st_size for file in weight_files(folder))
+    precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
+    kept_in = kv_precision(full, place.device.type)
+    return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
+
+
+def load_at(folder: Path, place: Place) -> Opened:
+    from localspec.forward.weights import load_model
+
+    spare_bytes = free_bytes_now(place.hardware) - _needed_bytes(folder, place)
+    return load_model(
+        folder,
+        place.dtype,
+        place.device,
+        place.context_length,
+        place.bits,
+        int(SPENT_ON_SPEED * max(0, spare_bytes)),
+    )

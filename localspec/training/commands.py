@@ -1,0 +1,260 @@
+"""`train` and what stands under it: a pair from text, heads and drafts for a target, a report.
+
+Contract: as of localspec.commands: parse flags, call one function, print its result. Progress goes
+to stderr. A person's own conversations are read only with --from-chats, from the local log, and
+what is made of them stays in HOME.
+
+Not here: logic (run, errand). Heavy imports stand inside the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localspec.errors import ConfigError
+from localspec.flags import (
+    DraftFlag,
+    DtypeFlag,
+    JsonFlag,
+    ModelFlag,
+    ProfileFlag,
+    finish,
+)
+from localspec.machine.options import LoadOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train a pair from text, or a draft or a head for a target that is there.",
+)
+
+HomeFlag = Annotated[
+    Path | None, typer.Option(help="Folder of the log and of what is made; none: the usual place.")
+]
+PromptsFlag = Annotated[
+    list[Path] | None, typer.Option(help="A .jsonl of prompts, turns or messages; repeatable.")
+]
+ChatsFlag = Annotated[
+    bool, typer.Option("--from-chats", help="Learn from your own logged conversations, locally.")
+]
+MadeUpFlag = Annotated[int, typer.Option(help="So many made-up requests of ours.")]
+OutFlag = Annotated[Path | None, typer.Option(help="Where the result goes; none: in HOME.")]
+WorkFlag = Annotated[
+    Path | None, typer.Option(help="Answers and checkpoints; an interrupted run resumes from it.")
+]
+MinutesFlag = Annotated[float, typer.Option(help="For the training itself.")]
+AnswerFlag = Annotated[float, typer.Option(help="For the target's answers, at most.")]
+ThreadsFlag = Annotated[int | None, typer.Option(help="Threads of the processor.")]
+DeviceFlag = Annotated[str | None, typer.Option(help="cpu, cuda or mps; none: the best here.")]
+RateFlag = Annotated[float | None, typer.Option(help="Peak learning rate.")]
+BatchFlag = Annotated[int, typer.Option(help="Tokens of one update.")]
+LengthFlag = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
+SeedFlag = Annotated[int, typer.Option()]
+
+HEADS = {
+    "medusa": "Train heads that guess several tokens at once from the target's last state.",
+    "eagle": "Train a one-layer head that drafts from the target's hidden states.",
+    "mtp": "Train a module that predicts token after token from the target's last state.",
+}
+OPTIONS = {
+    "medusa": {"num_heads", "num_layers"},
+    "eagle": {"num_heads", "ffn_size", "num_steps"},
+    "mtp": {"num_heads", "ffn_size", "num_steps"},
+}
+HEADS_HELP = "medusa: tokens guessed at once; eagle, mtp: of its attention."
+
+
+@app.command()
+def pair(
+    corpus: Annotated[list[Path], typer.Option(help="Corpus files, .jsonl.xz; repeatable.")],
+    held_out: Annotated[list[Path], typer.Option(help="Held-out files; repeatable.")],
+    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
+    work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run resumes from it.")],
+    minutes: Annotated[float, typer.Option(help="For the target.")] = 60.0,
+    draft_minutes: Annotated[float, typer.Option(help="For the draft.")] = 8.0,
+    layers: Annotated[int, typer.Option()] = 12,
+    hidden_size: Annotated[int, typer.Option()] = 256,
+    start_from: Annotated[
+        Path | None, typer.Option(help="An exported target to go on from; none: from nothing.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    seed: SeedFlag = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a target and a draft from text, as the demo pair was."""
+    from dataclasses import asdict
+
+    from localspec.bench.suite import to_stderr
+    from localspec.training.run import TrainSettings
+    from localspec.training.run import train as run
+
+    settings = TrainSettings(
+        tuple(corpus),
+        tuple(held_out),
+        out,
+        work,
+        target_minutes=minutes,
+        draft_minutes=draft_minutes,
+        target_layers=layers,
+        hidden_size=hidden_size,
+        start_from=start_from,
+        device=device,
+        seed=seed,
+    )
+    made = asdict(run(settings, to_stderr))
+    finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
+
+
+@app.command()
+def distil(
+    prompts: PromptsFlag = None,
+    from_chats: ChatsFlag = False,
+    made_up: MadeUpFlag = 0,
+    start_from: Annotated[
+        str | None, typer.Option(help="A draft that learns on: a folder or a hub id.")
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Of a fresh draft.")] = 1,
+    hidden_size: Annotated[
+        int | None, typer.Option(help="Of a fresh draft; none: the target's.")
+    ] = None,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    minutes: MinutesFlag = 30.0,
+    answer_minutes: AnswerFlag = 15.0,
+    out: OutFlag = None,
+    work: WorkFlag = None,
+    max_answer_length: LengthFlag = 256,
+    batch: BatchFlag = 4096,
+    rate: RateFlag = None,
+    dtype: DtypeFlag = None,
+    device: DeviceFlag = None,
+    threads: ThreadsFlag = None,
+    seed: SeedFlag = 1,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a small draft model. With --from-chats, fit the target's draft to your own chats."""
+    from localspec.training.errand import Errand, run_errand
+
+    errand = Errand(
+        "draft",
+        LoadOptions(profile, model, draft, dtype=dtype, home=home),
+        prompts or (),
+        from_chats,
+        made_up,
+        start_from,
+        minutes,
+        answer_minutes,
+        out,
+        work,
+        max_answer_length,
+        batch,
+        rate,
+        device,
+        threads,
+        seed,
+        _given(layers=layers, hidden_size=hidden_size),
+    )
+    result, text = run_errand(errand)
+    finish(result, text, as_json)
+
+
+def _head_command(kind: str) -> Callable[..., None]:
+    """The command that trains heads of one kind; they share their flags."""
+
+    def command(
+        prompts: PromptsFlag = None,
+        from_chats: ChatsFlag = False,
+        made_up: MadeUpFlag = 0,
+        heads: Annotated[int | None, typer.Option(help=HEADS_HELP)] = None,
+        layers: Annotated[int | None, typer.Option(help="medusa: of each head.")] = None,
+        ffn_size: Annotated[int | None, typer.Option(help="eagle, mtp: of its layer.")] = None,
+        steps: Annotated[int | None, typer.Option(help="eagle, mtp: drafted in training.")] = None,
+        profile: ProfileFlag = None,
+        model: ModelFlag = None,
+        minutes: MinutesFlag = 30.0,
+        answer_minutes: AnswerFlag = 15.0,
+        out: OutFlag = None,
+        work: WorkFlag = None,
+        max_answer_length: LengthFlag = 256,
+        batch: BatchFlag = 4096,
+        rate: RateFlag = None,
+        dtype: DtypeFlag = None,
+        device: DeviceFlag = None,
+        threads: ThreadsFlag = None,
+        seed: SeedFlag = 1,
+        home: HomeFlag = None,
+        as_json: JsonFlag = False,
+    ) -> None:
+        from localspec.training.errand import Errand, run_errand
+
+        options = _given(num_heads=heads, num_layers=layers, ffn_size=ffn_size, num_steps=steps)
+        _require_known(kind, options)
+        errand = Errand(
+            kind,
+            LoadOptions(profile, model, dtype=dtype, home=home),
+            prompts or (),
+            from_chats,
+            made_up,
+            None,
+            minutes,
+            answer_minutes,
+            out,
+            work,
+            max_answer_length,
+            batch,
+            rate,
+            device,
+            threads,
+            seed,
+            options,
+        )
+        result, text = run_errand(errand)
+        finish(result, text, as_json)
+
+    return command
+
+
+for _kind, _words in HEADS.items():
+    app.command(_kind, help=_words)(_head_command(_kind))
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="What was trained; none: all in HOME.")
+    ] = None,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    dtype: DtypeFlag = None,
+    device: DeviceFlag = None,
+    threads: ThreadsFlag = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what a trained head or draft would gain here, or that it would lose."""
+    from localspec.training.errand import report_gains
+
+    load = LoadOptions(profile, model, dtype=dtype, home=home)
+    result, text = report_gains(folders or (), load, device, threads)
+    finish(result, text, as_json)
+
+
+def _given(**options: int | None) -> dict[str, int]:
+    """The options that were named; the kind's own defaults stand for the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _require_known(kind: str, options: dict[str, int]) -> None:
+    for name, value in options.items():
+        if name not in OPTIONS[kind]:
+            raise ConfigError(
+                f"{kind} has no {name.replace('_', ' ')} to choose. Leave that flag out."
+            )
+        if value < 1:
+            raise ConfigError(f"{name.replace('_', ' ')} is {value}, but must be 1 or more.")

@@ -1,0 +1,233 @@
+"""What `train distil`, its sisters and `train report` do, from flags to a registered result.
+
+Contract: finds the target, the device, the prompts and the person's own conversations (only when
+asked to), trains, and offers the result in a profile of the person's. Returns JSON data and the
+sentence to print. A draft that learnt on without getting better is kept, but not offered.
+
+Not here: training itself (heads.run), flags (commands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from localspec.bench.suite import to_stderr
+from localspec.config import Settings, settings_for
+from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.machine.compatibility import require_compatible
+from localspec.machine.hardware import Hardware, confirmed_by_torch, free_bytes_now, probe
+from localspec.machine.options import LoadOptions
+from localspec.machine.room import Place, place_for
+from localspec.machine.sources import Source, resolve
+from localspec.record.chats import read_replies
+from localspec.training.gain import Bench, expected_tokens, gains, render
+from localspec.training.heads.made import NOTE, Made
+from localspec.training.heads.questions import Conversation, made_up, read_prompts
+from localspec.training.heads.registry import register_draft, register_head, slug
+from localspec.training.heads.run import HeadSettings, train_head
+from localspec.training.heads.target import fingerprint
+
+
+@dataclass(frozen=True)
+class Errand:
+    """Flags as they were given. kind: draft, or a kind of head. made_up: how many requests of
+    ours. start_from: a draft that learns on. options: of the kind."""
+
+    kind: str
+    load: LoadOptions
+    prompts: Sequence[Path] = ()
+    from_chats: bool = False
+    made_up: int = 0
+    start_from: str | None = None
+    minutes: float = 30.0
+    answer_minutes: float = 15.0
+    out: Path | None = None
+    work: Path | None = None
+    max_answer_length: int = 256
+    batch: int = 4096
+    rate: float | None = None
+    device: str | None = None
+    threads: int | None = None
+    seed: int = 1
+    options: dict[str, int] = field(default_factory=dict)
+
+
+def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
+    """Train and register. Raises LocalspecError."""
+    _require_sense(errand)
+    settings = settings_for(errand.load.home)
+    conversations = _conversations(errand, settings)
+    source, place = _target(errand.load, errand.device, errand.threads)
+    start = _start(errand, source)
+    name = slug(source.target_name)
+    kind_folder = f"{errand.kind}-personal" if errand.from_chats else errand.kind
+    own = settings.home / (
+        Path("drafts", name, "personal" if errand.from_chats else "distilled")
+        if errand.kind == "draft"
+        else Path("heads", name, kind_folder)
+    )
+    out = (errand.out or own).expanduser()
+    made = train_head(
+        HeadSettings(
+            errand.kind,
+            source.target,
+            source.target_name,
+            conversations,
+            out,
+            (errand.work or settings.home / "training" / name).expanduser(),
+            errand.minutes,
+            errand.answer_minutes,
+            errand.options,
+            start,
+            errand.from_chats,
+            place.dtype,
+            place.bits,
+            place.device,
+            errand.max_answer_length,
+            batch=errand.batch,
+            rate=errand.rate,
+            seed=errand.seed,
+            free_bytes=lambda: free_bytes_now(place.hardware),
+        ),
+        to_stderr,
+    )
+    profile, notice = _registered(settings, source, out, made)
+    result = {**asdict(made), "out": str(out), "profile": profile, "notice": notice}
+    return result, _said(made, out, profile, notice)
+
+
+def report_gains(
+    folders: Sequence[Path], load: LoadOptions, device: str | None, threads: int | None
+) -> tuple[dict[str, Any], str]:
+    """Measure what results would gain here. Raises LocalspecError."""
+    source, place = _target(load, device, threads)
+    home, name = settings_for(load.home).home, slug(source.target_name)
+    found = [folder.expanduser() for folder in folders] or sorted(
+        note.parent
+        for each in ("drafts", "heads")
+        for note in (home / each / name).glob(f"*/{NOTE}")
+    )
+    if not found:
+        raise ConfigError(
+            f"Nothing was trained for {source.target_name} in {home} yet. Train something, or name "
+            "its folder."
+        )
+    bench = Bench(source.target, fingerprint(source.target), place.dtype, place.device, place.bits)
+    measured = gains(bench, found, to_stderr)
+    where = {"device": place.hardware.device_name, "dtype": place.precision}
+    result = {**where, "gains": [gain.as_dict() for gain in measured]}
+    heading = f"Measured on {place.hardware.device_name}, {place.precision}."
+    return result, "\n\n".join([heading, *map(render, measured)])
+
+
+def _require_sense(errand: Errand) -> None:
+    if not errand.prompts and not errand.from_chats and errand.made_up < 1:
+        raise ConfigError(
+            "There is nothing to ask the target. Give --prompts with a .jsonl file, --made-up with "
+            "a number of requests of ours, or --from-chats to learn from your own conversations."
+        )
+    numbers = {
+        "--minutes": errand.minutes,
+        "--batch": errand.batch,
+        "--max-answer-length": errand.max_answer_length,
+        "--rate": 1.0 if errand.rate is None else errand.rate,
+        "--threads": 1 if errand.threads is None else errand.threads,
+    }
+    for flag, value in numbers.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{flag} is {value}, but must be more than 0.")
+
+
+def _conversations(errand: Errand, settings: Settings) -> list[Conversation]:
+    found = [one for path in errand.prompts for one in read_prompts(path.expanduser())]
+    found += made_up(errand.made_up, errand.seed)
+    if errand.from_chats:
+        replies = read_replies(settings.database)
+        if not replies:
+            raise StoreError(
+                f"The log at {settings.database} holds no finished replies yet. Chat for a while "
+                "and come back, or train from --prompts."
+            )
+        chats = {reply.conversation_id for reply in replies}
+        to_stderr(
+            f"Found {len(replies)} replies in {len(chats)} conversations of your own. They are "
+            "read from this computer's log and stay on it."
+        )
+        found += [
+            Conversation(f"chat:{one.conversation_id}", one.before, logged=one.text)
+            for one in replies
+        ]
+    return found
+
+
+def _target(load: LoadOptions, device: str | None, threads: int | None) -> tuple[Source, Place]:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    source = resolve(load)
+    return source, place_for(load, source, _on(device), torch)
+
+
+def _on(device: str | None) -> Hardware:
+    """The machine, with the device that was asked for."""
+    found = confirmed_by_torch(probe(), torch)
+    if device is None or device == found.device:
+        return found
+    if device != "cpu":
+        raise ConfigError(
+            f"The device {device!r} was asked for, and this computer has {found.device_name} "
+            f"({found.device}). Leave --device out, or give cpu."
+        )
+    return replace(found, device="cpu", gpu=None)
+
+
+def _start(errand: Errand, source: Source) -> Path | None:
+    """The draft that learns on: the one named, or with one's own chats the target's draft."""
+    if errand.kind != "draft":
+        return None
+    start = source.draft if errand.from_chats else None
+    if errand.start_from is not None:
+        start = resolve(LoadOptions(model=errand.start_from, home=errand.load.home)).target
+    if start is not None:
+        require_compatible(source.target, start)
+    return start
+
+
+def _registered(
+    settings: Settings, source: Source, out: Path, made: Made
+) -> tuple[str | None, str | None]:
+    """The profile that offers the result, or why none does."""
+    if made.before is not None and _tokens(made.acceptance) <= _tokens(made.before):
+        return None, "It got no better than the draft it began with, so that one stays in use."
+    try:
+        write = register_draft if made.kind == "draft" else register_head
+        return str(write(settings, source.target_name, source.target, out)), None
+    except LocalspecError as error:
+        return None, f"It is not offered by a profile yet: {error}"
+
+
+def _said(made: Made, out: Path, profile: str | None, notice: str | None) -> str:
+    rates = ", ".join(f"{rate:.0%}" for rate in made.acceptance)
+    lines = [
+        f"The {made.kind} is in {out}.",
+        f"Held out, accepted by position: {rates}; {_tokens(made.acceptance):.2f} tokens a round.",
+    ]
+    if made.before is not None:
+        lines.append(f"Before this training: {_tokens(made.before):.2f} tokens a round.")
+    if profile is not None:
+        lines.append(
+            f"The profile {Path(profile).stem} offers it from now on ({profile}). "
+            "`python -m localspec train report` says what it gains here."
+        )
+    return "\n".join([*lines, *([] if notice is None else [notice])])
+
+
+def _tokens(acceptance: Sequence[float]) -> float:
+    return expected_tokens(acceptance, len(acceptance))

@@ -1,0 +1,242 @@
+"""Let the target answer, many conversations at once, and keep what it says.
+
+Contract: each conversation is answered at every temperature until all are or the minutes are used
+up; what the log holds already is not asked again, and its time counts. Prompts are cut to like
+lengths, filled in front and masked, so any family that transformers can mask will do; answers
+that have ended leave the batch. A prompt the template or the context refuses is left out and
+counted.
+
+Not here: what is asked (questions), rows (rows).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from localspec.backend import Message
+from localspec.chat.template import ChatTemplate
+from localspec.errors import ConfigError, MemoryShortage, RequestError
+from localspec.training.heads.answers import AnswerLog, answer_key
+from localspec.training.heads.questions import Conversation
+from localspec.training.heads.rows import Answer
+from localspec.training.heads.target import Target
+from localspec.training.sampling import choose
+
+Report = Callable[[str], None]
+TEMPERATURES = (0.0, 0.7, 1.0)
+SORTED_TOGETHER = 512  # questions whose lengths are brought together
+REPORT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """max_length: tokens of an answer at most. tokens_at_once: positions of a batch, its answers
+    included; the cache of a batch holds so many."""
+
+    minutes: float
+    max_length: int = 256
+    tokens_at_once: int = 16_384
+    batch_size: int = 64
+    temperatures: tuple[float, ...] = TEMPERATURES
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Question:
+    """A rendered prompt and how to answer it."""
+
+    key: str
+    group: str
+    prompt: tuple[int, ...]
+    temperature: float
+
+
+def collect(
+    target: Target,
+    template: ChatTemplate,
+    conversations: Sequence[Conversation],
+    plan: CollectPlan,
+    log: AnswerLog,
+    report: Report,
+) -> list[Answer]:
+    """All answers to these conversations that there are now, logged ones first. Raises
+    ConfigError when there is none, StoreError, MemoryShortage."""
+    found = _logged(template, conversations)
+    branches = [
+        (one.group, one.opening, one.follow_ups, heat)
+        for one in conversations
+        for heat in plan.temperatures
+    ]
+    num_refused = 0
+    while branches:  # once for each message of the longest conversation
+        rendered = [_question(target, template, branch, plan) for branch in branches]
+        questions = [question for question in rendered if question is not None]
+        num_refused += len(rendered) - len(questions)
+        _ask(target, template, questions, plan, log, report)
+        going_on = []
+        for branch, question in zip(branches, rendered, strict=True):
+            if question is None or question.key not in log.answers:
+                continue
+            answer = log.answers[question.key]
+            found.append(Answer(branch[0], answer.prompt, answer.answer, answer.temperature))
+            group, said, follow_ups, heat = branch
+            if follow_ups:
+                reply = Message("assistant", template.decode(answer.answer))
+                asked = Message("user", follow_ups[0])
+                going_on.append((group, (*said, reply, asked), follow_ups[1:], heat))
+        branches = going_on
+    if num_refused:
+        report(
+            f"{num_refused} prompts were left out: the model's template or context refuses them."
+        )
+    if not found:
+        raise ConfigError(
+            "The target has answered nothing. Give more --answer-minutes, or prompts that fit its "
+            f"context of {target.context_length} tokens."
+        )
+    return found
+
+
+def _logged(template: ChatTemplate, conversations: Sequence[Conversation]) -> list[Answer]:
+    """Answers that were given before. How they ended is learnt from the target's own."""
+    found = []
+    for one in conversations:
+        if one.logged is None:
+            continue
+        try:
+            prompt = template.render(one.opening)
+        except RequestError:
+            continue  # counted with the questions
+        said = tuple(template.encode_text(one.logged))
+        found.append(Answer(one.group, tuple(prompt), said, None))
+    return found
+
+
+def _question(
+    target: Target,
+    template: ChatTemplate,
+    branch: tuple[str, tuple[Message, ...], tuple[str, ...], float],
+    plan: CollectPlan,
+) -> Question | None:
+    group, said, _, temperature = branch
+    try:
+        prompt = template.render(said)
+    except RequestError:
+        return None
+    if not prompt or len(prompt) + plan.max_length > target.context_length:
+        return None
+    key = answer_key(prompt, temperature, plan.max_length)
+    return Question(key, group, tuple(prompt), temperature)
+
+
+def _ask(
+    target: Target,
+    template: ChatTemplate,
+    questions: Sequence[Question],
+    plan: CollectPlan,
+    log: AnswerLog,
+    report: Report,
+) -> None:
+    """Answer what is not answered yet, as long as there is time."""
+    open_ones = list({q.key: q for q in questions if q.key not in log.answers}.values())
+    Random(plan.seed).shuffle(open_ones)  # when time runs out, of every kind some are answered
+    generator = torch.Generator().manual_seed(plan.seed + len(log.answers))
+    num_tokens, begun, said_at = 0, time.monotonic(), time.monotonic()
+    for batch in _batches(open_ones, plan):
+        left = 60.0 * plan.minutes - log.seconds
+        if left <= 0.0:
+            report("The time for answers is used up.")
+            return
+        noted_at = time.monotonic()
+        for place, answer in _write(target, template.end_ids, batch, plan.max_length, generator):
+            question, now = batch[place], time.monotonic()
+            given = Answer(question.group, question.prompt, answer, question.temperature)
+            log.add(question.key, given, now - noted_at)
+            noted_at, num_tokens = now, num_tokens + len(answer)
+            if now - said_at > REPORT_SECONDS:
+                said_at, rate = now, num_tokens / (now - begun)
+                left = max(0.0, plan.minutes - log.seconds / 60.0)
+                report(
+                    f"{len(log.answers)} answers, {rate:.0f} tokens/s, at most {left:.1f} "
+                    "minutes left"
+                )
+
+
+def _batches(questions: Sequence[Question], plan: CollectPlan) -> Iterator[list[Question]]:
+    """Questions of like length, as many as the plan allows at once."""
+    for start in range(0, len(questions), SORTED_TOGETHER):
+        batch = list[Question]()
+        for question in sorted(
+            questions[start : start + SORTED_TOGETHER], key=lambda each: len(each.prompt)
+        ):
+            room = plan.tokens_at_once // (len(question.prompt) + plan.max_length)
+            if batch and len(batch) >= min(room, plan.batch_size):
+                yield batch
+                batch = []
+            batch.append(question)
+        yield batch
+
+
+@torch.inference_mode()
+def _write(
+    target: Target,
+    end_ids: frozenset[int],
+    questions: Sequence[Question],
+    max_length: int,
+    generator: torch.Generator,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(place of the question, answer with its end token) for each as it ends."""
+    device = target.device
+    longest = max(len(question.prompt) for question in questions)
+    fill = [longest - len(question.prompt) for question in questions]
+    rows = [[0] * n + list(q.prompt) for n, q in zip(fill, questions, strict=True)]
+    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in fill], device=device)
+    heat = torch.tensor([question.temperature for question in questions], device=device)
+    tokens, past = torch.tensor(rows, device=device), None  # [B, n]
+    places, written = list(range(len(questions))), [list[int]() for _ in questions]
+    while places:
+        logits, past = _step(target.module, tokens, mask, past)
+        drawn = choose(logits, heat, generator)  # [B]
+        kept = []
+        for row, token in enumerate(drawn.tolist()):
+            answer = written[places[row]]
+            answer.append(token)
+            if token in end_ids or len(answer) >= max_length:
+                yield places[row], tuple(answer)
+            else:
+                kept.append(row)
+        if len(kept) < len(places) and kept:
+            index = torch.tensor(kept, device=device)
+            past.batch_select_indices(index)
+            mask, heat, drawn = mask[index], heat[index], drawn[index]
+        places = [places[row] for row in kept]
+        tokens = drawn[:, None]
+        mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
+
+
+def _step(
+    module: Any, tokens: torch.Tensor, mask: torch.Tensor, past: Any
+) -> tuple[torch.Tensor, Any]:
+    """Logits of the last position [B, V] and the cache."""
+    positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
+    try:
+        output = module(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=past,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise MemoryShortage(
+            f"The memory does not hold {len(tokens)} answers at once. Close other programs or give "
+            "shorter prompts, and run the command again: it goes on where it stopped."
+        ) from error
+    return output.logits[:, -1], output.past_key_values

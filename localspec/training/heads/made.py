@@ -1,0 +1,92 @@
+"""What a training has made: a folder, and beside the weights what is known of it.
+
+Contract: `made.json` marks a folder as ours and holds the held-out figures. A result is written
+beside its place and swapped in whole; a folder that holds anything else is refused before the
+training begins, and is never written over.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from localspec.errors import ConfigError, ModelError, StoreError
+
+NOTE = "made.json"
+MAKER = "python -m localspec train"
+
+
+@dataclass(frozen=True)
+class Made:
+    """target: its name. mark: its fingerprint. acceptance: held out, by draft position.
+    before: the same of what it started from, None for a fresh one."""
+
+    kind: str
+    target: str
+    mark: str
+    acceptance: tuple[float, ...]
+    before: tuple[float, ...] | None
+    num_tokens: int
+    num_steps: int
+    minutes: float
+    is_personal: bool = False
+
+
+def require_free(folder: Path, kind: str) -> None:
+    """Raise ConfigError unless the folder is empty, absent, or an earlier result of this kind."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file. Name a folder with --out.")
+    if not any(folder.iterdir()):
+        return
+    found = read_made(folder) if (folder / NOTE).is_file() else None
+    if found is None or found.kind != kind:
+        what = "other files" if found is None else f"a trained {found.kind}"
+        raise ConfigError(f"{folder} holds {what}, which would be lost. Name another --out.")
+
+
+def deliver(folder: Path, made: Made, save: Callable[[Path], None]) -> None:
+    """Write a result beside its place and swap it in. Raises StoreError; what was there stays."""
+    part, old = (folder.parent / f".{folder.name}.{end}" for end in ("part", "old"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        save(part)
+        note = json.dumps({"made_by": MAKER, **asdict(made)}, indent=2)
+        (part / NOTE).write_text(note + "\n", encoding="utf-8")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot be written ({error.strerror or error}). Free some space there and "
+            "run the command again: the training itself is kept and is not repeated."
+        ) from error
+
+
+def read_made(folder: Path) -> Made:
+    """What is known of a result. Raises ModelError."""
+    try:
+        row = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        before = row["before"]
+        return Made(
+            str(row["kind"]),
+            str(row["target"]),
+            str(row["mark"]),
+            tuple(float(rate) for rate in row["acceptance"]),
+            None if before is None else tuple(float(rate) for rate in before),
+            int(row["num_tokens"]),
+            int(row["num_steps"]),
+            float(row["minutes"]),
+            bool(row["is_personal"]),
+        )
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} was not made by `{MAKER}`: it has no {NOTE}.") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder / NOTE} is damaged. Train it again.") from error

@@ -1,0 +1,90 @@
+"""What the training of a head needs of its target, of a batch and of the head's kind.
+
+Contract: a `Recipe` holds the trained weights alone, says which of the target's hidden states it
+reads, and gives a loss and its held-out acceptance on a `Lesson`; the loop around it (`frame`) is
+the same for every kind. The target is frozen: a `Teacher` is its sizes, its embedding and its
+head. `RECIPES` names the function that makes each kind; it is imported only when asked for.
+
+Not here: where the lessons come from (collect, teacher), the loop, the files of a head
+(forward.heads.files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from torch import Tensor, nn
+
+from localspec.errors import ConfigError
+from localspec.forward.heads.files import TargetSizes
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The frozen target. embed: ids [...] int64 -> input embeddings [..., d]. head: normalised
+    rows [..., d] -> logits [..., V] fp32, differentiable with respect to the rows."""
+
+    sizes: TargetSizes
+    embed: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch with what the target computed on it.
+
+    tokens: [B, n + 1] int64. weights: [B, n], of the predicted tokens tokens[:, 1:]. features:
+    layer -> [B, n, d] fp32, of tokens[:, :-1]; layers as in forward.features (LAST is what the
+    head reads). Filling stands at the end of a row and has no weight.
+    """
+
+    tokens: Tensor
+    weights: Tensor
+    features: Mapping[int, Tensor]
+
+
+class Recipe(Protocol):
+    """One kind of head while it is trained. layers: the hidden states it reads; LAST is always
+    among a lesson's features. module: the trained weights only, fp32."""
+
+    kind: str
+    layers: tuple[int, ...]
+    module: nn.Module
+
+    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
+        """What is to be made small, a scalar; a mean over weights, so that batches compare."""
+        ...
+
+    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
+        """For each draft position (sum of the weights where the greedy guess is the target's own
+        greedy choice, sum of the weights tried), tried only where all earlier guesses agreed."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the head's folder, by forward.heads.files.write_head."""
+        ...
+
+
+Make = Callable[[Teacher, dict[str, int], int], Recipe]
+
+# kind -> "module:function"; the function is make(teacher, options, seed) -> Recipe.
+RECIPES: dict[str, str] = {
+    "medusa": "localspec.training.heads.medusa:make",
+    "eagle": "localspec.training.heads.eagle:make",
+    "mtp": "localspec.training.heads.mtp:make",
+}
+
+
+def make_recipe(kind: str, teacher: Teacher, options: dict[str, int], seed: int) -> Recipe:
+    """A fresh recipe. Raises ConfigError for a kind that is not known."""
+    if kind not in RECIPES:
+        raise ConfigError(
+            f"{kind!r} is no kind of head that can be trained. Choose one of: "
+            f"{', '.join(sorted(RECIPES))}."
+        )
+    module, function = RECIPES[kind].split(":")
+    return cast("Make", vars(import_module(module))[function])(teacher, options, seed)

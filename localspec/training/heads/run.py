@@ -1,0 +1,215 @@
+"""From a target and its questions to a trained head or draft: the stages in order.
+
+Contract: `train_head` leaves the result in `out` and all it can resume from in `work`; a run
+killed at any moment is continued by the same call. Nothing in `out` changes before the training
+is over. `work` belongs to one target and is refused for another. The answers are shared by all
+kinds; a person's own conversations lie in a file of their own there.
+
+Not here: which model is meant and what is free (commands), the profile (registry).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from localspec.chat.template import ChatTemplate
+from localspec.errors import ConfigError, MemoryShortage
+from localspec.forward.weights import Bits, weight_files
+from localspec.training.heads.answers import AnswerLog
+from localspec.training.heads.collect import CollectPlan, collect
+from localspec.training.heads.draft import DraftRecipe, DraftShape, fresh_draft, loaded_draft
+from localspec.training.heads.frame import FrameSettings, Run
+from localspec.training.heads.made import Made, deliver, require_free
+from localspec.training.heads.questions import Conversation
+from localspec.training.heads.recipe import Recipe, make_recipe
+from localspec.training.heads.rows import Rows, split_rows
+from localspec.training.heads.target import Target, fingerprint, load_target
+from localspec.training.schedule import Schedule
+
+Report = Callable[[str], None]
+CPU = torch.device("cpu")
+RATES = {"draft": 1e-3}  # peak rates; other kinds have HEAD_RATE
+HEAD_RATE, ONWARD_RATE = 1e-3, 2e-4
+ANSWERS, OWN_ANSWERS, OWNER = "answers.jsonl", "answers-own-chats.jsonl", "target.json"
+# Rows of logits [tokens, V] in fp32 that a loss holds at once, with their gradients.
+ROWS_OF_LOGITS = 12
+LOGITS_BYTES = 2**31
+KEPT_FOR_EACH = 16  # bytes a trained weight takes: itself, its gradient, two moments
+WRITTEN_FOR_EACH = 32  # bytes on the disk: itself, the best, two moments, twice while swapping
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """Everything a training is told. kind: draft, or one of recipe.RECIPES. options: of the kind.
+    start_from: a draft that learns on. free_bytes: what the device can still give, asked when it
+    matters; None: unknown. num_steps: instead of minutes."""
+
+    kind: str
+    target: Path
+    target_name: str
+    conversations: Sequence[Conversation]
+    out: Path
+    work: Path
+    minutes: float = 30.0
+    answer_minutes: float = 15.0
+    options: dict[str, int] = field(default_factory=dict)
+    start_from: Path | None = None
+    is_personal: bool = False
+    dtype: torch.dtype = torch.float32
+    bits: Bits | None = None
+    device: torch.device = CPU
+    max_answer_length: int = 256
+    row_length: int = 512
+    batch: int = 4096
+    rate: float | None = None
+    seed: int = 1
+    num_steps: int | None = None
+    free_bytes: Callable[[], int] | None = None
+
+
+def train_head(settings: HeadSettings, report: Report) -> Made:
+    """Collect, train, save. Raises LocalspecError with what is wrong and what to do."""
+    require_free(settings.out, settings.kind)
+    mark = fingerprint(settings.target)
+    require_own(settings.work, mark, settings.target_name)
+    _require_memory(_weight_bytes(settings), settings, f"The target {settings.target_name}")
+    report(f"Loading {settings.target_name}.")
+    target = load_target(settings.target, settings.dtype, settings.device, settings.bits)
+    rows = collect_rows(settings, target, report)
+    report(f"{len(rows.learnt)} rows to learn from, {len(rows.held_out)} held out.")
+    recipe = _recipe(settings, target)
+    run = _run(settings, target, recipe, rows, mark, report)
+    _require_room(settings, target, run)
+    judgement = run.train()
+    made = Made(
+        settings.kind,
+        settings.target_name,
+        mark,
+        judgement.acceptance,
+        run.first_judgement.acceptance if settings.start_from is not None else None,
+        run.progress.num_tokens,
+        run.progress.step,
+        round(run.progress.trained_seconds / 60.0, 2),
+        settings.is_personal,
+    )
+    deliver(settings.out, made, recipe.save)
+    return made
+
+
+def require_own(work: Path, mark: str, name: str) -> None:
+    """Make the work folder this target's. Raises ConfigError where it is another's."""
+    owner = work / OWNER
+    if owner.is_file():
+        try:
+            found = json.loads(owner.read_text(encoding="utf-8"))
+            other, other_name = str(found["mark"]), str(found["name"])
+        except (ValueError, KeyError, TypeError):
+            other, other_name = "", "an unreadable note"
+        if other != mark:
+            raise ConfigError(
+                f"{work} holds the training for another target ({other_name}), or for earlier "
+                f"weights of {name}. Name another --work, or delete that folder to begin anew."
+            )
+        return
+    if work.is_dir() and any(one.name != f"{OWNER}.part" for one in work.iterdir()):
+        raise ConfigError(f"{work} holds other files. Name another --work.")
+    work.mkdir(parents=True, exist_ok=True)
+    part = work / f"{OWNER}.part"
+    part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
+    part.replace(owner)
+
+
+def collect_rows(settings: HeadSettings, target: Target, report: Report) -> Rows:
+    """The target's answers as rows, those it gave in earlier runs among them."""
+    log = AnswerLog(settings.work / (OWN_ANSWERS if settings.is_personal else ANSWERS))
+    longest = target.context_length
+    plan = CollectPlan(
+        settings.answer_minutes, min(settings.max_answer_length, longest // 2), seed=settings.seed
+    )
+    template = ChatTemplate.load(settings.target)
+    answers = collect(target, template, settings.conversations, plan, log, report)
+    return split_rows(answers, min(settings.row_length, longest - 1))
+
+
+def _recipe(settings: HeadSettings, target: Target) -> Recipe:
+    if settings.kind != "draft":
+        recipe = make_recipe(settings.kind, target.teacher(), settings.options, settings.seed)
+        recipe.module.to(target.device)
+        return recipe
+    if settings.start_from is not None:
+        return DraftRecipe(loaded_draft(settings.start_from, target), target)
+    shape = DraftShape(settings.options.get("layers", 1), settings.options.get("hidden_size"))
+    return DraftRecipe(fresh_draft(target, shape, settings.seed), target)
+
+
+def _run(
+    settings: HeadSettings, target: Target, recipe: Recipe, rows: Rows, mark: str, report: Report
+) -> Run:
+    usual = RATES.get(settings.kind, HEAD_RATE) if settings.start_from is None else ONWARD_RATE
+    rate = settings.rate or usual
+    schedule = (
+        Schedule(rate, num_steps=settings.num_steps, decay_fraction=0.4)
+        if settings.num_steps is not None
+        else Schedule(rate, minutes=settings.minutes, decay_fraction=0.4)
+    )
+    name = f"{settings.kind}-personal" if settings.is_personal else settings.kind
+    at_once = LOGITS_BYTES // (4 * ROWS_OF_LOGITS * target.sizes.vocab_size)
+    frame = FrameSettings(
+        schedule,
+        settings.work / name,
+        tokens_per_batch=settings.batch,
+        tokens_at_once=max(settings.row_length, min(settings.batch, at_once)),
+        seed=settings.seed,
+    )
+    start = "" if settings.start_from is None else fingerprint(settings.start_from)
+    about = {
+        "kind": settings.kind,
+        "target": mark,
+        "options": json.dumps(settings.options, sort_keys=True),
+        "start": start,
+        "seed": settings.seed,
+    }
+    return Run(recipe, target, rows, frame, about, report)
+
+
+def _weight_bytes(settings: HeadSettings) -> int:
+    """What the target's weights take as they will be loaded."""
+    counted = sum(map(_num_weights, weight_files(settings.target)))
+    bits = settings.bits or 8 * settings.dtype.itemsize
+    return counted * bits // 8
+
+
+def _num_weights(file: Path) -> int:
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
+    return sum(math.prod(each["shape"]) for key, each in header.items() if key != "__metadata__")
+
+
+def _require_room(settings: HeadSettings, target: Target, run: Run) -> None:
+    """Raises MemoryShortage before anything is begun that could not be finished."""
+    count = sum(weight.numel() for weight in run.trained.values())
+    logits = 4 * ROWS_OF_LOGITS * run.settings.tokens_at_once * target.sizes.vocab_size
+    _require_memory(KEPT_FOR_EACH * count + logits, settings, "The training")
+    needed, free = WRITTEN_FOR_EACH * count, shutil.disk_usage(settings.work).free
+    if needed > free:
+        raise MemoryShortage(
+            f"The checkpoints need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is free "
+            f"on the disk of {settings.work}. Free some space, or name another --work."
+        )
+
+
+def _require_memory(needed: int, settings: HeadSettings, what: str) -> None:
+    free = None if settings.free_bytes is None else settings.free_bytes()
+    if free is not None and needed > free:
+        raise MemoryShortage(
+            f"{what} needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is free. Close "
+            "other programs, load the target with --dtype 4-bit, or choose a smaller one."
+        )

@@ -1,0 +1,114 @@
+"""The frozen target while something is trained for it: its hidden states, embedding and head.
+
+Contract: any family transformers knows, used as it is. `lesson` computes the asked-for hidden
+states of a batch and keeps nothing, so that memory is bounded by the batch; layers count as in
+forward.features. `fingerprint` tells one target from another of the same shape.
+
+Not here: the loop (frame), the answers (collect).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from localspec.errors import ModelError
+from localspec.forward.features import LAST
+from localspec.forward.heads.files import TargetSizes
+from localspec.forward.weights import Bits, load_module, weight_files
+from localspec.training.heads.recipe import Lesson, Teacher
+from localspec.training.heads.rows import Batch
+
+SAMPLED_PLACES, SAMPLED_BYTES = 64, 65536  # of each weight file, for the fingerprint
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded transformers module, its weights frozen."""
+
+    module: Any
+    folder: Path
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self.module.device
+        return found
+
+    @property
+    def sizes(self) -> TargetSizes:
+        hidden_size = self.module.get_input_embeddings().weight.shape[1]
+        vocab_size = self.module.get_output_embeddings().weight.shape[0]
+        config = self.module.config.get_text_config()
+        return TargetSizes(hidden_size, vocab_size, config.num_hidden_layers)
+
+    @property
+    def context_length(self) -> int:
+        """Positions it was made for."""
+        config = self.module.config.get_text_config()
+        return int(config.max_position_embeddings)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def teacher(self) -> Teacher:
+        embedding = self.module.get_input_embeddings()
+        head = self.module.get_output_embeddings()
+
+        def embed(ids: Tensor) -> Tensor:
+            rows: Tensor = embedding(ids)
+            return rows.float()
+
+        def logits(rows: Tensor) -> Tensor:
+            weight = head.weight
+            return functional.linear(rows.to(weight.dtype), weight, head.bias).float()
+
+        return Teacher(self.sizes, embed, logits)
+
+    @torch.no_grad()
+    def lesson(self, batch: Batch, layers: Sequence[int]) -> Lesson:
+        """What the target computes on a batch: LAST and the layers asked for, fp32. Raises
+        ModelError for the last layer's residual, which transformers does not give."""
+        if self.sizes.num_layers - 1 in layers:
+            raise ModelError("transformers gives the last layer's states normalised only.")
+        tokens = batch.tokens.to(self.device)
+        states = self.module(
+            input_ids=tokens[:, :-1],
+            use_cache=False,
+            output_hidden_states=True,
+            logits_to_keep=1,
+        ).hidden_states  # the embedding, then every layer; the last normalised
+        wanted = {*layers, LAST}
+        features = {layer: states[-1 if layer == LAST else layer + 1].float() for layer in wanted}
+        return Lesson(tokens, batch.weights.to(self.device), features)
+
+
+def load_target(
+    folder: Path, dtype: torch.dtype, device: torch.device, bits: Bits | None = None
+) -> Target:
+    """The target of a model folder. Raises ModelError, MemoryShortage."""
+    return Target(load_module(folder, dtype, device, bits), folder)
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash over config, tokenizer and weights; of large weights over pieces spread evenly."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json"):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
+    for file in weight_files(folder):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        step = max(SAMPLED_BYTES, size // SAMPLED_PLACES)
+        with file.open("rb") as stream:
+            for place in range(0, size, step):
+                stream.seek(place)
+                digest.update(stream.read(SAMPLED_BYTES))
+    return digest.hexdigest()

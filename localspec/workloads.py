@@ -1,0 +1,165 @@
+"""Kinds of text, and what is done differently for each: profiles/workloads/*.toml.
+
+Contract: `load_workloads` reads them, a person's own in HOME/profiles/workloads before the shipped
+ones; whatever is wrong with a file is a ConfigError that names it and the nearest key. `decide`
+says what holds for one request: the kind of text, named or recognised, and the leniency. Naming or
+recognising a kind never makes a reply lenient: only the request does, or a profile of the person's
+own that says `lenient = true`.
+
+Not here: what a rule does with a draft (engine.lenient).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from localspec.config import PROJECT_FOLDER, Settings, nearest
+from localspec.core import AUTO
+from localspec.errors import ConfigError, RequestError
+from localspec.leniency import THRESHOLD, Leniency, Threshold, parsed
+
+SHIPPED_WORKLOADS = PROJECT_FOLDER / "profiles" / "workloads"
+CHAT, CODE, JSON, STORY = "chat", "code", "json", "story"
+MAX_FIRST = 15
+
+# What a request asks of checking, besides a rule (see leniency.parsed).
+AS_SET = "as set"  # what the kind of text's profile says: exact, unless the person set otherwise
+EXACT = "exact"
+
+# Tried in this order; a wrong guess costs nothing but a first draft of another length.
+SIGNS = (
+    (JSON, re.compile(r"\bjson\b|^\s*[{\[]\s*[\"{\[]", re.IGNORECASE)),
+    (
+        CODE,
+        re.compile(
+            r"```|^\s*(?:def|class|import|from|#include|fn|func|public|const|let|var)\s+\S"
+            r"|\b(?:python|javascript|typescript|java|rust|golang|sql|regex|bash|c\+\+)(?!\w)"
+            r"|\b(?:write|fix|debug|refactor|implement|complete|explain|optimi[sz]e)\b[^.?!\n]{0,40}"
+            r"\b(?:function|method|class|script|program|code|query|unit tests?|bug)\b"
+            r"|\w+\([^)\n]*\)\s*[{:]\s*$",
+            re.IGNORECASE | re.MULTILINE,
+        ),
+    ),
+    (
+        STORY,
+        re.compile(
+            r"\b(?:write|tell|continue|make up|invent|compose|finish)\b[^.?!\n]{0,40}"
+            r"\b(?:story|stories|tale|poem|fable|novel|chapter|verse|limerick|haiku|ballad)\b"
+            r"|\bonce upon a time\b",
+            re.IGNORECASE,
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of text. first_num_draft_tokens: γ before acceptance was learnt, None: the engine's
+    own guess. threshold, floor: of the lenient rule, None: there is none. lenient: set by the
+    person, makes every reply of this kind lenient that does not ask for exactness."""
+
+    name: str
+    title: str
+    first_num_draft_tokens: int | None = None
+    threshold: float | None = None
+    floor: float = 0.0
+    lenient: bool = False
+
+    @property
+    def leniency(self) -> Leniency | None:
+        return None if self.threshold is None else Threshold(self.threshold, self.floor)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What holds for one request. is_recognised: the kind was guessed, not named."""
+
+    workload: Workload
+    is_recognised: bool
+    leniency: Leniency | None
+
+
+def workload_folders(settings: Settings) -> tuple[Path, ...]:
+    """The person's own come first."""
+    return (settings.home / "profiles" / "workloads", SHIPPED_WORKLOADS)
+
+
+def load_workloads(folders: Iterable[Path] = (SHIPPED_WORKLOADS,)) -> dict[str, Workload]:
+    """All kinds by name; a folder given first wins over a later one. Missing folders are empty."""
+    found: dict[str, Workload] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.toml")):
+            if path.stem not in found:
+                found[path.stem] = load_workload(path)
+    return found
+
+
+def load_workload(path: Path) -> Workload:
+    """The kind of text in `path`. Raises ConfigError for whatever is wrong with it."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct it.") from None
+    if path.stem in (AUTO, ""):
+        raise ConfigError(f"{path}: no kind of text can be called {path.stem!r}. Rename the file.")
+    known = [each.name for each in fields(Workload) if each.name != "name"]
+    for key, value in table.items():
+        _require_known(key, value, known, path.name)
+    if "floor" in table and "threshold" not in table:
+        raise ConfigError(f"{path.name} has a floor but no threshold. Add one, or drop the floor.")
+    found = Workload(path.stem, **{"title": path.stem.capitalize(), **table})
+    try:
+        lacks_rule = found.leniency is None
+    except RequestError as error:
+        raise ConfigError(f"{path.name}: {error}") from None
+    if found.lenient and lacks_rule:
+        raise ConfigError(f"{path.name} is to be lenient but has no threshold. Add one, as 0.75.")
+    return found
+
+
+def recognise(text: str) -> str:
+    """The kind that a request's text looks like, CHAT where it looks like none."""
+    return next((name for name, sign in SIGNS if sign.search(text)), CHAT)
+
+
+def decide(workloads: Mapping[str, Workload], named: str, checking: str, text: str) -> Decision:
+    """What holds for a request. named: a kind, or AUTO to recognise it from `text`. checking:
+    AS_SET, EXACT, THRESHOLD (the kind's own: none for a kind that is exact only), or a rule with
+    its numbers. Raises RequestError."""
+    is_recognised = named == AUTO
+    name = recognise(text) if is_recognised else named
+    if name not in workloads:
+        raise RequestError(
+            f"There is no kind of text called {name!r}. Did you mean "
+            f"{nearest(name, workloads)!r}? Known: {', '.join((AUTO, *workloads))}."
+        )
+    workload = workloads[name]
+    if checking == AS_SET:
+        return Decision(workload, is_recognised, workload.leniency if workload.lenient else None)
+    if checking == EXACT:
+        return Decision(workload, is_recognised, None)
+    rule = workload.leniency if checking == THRESHOLD else parsed(checking)
+    return Decision(workload, is_recognised, rule)
+
+
+def _require_known(key: str, value: Any, known: list[str], where: str) -> None:
+    if key not in known:
+        raise ConfigError(
+            f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, known)}'?"
+        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    must_be, is_right = {
+        "title": ("text", isinstance(value, str)),
+        "first_num_draft_tokens": (
+            f"a whole number from 1 to {MAX_FIRST}",
+            is_number and isinstance(value, int) and 1 <= value <= MAX_FIRST,
+        ),
+        "lenient": ("true or false", isinstance(value, bool)),
+    }.get(key, ("a number from 0 to 1", is_number and 0 <= value <= 1))
+    if not is_right:
+        raise ConfigError(f"{where}: '{key}' is {value!r}, but must be {must_be}.")

@@ -1,0 +1,62 @@
+"""Lookup and model in one draft: what is copied, where the model goes on, and who is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec import core
+from localspec.core import DraftPlan, Proposal, SamplingParams
+from localspec.drafters.chained import ChainedDrafter
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from tests.tiny import Context, scripted, tiny_llama, with_cache
+
+VOCAB = 64
+REPEATING = (5, 9, 12, 40, 30, 7, 5, 9)
+FRESH = (1, 2, 3, 4, 5, 6)
+
+
+def proposed(kind: type, script: Context, prompt: Context, size: int = 6) -> Proposal:
+    """By a draft model that would answer `prompt` with `script`."""
+    draft = scripted(script, len(prompt), VOCAB)
+    parts = Parts(with_cache(tiny_llama()), draft)
+    sequence = Engine(parts.target, {}).start(prompt, SamplingParams(), 50, frozenset())
+    found: Proposal = kind.build(parts).propose(sequence, DraftPlan("chained", size))
+    return found
+
+
+def signal(prompt: Context) -> object:
+    parts = Parts(with_cache(tiny_llama()), scripted((), len(prompt), VOCAB))
+    sequence = core.Sequence(prompt, SamplingParams(), 50, frozenset(), None)  # type: ignore[arg-type]
+    return ChainedDrafter.build(parts).signal(sequence)
+
+
+def test_a_copy_that_the_model_agrees_with_stands_whole() -> None:
+    script = (12, 40, 30, 7, 5, 9, 1, 1)
+    assert proposed(ChainedDrafter, script, REPEATING).tokens == (12, 40, 30, 7, 5, 9)
+
+
+@pytest.mark.parametrize("agreed", [0, 1, 3])
+def test_from_the_first_token_it_disagrees_with_the_model_drafts_on(agreed: int) -> None:
+    """A scripted model goes by place alone, so what follows is the script whatever was copied."""
+    script = (*REPEATING[2 : 2 + agreed], 50, 51, 52, 53, 54, 55)
+    assert proposed(ChainedDrafter, script, REPEATING).tokens == script[:6]
+
+
+def test_where_the_copy_ends_the_model_goes_on() -> None:
+    script = (12, 40, 30, 7, 5, 9, 12, 40, 60, 61, 62, 63)
+    assert proposed(ChainedDrafter, script, REPEATING, 10).tokens == script[:10]
+
+
+def test_where_nothing_repeats_it_drafts_as_the_model_alone() -> None:
+    script = (20, 21, 22, 23, 24, 25, 26)
+    alone = proposed(DraftModelDrafter, script, FRESH)
+    assert alone.tokens == script[:6]
+    assert proposed(ChainedDrafter, script, FRESH) == alone
+
+
+def test_it_has_something_of_its_own_to_say_only_where_the_text_repeats() -> None:
+    """Elsewhere it would be the draft model under a second name."""
+    assert signal(FRESH) is None
+    assert signal(REPEATING) == "2"

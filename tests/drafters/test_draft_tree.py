@@ -1,0 +1,271 @@
+"""The draft model's trees: whose rows, what shape, and a cache that stays in order."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from localspec import core
+from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
+from localspec.drafters.draft_tree import DraftTreeDrafter
+from localspec.drafters.growing import MAX_CHILDREN, Growing, Ranked
+from localspec.drafters.parts import Parts
+from localspec.engine.sampling import distributions
+from localspec.errors import ModelError
+from tests.drafters.test_contract import (
+    SIGNIFICANCE,
+    SMALL_PROMPT,
+    SMALL_VOCAB,
+    WARPS,
+    chance_of,
+    exact_table,
+    small_stage,
+)
+from tests.tiny import Plans, TableModel, remembered, tiny_llama, with_cache
+
+PROMPT = (5, 9, 12, 30, 7)
+INF = math.inf
+WIDE = Growth(lambda confidence: confidence**0.3, (0.0,) * 12, 0.0)  # everything pays
+SAMPLINGS = (
+    SamplingParams(1.5),
+    SamplingParams(1.5, top_k=5, repetition_penalty=1.5),
+    SamplingParams(1.8, top_p=0.9, min_p=0.02),
+)
+
+
+def sequence_of(sampling: SamplingParams, *tokens: int) -> Sequence:
+    rng = torch.Generator().manual_seed(2)
+    return Sequence(tokens or PROMPT, sampling, 50, frozenset(), rng)
+
+
+def drafter_of(module: Any = None) -> DraftTreeDrafter:
+    return DraftTreeDrafter(with_cache(module or tiny_llama()), 64)
+
+
+def plan_of(growth: Growth | None = None, size: int = 12) -> DraftPlan:
+    return DraftPlan("d", size, growth=growth)
+
+
+def texts_of(proposal: Proposal) -> list[tuple[int, ...]]:
+    """The drafted tokens above each node."""
+    found = list[tuple[int, ...]]()
+    for parent in proposal.parents:
+        above = () if parent < 0 else (*found[parent], proposal.tokens[parent])
+        found.append(above)
+    return found
+
+
+# -- whose rows -------------------------------------------------------------------------------
+
+
+def test_greedy_trees_are_the_likeliest_tokens_behind_each_node() -> None:
+    module = tiny_llama()
+    proposal = drafter_of(module).propose(sequence_of(SamplingParams()), plan_of(WIDE))
+    assert proposal.probs is None and proposal.confidences is not None
+    logits, taken = remembered(module), dict[tuple[int, ...], int]()
+    for token, above, confidence in zip(
+        proposal.tokens, texts_of(proposal), proposal.confidences, strict=True
+    ):
+        rank = taken.get(above, 0)
+        taken[above] = rank + 1
+        row = logits((*PROMPT, *above)).softmax(-1)
+        assert token == int(row.argsort(descending=True)[rank])
+        assert confidence == pytest.approx(float(row[token]), abs=1e-4)
+    assert len(proposal.tokens) == 12 and max(taken.values()) > 1
+    assert max(map(len, texts_of(proposal))) > 1, "the tree is flat"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_drawn_siblings_come_with_what_was_left_of_their_row(sampling: SamplingParams) -> None:
+    module = tiny_llama()
+    proposal = drafter_of(module).propose(sequence_of(sampling), plan_of(WIDE))
+    assert proposal.probs is not None and proposal.confidences is not None
+    logits, earlier = remembered(module), dict[tuple[int, ...], list[int]]()
+    for token, above, row, confidence in zip(
+        proposal.tokens, texts_of(proposal), proposal.probs, proposal.confidences, strict=True
+    ):
+        text = (*PROMPT, *above)
+        wanted = distributions(logits(text)[None], sampling, [text])[0]
+        siblings = earlier.setdefault(above, [])
+        wanted[siblings] = 0.0
+        assert confidence == pytest.approx(float(wanted.max()), rel=1e-2, abs=1e-5)
+        torch.testing.assert_close(row, wanted / wanted.sum(), atol=1e-4, rtol=1e-2)
+        assert float(row[token]) > 0.0 and token not in siblings
+        siblings.append(token)
+    assert max(map(len, earlier.values())) > 1, "there were no siblings"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_same_seed_gives_the_same_tree(temperature: float) -> None:
+    one, other = (
+        drafter_of().propose(sequence_of(SamplingParams(temperature)), plan_of(WIDE))
+        for _ in range(2)
+    )
+    assert (one.tokens, one.parents) == (other.tokens, other.parents)
+
+
+def test_it_is_never_judged_as_a_block() -> None:
+    """A chain that could have become a tree: see verify."""
+    for growth in (None, WIDE):
+        proposal = drafter_of().propose(sequence_of(SamplingParams(1.0)), plan_of(growth, 1))
+        assert proposal.is_chain and not proposal.cannot_branch
+
+
+def test_longer_replies_are_distributed_as_the_targets_own() -> None:
+    """By the first three tokens of six, so that trees have room. Seed 11, N = 500."""
+    engine = small_stage("draft_tree")
+    rng, counts = torch.Generator().manual_seed(11), torch.zeros(SMALL_VOCAB**3)
+    sizes, has_branched = set[int](), False
+    for _ in range(500):
+        sequence = core.Sequence(SMALL_PROMPT, WARPS["plain"], 6, frozenset(), rng)
+        engine.prefill(sequence, threading.Event())
+        policy = Plans(("draft_tree", 5))
+        for _ in engine.decode(sequence, policy, threading.Event()):
+            pass
+        sizes |= {step.num_draft_tokens for step in policy.steps}
+        has_branched |= any(s.num_draft_steps < s.num_draft_tokens for s in policy.steps)
+        a, b, c = sequence.tokens[len(SMALL_PROMPT) :][:3]
+        counts[(a * SMALL_VOCAB + b) * SMALL_VOCAB + c] += 1
+    assert len(sizes) > 2 and has_branched
+    assert chance_of(counts, exact_table("plain")) > SIGNIFICANCE
+
+
+# -- what shape -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_siblings_do_not_pay_it_is_a_chain_of_single_steps(temperature: float) -> None:
+    """A draft that is sure of each token: one step a token, one row a step."""
+    widths = list[int]()
+
+    class Counted(TableModel):
+        def forward(self, tokens: Any, *rest: Any, **named: Any) -> torch.Tensor:
+            widths.append(len(tokens))
+            return super().forward(tokens, *rest, **named)
+
+    model = Counted(lambda text: 6.0 * torch.eye(16)[len(text) % 16], 16)
+    proposal = DraftTreeDrafter(model, 16).propose(
+        sequence_of(SamplingParams(temperature)), plan_of(size=6)
+    )
+    assert proposal.parents == (-1, 0, 1, 2, 3, 4)
+    assert proposal.num_draft_steps == 6
+    assert widths == [len(PROMPT), 1, 1, 1, 1, 1]
+
+
+def test_two_likely_tokens_become_two_branches_looked_behind_in_one_step() -> None:
+    def logits(text: tuple[int, ...]) -> torch.Tensor:
+        row = torch.full((16,), -9.0)
+        if len(text) == len(PROMPT):
+            row[[2, 3]] = torch.tensor([0.1, 0.0])
+        else:
+            row[text[-1] + 2] = 3.0
+        return row
+
+    model = TableModel(logits, 16)
+    growth = Growth(lambda confidence: confidence, (0.1,) * 4, 0.2)
+    proposal = DraftTreeDrafter(model, 16).propose(sequence_of(SamplingParams()), plan_of(growth))
+    branches = dict(zip(texts_of(proposal), proposal.tokens, strict=True))
+    assert set(proposal.tokens) == {2, 3, 4, 5}
+    assert branches[2,] == 4 and branches[3,] == 5
+    assert proposal.num_draft_steps == model.num_forwards <= 3
+
+
+def test_prices_end_the_growth() -> None:
+    sequence = sequence_of(SamplingParams())
+    flat = Growth(lambda confidence: confidence**0.3, (0.0,) * 8, INF)
+    proposal = drafter_of().propose(sequence, plan_of(flat))
+    assert proposal.parents == (-1,) * MAX_CHILDREN and proposal.num_draft_steps == 1
+    dear = Growth(lambda confidence: confidence**0.3, (0.0, 0.0, INF, INF), 0.0)
+    assert len(drafter_of().propose(sequence, plan_of(dear)).tokens) == 2
+    nothing = Growth(lambda confidence: 0.5, (0.6,) * 4, 0.0)
+    assert drafter_of().propose(sequence, plan_of(nothing)).tokens == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("size", [1, 2, 5, 12])
+def test_never_more_tokens_than_planned(size: int, temperature: float) -> None:
+    for growth in (None, WIDE):
+        sequence = sequence_of(SamplingParams(temperature))
+        assert 0 < len(drafter_of().propose(sequence, plan_of(growth, size)).tokens) <= size
+
+
+def test_a_row_of_one_token_has_no_second_sibling() -> None:
+    sampling = SamplingParams(1.0, top_k=1)
+    proposal = drafter_of().propose(sequence_of(sampling), plan_of(WIDE, 6))
+    assert proposal.is_chain and len(proposal.tokens) == 6
+    assert proposal.probs is not None and bool((proposal.probs.max(-1).values == 1.0).all())
+
+
+def test_a_better_child_that_needs_a_step_comes_before_a_worse_sibling() -> None:
+    tree = Growing(Growth(lambda confidence: confidence, (0.0,) * 3, 0.1), 3)
+    tree.open(-1, Ranked((4, 5), (0.8, 0.2)))
+    tree.grow()
+    assert [node.token for node in tree.nodes] == [4]
+    assert tree.wanted() == [0]
+    tree.open(0, Ranked((6, 7), (0.3, 0.1)))
+    tree.grow()
+    assert [(node.token, node.parent) for node in tree.nodes][1:] == [(6, 0), (5, -1)]
+
+
+def test_a_sibling_comes_first_where_the_next_step_does_not_pay() -> None:
+    tree = Growing(Growth(lambda confidence: confidence, (0.0,) * 3, 0.7), 3)
+    tree.open(-1, Ranked((4, 5), (0.8, 0.2)))
+    tree.grow()
+    assert [node.token for node in tree.nodes] == [4, 5] and tree.wanted() == []
+
+
+# -- its cache --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_afterwards_the_cache_holds_one_path_and_serves_the_next_round(temperature: float) -> None:
+    """Whatever was accepted, the next tree is that of a drafter that never drafted before."""
+    drafter, text = drafter_of(), list(PROMPT)
+    for accepted in (0, 1, 2, 5):
+        sequence = sequence_of(SamplingParams(temperature), *text)
+        found = drafter.propose(sequence, plan_of(WIDE))
+        again = sequence_of(SamplingParams(temperature), *text)
+        fresh = drafter_of().propose(again, plan_of(WIDE))
+        assert (found.tokens, found.parents) == (fresh.tokens, fresh.parents)
+        held = drafter.model.cache.tokens[len(text) :]
+        paths = {
+            (*above, token) for above, token in zip(texts_of(found), found.tokens, strict=True)
+        }
+        assert drafter.model.cache.tokens[: len(text)] == text
+        assert held == [] or tuple(held) in paths
+        longest = max(paths, key=len)
+        text += [*longest[:accepted], 33]
+
+
+def test_a_damaged_draft_proposes_nothing() -> None:
+    module = tiny_llama()
+    with torch.no_grad():
+        module.lm_head.weight[3] = float("nan")
+    for temperature in (0.0, 1.0):
+        sequence = sequence_of(SamplingParams(temperature))
+        assert drafter_of(module).propose(sequence, plan_of(WIDE)).tokens == ()
+
+
+def test_a_draft_with_a_shorter_context_stays_within_it() -> None:
+    drafter = DraftTreeDrafter(with_cache(tiny_llama(), capacity=8), 64)
+    assert len(drafter.propose(sequence_of(SamplingParams()), plan_of(WIDE)).tokens) == 3
+    full = sequence_of(SamplingParams(), *range(8))
+    assert drafter.signal(full) is None
+    assert drafter.propose(full, plan_of(WIDE)) == Proposal()
+
+
+def test_an_id_that_the_target_does_not_know_is_never_named() -> None:
+    """Families pad their vocabularies differently."""
+    for temperature in (0.0, 1.5):
+        drafter = DraftTreeDrafter(with_cache(tiny_llama()), 20)
+        proposal = drafter.propose(sequence_of(SamplingParams(temperature)), plan_of(WIDE))
+        assert proposal.tokens and max(proposal.tokens) < 20
+
+
+def test_without_a_draft_model_the_reason_is_passed_on() -> None:
+    with pytest.raises(ModelError, match="none fits"):
+        DraftTreeDrafter.build(Parts(with_cache(tiny_llama()), None, "none fits."))

@@ -1,0 +1,241 @@
+"""The EAGLE drafter: it keeps up with the text by the target's own states and grows what pays."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localspec import core
+from localspec.core import DraftPlan, Growth, Proposal, SamplingParams
+from localspec.drafters.eagle import EagleDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.errors import ModelError
+from localspec.forward.heads.files import CONFIG, WEIGHTS
+from localspec.training.heads.eagle import make
+from tests.drafters.random_eagle import write_random
+from tests.heads import lesson_of, teacher_of, train, written_by
+from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
+
+PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
+
+
+def engine_with_head(folder: Path, make: Any = with_cache) -> tuple[Engine, EagleDrafter]:
+    target = make(tiny_llama())
+    write_random(folder, target)
+    drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
+    return Engine(target, {"eagle": drafter}), drafter
+
+
+def proposed(
+    engine: Engine,
+    drafter: EagleDrafter,
+    tokens: tuple[int, ...],
+    plan: DraftPlan | None = None,
+    sampling: SamplingParams = GREEDY,
+) -> Proposal:
+    """What is proposed after `tokens`, from whatever was held before."""
+    sequence = engine.start(tokens, sampling, 40, frozenset())
+    engine.prefill(sequence, threading.Event())
+    return drafter.propose(sequence, plan or DraftPlan("eagle", 8))
+
+
+def assert_same(left: Proposal, right: Proposal) -> None:
+    assert (left.tokens, left.parents) == (right.tokens, right.parents)
+    assert left.confidences is not None and right.confidences is not None
+    assert left.confidences == pytest.approx(right.confidences, abs=1e-5)
+
+
+def growth(price: float, step_price: float) -> Growth:
+    return Growth(lambda confidence: confidence, (price,) * 64, step_price)
+
+
+# -- keeping up -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plans", [[("eagle", 6)], [("eagle", 6), ("off", 0)], [("off", 0)]])
+def test_whoever_drafted_before_the_next_draft_is_that_of_a_fresh_head(
+    tmp_path: Path, plans: list[tuple[str, int]]
+) -> None:
+    """Accepted, rejected and skipped rounds leave nothing behind that another text would not."""
+    engine, drafter = engine_with_head(tmp_path)
+    text = play(engine, PROMPT, Plans(*plans), 24, SamplingParams(1.0, seed=2)).tokens
+    fresh = engine_with_head(tmp_path)
+    assert_same(proposed(engine, drafter, tuple(text)), proposed(*fresh, tuple(text)))
+
+
+def test_an_edit_and_another_conversation_leave_nothing_behind(tmp_path: Path) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+    play(engine, PROMPT, Plans(("eagle", 6)), 12)
+    for tokens in ((*PROMPT[:4], 31, *PROMPT[5:]), (40, *PROMPT[1:]), (3, 4), PROMPT):
+        wanted = proposed(*engine_with_head(tmp_path), tokens)
+        assert_same(proposed(engine, drafter, tokens), wanted)
+        assert_same(proposed(engine, drafter, tokens), wanted)  # and asked twice, the same
+
+
+def test_prepare_reads_the_prompt_and_changes_no_draft(tmp_path: Path) -> None:
+    wanted = proposed(*engine_with_head(tmp_path), PROMPT)
+    engine, drafter = engine_with_head(tmp_path)
+    sequence = engine.start(PROMPT, GREEDY, 40, frozenset())
+    engine.prefill(sequence, threading.Event())
+    drafter.prepare(sequence)
+    assert drafter._head.cache.tokens == list(PROMPT[1:])
+    assert_same(drafter.propose(sequence, DraftPlan("eagle", 8)), wanted)
+
+
+def test_a_prefill_that_was_cancelled_is_read_as_far_as_it_went(tmp_path: Path) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+    sequence = engine.start(PROMPT, GREEDY, 40, frozenset())
+    engine.target.forward(PROMPT[:4])
+    drafter.prepare(sequence)
+    assert drafter._head.cache.tokens == list(PROMPT[1:5])
+
+
+def test_the_transformers_path_gives_the_same_draft(tmp_path: Path) -> None:
+    native = proposed(*engine_with_head(tmp_path), PROMPT)
+    assert_same(proposed(*engine_with_head(tmp_path, on_transformers), PROMPT), native)
+
+
+def test_a_text_of_one_token_has_no_pair_and_no_draft(tmp_path: Path) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+    assert proposed(engine, drafter, (5,)).tokens == ()
+    assert drafter.signal(engine.start((5,), GREEDY, 40, frozenset())) is None
+
+
+# -- what is proposed -------------------------------------------------------------------------
+
+
+def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(tmp_path: Path) -> None:
+    """Each path of the tree, drafted again as a chain of its own, gives the same confidences."""
+    engine, drafter = engine_with_head(tmp_path)
+    proposal = proposed(engine, drafter, PROMPT, DraftPlan("eagle", 12))
+    assert not proposal.is_chain
+    assert proposal.confidences is not None
+    features, count = engine.target.follow(drafter._head.layers), len(PROMPT) - 1
+    for node in range(len(proposal.tokens)):
+        path = [node]
+        while proposal.parents[path[0]] >= 0:
+            path.insert(0, proposal.parents[path[0]])
+        drafter._head.forget(count - 1)
+        hidden = drafter._head.read(list(PROMPT), features)
+        for depth, step in enumerate(path[:-1]):
+            seen = torch.zeros(1, depth + 1, dtype=torch.bool)
+            token = proposal.tokens[step]
+            hidden = drafter._head.branch([token], hidden, [count + depth], seen)
+        row = drafter._head.logits(hidden).softmax(-1)[0]
+        assert float(row[proposal.tokens[node]]) == pytest.approx(
+            proposal.confidences[node], abs=1e-5
+        )
+
+
+def test_confidences_follow_the_requests_temperature(tmp_path: Path) -> None:
+    set_up = engine_with_head(tmp_path)
+    plan = DraftPlan("eagle", 1)
+    cold, warm, greedy = (
+        proposed(*set_up, PROMPT, plan, sampling).confidences
+        for sampling in (SamplingParams(0.5), SamplingParams(1.0), GREEDY)
+    )
+    assert cold is not None and warm is not None
+    assert cold[0] > warm[0]
+    assert warm == greedy
+
+
+def test_a_penalty_on_what_was_written_moves_the_guess(tmp_path: Path) -> None:
+    set_up = engine_with_head(tmp_path)
+    first = proposed(*set_up, PROMPT, DraftPlan("eagle", 1)).tokens[0]
+    text = (first, *PROMPT)
+    before = proposed(*set_up, text, DraftPlan("eagle", 1))
+    after = proposed(*set_up, text, DraftPlan("eagle", 1), SamplingParams(repetition_penalty=10.0))
+    if before.tokens[0] in text:
+        assert after.tokens != before.tokens
+    assert after.tokens[0] not in text
+
+
+def test_prices_decide_the_size_and_steps(tmp_path: Path) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+
+    def sized(price: float, step_price: float) -> Proposal:
+        plan = DraftPlan("eagle", 16, growth=growth(price, step_price))
+        return proposed(engine, drafter, PROMPT, plan)
+
+    free, dear_steps, dear_nodes = sized(0.0, 0.0), sized(0.0, 1.0), sized(0.2, 0.0)
+    assert len(free.tokens) == 16 and free.num_draft_steps > 2
+    assert dear_steps.num_draft_steps == 1
+    assert set(dear_steps.parents) == {-1}
+    assert len(dear_nodes.tokens) < 16
+    assert sized(1.0, 0.0).tokens == ()
+
+
+def test_steps_are_the_forwards_of_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+    forwards, run = [], drafter._head._run
+    monkeypatch.setattr(drafter._head, "_run", lambda *a: forwards.append(1) or run(*a))
+    proposal = proposed(engine, drafter, PROMPT, DraftPlan("eagle", 16))
+    assert proposal.num_draft_steps == len(forwards) > 1
+
+
+def test_the_draft_is_the_same_at_any_seed_and_was_not_drawn(tmp_path: Path) -> None:
+    set_up = engine_with_head(tmp_path)
+    one, other = (proposed(*set_up, PROMPT, None, SamplingParams(1.0, seed=s)) for s in (1, 2))
+    assert_same(one, other)
+    assert one.probs is None
+
+
+def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+    wanted = play(engine, PROMPT, Plans(("off", 0)), 10).tokens
+    logits = drafter._head.logits
+    drafter._head.logits = lambda hidden: logits(hidden) * float("nan")  # type: ignore[method-assign]
+    sequence = play(engine, PROMPT, Plans(("eagle", 4)), 10)
+    assert sequence.tokens == wanted
+
+
+# -- trained, and refused ---------------------------------------------------------------------
+
+
+def test_a_trained_head_is_accepted_more_often_than_before(tmp_path: Path) -> None:
+    """The whole way: lessons from the target, training, the folder, drafting."""
+    target = with_cache(tiny_llama(num_layers=1))
+    teacher = teacher_of(target)
+    recipe = make(teacher, {"num_steps": 2}, 0)
+    recipe.save(tmp_path / "before")
+    train(recipe, teacher, lesson_of(target, written_by(target, 1, 48, 24)), 40)
+    recipe.save(tmp_path / "after")
+
+    def rate(folder: Path) -> float:
+        """Accepted tokens a round, over replies to prompts that no lesson had."""
+        drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
+        engine, policy = Engine(target, {"eagle": drafter}), Plans(("eagle", 4))
+        for prompt in written_by(target, 9, 6, 6):
+            play(engine, tuple(prompt), policy, 20, SamplingParams(1.0, seed=3))
+        return sum(step.num_accepted_tokens for step in policy.steps) / len(policy.steps)
+
+    assert rate(tmp_path / "after") > rate(tmp_path / "before") + 0.3
+
+
+def test_without_a_head_the_drafter_says_so() -> None:
+    with pytest.raises(ModelError, match="no EAGLE head"):
+        EagleDrafter.build(Parts(with_cache(tiny_llama())))
+
+
+def test_a_head_of_pickle_is_refused(tmp_path: Path) -> None:
+    target = with_cache(tiny_llama())
+    write_random(tmp_path, target)
+    (tmp_path / WEIGHTS).rename(tmp_path / "head.bin")
+    assert (tmp_path / CONFIG).is_file()
+    with pytest.raises(ModelError, match="pickle"):
+        EagleDrafter.build(Parts(target, heads={"eagle": tmp_path}))
+
+
+def test_every_proposal_fits_a_sequence_of_the_core(tmp_path: Path) -> None:
+    engine, drafter = engine_with_head(tmp_path)
+    for length in range(2, len(PROMPT)):
+        sequence = core.Sequence(PROMPT[:length], GREEDY, 9, frozenset(), torch.Generator())
+        engine.prefill(sequence, threading.Event())
+        assert 0 < len(drafter.propose(sequence, DraftPlan("eagle", 3)).tokens) <= 3

@@ -1,0 +1,251 @@
+"""Leaving after the first layers: which exit, what is refused, what verification saves."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.core import DraftPlan, SamplingParams, Sequence
+from localspec.drafters.early_exit import FIRST_TURNS, LATER_TURNS, EarlyExitDrafter
+from localspec.drafters.exits import Exits, Tally, candidates, tokens_per_ms
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.engine.sampling import distributions
+from localspec.errors import ModelError
+from localspec.forward.decoder import Decoder
+from localspec.forward.partial import EarlyExit
+from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
+
+NAME = EarlyExitDrafter.name
+PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9, 11, 40, 2)
+LAYERS = 8
+
+
+def target_of(later: float = 0.3, num_layers: int = LAYERS) -> Decoder:
+    return with_cache(tiny_llama(num_layers=num_layers, later=later))
+
+
+def exits_of(target: Decoder, agreed: dict[int, float], step_ms: float = 1.0) -> Exits:
+    """Steps that cost `step_ms` a layer, and what was counted over 1,000 positions."""
+    found = Exits(target, {depth: step_ms * depth for depth in agreed}, step_ms * LAYERS)
+    for depth, share in agreed.items():
+        found.tallies[depth] = Tally(step_ms * depth, 1000.0 * share, 1000.0)
+    return found
+
+
+def drafter_of(target: Decoder, depth: int = 2) -> EarlyExitDrafter:
+    return EarlyExitDrafter(target, exits_of(target, {depth: 0.9}))
+
+
+def turn(temperature: float = 0.0, prompt: tuple[int, ...] = PROMPT) -> Sequence:
+    rng = torch.Generator().manual_seed(0)
+    return Sequence(prompt, SamplingParams(temperature), 40, frozenset(), rng)
+
+
+def prefilled(target: Decoder, sequence: Sequence) -> Engine:
+    engine = Engine(target, {})
+    engine.prefill(sequence, threading.Event())
+    return engine
+
+
+# -- which exit -------------------------------------------------------------------------------
+
+
+def test_candidates_lie_between_an_eighth_and_a_half() -> None:
+    assert candidates(1) == ()
+    assert candidates(2) == candidates(3) == (1,)
+    assert candidates(8) == (1, 2, 3, 4)
+    assert candidates(12) == (1, 2, 3, 4, 5, 6)
+    assert candidates(32) == (4, 6, 9, 11, 14, 16)
+    assert len(candidates(80)) == 6
+
+
+def test_the_rate_is_that_of_the_best_draft_length() -> None:
+    assert tokens_per_ms(0.0, 1.0, 10.0) == pytest.approx(1 / 11)
+    assert tokens_per_ms(1.0, 1.0, 10.0) == pytest.approx(9 / 18)
+    assert tokens_per_ms(0.5, 4.0, 10.0) == pytest.approx(1.5 / 14)
+
+
+def test_a_cheaper_exit_wins_where_both_agree_and_a_deeper_one_where_it_must() -> None:
+    target = target_of()
+    assert exits_of(target, {1: 0.9, 3: 0.9}).best() == 1
+    assert exits_of(target, {1: 0.1, 3: 0.9}).best() == 3
+
+
+def test_another_exit_must_be_clearly_better_to_be_changed_to() -> None:
+    exits = exits_of(target_of(), {2: 0.80, 3: 0.925})
+    rates = {d: tokens_per_ms(t.agreement, t.step_ms, 8.0) for d, t in exits.tallies.items()}
+    assert rates[2] < rates[3] < 1.05 * rates[2]
+    assert exits.best() == 3 and exits.best(2) == 2
+
+
+def test_agreement_is_that_of_the_exits_own_likeliest_token() -> None:
+    target = target_of()
+    prefilled(target, turn())
+    exits = Exits(target, {1: 1.0, 4: 1.0}, 8.0)
+    exits.score()
+    tokens = PROMPT[:-1]
+    own = target_of().forward(tokens).argmax(-1)
+    for depth, tally in exits.tallies.items():
+        guessed = EarlyExit(target_of(), depth).forward(tokens).argmax(-1)
+        assert tally.tried == len(tokens)
+        assert tally.agreed == float((guessed == own).sum())
+    assert exits.tallies[1].agreed < exits.tallies[4].agreed
+
+
+def test_layers_that_say_nothing_leave_every_exit_right() -> None:
+    exits = Exits.measured(target_of(later=0.0), [1 + i % 50 for i in range(40)])
+    assert {tally.agreed for tally in exits.tallies.values()} == {40.0}
+    assert all(tally.step_ms > 0.0 for tally in exits.tallies.values())
+
+
+def test_scoring_leaves_the_cache_as_it_was() -> None:
+    target, fresh = target_of(), target_of()
+    prefilled(target, turn())
+    drafter_of(target).prepare(turn())
+    assert target.cache.tokens == list(PROMPT[:-1])
+    prefilled(fresh, turn())
+    after, wanted = target.forward(PROMPT[-1:]), fresh.forward(PROMPT[-1:])
+    torch.testing.assert_close(after, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_what_was_counted_long_ago_fades() -> None:
+    target = target_of()
+    prefilled(target, turn())
+    exits = exits_of(target, {2: 1.0})
+    exits.score()
+    assert exits.tallies[2].tried == pytest.approx(0.8 * 1000 + len(PROMPT) - 1)
+
+
+def test_the_exit_changes_at_a_turns_start_and_the_signal_with_it() -> None:
+    target = target_of()
+    drafter = EarlyExitDrafter(target, exits_of(target, {1: 0.9, 3: 0.8}))
+    assert drafter.signal(turn()) == "exit 1"
+    drafter._exits.tallies[1].agreed = 0.0
+    assert drafter.signal(turn()) == "exit 1"  # not within a turn
+    drafter.prepare(turn())
+    assert drafter.signal(turn()) == "exit 3"
+    assert isinstance(drafter.model, EarlyExit) and drafter.model.depth == 3
+
+
+def test_exits_are_compared_in_the_first_turns_and_seldom_later() -> None:
+    target = target_of()
+    prefilled(target, turn())
+    drafter = drafter_of(target)
+    due = list[int]()
+    for number in range(1, 4 * LATER_TURNS + 1):
+        tried = drafter._exits.tallies[2].tried
+        drafter.prepare(turn())
+        due += [number] if drafter._exits.tallies[2].tried != tried else []
+    assert due == [*range(1, FIRST_TURNS + 1), 16, 24, 32]
+
+
+# -- what it can be built from -----------------------------------------------------------------
+
+
+def test_it_measures_itself_and_leaves_the_cache_empty() -> None:
+    target = target_of()
+    drafter = EarlyExitDrafter.build(Parts(target))
+    assert drafter.depth in candidates(LAYERS)
+    assert target.cache.length == 0 and drafter.memory_bytes == 0
+
+
+def test_it_measures_on_an_earlier_conversation_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = list[Any]()
+    monkeypatch.setattr(
+        Exits, "measured", lambda target, text: seen.append(text) or exits_of(target, {2: 0.5})
+    )
+    past = (tuple(range(60)), tuple(7 for _ in range(70)))
+    EarlyExitDrafter.build(Parts(target_of(), past=past))
+    EarlyExitDrafter.build(Parts(target_of(), past=((1, 2, 3),)))
+    assert seen[0] == [7] * 64 and seen[1] != [1, 2, 3]
+
+
+def test_a_model_on_transformers_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match=r"transformers.*another drafter"):
+        EarlyExitDrafter.build(Parts(on_transformers(tiny_llama())))
+
+
+def test_a_model_of_one_layer_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match="one layer"):
+        EarlyExitDrafter.build(Parts(target_of(num_layers=1)))
+
+
+# -- drafting ---------------------------------------------------------------------------------
+
+
+def test_drafts_are_the_exits_own_text() -> None:
+    target = target_of()
+    sequence = turn()
+    prefilled(target, sequence)
+    proposal = drafter_of(target).propose(sequence, DraftPlan(NAME, 5))
+    text = list(PROMPT)
+    for _ in range(5):
+        text.append(int(EarlyExit(target_of(), 2).forward(text)[-1].argmax()))
+    assert list(proposal.tokens) == text[len(PROMPT) :]
+    assert proposal.probs is None and proposal.cannot_branch
+
+
+def test_sampled_drafts_are_drawn_from_the_exits_rows() -> None:
+    target = target_of()
+    sequence = turn(0.8)
+    prefilled(target, sequence)
+    proposal = drafter_of(target).propose(sequence, DraftPlan(NAME, 4))
+    assert proposal.probs is not None
+    text = list(PROMPT)
+    for token, row in zip(proposal.tokens, proposal.probs, strict=True):
+        logits = EarlyExit(target_of(), 2).forward(text)[-1:]
+        wanted = distributions(logits, sequence.sampling, [])[0]
+        torch.testing.assert_close(row, wanted, atol=1e-4, rtol=1e-3)
+        text.append(token)
+
+
+def test_verification_runs_the_lower_layers_for_one_token_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, layers = list[tuple[int, int]](), Decoder.layers
+
+    def counted(self: Decoder, rows: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        found.append((rows.shape[0], named.get("first", 0)))
+        return layers(self, rows, *rest, **named)
+
+    target = target_of()
+    engine = Engine(target, {NAME: drafter_of(target)})
+    monkeypatch.setattr(Decoder, "layers", counted)
+    play(engine, PROMPT, Plans((NAME, 4)), 5)
+    prefill, *drafted, below, above = found[:7]
+    assert prefill == (len(PROMPT) - 1, 0)
+    assert drafted == [(1, 0)] * 4
+    assert (below, above) == ((1, 0), (5, 2))
+
+
+def test_greedy_text_is_the_targets_own_at_every_exit() -> None:
+    plain = play(Engine(target_of(0.05), {}), PROMPT, Plans(("off", 0)), 40).tokens
+    for depth in candidates(LAYERS):
+        target = target_of(0.05)
+        engine = Engine(target, {NAME: drafter_of(target, depth)})
+        policy = Plans((NAME, 4), (NAME, 1), (NAME, 7))
+        assert play(engine, PROMPT, policy, 40).tokens == plain
+        assert sum(step.num_accepted_tokens for step in policy.steps) > 0
+
+
+def test_a_full_context_has_nothing_to_propose() -> None:
+    target = with_cache(tiny_llama(num_layers=LAYERS), capacity=8)
+    drafter = drafter_of(target)
+    assert drafter.signal(turn(prompt=(1,) * 7)) == "exit 2"
+    assert drafter.signal(turn(prompt=(1,) * 8)) is None
+    target.forward((1,) * 6)
+    assert len(drafter.propose(turn(prompt=(1,) * 7), DraftPlan(NAME, 4)).tokens) == 1
+
+
+def test_the_target_answers_bit_for_bit_as_before() -> None:
+    target = target_of()
+    before = target.forward(PROMPT)
+    play(Engine(target, {NAME: drafter_of(target)}), PROMPT, Plans((NAME, 4)), 20, GREEDY)
+    target.cache.rollback(0)
+    assert torch.equal(target.forward(PROMPT), before)

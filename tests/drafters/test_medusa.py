@@ -1,0 +1,179 @@
+"""Medusa's trees: which nodes, in which order, from which state."""
+
+from __future__ import annotations
+
+import threading
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from localspec.core import DraftPlan, Growth, SamplingParams, Sequence
+from localspec.drafters.medusa import Guess, MedusaDrafter, grown, guesses
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.errors import ModelError
+from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.features import LAST
+from localspec.forward.heads.medusa import MedusaHeads
+from localspec.forward.tree import depths
+from tests.drafters.random_medusa import write_random
+from tests.tiny import HIDDEN_SIZE, tiny_llama, with_cache
+
+PROMPT = (5, 9, 12, 30, 7)
+SEED = 11
+
+
+def sequence_of(*tokens: int, temperature: float = 0.0) -> Sequence:
+    rng = torch.Generator().manual_seed(2)
+    return Sequence(tokens, SamplingParams(temperature), 50, frozenset(), rng)
+
+
+def level(*chances: float, first: int = 0) -> tuple[Guess, ...]:
+    return tuple(Guess(first + i, chance, chance) for i, chance in enumerate(chances))
+
+
+def priced(*prices: float) -> Growth:
+    return Growth(lambda confidence: confidence, prices, 0.0)
+
+
+def worths_of_all(levels: list[tuple[Guess, ...]]) -> list[float]:
+    """Every node of the whole Cartesian tree, best first."""
+    found = []
+    for depth in range(1, len(levels) + 1):
+        for path in product(*levels[:depth]):
+            worth = 1.0
+            for guess in path:
+                worth *= guess.chance
+            found.append(worth)
+    return sorted(found, reverse=True)
+
+
+def worths_of(proposal_parents: tuple[int, ...], chances: tuple[float, ...]) -> list[float]:
+    found: list[float] = []
+    for parent, chance in zip(proposal_parents, chances, strict=True):
+        found.append(chance if parent < 0 else found[parent] * chance)
+    return found
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2, 5, 15, 40])
+def test_the_tree_holds_the_most_valuable_nodes_in_order(max_nodes: int) -> None:
+    torch.manual_seed(SEED)
+    rows = torch.rand(3, 5).sort(descending=True).values.tolist()
+    levels = [level(*row) for row in rows]
+    proposal = grown(levels, max_nodes, None)
+    assert proposal.confidences is not None
+    found = worths_of(proposal.parents, proposal.confidences)
+    assert found == pytest.approx(worths_of_all(levels)[:max_nodes])
+
+
+def test_a_node_holds_a_token_of_its_own_depth() -> None:
+    levels = [level(0.9, 0.8, first=10), level(0.7, 0.6, first=20), level(0.5, first=30)]
+    proposal = grown(levels, 20, None)
+    assert len(proposal.tokens) == 2 + 4 + 4
+    for token, depth in zip(proposal.tokens, depths(proposal.parents), strict=True):
+        assert token // 10 == depth + 1
+
+
+def test_it_ends_at_the_first_node_that_does_not_pay() -> None:
+    levels = [level(0.75, 0.125), level(0.5, 0.25)]  # 0.75, 0.375, 0.1875, 0.125, 0.0625, ...
+    assert len(grown(levels, 9, priced(0.5, 0.25, 0.1875, 0.0)).tokens) == 2
+    assert len(grown(levels, 9, priced(0.5, 0.25, 0.125, 0.0625, 0.2)).tokens) == 4
+    assert len(grown(levels, 9, priced(0.5)).tokens) == 1, "a place without a price is not there"
+    assert grown(levels, 9, priced(0.95, 0.0)).tokens == ()
+
+
+def test_siblings_stand_in_the_order_of_their_calibrated_chance() -> None:
+    """What was learnt may turn the heads' own order round."""
+    growth = Growth(lambda confidence: 1.0 - confidence, (0.0,) * 9, 0.0)
+    logits = torch.tensor([[4.0, 3.0, 1.0]])
+    found = guesses(logits, 9, growth)
+    assert [guess.token for guess in found[0]] == [2, 1, 0]
+    proposal = grown(found, 9, growth)
+    assert proposal.tokens == (2, 1, 0)
+    wanted = torch.softmax(logits[0], -1)[[2, 1, 0]].tolist()
+    assert proposal.confidences == pytest.approx(wanted)
+
+
+def test_heads_that_say_nan_propose_nothing() -> None:
+    assert grown(guesses(torch.full((2, 4), float("nan")), 5, None), 5, None).tokens == ()
+
+
+def drafter_of(target: Decoder, num_heads: int = 2) -> MedusaDrafter:
+    """Heads with weights of zero: each says what the target says next."""
+    shape = (num_heads, 1, HIDDEN_SIZE)
+    return MedusaDrafter(MedusaHeads(torch.zeros(*shape, HIDDEN_SIZE), torch.zeros(shape)), target)
+
+
+def test_it_reads_the_state_that_predicted_the_root() -> None:
+    """Heads of zero name what the target says after the last cached token: the root again."""
+    target = with_cache(tiny_llama())
+    drafter = drafter_of(target)
+    for end in (2, 4, 5):
+        sequence = sequence_of(*PROMPT[:end])
+        target.cache.rollback(0)
+        said = target.forward(PROMPT[: end - 1], num_logits=1)[0].softmax(-1)
+        proposal = drafter.propose(sequence, DraftPlan("medusa", 1))
+        assert proposal.tokens == (int(said.argmax()),)
+        assert proposal.confidences == pytest.approx([float(said.max())], abs=1e-5)
+        assert proposal.num_draft_steps == 1
+
+
+def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Path) -> None:
+    """Compaction moves the states with the keys: each row equals that of a fresh forward."""
+    target = with_cache(tiny_llama())
+    write_random(tmp_path, target)
+    drafter = MedusaDrafter.build(Parts(target, heads={"medusa": tmp_path}))
+    engine = Engine(target, {"medusa": drafter})
+    sequence = engine.start((5, 9, 12, 5, 9, 30, 7, 5, 9), SamplingParams(), 30, frozenset())
+    engine.prefill(sequence, threading.Event())
+
+    class Trees:
+        moved = 0
+
+        def plan(self, sequence: Sequence) -> DraftPlan:
+            return DraftPlan("medusa", 12)
+
+        def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+            return ("medusa",)
+
+        def observe(self, sequence: Sequence, outcome: object) -> None:
+            verdict = outcome.verdict  # type: ignore[attr-defined]
+            self.moved += verdict.path != tuple(range(len(verdict.path)))
+
+    policy = Trees()
+    for _ in engine.decode(sequence, policy, threading.Event()):
+        pass
+    assert policy.moved > 0, "no path was ever moved"
+    held = target.cache.length
+    kept = target.follow([LAST]).rows(LAST, 0, held).clone()
+    fresh = with_cache(tiny_llama())
+    made = fresh.run([Segment(fresh.cache, sequence.tokens[:held])], [LAST])
+    assert torch.allclose(kept, made.hidden[LAST], atol=1e-4)
+
+
+def test_high_temperatures_flatten_the_confidence_and_low_ones_do_not() -> None:
+    target = with_cache(tiny_llama())
+    drafter = drafter_of(target)
+    target.forward(PROMPT[:-1])
+    found = []
+    for temperature in (0.0, 0.5, 1.0, 2.0):
+        sequence = sequence_of(*PROMPT, temperature=temperature)
+        proposal = drafter.propose(sequence, DraftPlan("medusa", 1))
+        assert proposal.probs is None and proposal.confidences is not None
+        found.append(proposal.confidences[0])
+    assert found[0] == found[1] == found[2] > found[3]
+
+
+def test_without_a_state_before_the_root_it_has_nothing_to_say() -> None:
+    target = with_cache(tiny_llama())
+    drafter = drafter_of(target)
+    assert drafter.signal(sequence_of(5)) is None
+    assert drafter.propose(sequence_of(5), DraftPlan("medusa", 4)).tokens == ()
+    assert drafter.signal(sequence_of(5, 9)) == "heads"
+
+
+def test_without_heads_it_says_how_to_get_some() -> None:
+    with pytest.raises(ModelError, match="localspec train medusa"):
+        MedusaDrafter.build(Parts(with_cache(tiny_llama())))

@@ -1,0 +1,219 @@
+"""The drafter of a multi-token-prediction module: which rows it holds, and that none is stale."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.core import DraftPlan, SamplingParams, Sequence
+from localspec.drafters.mtp import MtpDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.engine.sampling import distributions
+from localspec.errors import CacheError, ModelError
+from localspec.forward.decoder import Decoder
+from localspec.forward.features import LAST
+from localspec.forward.heads.mtp import MtpHead, read_mtp
+from tests.drafters.random_mtp import write_random
+from tests.forward.heads.test_mtp_native import shipped, write
+from tests.tiny import Plans, play, tiny_llama, with_cache
+
+PROMPT = (5, 9, 12, 30, 7, 41)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("mtp")
+    write_random(made, with_cache(tiny_llama()))
+    return made
+
+
+def sequence_of(*tokens: int, sampling: SamplingParams | None = None) -> Sequence:
+    rng = torch.Generator().manual_seed(2)
+    return Sequence(tokens or PROMPT, sampling or SamplingParams(), 50, frozenset(), rng)
+
+
+def built(folder: Path, target: Decoder | None = None) -> tuple[MtpDrafter, Decoder]:
+    target = target or with_cache(tiny_llama())
+    return MtpDrafter.build(Parts(target, heads={"mtp": folder})), target
+
+
+def at_root(target: Decoder, sequence: Sequence) -> None:
+    """Bring the target's cache where the engine would have it."""
+    wanted = sequence.tokens[:-1]
+    missing = wanted[target.cache.reuse(wanted) :]
+    if missing:
+        target.forward(missing, num_logits=1)
+
+
+def by_hand(folder: Path, tokens: tuple[int, ...], count: int) -> list[int]:
+    """A greedy draft computed at one go, with nothing kept from before."""
+    return [int(row.argmax()) for row in rows_by_hand(folder, tokens, count)]
+
+
+def rows_by_hand(folder: Path, tokens: tuple[int, ...], count: int) -> list[torch.Tensor]:
+    """The probabilities each of its tokens is taken from."""
+    target = with_cache(tiny_llama())
+    features = target.follow([LAST])
+    target.forward(tokens[:-1])
+    head = MtpHead(read_mtp(folder, target), 64)
+    ids = list(tokens[1:])
+    state = head.advance(ids, features.rows(LAST, 0, len(ids)), target.embed(ids))[-1:]
+    found: list[torch.Tensor] = []
+    while len(found) < count:
+        found.append(target.head(state)[0].softmax(-1))
+        token = [int(found[-1].argmax())]
+        state = head.advance(token, state, target.embed(token))
+    return found
+
+
+def draft(drafter: MtpDrafter, target: Decoder, tokens: tuple[int, ...], count: int) -> list[int]:
+    sequence = sequence_of(*tokens)
+    at_root(target, sequence)
+    return list(drafter.propose(sequence, DraftPlan("mtp", count)).tokens)
+
+
+def test_a_greedy_draft_is_the_modules_own(folder: Path) -> None:
+    drafter, target = built(folder)
+    assert draft(drafter, target, PROMPT, 5) == by_hand(folder, PROMPT, 5)
+
+
+def test_no_row_is_stale_whatever_came_before(folder: Path) -> None:
+    """Acceptance, rejection, an edit, another first token, and the same again: each draft is what
+    a fresh drafter would say."""
+    drafter, target = built(folder)
+    guess = tuple(draft(drafter, target, PROMPT, 4))
+    others = (
+        (*PROMPT, *guess),  # all accepted: rows of the module's own states must not be kept
+        (*PROMPT, *guess[:2], 50),
+        PROMPT,
+        PROMPT,
+        (*PROMPT[:3], 44, 7, 41, 3),  # edited in the middle
+        (8, *PROMPT[1:]),  # only the first token differs
+        PROMPT[:2],
+    )
+    for tokens in others:
+        sequence = sequence_of(*tokens)
+        at_root(target, sequence)
+        proposal = drafter.propose(sequence, DraftPlan("mtp", 4))
+        wanted = rows_by_hand(folder, tokens, 4)
+        assert list(proposal.tokens) == [int(row.argmax()) for row in wanted], tokens
+        heights = [float(row.max()) for row in wanted]
+        assert proposal.confidences == pytest.approx(heights, abs=1e-5), tokens
+
+
+def test_drafted_rows_are_forgotten_also_after_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, target = built(folder)
+    guess = tuple(draft(drafter, target, PROMPT, 3))
+    embed, calls = target.embed, list[int]()
+
+    def failing(ids: Any) -> torch.Tensor:
+        calls.append(len(ids))
+        if len(calls) == 3:
+            raise CacheError("planted")
+        return embed(ids)
+
+    monkeypatch.setattr(target, "embed", failing)
+    with pytest.raises(CacheError, match="planted"):
+        draft(drafter, target, PROMPT, 6)
+    monkeypatch.undo()
+    tokens = (*PROMPT, *guess)
+    assert draft(drafter, target, tokens, 4) == by_hand(folder, tokens, 4)
+
+
+def test_prepared_or_not_the_draft_is_the_same(folder: Path) -> None:
+    drafter, target = built(folder)
+    sequence = sequence_of()
+    at_root(target, sequence)
+    drafter.prepare(sequence)
+    found = drafter.propose(sequence, DraftPlan("mtp", 4))
+    assert list(found.tokens) == by_hand(folder, PROMPT, 4)
+
+
+def test_after_a_cancelled_prefill_only_what_the_target_holds_is_read(folder: Path) -> None:
+    drafter, target = built(folder)
+    target.forward((1, 2, 3, 4, 5))  # states of another text beyond the third
+    target.cache.rollback(0)
+    target.forward(PROMPT[:2])
+    sequence = sequence_of()
+    drafter.prepare(sequence)
+    assert draft(drafter, target, PROMPT, 4) == by_hand(folder, PROMPT, 4)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(1.0), SamplingParams(0.7, top_k=5, repetition_penalty=1.5)],
+    ids=str,
+)
+def test_rows_are_those_the_tokens_were_drawn_from(folder: Path, sampling: SamplingParams) -> None:
+    drafter, target = built(folder)
+    sequence = sequence_of(sampling=sampling)
+    at_root(target, sequence)
+    proposal = drafter.propose(sequence, DraftPlan("mtp", 4))
+    assert proposal.probs is not None and proposal.is_chain
+    fresh = with_cache(tiny_llama())
+    features = fresh.follow([LAST])
+    fresh.forward(PROMPT[:-1])
+    head, ids = MtpHead(read_mtp(folder, fresh), 64), list(PROMPT[1:])
+    state = head.advance(ids, features.rows(LAST, 0, len(ids)), fresh.embed(ids))[-1:]
+    text = list(PROMPT)
+    for token, row in zip(proposal.tokens, proposal.probs, strict=True):
+        wanted = distributions(fresh.head(state), sampling, [text])[0]
+        assert torch.allclose(row, wanted, atol=1e-5)
+        assert float(row[token]) > 0.0
+        text.append(token)
+        state = head.advance([token], state, fresh.embed([token]))
+
+
+def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> None:
+    drafter, target = built(folder)
+    sequence = sequence_of()
+    at_root(target, sequence)
+    plan = DraftPlan("mtp", 6, keep_drafting=lambda index, confidence: index < 2)
+    assert len(drafter.propose(sequence, plan).tokens) == 3
+
+
+def test_without_a_state_before_the_root_it_has_nothing_to_say(folder: Path) -> None:
+    drafter, _ = built(folder)
+    assert drafter.signal(sequence_of(5)) is None
+    assert drafter.propose(sequence_of(5), DraftPlan("mtp", 4)).tokens == ()
+
+
+def test_a_model_that_ships_its_module_drafts_with_it(tmp_path: Path) -> None:
+    """Read from the target's own files; the text stays the target's own."""
+    model, module = shipped()
+    folder, target = write(tmp_path, model, module), with_cache(model, 64)
+    drafter = MtpDrafter.build(Parts(target, heads={"mtp": folder}))
+    engine = Engine(target, {"mtp": drafter})
+    plain = play(Engine(with_cache(model, 64), {}), PROMPT, Plans(("off", 0)), 20)
+    drafted = play(engine, PROMPT, Plans(("mtp", 3)), 20)
+    assert drafted.tokens == plain.tokens
+
+
+def test_without_a_module_it_says_how_to_get_one() -> None:
+    with pytest.raises(ModelError, match="localspec train mtp"):
+        MtpDrafter.build(Parts(with_cache(tiny_llama())))
+
+
+def test_a_damaged_folder_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "head.json").write_text(json.dumps({"kind": "medusa"}))
+    with pytest.raises(ModelError, match="kind 'medusa', not 'mtp'"):
+        built(tmp_path)
+
+
+def test_a_cancelled_turn_and_the_next_one_stay_exact(folder: Path) -> None:
+    drafter, target = built(folder)
+    engine, cancel = Engine(target, {"mtp": drafter}), threading.Event()
+    sequence = engine.start(PROMPT, SamplingParams(), 30, frozenset())
+    engine.prefill(sequence, threading.Event())
+    for _ in engine.decode(sequence, Plans(("mtp", 4)), cancel):
+        cancel.set()
+    tokens = tuple(sequence.tokens)
+    assert draft(drafter, target, tokens, 4) == by_hand(folder, tokens, 4)

@@ -1,0 +1,137 @@
+"""Drafters that shape themselves: what trees teach, their prices, and the choice of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localspec.core import Outcome, Proposal, SamplingParams, Sequence, Step, Verdict, chain
+from localspec.engine.controller import (
+    MAX_DRAFT_TOKENS,
+    UNKNOWN_STEPS,
+    judged,
+    was_tried_beyond,
+)
+from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
+
+TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
+COLD = SamplingParams()
+
+
+def outcome(proposal: Proposal, path: tuple[int, ...], draft_ms: float = 2.0) -> Outcome:
+    step = Step(
+        "tree", len(proposal.tokens), len(path), len(path) + 1, draft_ms, 11.0, 100,
+        signal="s", confidences=proposal.confidences, num_draft_steps=proposal.num_draft_steps,
+    )  # fmt: skip
+    return Outcome(step, proposal, Verdict(path, 1), torch.empty(0))
+
+
+def world() -> tuple[World, Simulated]:
+    drafter = Simulated(1.0, 0.5)
+    drafter.shapes_itself = True
+    return World({"tree": drafter}), drafter
+
+
+def turn() -> Sequence:
+    return Sequence((1, 2, 3), COLD, 100, frozenset(), torch.Generator())
+
+
+def test_children_of_accepted_tokens_were_judged_and_no_others() -> None:
+    assert judged(TREE, Verdict((1,), 0)) == [False, True, None, False]
+    assert judged(TREE, Verdict((0, 2), 0)) == [True, False, True, None]
+    assert judged(chain((1, 2, 3)), Verdict((0,), 0)) == [True, False, None]
+
+
+def test_a_path_that_ends_at_a_leaf_is_censored() -> None:
+    assert not was_tried_beyond(TREE, Verdict((0, 2), 0))
+    assert was_tried_beyond(TREE, Verdict((0,), 0)) and was_tried_beyond(TREE, Verdict((), 0))
+    assert not was_tried_beyond(chain((1, 2)), Verdict((0, 1), 0))
+
+
+def test_a_tree_teaches_by_depth_by_confidence_and_by_steps() -> None:
+    played, _ = world()
+    for _ in range(200):
+        played.controller.learn(turn(), outcome(TREE, (1,)))
+    acceptance = played.controller.acceptance
+    assert acceptance.rates("tree", "s", 0)[:2] == pytest.approx([1.0, 0.0], abs=0.06)
+    assert acceptance.chance("tree", 0, 0.8) > 0.9 and acceptance.chance("tree", 0, 0.9) < 0.1
+    assert acceptance.chance("tree", 0, 0.7) == pytest.approx(0.7), "never judged: its own word"
+    assert acceptance.steps_a_token("tree") == pytest.approx(0.5)
+
+
+def test_steps_are_what_drafting_is_charged_by() -> None:
+    played, _ = world()
+    curve = played.controller.round_curve("tree", 100, 0)
+    assert curve is not None
+    assert curve[8] - curve[4] == pytest.approx(4 * (WIDTH_MS + UNKNOWN_STEPS * 1.0))
+    for _ in range(50):
+        played.controller.learn(turn(), outcome(TREE, (1,)))
+    dearer = played.controller.round_curve("tree", 100, 0)
+    assert dearer is not None and dearer[8] > curve[8]
+
+
+def test_prices_are_what_width_and_steps_cost_at_the_going_rate() -> None:
+    played, _ = world()
+    controller = played.controller
+    curve = controller.round_curve("tree", 100, 0)
+    assert curve is not None
+    option = controller.option("tree", "s", 0, curve)
+    assert option.num_draft_tokens == MAX_DRAFT_TOKENS
+    growth = controller.growth(option, 100, 0, rate=0.2)
+    assert growth is not None and len(growth.node_prices) == MAX_DRAFT_TOKENS
+    assert growth.node_prices == pytest.approx([0.2 * WIDTH_MS] * MAX_DRAFT_TOKENS)
+    assert growth.step_price == pytest.approx(0.2 * 1.0)
+    assert growth.chance(0.6) == pytest.approx(0.6)
+
+
+def test_a_plan_for_such_a_drafter_carries_prices_and_others_none() -> None:
+    played, _ = world()
+    by_name = played.controller.policy(COLD, "tree", None).plan(turn())
+    assert by_name.growth is not None and by_name.num_draft_tokens == MAX_DRAFT_TOKENS
+    fixed = played.controller.policy(COLD, "tree", 3).plan(turn())
+    assert fixed.growth is None and fixed.num_draft_tokens == 3
+    chained = World({"chain": Simulated(1.0, 0.5)}).controller.policy(COLD, "chain", None)
+    assert chained.plan(turn()).growth is None
+
+
+def test_the_rate_of_such_a_drafter_is_what_its_rounds_gave() -> None:
+    played, _ = world()
+    controller = played.controller
+    for _ in range(100):
+        controller.learn(turn(), outcome(TREE, (0, 2)))
+    curve = controller.round_curve("tree", 100, 0)
+    assert curve is not None
+    tokens, ms = controller.acceptance.realised("tree", "s", 0)
+    option = controller.option("tree", "s", 0, curve)
+    assert option.rate == pytest.approx(tokens / ms, rel=0.05) and tokens / ms > 1.05 / 10.0
+
+
+MANY = {
+    "cheap": Simulated(0.1, 0.55),
+    "model": Simulated(0.8, 0.6),
+    "head": Simulated(1.2, 0.92),
+    "exit": Simulated(2.5, 0.85),
+    "copy": Simulated(0.05, 0.3),
+    "other": Simulated(0.9, 0.4),
+    "third": Simulated(1.0, 0.55),
+    "self": Simulated(4.0, 0.9),
+}
+
+
+def test_the_best_of_many_is_found_though_others_look_better_at_first() -> None:
+    """Eight ways; the best is dearer than four of them. 2500 rounds, the learning included."""
+    reached = []
+    for seed in range(3):
+        played = World(MANY, seed)
+        played.noise = 0.1
+        played.run(2500, COLD)
+        reached.append(played.rate() / best_fixed_rate(MANY))
+    assert sum(reached) / len(reached) >= 0.95, reached
+
+
+def test_each_that_could_win_is_tried() -> None:
+    """The two whose every token would have to be accepted to win need not be."""
+    played = World(MANY, 1)
+    played.run(4000, COLD)
+    known = {n: played.controller.acceptance.num_rounds(n, "s", 0) for n in MANY}
+    assert all(known[name] > 0.0 for name in MANY if name not in ("exit", "self")), known

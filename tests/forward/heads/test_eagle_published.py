@@ -1,0 +1,226 @@
+"""Published EAGLE heads from safetensors: the function their authors' code computes, written down
+here once more by transformers' own layer, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from localspec.errors import ModelError
+from localspec.forward.features import LAST
+from localspec.forward.heads.eagle_files import load_head
+from localspec.forward.heads.eagle_pairs import EagleHead
+from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
+
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
+CAPACITY = 64
+DRAFT_VOCAB = 20
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "hidden_act": "silu",
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
+THIRD = CONFIG | {
+    "draft_vocab_size": DRAFT_VOCAB,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+}
+IDS = torch.arange(DRAFT_VOCAB) * 3  # what the draft's tokens are called by the target
+
+
+def any_target() -> Any:
+    return with_cache(tiny_llama(num_layers=4), CAPACITY)
+
+
+class Reference(torch.nn.Module):
+    """The layer with transformers' parts, under the published names."""
+
+    def __init__(self, is_third: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        config = LlamaConfig(**{k: v for k, v in CONFIG.items() if k != "architectures"})
+        config._attn_implementation = "eager"
+        self.rotary = LlamaRotaryEmbedding(config)
+        layer = torch.nn.Module()
+        layer.self_attn = LlamaAttention(config, 0)
+        layer.mlp = LlamaMLP(config)
+        layer.post_attention_layernorm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+        if is_third:
+            wide = 2 * HIDDEN_SIZE
+            for side in ("q_proj", "k_proj", "v_proj"):
+                size = getattr(layer.self_attn, side).out_features
+                setattr(layer.self_attn, side, torch.nn.Linear(wide, size, bias=False))
+            layer.hidden_norm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+            layer.input_layernorm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+            self.midlayer = layer
+            self.fc = torch.nn.Linear(3 * HIDDEN_SIZE, HIDDEN_SIZE, bias=False)
+            self.norm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+            self.lm_head = torch.nn.Linear(HIDDEN_SIZE, DRAFT_VOCAB, bias=False)
+        else:
+            self.layers = torch.nn.ModuleList([layer])
+            self.fc = torch.nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.add_(0.1 * torch.randn_like(weight))
+
+    def run(self, layer: Any, mixed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        """[n, .] -> [n, d]."""
+        size = len(mixed)
+        mask = torch.full((size, size), float("-inf")).triu(1)[None, None]
+        turned = self.rotary(mixed[None], torch.arange(size)[None])
+        stream = stream + layer.self_attn(mixed[None], turned, mask)[0][0]
+        return stream + layer.mlp(layer.post_attention_layernorm(stream))
+
+    def first(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        rows = self.fc(torch.cat((embedded, features), -1))
+        return self.run(self.layers[0], rows, rows)
+
+    def third(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        hidden, layer = self.fc(features), self.midlayer
+        mixed = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), -1)
+        return self.run(layer, mixed, hidden)
+
+
+def publish(folder: Path, is_third: bool, **changes: Any) -> Reference:
+    """changes: of the config, or of tensors (None leaves one out)."""
+    reference = Reference(is_third)
+    tensors: dict[str, Any] = dict(reference.state_dict())
+    if is_third:
+        known = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+        known[IDS] = True
+        tensors |= {"d2t": IDS - torch.arange(DRAFT_VOCAB), "t2d": known}
+    config = dict(THIRD if is_third else CONFIG)
+    for name, value in changes.items():
+        (tensors if value is None or isinstance(value, torch.Tensor) else config)[name] = value
+    held = {k: t.contiguous() for k, t in tensors.items() if t is not None}
+    save_file(held, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return reference
+
+
+def states(target: Any, layers: tuple[int, ...]) -> torch.Tensor:
+    """[n, layers * d] of TEXT but its last token."""
+    features = target.follow(layers)
+    target.cache.rollback(0)
+    target.forward(TEXT[:-1])
+    return torch.cat([features.rows(layer, 0, len(TEXT) - 1) for layer in layers], -1).clone()
+
+
+@pytest.mark.parametrize("is_third", [False, True])
+@torch.no_grad()
+def test_a_published_head_says_what_its_authors_code_says(tmp_path: Path, is_third: bool) -> None:
+    target = any_target()
+    reference = publish(tmp_path, is_third)
+    head = EagleHead(load_head(tmp_path, target), CAPACITY)
+    assert head.layers == ((0, 1, 2) if is_third else (LAST,))
+    rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
+    head.reuse(TEXT)
+    output = head.read(TEXT, target.follow(head.layers))
+    if is_third:
+        wanted = reference.third(embedded, rows)[-1:]
+        said = reference.lm_head(reference.norm(wanted))
+        logits = torch.full((1, VOCAB_SIZE), float("-inf"))
+        logits[:, IDS] = said
+    else:
+        wanted = reference.first(embedded, rows)[-1:]
+        logits = target.head(wanted)
+    assert torch.allclose(output, wanted, atol=1e-4)
+    assert torch.allclose(head.logits(output), logits, atol=1e-3)
+
+
+@torch.no_grad()
+def test_biases_of_an_eagle_1_are_used(tmp_path: Path) -> None:
+    target = any_target()
+    publish(tmp_path, False)
+    plain = EagleHead(load_head(tmp_path, target), CAPACITY)
+    bias = {"layers.0.self_attn.v_proj.bias": torch.ones(2 * HIDDEN_SIZE // 4)}
+    publish(tmp_path, False, **bias)
+    biased = EagleHead(load_head(tmp_path, target), CAPACITY)
+    states(target, (LAST,))
+    for head in (plain, biased):
+        head.reuse(TEXT)
+    features = target.follow((LAST,))
+    assert not torch.allclose(plain.read(TEXT, features), biased.read(TEXT, features), atol=1e-2)
+
+
+def test_an_embedding_that_is_the_targets_takes_no_memory(tmp_path: Path) -> None:
+    target = any_target()
+    publish(tmp_path, False)
+    without = load_head(tmp_path, target).weight_bytes
+    table = target.embed(range(VOCAB_SIZE)).clone()
+    publish(tmp_path, False, **{"embed_tokens.weight": table})
+    assert load_head(tmp_path, target).weight_bytes == without
+    publish(tmp_path, False, **{"embed_tokens.weight": table + 1.0})
+    own = load_head(tmp_path, target)
+    assert own.weight_bytes == without + table.numel() * 4
+    assert torch.equal(own.embed([2]), table[2:3] + 1.0)
+
+
+def test_without_names_the_authors_choice_of_layers_is_read(tmp_path: Path) -> None:
+    """What goes into blocks 2, n / 2 and n - 3 is what comes out of the ones before."""
+    target = with_cache(tiny_llama(num_layers=8), CAPACITY)
+    publish(tmp_path, True, eagle_config={})
+    assert load_head(tmp_path, target).layers == (1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("is_third", "changes", "said"),
+    [
+        (False, {"hidden_size": 128}, "made for a target 128 wide"),
+        (False, {"vocab_size": 32000}, "with 32000 tokens; this one is 64 wide with 64"),
+        (False, {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
+        (False, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        (False, {"intermediate_size": "many"}, "intermediate_size 'many'"),
+        (False, {"num_key_value_heads": 3}, "do not divide"),
+        (False, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "turned by dynamic"),
+        (False, {"fc.weight": None}, "lacks fc.weight"),
+        (False, {"layers.0.input_layernorm.weight": torch.ones(64)}, "input_layernorm.weight"),
+        (False, {"fc.bias": torch.ones(64, dtype=torch.int8)}, "fc.bias is int8"),
+        (True, {"norm_before_residual": True}, "norm_before_residual is True"),
+        (True, {"d2t": torch.full((DRAFT_VOCAB,), 60)}, "does not name 20 different tokens"),
+        (True, {"d2t": -torch.arange(DRAFT_VOCAB)}, "does not name 20 different tokens"),
+        (True, {"d2t": torch.zeros(DRAFT_VOCAB)}, "not int64"),
+        (True, {"d2t": None, "t2d": None}, "has no d2t to tell which"),
+        (True, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}}, "has 4 layers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, is_third: bool, changes: dict[str, Any], said: str
+) -> None:
+    publish(tmp_path, is_third, **changes)
+    with pytest.raises(ModelError, match=said):
+        load_head(tmp_path, any_target())
+
+
+def test_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    publish(tmp_path, False)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pickle .*weights_only=True.*'model.safetensors'"):
+        load_head(tmp_path, any_target())
+
+
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path, False)
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        load_head(tmp_path, any_target())

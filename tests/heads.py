@@ -1,0 +1,80 @@
+"""Tiny heads for tests: a teacher and lessons from a tiny native target, and heads that have
+learnt a little of what it writes, so that some of their guesses hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localspec.engine.sampling import draw
+from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.features import LAST
+from localspec.forward.heads.files import TargetSizes
+from localspec.training.heads.recipe import Lesson, Recipe, Teacher
+
+RATE = 5e-3
+
+
+def teacher_of(target: Decoder) -> Teacher:
+    """The target's embedding and head, plain and differentiable."""
+    dense = target.weights.head.dense()
+    assert dense is not None
+    head, embedding = dense.weight.detach().clone(), target.weights.embedding
+
+    def embed(ids: Tensor) -> Tensor:
+        return F.embedding(ids, embedding)
+
+    def logits(rows: Tensor) -> Tensor:
+        return F.linear(rows, head)
+
+    return Teacher(TargetSizes.of(target), embed, logits)
+
+
+def written_by(target: Decoder, seed: int, count: int, length: int) -> list[list[int]]:
+    """Texts the target writes at temperature 1 after one token each: greedy ones would soon go
+    round in circles, and teach little else."""
+    rng, texts = torch.Generator().manual_seed(seed), list[list[int]]()
+    for _ in range(count):
+        text = [int(torch.randint(target.vocab_size, (), generator=rng))]
+        target.cache.rollback(0)
+        while len(text) < length:
+            row = target.forward(text[-1:], num_logits=1)[0].softmax(-1)
+            text.append(draw(row, rng))
+        target.cache.rollback(0)
+        texts.append(text)
+    return texts
+
+
+def random_texts(vocab_size: int, seed: int, count: int, length: int) -> list[list[int]]:
+    """Any tokens: what follows one can be learnt from them, what follows two cannot."""
+    rng = torch.Generator().manual_seed(seed)
+    found: list[list[int]] = torch.randint(vocab_size, (count, length), generator=rng).tolist()
+    return found
+
+
+def lesson_of(target: Decoder, texts: Sequence[Sequence[int]]) -> Lesson:
+    """A batch of texts of one length, with the target's last states. Every token weighs 1."""
+    states = []
+    for text in texts:
+        target.cache.rollback(0)
+        made = target.run([Segment(target.cache, text[:-1], num_logits=1)], [LAST])
+        states.append(made.hidden[LAST].tolist())  # an inference tensor cannot be learnt from
+        target.cache.rollback(0)
+    tokens = torch.tensor(texts)
+    return Lesson(tokens, torch.ones(len(texts), tokens.shape[1] - 1), {LAST: torch.tensor(states)})
+
+
+def train(recipe: Recipe, teacher: Teacher, lesson: Lesson, num_steps: int) -> None:
+    optimiser = torch.optim.Adam(recipe.module.parameters(), lr=RATE)
+    for _ in range(num_steps):
+        optimiser.zero_grad()
+        recipe.loss(teacher, lesson).backward()
+        optimiser.step()
+
+
+def rates(found: Sequence[tuple[float, float]]) -> list[float]:
+    """Acceptance by position."""
+    return [accepted / tried if tried else 0.0 for accepted, tried in found]

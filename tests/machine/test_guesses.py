@@ -1,0 +1,102 @@
+"""What a source names becomes parts of drafters; what cannot be used is said, with its reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Message, Request
+from localspec.machine.load import open_local_backend
+from localspec.machine.options import LoadOptions
+from tests.drafters.random_medusa import write_random
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.tiny import tiny_llama, with_cache
+
+
+@pytest.fixture(autouse=True)
+def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("localspec.config.default_home", lambda: tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("t") / "target", tiny_llama(vocab_size=VOCAB_SIZE))
+
+
+def opened(target: Path, *heads: Path, past: tuple[str, ...] = (), **more: Any) -> Any:
+    options = LoadOptions(
+        model=str(target), context=128, dtype="float32", heads=tuple(map(str, heads)), **more
+    )
+    return open_local_backend(options, None, lambda phrase: None, past)
+
+
+def reason_of(backend: Any, name: str) -> str | None:
+    """Why a drafter cannot be used; None if it can."""
+    found = next(each for each in backend.describe().drafters if each.name == name)
+    return None if found.is_available else found.reason
+
+
+def text_of(backend: Any, drafter: str) -> str:
+    request = Request((Message("user", "hello hello"),), max_tokens=16, drafter=drafter)
+    chunks = list(backend.generate(request, threading.Event()))
+    assert chunks[-1].error is None
+    return "".join(chunk.text for chunk in chunks)
+
+
+def test_a_head_that_is_named_drafts_and_changes_nothing(target: Path, tmp_path: Path) -> None:
+    write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    backend = opened(target, tmp_path / "head")
+    assert reason_of(backend, "medusa") is None
+    assert text_of(backend, "medusa") == text_of(backend, "off")
+
+
+def test_a_folder_that_is_no_head_is_named_with_its_reason(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    backend = opened(target, tmp_path / "odd")
+    assert "no head" in (reason_of(backend, "head odd") or "")
+    assert "train medusa" in (reason_of(backend, "medusa") or "")
+
+
+def test_a_head_of_another_target_is_a_reason_and_the_chat_goes_on(
+    target: Path, tmp_path: Path
+) -> None:
+    write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    config = json.loads((tmp_path / "head" / "head.json").read_text())
+    config["target"]["hidden_size"] += 8
+    (tmp_path / "head" / "head.json").write_text(json.dumps(config))
+    backend = opened(target, tmp_path / "head")
+    assert "hidden_size" in (reason_of(backend, "medusa") or "")
+    assert text_of(backend, "ngram") == text_of(backend, "off")
+
+
+def test_a_draft_with_other_tokens_drafts_across_vocabularies(target: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(target, draft)
+    content = json.loads((draft / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    swapped = sorted(vocabulary, key=lambda token: vocabulary[token])[5:7]
+    vocabulary[swapped[0]], vocabulary[swapped[1]] = vocabulary[swapped[1]], vocabulary[swapped[0]]
+    (draft / "tokenizer.json").write_text(json.dumps(content))
+    backend = opened(target, draft=str(draft))
+    assert "cannot draft for" in (reason_of(backend, "draft_model") or "")
+    assert reason_of(backend, "cross_tokenizer") is None
+    assert text_of(backend, "cross_tokenizer") == text_of(backend, "off")
+
+
+def test_earlier_conversations_are_looked_up(target: Path) -> None:
+    plain = opened(target)
+    said = text_of(plain, "off")
+    backend = opened(target, past=(f"hello hello {said}",))
+    assert text_of(backend, "ngram") == said
+
+
+def test_a_draft_as_large_as_its_target_is_used_and_said(target: Path, tmp_path: Path) -> None:
+    shutil.copytree(target, tmp_path / "draft")
+    backend = opened(target, draft=str(tmp_path / "draft"))
+    assert reason_of(backend, "draft_model") is None
+    assert any("smaller draft" in notice for notice in backend.describe().notices)

@@ -1,0 +1,58 @@
+"""A tiny random target in a folder of its own, with a tokenizer and prompts for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from localspec.training import dialogues
+from localspec.training.heads.target import Target, load_target
+from localspec.training.tokenizer import save_tokenizer
+from tests.tiny import tiny_llama
+
+SEED = 5
+
+
+def make_folder(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:
+    """A random target whose answers are neither one token over and over nor all alike."""
+    tiny_llama(seed, num_layers=4, vocab_size=420).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder, 256)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "tiny", tokenizer, SEED)
+
+
+@pytest.fixture(scope="session")
+def target(target_folder: Path) -> Target:
+    return load_target(target_folder, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of twelve questions."""
+    rng, path = Random(SEED), tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    asked = [dialogues.generate(rng).messages() for _ in range(40)]
+    texts = [next(m["content"] for m in one if m["role"] == "user") for one in asked]
+    short = sorted(set(texts), key=len)[:12]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in short), "utf-8")
+    return path
+
+
+class Said(list[str]):
+    """Report lines, kept."""
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()

@@ -1,0 +1,201 @@
+"""A training from questions to a result: whole, resumed, and refused where it must be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from localspec.errors import ConfigError, DraftMismatch, MemoryShortage
+from localspec.forward.weights import load_model
+from localspec.training.gain import expected_tokens
+from localspec.training.heads import run as run_file
+from localspec.training.heads.frame import Run
+from localspec.training.heads.made import read_made
+from localspec.training.heads.questions import read_prompts
+from localspec.training.heads.run import HeadSettings, train_head
+from tests.training.heads.conftest import Said, make_folder
+
+
+def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> HeadSettings:
+    usual: dict[str, Any] = {
+        "kind": "draft", "target": target, "target_name": "tiny",
+        "conversations": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
+        "num_steps": 8, "max_answer_length": 24, "row_length": 96, "batch": 512, "rate": 4e-3,
+        "answer_minutes": 5.0,
+    }  # fmt: skip
+    return HeadSettings(**(usual | changes))
+
+
+def test_a_draft_is_trained_and_loads_beside_its_target(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    made = train_head(settings(target_folder, prompts, tmp_path, num_steps=60), said)
+    assert read_made(tmp_path / "out") == made
+    draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
+    assert draft.vocab_size == 420
+    token_maps = [
+        Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+        for folder in (target_folder, tmp_path / "out")
+    ]
+    assert token_maps[0] == token_maps[1]
+    first = next(line for line in said if line.startswith("held out"))
+    assert made.acceptance[0] > float(first.split("position ")[1].split("%")[0]) / 100 + 0.05
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp"])
+def test_every_kind_of_head_is_trained_and_written(
+    kind: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    made = train_head(settings(target_folder, prompts, tmp_path, kind=kind), said)
+    assert made.kind == kind and len(made.acceptance) >= 2
+    assert json.loads((tmp_path / "out" / "head.json").read_text("utf-8"))["kind"] == kind
+
+
+def test_a_draft_learns_on_from_another_and_is_never_made_worse(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    first = train_head(settings(target_folder, prompts, tmp_path), said)
+    again = settings(target_folder, prompts, tmp_path, out=tmp_path / "more",
+                     work=tmp_path / "more-work", start_from=tmp_path / "out")  # fmt: skip
+    made = train_head(again, said)
+    assert made.before is not None
+    assert made.before == pytest.approx(first.acceptance, abs=0.05)  # kept in bf16
+    tokens = [expected_tokens(rates, len(rates)) for rates in (made.before, made.acceptance)]
+    assert tokens[1] >= tokens[0] - 1e-3
+
+
+def test_a_second_run_asks_nothing_twice_and_says_the_same(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    first = train_head(settings(target_folder, prompts, tmp_path), said)
+    answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
+    second = train_head(settings(target_folder, prompts, tmp_path), said)
+    assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
+    assert second == first
+
+
+def test_a_work_folder_of_another_target_is_refused_untouched(
+    target_folder: Path, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
+) -> None:
+    train_head(settings(target_folder, prompts, tmp_path), said)
+    answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
+    retrained = make_folder(tmp_path / "retrained", tokenizer, seed=6)
+    with pytest.raises(ConfigError, match="another target"):
+        train_head(settings(retrained, prompts, tmp_path, out=tmp_path / "new"), said)
+    assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
+
+
+def test_a_work_folder_with_a_stranger_s_files_is_refused(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="other files"):
+        train_head(settings(target_folder, prompts, tmp_path), said)
+
+
+@pytest.mark.parametrize("name", ["letter.txt", "head.json"])
+def test_an_out_folder_with_something_else_in_it_is_left_alone(
+    name: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(ConfigError, match="would be lost"):
+        train_head(settings(target_folder, prompts, tmp_path), said)
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert not (tmp_path / "work").exists()
+
+
+def test_another_kind_s_result_is_not_written_over(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    train_head(settings(target_folder, prompts, tmp_path), said)
+    with pytest.raises(ConfigError, match="a trained draft"):
+        train_head(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
+
+
+def test_an_unfinished_training_with_other_options_is_not_lost(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "save", stops_after(3, Run.save))
+        with pytest.raises(KeyboardInterrupt):
+            train_head(settings(target_folder, prompts, tmp_path), said)
+    with pytest.raises(ConfigError, match=r"options .*there, .*layers.*now"):
+        train_head(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said)
+    train_head(settings(target_folder, prompts, tmp_path), said)
+    assert any("Going on from the checkpoint at step 3" in line for line in said)
+
+
+def test_a_finished_training_makes_room_for_another(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    train_head(settings(target_folder, prompts, tmp_path), said)
+    made = train_head(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said)
+    assert not any("Going on" in line for line in said)
+    assert made.num_steps == 8
+
+
+def stops_after(count: int, whole: Callable[..., None]) -> Callable[..., None]:
+    """`whole`, interrupted from the keyboard after so many calls."""
+    calls = [0]
+
+    def stopping(*args: Any, **kwargs: Any) -> None:
+        whole(*args, **kwargs)
+        calls[0] += 1
+        if calls[0] == count:
+            raise KeyboardInterrupt
+
+    return stopping
+
+
+def test_a_draft_larger_than_its_target_is_refused_before_it_is_trained(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    with pytest.raises(DraftMismatch, match="could never be faster"):
+        train_head(settings(target_folder, prompts, tmp_path, options={"layers": 8}), said)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("hidden_size", [128, 30])
+def test_a_width_that_cannot_be_is_refused(
+    hidden_size: int, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    options = {"hidden_size": hidden_size}
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        train_head(settings(target_folder, prompts, tmp_path, options=options), said)
+
+
+def test_too_little_memory_is_said_before_the_target_is_loaded(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    with pytest.raises(MemoryShortage, match="The target tiny needs"):
+        train_head(settings(target_folder, prompts, tmp_path, free_bytes=lambda: 1000), said)
+    assert not said
+
+
+def test_a_full_disk_is_said_before_the_first_step(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run_file, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1000))
+    )
+    with pytest.raises(MemoryShortage, match="on the disk"):
+        train_head(settings(target_folder, prompts, tmp_path), said)
+    assert not list((tmp_path / "work").rglob("checkpoint.pt"))
+
+
+def test_a_narrow_draft_keeps_the_main_directions_of_the_embedding(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    options = {"hidden_size": 16}
+    train_head(settings(target_folder, prompts, tmp_path, options=options), said)
+    draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
+    assert draft.embed([0]).shape == (1, 16)

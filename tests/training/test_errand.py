@@ -1,0 +1,152 @@
+"""The commands of `train`, from flags to a profile that offers what was made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from localspec.backend import TurnStats
+from localspec.commands import app
+from localspec.config import load_profiles, settings_for
+from localspec.errors import LocalspecError
+from localspec.record.store import SessionInfo, Store, TurnSettings
+from tests.training.heads.conftest import make_folder
+
+QUICK = ["--minutes", "0.01", "--answer-minutes", "1", "--max-answer-length", "12",
+         "--batch", "256", "--dtype", "float32", "--device", "cpu", "--json"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "tiny", tokenizer, 5)
+
+
+def run(*words: str) -> dict[str, Any]:
+    """The JSON of a command that succeeds."""
+    result = CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def refused(*words: str) -> str:
+    """The sentence of a command that fails."""
+    result = CliRunner().invoke(app, ["train", *words])
+    assert isinstance(result.exception, LocalspecError), result.output
+    return str(result.exception)
+
+
+def chat(home: Path, *texts: str) -> None:
+    """A log with one conversation for each text."""
+    home.mkdir(parents=True)
+    store = Store.open(home / "localspec.db")
+    session = store.start_session(SessionInfo())
+    for text in texts:
+        conversation = store.create_conversation(text)
+        asked = store.add_user_message(conversation, None, text)
+        turn = store.begin_turn(session, conversation, asked, TurnSettings())
+        store.finish_turn(
+            turn,
+            text=f"about {text}",
+            token_ids=[5],
+            provenance=["target"],
+            stats=TurnStats(1),
+            steps=(),
+            finish_reason="eos",
+            error=None,
+        )
+    store.close()
+
+
+def test_a_personal_draft_is_one_command_and_then_on_offer(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    chat(home, "cats", "dogs", "rain", "tea")
+    log = (home / "localspec.db").read_bytes()
+    made = run("distil", "--from-chats", "--model", str(target), "--home", str(home), *QUICK)
+    assert made["out"] == str(home / "drafts" / "tiny" / "personal") and made["is_personal"]
+    assert (home / "localspec.db").read_bytes() == log
+    profile = load_profiles(settings_for(home).profile_folders)["tiny"]
+    assert profile.drafts == (made["out"],)
+    again = run("distil", "--from-chats", "--profile", "tiny", "--home", str(home), *QUICK)
+    assert again["before"] is not None, "the profile's own draft learns on"
+
+
+def test_a_head_is_trained_registered_and_reported(target: Path, tmp_path: Path) -> None:
+    home = str(tmp_path / "home")
+    made = run("distil", "--made-up", "6", "--model", str(target), "--home", home, *QUICK)
+    assert made["before"] is None and made["notice"] is None
+    words = ["--model", str(target), "--home", home, "--dtype", "float32", "--device", "cpu"]
+    found = run("report", *words, "--json")
+    (gain,) = found["gains"]
+    assert gain["folder"] == made["out"] and gain["acceptance"] == made["acceptance"]
+    assert gain["pays"] == (gain["best"]["speedup"] >= 1.03)
+
+
+def test_a_medusa_head_goes_into_the_target_s_profile(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    made = run(
+        "medusa", "--heads", "2", "--made-up", "6", "--model", str(target), "--home", str(home),
+        *QUICK,
+    )  # fmt: skip
+    entry = load_profiles(settings_for(home).profile_folders)["tiny"].models["tiny"]
+    assert entry.heads == (Path(made["out"]),)
+    assert len(made["acceptance"]) == 3 or len(made["acceptance"]) == 2
+
+
+def test_no_logged_conversations_is_a_sentence(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    words = ["distil", "--from-chats", "--model", str(target), "--home", str(home)]
+    assert "There is no log at" in refused(*words)
+    assert not home.exists()
+    Store.open(tmp_path / "other" / "localspec.db").close()
+    words[-1] = str(tmp_path / "other")
+    assert "no finished replies yet" in refused(*words)
+
+
+def test_own_chats_are_not_read_unless_asked_for(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    chat(home, "a secret", "another secret")
+    run("distil", "--made-up", "6", "--model", str(target), "--home", str(home), *QUICK)
+    written = [path for path in (home / "training").rglob("*") if path.is_file()]
+    assert written and not any(path.name.startswith("answers-own") for path in written)
+
+
+def test_nothing_to_ask_names_the_three_ways(target: Path, tmp_path: Path) -> None:
+    sentence = refused("eagle", "--model", str(target), "--home", str(tmp_path))
+    assert all(flag in sentence for flag in ("--prompts", "--made-up", "--from-chats"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["eagle", "--layers", "2"], "eagle has no num layers"),
+        (["medusa", "--heads", "0"], "must be 1 or more"),
+        (["medusa", "--minutes", "0"], "--minutes is 0"),
+        (["distil", "--batch", "-5"], "--batch is -5"),
+        (["distil", "--device", "quantum"], "'quantum' was asked for"),
+        (["distil", "--dtype", "float3"], "no precision"),
+        (["distil", "--start-from", "./nowhere"], "no model folder"),
+    ],
+)
+def test_wrong_flags_are_sentences(
+    words: list[str], sentence: str, target: Path, tmp_path: Path
+) -> None:
+    usual = ["--made-up", "4", "--model", str(target), "--home", str(tmp_path)]
+    assert sentence in refused(words[0], *usual, *words[1:])
+    assert not (tmp_path / "training").exists()
+
+
+def test_a_report_on_nothing_says_so(target: Path, tmp_path: Path) -> None:
+    words = ["report", "--model", str(target), "--home", str(tmp_path)]
+    assert "Nothing was trained for tiny" in refused(*words)
+
+
+def test_the_pair_has_kept_its_command() -> None:
+    result = CliRunner().invoke(app, ["train", "pair", "--help"])
+    assert result.exit_code == 0
+    assert all(flag in result.output for flag in ("--corpus", "--held-out", "--work"))
