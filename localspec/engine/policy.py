@@ -96,6 +96,9 @@ class AdaptivePolicy:
         return tuple(name for name in self._allowed if name not in hopeless)
 
     def _plan(self, options: list[Option], context: int) -> DraftPlan:
+        if not options and not self._may_be_off:  # it may still have more to say than it signals
+            name, length = self._allowed[0], self._fixed_length or UNMEASURED_LENGTH
+            return DraftPlan(name, length, reason=f"{name}, as you chose: nothing to go by here.")
         if not options:
             return DraftPlan(OFF, 0, reason="Off this round: no drafter has anything to propose.")
         best = self._choose(options, 1.0 / self._plain_ms)

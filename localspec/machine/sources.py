@@ -91,8 +91,13 @@ def _first_here(places: tuple[str, ...], profiles: dict[str, Profile]) -> Path |
 
 
 def _entry(place: str, profiles: dict[str, Profile]) -> ModelEntry | None:
-    found = (profile.models.get(place) for profile in profiles.values())
-    return next((entry for entry in found if entry is not None), None)
+    """What the profiles know of a model, named by its id or by the folder it lies in."""
+    entries = [entry for profile in profiles.values() for entry in profile.models.values()]
+    named = next((entry for entry in entries if entry.id == place), None)
+    if named is not None:
+        return named
+    folder = Path(place).expanduser().resolve()
+    return next((e for e in entries if e.folder is not None and e.folder.resolve() == folder), None)
 
 
 def _name(place: str) -> str:

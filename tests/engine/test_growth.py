@@ -135,3 +135,11 @@ def test_each_that_could_win_is_tried() -> None:
     played.run(4000, COLD)
     known = {n: played.controller.acceptance.num_rounds(n, "s", 0) for n in MANY}
     assert all(known[name] > 0.0 for name in MANY if name not in ("exit", "self")), known
+
+
+def test_a_drafter_asked_for_by_name_is_asked_though_it_signals_nothing() -> None:
+    played, drafter = world()
+    drafter.is_silent = True
+    by_name = played.controller.policy(COLD, "tree", None).plan(turn())
+    assert (by_name.drafter, by_name.num_draft_tokens) == ("tree", 4)
+    assert played.controller.policy(COLD, "auto", None).plan(turn()).drafter == "off"

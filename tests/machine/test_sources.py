@@ -327,3 +327,23 @@ def test_a_qwen3_folder_in_several_files_answers_alike_with_and_without_drafting
     assert found["ngram"]["stats"]["num_draft_tokens"] > 0, found["ngram"]
     assert found["ngram"]["tokens"] == found["off"]["tokens"]
     assert found["ngram"]["text"] == found["off"]["text"]
+
+
+def test_a_folder_that_a_profile_names_brings_that_profiles_drafts_and_heads(
+    tmp_path: Path,
+) -> None:
+    target = save_model(tmp_path / "target", tiny_llama(vocab_size=VOCAB_SIZE))
+    draft = save_model(tmp_path / "draft", tiny_llama(vocab_size=VOCAB_SIZE))
+    profiles = tmp_path / "home" / "profiles" / "models"
+    profiles.mkdir(parents=True)
+    (profiles / "own.toml").write_text(
+        f'default = "own"\n[models."own"]\nlicense = "MIT"\nfolder = {json.dumps(str(target))}\n'
+        f'drafts = [{json.dumps(str(draft))}]\nheads = ["{tmp_path}/head"]\n'
+    )
+    home = tmp_path / "home"
+    found = resolve(LoadOptions(model=str(target), home=home))
+    assert found.draft == draft and found.heads == (tmp_path / "head",)
+    assert resolve(LoadOptions(model="own", home=home)).heads == found.heads
+    assert resolve(LoadOptions(model=str(draft), home=home)).heads == ()
+    ahead = resolve(LoadOptions(model=str(target), home=home, heads=("other",)))
+    assert ahead.heads == (Path("other"), tmp_path / "head"), "what was named comes first"
