@@ -52,7 +52,10 @@ class EagleDrafter:
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.heads.get(KIND)
         if folder is None:
-            raise ModelError("no EAGLE head was chosen for this target.")
+            raise ModelError(
+                "There is no EAGLE head for this target. Train one: "
+                "python -m localspec train eagle."
+            )
         capacity = parts.target.cache.shape.capacity
         return cls(parts.target, EagleHead(load_head(folder, parts.target), capacity))
 

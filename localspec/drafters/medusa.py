@@ -7,8 +7,8 @@ is exact. Holds no keys and values, so there is nothing to catch up.
 
 A token's confidence is its head's softmax at temperature 1, above 1 at the request's own. A low
 temperature sharpens what the target says in its place, but not what the head does not know of it,
-so sharpening the head would make it too sure; how chances fall at each temperature is learnt by
-the controller.
+so sharpening the head would make it too sure. On the demo target this predicts acceptance best, by
+log loss, at 0.5, 0.7, 1 and 1.5 (at 0 as well as any); the rest the controller learns.
 
 Source: Medusa (arXiv 2401.10774), its tree grown round by round instead of fixed.
 """

@@ -16,6 +16,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.heads.files import CONFIG, WEIGHTS
+from localspec.forward.tree import depths
 from localspec.training.heads.eagle import make
 from tests.drafters.random_eagle import write_random
 from tests.heads import lesson_of, teacher_of, train, written_by
@@ -112,8 +113,9 @@ def test_a_text_of_one_token_has_no_pair_and_no_draft(tmp_path: Path) -> None:
 def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(tmp_path: Path) -> None:
     """Each path of the tree, drafted again as a chain of its own, gives the same confidences."""
     engine, drafter = engine_with_head(tmp_path)
-    proposal = proposed(engine, drafter, PROMPT, DraftPlan("eagle", 12))
-    assert not proposal.is_chain
+    plan = DraftPlan("eagle", 40, growth=growth(0.0, 0.0))
+    proposal = proposed(engine, drafter, PROMPT, plan)
+    assert max(depths(proposal.parents)) >= 3 and not proposal.is_chain
     assert proposal.confidences is not None
     features, count = engine.target.follow(drafter._head.layers), len(PROMPT) - 1
     for node in range(len(proposal.tokens)):
@@ -220,7 +222,7 @@ def test_a_trained_head_is_accepted_more_often_than_before(tmp_path: Path) -> No
 
 
 def test_without_a_head_the_drafter_says_so() -> None:
-    with pytest.raises(ModelError, match="no EAGLE head"):
+    with pytest.raises(ModelError, match="no EAGLE head for this target"):
         EagleDrafter.build(Parts(with_cache(tiny_llama())))
 
 

@@ -1,4 +1,4 @@
-"""The pair in assets/demo is complete, small, and fits together."""
+"""The models in assets/demo are complete, small, and fit together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_BYTES = 32 * 1000 * 1000
+LIMIT_BYTES = 48 * 1000 * 1000
 SHARD_LIMIT_BYTES = 15 * 1024 * 1024
 
 
@@ -42,7 +42,29 @@ def test_the_context_holds_long_prompts_and_ends_agree(demo: Path) -> None:
         assert config["max_position_embeddings"] >= 2304
         assert config["eos_token_id"] == configs[0]["eos_token_id"]
         assert config["vocab_size"] == configs[0]["vocab_size"]
-    assert configs[1]["num_hidden_layers"] == 1 < configs[0]["num_hidden_layers"]
+    assert configs[1]["num_hidden_layers"] <= 2 < configs[0]["num_hidden_layers"]
+
+
+def test_every_way_of_drafting_can_be_had_on_the_demo_model(demo: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from localspec.drafters import REGISTRY
+    from localspec.machine.load import open_local_backend
+    from localspec.machine.options import LoadOptions
+
+    backend = open_local_backend(LoadOptions(context=256, home=tmp_path), None, lambda _: None)
+    found = {each.name: each for each in backend.describe().drafters}
+    assert list(found) == list(REGISTRY), "and nothing beside them is refused"
+    assert [each.reason for each in found.values() if not each.is_available] == []
+
+
+def test_the_foreign_draft_has_a_vocabulary_of_its_own(demo: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    target, foreign = (
+        tokenizers.Tokenizer.from_file(str(demo / role / "tokenizer.json")).get_vocab()
+        for role in ("target", "foreign")
+    )
+    assert len(foreign) == 4096 < len(target)
+    assert any(target.get(token) != place for token, place in foreign.items())
 
 
 def test_the_card_names_data_figures_and_the_command(demo: Path) -> None:

@@ -6,7 +6,7 @@ first from the target's features, then from the head's own outputs, one place la
 a draft of that length would. The loss is the cross-entropy with the target's distribution, mean
 over the steps; the target's embedding and head are shared and frozen.
 
-Not here: the loop, where lessons come from (frame, collect).
+Not here: attention and loss over the steps (unrolled), the loop and the lessons (frame, collect).
 Source: EAGLE-3's training-time test (arXiv 2503.01840), as HASS (2408.15766).
 """
 
