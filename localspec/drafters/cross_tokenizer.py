@@ -75,9 +75,10 @@ class CrossTokenizerDrafter:
         return self.model.weight_bytes + self.model.cache.kv_bytes + self._shared.held_bytes
 
     def signal(self, sequence: Sequence) -> str | None:
-        """Which way the draft would go: each is accepted in its own measure."""
-        if self._transcript.follow(sequence.tokens):
-            self._peak = FIRST_PEAK
+        """Which way the draft would go: each is accepted in its own measure. By the text as far as
+        it was read for the last draft of the turn: reading on is for those who draft."""
+        if not self._transcript.is_reading(sequence.tokens):
+            self._follow(sequence)
         if self._room <= 0 or not self._transcript.ids:
             return None
         return TRANSLATED if self._translates(sequence.sampling) else RE_ENCODED
@@ -89,7 +90,12 @@ class CrossTokenizerDrafter:
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 
+    def _follow(self, sequence: Sequence) -> None:
+        if self._transcript.follow(sequence.tokens):
+            self._peak = FIRST_PEAK
+
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        self._follow(sequence)
         if self.signal(sequence) is None or plan.num_draft_tokens == 0:
             return Proposal()
         self._catch_up()

@@ -65,6 +65,10 @@ class Transcript:
         half until something was read."""
         return (self._num_aligned + 1.0) / (self._num_seen + 2.0)
 
+    def is_reading(self, tokens: list[int]) -> bool:
+        """Whether `tokens` is the list it has been reading, perhaps longer now."""
+        return tokens is self._source and len(tokens) >= self._num_read
+
     def follow(self, tokens: list[int]) -> bool:
         """Read what was added to `tokens` since the last call; all of it if it is another list.
         Returns whether it is."""

@@ -23,12 +23,14 @@ from localspec.core import (
     AUTO,
     OFF,
     Drafter,
+    DraftPlan,
     Growth,
     Outcome,
     Policy,
     Proposal,
     SamplingParams,
     Sequence,
+    Step,
     Verdict,
 )
 from localspec.engine.acceptance import (
@@ -45,6 +47,7 @@ from localspec.engine.probing import Probing
 
 STATE_VERSION = 3
 USUAL_NODES = 4  # of a drafter that shapes itself, before its rounds have shown
+ASKED_MS = 0.01  # drafting that took less did not happen
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
 MAX_DRAFT_TOKENS = 15  # with the root 16 tokens wide, the widest width measured
 
@@ -237,6 +240,16 @@ class Controller:
         if step.confidences is not None:
             taken = judged(outcome.proposal, verdict)
             self.acceptance.observe_confidences(step.drafter, bucket, step.confidences, taken)
+
+    def learn_of_nothing(self, sequence: Sequence, asked: DraftPlan, step: Step) -> None:
+        """A drafter was asked and proposed nothing: a round that gave one token and cost the
+        asking. (Where there was no room for a draft it was not asked, which takes no time.)"""
+        if step.draft_ms < ASKED_MS:
+            return
+        bucket = bucket_of(sequence.sampling)
+        plain_ms = self.costs_at(bucket).plain_ms(step.context_length)
+        cost_ms = step.round_ms if plain_ms is None else plain_ms + step.draft_ms
+        self.acceptance.observe(asked.drafter, asked.signal, bucket, 0, 0, cost_ms)
 
 
 def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:

@@ -66,6 +66,7 @@ class AdaptivePolicy:
         self._curves: dict[tuple[str, int], list[float]] = {}
         self._known: dict[tuple[str, Hashable], tuple[int, list[float], Option]] = {}
         self._shadow: _Shadow | None = None
+        self._asked = DraftPlan(OFF, 0)
         self._plain_ms = 0.0
         self._best_rate = 0.0
 
@@ -76,7 +77,7 @@ class AdaptivePolicy:
             return self._unmeasured(sequence)
         self._plain_ms = plain_ms
         options = self._options(sequence, context)
-        plan = self._plan(options, context)
+        plan = self._asked = self._plan(options, context)
         self._cast_shadow(sequence, options, plan.drafter)
         return plan
 
@@ -111,6 +112,8 @@ class AdaptivePolicy:
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         step = outcome.step
         self._controller.learn(sequence, outcome)
+        if step.num_draft_tokens == 0 and self._asked.drafter != OFF:
+            self._controller.learn_of_nothing(sequence, self._asked, step)
         self._probing.ran(step.round_ms)
         self._length_probing.ran(step.round_ms)
         if step.is_probe:

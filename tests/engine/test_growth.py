@@ -143,3 +143,19 @@ def test_a_drafter_asked_for_by_name_is_asked_though_it_signals_nothing() -> Non
     by_name = played.controller.policy(COLD, "tree", None).plan(turn())
     assert (by_name.drafter, by_name.num_draft_tokens) == ("tree", 4)
     assert played.controller.policy(COLD, "auto", None).plan(turn()).drafter == "off"
+
+
+def test_asking_a_drafter_that_proposes_nothing_is_charged_to_it() -> None:
+    """Else the asking would be paid for round after round."""
+    played, _ = world()
+    policy = played.controller.policy(COLD, "tree", None)
+    before = played.controller.option("tree", "s", 0, [10.0] * 16).rate
+    for _ in range(60):
+        plan = policy.plan(turn())
+        assert plan.drafter == "tree"
+        step = Step("off", 0, 0, 1, 5.0, 10.0, 100, signal=plan.signal)
+        policy.observe(turn(), Outcome(step, Proposal(), Verdict((), 1), torch.empty(0)))
+    after = played.controller.option("tree", "s", 0, [10.0] * 16).rate
+    assert after == pytest.approx(1.0 / 15.0, rel=0.2) and after < before
+    choice = played.controller.policy(COLD, "auto", None).plan(turn())
+    assert choice.drafter == "off" or choice.is_probe
