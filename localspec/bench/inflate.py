@@ -74,10 +74,10 @@ class Pair:
 
 
 SIZES = {
-    # 346 M parameters, draft 20 M: a single layer, since eager torch pays for layers, not bytes
+    # 346 M parameters, draft 25 M: few layers, since eager torch pays for layers, not bytes
     "350M": Pair(
         Widths(24, 1024, 16, 8, 64, 3584),
-        Widths(1, 1024, 16, 8, 64, 3584),
+        Widths(2, 1024, 16, 8, 64, 2048),
     ),
     # the layers of Llama 3.2 1B
     "1B": Pair(

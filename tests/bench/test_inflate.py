@@ -202,8 +202,8 @@ def test_sizes_fit_the_demo_pair_with_a_draft_in_proportion(size: str, root: Pat
     assert 0.05 <= draft.num_params / target.num_params <= 0.1
     plan = module.Enlargement(demo, target, 0)
     assert plan.is_exact == (size != "8B")  # heads of 128 need a root of 2
-    one_layer = shape_from_folder(root / "assets" / "demo" / "draft")
-    assert module.Enlargement(one_layer, pair.draft.of(one_layer, "draft"), 0).is_exact
+    own = shape_from_folder(root / "assets" / "demo" / "draft")
+    assert module.Enlargement(own, pair.draft.of(own, "draft"), 0).is_exact
 
 
 def test_sizes_are_what_they_are_called(root: Path) -> None:
