@@ -235,13 +235,21 @@ def _damaged(file: Path, reason: str) -> ModelError:
     return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
+    """The JSON object in a stranger's file. unreadable: what to say where it cannot be read;
+    remedy: what to do about one that holds something else. Raises ModelError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(f"{path} cannot be read. Is this a model folder?") from error
+        raise ModelError(unreadable) from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON. Fetch the file again.") from error
+        raise ModelError(f"{path} is not valid JSON. {remedy}") from error
     if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object. Fetch the file again.")
+        raise ModelError(f"{path} is not a JSON object. {remedy}")
     return found
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    return read_object(
+        path, f"{path} cannot be read. Is this a model folder?", "Fetch the file again."
+    )

@@ -12,7 +12,6 @@ layer indices as vLLM and SGLang read them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from localspec.forward.heads.files import TargetSizes, read_tensors, take
 from localspec.forward.heads.layer import DecoderLayer, LayerShape, Rows, packed_parts
 from localspec.forward.model import LanguageModel
 from localspec.forward.takeover import ROTATIONS
+from localspec.forward.weights import read_object
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 ATTENTION, FEED_FORWARD = "layer.self_attn", "layer.mlp"
@@ -195,16 +195,8 @@ def _third_layers(config: _Config, sizes: TargetSizes) -> tuple[int, ...]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"There is no EAGLE head at {folder} ({CONFIG} is missing).") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON. Fetch the head again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object. Fetch the head again.")
-    return found
+    missing = f"There is no EAGLE head at {folder} ({CONFIG} is missing)."
+    return read_object(folder / CONFIG, missing, "Fetch the head again.")
 
 
 def _our_name(name: str) -> str:

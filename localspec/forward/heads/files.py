@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
 from localspec.forward.model import LanguageModel
-from localspec.forward.weights import check_safetensors
+from localspec.forward.weights import check_safetensors, read_object
 
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -116,11 +116,7 @@ def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, on the processor. Raises ModelError."""
     if not file.is_file():
-        pickles = [
-            *file.parent.glob("*.bin"),
-            *file.parent.glob("*.pt"),
-            *file.parent.glob("*.pth"),
-        ]
+        pickles = [path for kind in PICKLES for path in file.parent.glob(kind)]
         if pickles:
             raise ModelError(
                 f"{file.parent.name} has its weights as pickle ({pickles[0].name}), which can run "
@@ -170,12 +166,5 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read. Check the folder's permissions.") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON. Fetch or train the head again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object. Fetch or train the head again.")
-    return found
+    unreadable = f"{path} cannot be read. Check the folder's permissions."
+    return read_object(path, unreadable, "Fetch or train the head again.")

@@ -11,7 +11,6 @@ Source: Medusa (Cai et al. 2024, arXiv 2401.10774).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch.nn.functional as F
 from localspec.errors import ModelError
 from localspec.forward.heads.files import CONFIG, TargetSizes, read_head, read_tensors, take
 from localspec.forward.model import LanguageModel
+from localspec.forward.weights import read_object
 
 KIND = "medusa"
 PUBLISHED_CONFIG, PUBLISHED_WEIGHTS = "config.json", "medusa_lm_head.safetensors"
@@ -92,7 +92,8 @@ def read_medusa(folder: Path, target: LanguageModel) -> MedusaHeads:
 
 def _published(folder: Path, target: LanguageModel) -> MedusaHeads:
     """Head k's tensors are named k.l.linear.{weight, bias} for block l, then k.L.weight."""
-    config = _object(folder / PUBLISHED_CONFIG)
+    path, remedy = folder / PUBLISHED_CONFIG, "Fetch the heads again."
+    config = read_object(path, f"{path} is not valid JSON. {remedy}", remedy)
     if "medusa_num_heads" not in config:
         raise ModelError(
             f"{folder.name} holds no Medusa heads: its {PUBLISHED_CONFIG} has no "
@@ -153,13 +154,3 @@ def _counts(folder: Path, settings: Mapping[str, Any], heads: str, layers: str) 
                 f"from 1 to {limit}. Fetch or train the heads again."
             )
     return int(found[0]), int(found[1])  # type: ignore[arg-type]
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON. Fetch the heads again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object. Fetch the heads again.")
-    return found

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import KIND, EagleShape, OwnForm
@@ -28,9 +27,9 @@ from localspec.forward.heads.layer import (
     plain_frequencies,
     trainable_parts,
 )
-from localspec.training.heads.recipe import Lesson, Teacher
+from localspec.training.heads.recipe import Lesson, Teacher, halved
 from localspec.training.heads.unrolled import (
-    UnrolledAttention,
+    unroll,
     unrolled_acceptance,
     unrolled_loss,
 )
@@ -85,12 +84,11 @@ class EagleRecipe:
         hidden = network.enter([lesson.features[layer] for layer in self.layers])
         places = slice(0, embedded.shape[1])
         cos, sin = self._rotation(embedded).at(places)
-        attend, made = UnrolledAttention(), list[Tensor]()
-        for _ in range(num_steps):
-            hidden = network.step(hidden, embedded, cos, sin, attend)
-            made.append(hidden)
-            hidden = functional.pad(hidden[:, :-1], (0, 0, 1, 0))  # what comes before each place
-        return made
+        return unroll(
+            hidden,
+            lambda rows, attend: network.step(rows, embedded, cos, sin, attend),
+            num_steps,
+        )
 
     def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
         return unrolled_loss(teacher, lesson, self._left(teacher, lesson, self.num_steps))
@@ -101,10 +99,7 @@ class EagleRecipe:
         return unrolled_acceptance(teacher, lesson, steps)
 
     def save(self, folder: Path) -> None:
-        tensors = {
-            name: weight.to(torch.bfloat16) for name, weight in self.module.state_dict().items()
-        }
-        write_head(folder, KIND, self.sizes, self.shape.settings(), tensors)
+        write_head(folder, KIND, self.sizes, self.shape.settings(), halved(self.module))
 
     def _left(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
         """The rows that the target's head reads, of each step."""

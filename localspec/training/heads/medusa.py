@@ -22,7 +22,7 @@ from torch.nn import functional
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes, write_head
 from localspec.forward.heads.medusa import KIND, head_states, shapes
-from localspec.training.heads.recipe import Lesson, Teacher
+from localspec.training.heads.recipe import Lesson, Teacher, halved
 
 NUM_HEADS, NUM_LAYERS = 4, 1
 FADING = 0.8  # of the loss, from one head to the next
@@ -85,10 +85,7 @@ class MedusaRecipe:
     def save(self, folder: Path) -> None:
         num_heads, num_layers = self.module.weight.shape[:2]
         settings = {"num_heads": num_heads, "num_layers": num_layers}
-        tensors = {
-            name: weight.to(torch.bfloat16) for name, weight in self.module.state_dict().items()
-        }
-        write_head(folder, KIND, self.sizes, settings, tensors)
+        write_head(folder, KIND, self.sizes, settings, halved(self.module))
 
     def _states(self, lesson: Lesson) -> Iterator[tuple[int, Tensor]]:
         """For each head k that the lesson is long enough for, k and its output states

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes, write_head
@@ -29,9 +28,9 @@ from localspec.forward.heads.layer import (
     trainable_parts,
 )
 from localspec.forward.heads.mtp import KIND, MtpModule, MtpShape
-from localspec.training.heads.recipe import Lesson, Teacher
+from localspec.training.heads.recipe import Lesson, Teacher, halved
 from localspec.training.heads.unrolled import (
-    UnrolledAttention,
+    unroll,
     unrolled_acceptance,
     unrolled_loss,
 )
@@ -70,13 +69,11 @@ class MtpRecipe:
         network = MtpModule.of(self.shape.layer(self.sizes.hidden_size), module_parts(self.module))
         embedded = teacher.embed(lesson.tokens[:, 1:])  # [B, n, d]
         cos, sin = self._rotation(embedded).at(slice(0, embedded.shape[1]))
-        attend, made = UnrolledAttention(), list[Tensor]()
-        states = lesson.features[LAST]
-        for _ in range(num_steps):
-            states = network(states, embedded, cos, sin, attend)
-            made.append(states)
-            states = functional.pad(states[:, :-1], (0, 0, 1, 0))  # what comes before each place
-        return made
+        return unroll(
+            lesson.features[LAST],
+            lambda states, attend: network(states, embedded, cos, sin, attend),
+            num_steps,
+        )
 
     def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
         return unrolled_loss(teacher, lesson, self.states(teacher, lesson, self.num_steps))
@@ -87,10 +84,7 @@ class MtpRecipe:
         return unrolled_acceptance(teacher, lesson, steps)
 
     def save(self, folder: Path) -> None:
-        tensors = {
-            name: weight.to(torch.bfloat16) for name, weight in self.module.state_dict().items()
-        }
-        write_head(folder, KIND, self.sizes, self.shape.settings(), tensors)
+        write_head(folder, KIND, self.sizes, self.shape.settings(), halved(self.module))
 
     def _rotation(self, like: Tensor) -> Rotation:
         base = self.shape.rotation_base

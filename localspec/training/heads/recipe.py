@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
 from localspec.errors import ConfigError
@@ -88,3 +89,8 @@ def make_recipe(kind: str, teacher: Teacher, options: dict[str, int], seed: int)
         )
     module, function = RECIPES[kind].split(":")
     return cast("Make", vars(import_module(module))[function])(teacher, options, seed)
+
+
+def halved(module: nn.Module) -> dict[str, Tensor]:
+    """The weights as they are saved: bf16."""
+    return {name: weight.to(torch.bfloat16) for name, weight in module.state_dict().items()}

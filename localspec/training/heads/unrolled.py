@@ -12,7 +12,7 @@ Source: EAGLE-3's training-time test (arXiv 2503.01840), as HASS (2408.15766).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,19 @@ def visible(length: int, num_steps: int, device: torch.device) -> Tensor:
     parts = [ahead >= num_steps - 1]
     parts += [ahead == num_steps - 1 - step for step in range(1, num_steps)]
     return torch.cat(parts, dim=1)
+
+
+def unroll(
+    first: Tensor, step: Callable[[Tensor, UnrolledAttention], Tensor], num_steps: int
+) -> list[Tensor]:
+    """The outputs [B, n, d] of each step: the first from `first`, every other from the outputs of
+    the one before, which stand one place later."""
+    attend, made, rows = UnrolledAttention(), list[Tensor](), first
+    for _ in range(num_steps):
+        rows = step(rows, attend)
+        made.append(rows)
+        rows = functional.pad(rows[:, :-1], (0, 0, 1, 0))  # what comes before each place
+    return made
 
 
 def unrolled_loss(teacher: Teacher, lesson: Lesson, steps: Sequence[Tensor]) -> Tensor:
