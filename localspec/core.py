@@ -11,7 +11,7 @@ Not here: any algorithm; what a turn is to the page and the log (backend).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localspec.errors import RequestError
@@ -20,7 +20,7 @@ from localspec.leniency import Leniency
 if TYPE_CHECKING:
     import torch
 
-FinishReason = Literal["eos", "stop", "length", "cancelled", "error"]
+FinishReason = Literal["eos", "stop", "length", "cancelled", "error", "interrupted"]
 
 TARGET = "target"  # provenance of a token the target chose itself
 OFF = "off"  # the name of plain decoding as an arm
@@ -150,11 +150,14 @@ def chain(
 class Verdict:
     """What verification decided. path: accepted node ids in order. next_token: the recovered
     token after a rejection, or the bonus token after full acceptance. lenient: places in the path
-    whose token exact checking would have refused (see engine.lenient)."""
+    whose token exact checking would have refused (see engine.lenient). chances: for each draft
+    token the probability with which it would be accepted where it stood, None where it was not
+    tried; empty where nobody asked."""
 
     path: tuple[int, ...]
     next_token: int
     lenient: tuple[int, ...] = ()
+    chances: tuple[float | None, ...] = field(default=(), compare=False)
 
     @property
     def accepted_length(self) -> int:
@@ -210,8 +213,8 @@ class Step:
 
     draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
     acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
-    signal: what the drafter knew before drafting (see Drafter.signal). num_draft_steps: how often
-    the drafter ran.
+    plan_ms: the policy's decision, a part of verify_ms. signal: what the drafter knew before
+    drafting (see Drafter.signal). num_draft_steps: how often the drafter ran.
     """
 
     drafter: str
@@ -226,6 +229,7 @@ class Step:
     confidences: tuple[float, ...] | None = None
     num_draft_steps: int = 0
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
+    plan_ms: float = 0.0
 
     @property
     def round_ms(self) -> float:
@@ -250,13 +254,15 @@ class Outcome:
 class Round:
     """What the engine yields: the output tokens of one round, where each came from, and why
     the round was planned as it was. lenient: places in tokens that exact checking would not
-    have allowed."""
+    have allowed. proposal, verdict: what was drafted and what became of it, before any cut."""
 
     tokens: tuple[int, ...]
     provenance: tuple[str, ...]
     step: Step
     reason: str
     lenient: tuple[int, ...] = ()
+    proposal: Proposal | None = None
+    verdict: Verdict | None = None
 
 
 class Policy(Protocol):

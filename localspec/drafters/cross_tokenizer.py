@@ -63,6 +63,7 @@ class CrossTokenizerDrafter:
         self._shared = SharedTokens.between(*both, parts.model.device)
         self._transcript = Transcript(parts.own, self._table, self._targets_table, specials)
         self._peak = FIRST_PEAK
+        self._said: str | None = None  # what it last signalled
 
     @classmethod
     def build(cls, parts: Parts) -> CrossTokenizerDrafter:
@@ -76,15 +77,22 @@ class CrossTokenizerDrafter:
 
     def signal(self, sequence: Sequence) -> str | None:
         """Which way the draft would go: each is accepted in its own measure. By the text as far as
-        it was read for the last draft of the turn: reading on is for those who draft."""
-        if not self._transcript.is_reading(sequence.tokens):
-            self._follow(sequence)
+        it was read for the last draft of the turn, and until there was one as in the turn before:
+        reading takes time, and is for those who draft."""
+        if self._transcript.is_reading(sequence.tokens):
+            self._said = self._way(sequence)
+            return self._said
+        may_translate = sequence.sampling.temperature > 0.0 and self._said == TRANSLATED
+        return TRANSLATED if may_translate else RE_ENCODED
+
+    def _way(self, sequence: Sequence) -> str | None:
         if self._room <= 0 or not self._transcript.ids:
             return None
         return TRANSLATED if self._translates(sequence.sampling) else RE_ENCODED
 
     def prepare(self, sequence: Sequence) -> None:
-        if self.signal(sequence) is not None:
+        self._follow(sequence)
+        if self._way(sequence) is not None:
             self._catch_up()
 
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
@@ -96,7 +104,7 @@ class CrossTokenizerDrafter:
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         self._follow(sequence)
-        if self.signal(sequence) is None or plan.num_draft_tokens == 0:
+        if self._way(sequence) is None or plan.num_draft_tokens == 0:
             return Proposal()
         self._catch_up()
         pending = self._transcript.ids[self.model.cache.length :]

@@ -170,6 +170,13 @@ class Acceptance:
         record = self._records.get((drafter, str(signal), bucket))
         return 0.0 if record is None else record.num_rounds
 
+    def evidence(self, drafter: str, signal: Hashable, bucket: int) -> float:
+        """Its rounds, worth less and less by those that passed since: what may have changed."""
+        record = self._records.get((drafter, str(signal), bucket))
+        if record is None:
+            return 0.0
+        return float(record.num_rounds * DISCOUNT ** max(0, self._clock - record.last_round))
+
     def rates(self, drafter: str, signal: Hashable, bucket: int) -> list[float]:
         """Estimated chance of each position, given that the ones before it were accepted."""
         record = self._records.get((drafter, str(signal), bucket))

@@ -40,6 +40,7 @@ from localspec.engine.acceptance import (
     expected_tokens,
     temperature_bucket,
 )
+from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.costs import Costs
 from localspec.engine.fixed import FixedPolicy
 from localspec.engine.policy import AdaptivePolicy
@@ -103,6 +104,8 @@ class Controller:
         self.acceptance = acceptance
         self.probing: dict[int, Probing] = {}
         self.length_probing: dict[int, Probing] = {}
+        self.contenders: dict[int, Contenders] = {}
+        self.rests: dict[int, Rest] = {}
         self.incumbents: dict[tuple[Hashable, ...], str] = {}
 
     def policy(
@@ -168,6 +171,10 @@ class Controller:
     def costs_at(self, bucket: int) -> Costs:
         """The costs of rounds in this temperature bucket: drawing tokens takes time as well."""
         return self.costs if bucket % LENIENT == 0 else self.sampled_costs
+
+    def is_measured(self, sampling: SamplingParams) -> bool:
+        """Whether the costs of such rounds are known: greedy ones are measured first."""
+        return self.costs_at(bucket_of(sampling)).is_measured
 
     def plain_ms(self, sequence: Sequence, context: int) -> float | None:
         """One step of plain decoding of this sequence at this context; None until measured."""

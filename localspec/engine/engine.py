@@ -136,13 +136,14 @@ class Engine:
             confidences=proposal.confidences,
             num_draft_steps=proposal.num_draft_steps,
             num_lenient_tokens=len(lenient),
+            plan_ms=1000.0 * (planned - started),
         )
         outcome = Outcome(step, proposal, verdict, logits)
         policy.observe(sequence, outcome)
         for drafter in self.drafters.values():
             drafter.observe(sequence, outcome)
         provenance = (plan.drafter,) * num_accepted + (TARGET,) * (len(kept) - num_accepted)
-        return Round(tuple(kept), provenance, step, plan.reason, lenient)
+        return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, nor past the end of the context."""

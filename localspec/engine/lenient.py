@@ -39,7 +39,7 @@ import torch
 from localspec.core import Proposal, Verdict
 from localspec.engine.rows import Row, Rows
 from localspec.engine.sampling import uniforms
-from localspec.engine.verify import drawn_with
+from localspec.engine.verify import chance_of, drawn_with
 from localspec.forward.tree import children
 from localspec.leniency import Factor, Leniency, Threshold, Typical
 
@@ -77,13 +77,16 @@ def verify_leniently(
     guesses = _guesses(proposal, target, rng)
     bars = _bars(rule, target, len(guesses) + 1)
     below = children(proposal.parents)
+    said: list[float | None] = [None] * len(guesses)
     node, path, lenient = -1, list[int](), list[int]()
     while True:
         whole = target.row(node + 1)
         tried = [guesses[child] for child in below.get(node, ())]
-        rank, row = _choose(tried, whole, rule, bars[node + 1])
+        rank, row, odds = _choose(tried, whole, rule, bars[node + 1])
+        for child, chance in zip(below.get(node, ()), odds, strict=False):
+            said[child] = chance
         if rank is None:
-            return Verdict(tuple(path), row.draw(rng), tuple(lenient))
+            return Verdict(tuple(path), row.draw(rng), tuple(lenient), tuple(said))
         if _exact_choice(tried, whole) != tried[rank].token:
             lenient.append(len(path))
         node = below[node][rank]
@@ -92,17 +95,19 @@ def verify_leniently(
 
 def _choose(
     tried: Sequence[_Guess], whole: Row, rule: Leniency, bar: float
-) -> tuple[int | None, Row]:
-    """Which of a node's children is taken, None for none of them, and what is left of the row."""
-    row = whole
+) -> tuple[int | None, Row, list[float]]:
+    """Which of a node's children is taken, None for none of them, what is left of the row, and
+    the chances of those tried."""
+    row, odds = whole, list[float]()
     for rank, guess in enumerate(tried):
         p = guess.p if row is whole else row.chance(guess.token)
         judgement = _judge(guess, p, rule, bar)
+        odds.append(_odds(guess, p, rule, bar))
         if judgement is _Judgement.TAKEN:
-            return rank, row
+            return rank, row, odds
         if judgement is _Judgement.REFUSED:
             row = row.without(guess.token, guess.drawn_from)
-    return None, row
+    return None, row, odds
 
 
 def _judge(guess: _Guess, p: float, rule: Leniency, bar: float) -> _Judgement:
@@ -118,6 +123,19 @@ def _judge(guess: _Guess, p: float, rule: Leniency, bar: float) -> _Judgement:
             return _Judgement.TAKEN if guess.p > bar else _Judgement.PASSED
         case Factor(factor):
             return _Judgement.TAKEN if guess.is_within(factor * p) else _Judgement.REFUSED
+
+
+def _odds(guess: _Guess, p: float, rule: Leniency, bar: float) -> float:
+    """The chance with which `_judge` takes it."""
+    match rule:
+        case Threshold(threshold, floor):
+            if guess.confidence is None or floor <= guess.confidence <= threshold:
+                return chance_of(p, guess.q)
+            return 1.0 if guess.confidence > threshold else 0.0
+        case Typical():
+            return 1.0 if guess.p > bar else 0.0
+        case Factor(factor):
+            return chance_of(factor * p, guess.q)
 
 
 def _exact_choice(tried: Sequence[_Guess], whole: Row) -> int | None:

@@ -15,12 +15,15 @@ Source: the marginal rule is Dinkelbach's method on the rate, with the threshold
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence
 from localspec.engine.acceptance import expected_tokens
+from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.probing import Probing
+from localspec.engine.reasons import why_drafting, why_off
+from localspec.engine.shadow import Shadow
 
 if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
@@ -29,15 +32,6 @@ HYSTERESIS = 1.03
 PREPARED_SHARE = 0.8  # of the best rate: who is below it does not read the prompt in advance
 FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
-
-
-@dataclass(frozen=True)
-class _Shadow:
-    """A guess of a drafter that was not used. start: length of the sequence then."""
-
-    option: Option
-    start: int
-    guess: tuple[int, ...]
 
 
 class AdaptivePolicy:
@@ -65,20 +59,34 @@ class AdaptivePolicy:
         self._looking = self._probing  # which of them the present look is charged to
         self._curves: dict[tuple[str, int], list[float]] = {}
         self._known: dict[tuple[str, Hashable], tuple[int, list[float], Option]] = {}
-        self._shadow: _Shadow | None = None
+        self._contenders = controller.contenders.setdefault(bucket, Contenders())
+        self._shadow = Shadow(controller, bucket)
+        self._far: list[tuple[str, Hashable]] = []  # far behind this round, though asked
+        self._is_full_look = True
+        self._rest = controller.rests.setdefault(bucket, Rest())
+        self._rest.end()  # the one of the turn before
+        self._is_planned = True  # this round
+        self._off_plan = DraftPlan(OFF, 0)
         self._asked = DraftPlan(OFF, 0)
         self._plain_ms = 0.0
         self._best_rate = 0.0
 
     def plan(self, sequence: Sequence) -> DraftPlan:
+        self._is_planned = not self._rest.goes_on()
+        if not self._is_planned:
+            return self._off_plan
         context = len(sequence.tokens) - 1
         plain_ms = self._plain_at(context)
         if plain_ms is None:
             return self._unmeasured(sequence)
         self._plain_ms = plain_ms
-        options = self._options(sequence, context)
-        plan = self._asked = self._plan(options, context)
-        self._cast_shadow(sequence, options, plan.drafter)
+        is_look_due = not self._may_be_off or self._probing.is_time
+        options, contenders = self._weighed(sequence, context, is_look_due)
+        plan = self._asked = self._plan(options, contenders, context)
+        if plan is self._off_plan and not contenders:
+            self._rest.begin(plain_ms)
+        far = (option for place in self._far if (option := self._option(*place, context)))
+        self._shadow.cast(sequence, chain(options, far), plan.drafter)
         return plan
 
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
@@ -91,26 +99,32 @@ class AdaptivePolicy:
         plain_ms = self._plain_at(context)
         if plain_ms is None:
             return ()
-        options = self._options(sequence, context)
+        self._plain_ms = plain_ms
+        options, _ = self._weighed(sequence, context, wants_all=True)
         wanted = max((option.rate for option in options), default=0.0) * PREPARED_SHARE
         hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0 or o.rate < wanted}
         return tuple(name for name in self._allowed if name not in hopeless)
 
-    def _plan(self, options: list[Option], context: int) -> DraftPlan:
+    def _plan(self, options: list[Option], contenders: list[Option], context: int) -> DraftPlan:
+        """contenders: those of the options that are not far behind."""
         if not options and not self._may_be_off:  # it may still have more to say than it signals
             name, length = self._allowed[0], self._fixed_length or UNMEASURED_LENGTH
             return DraftPlan(name, length, reason=f"{name}, as you chose: nothing to go by here.")
-        if not options:
-            return DraftPlan(OFF, 0, reason="Off this round: no drafter has anything to propose.")
-        best = self._choose(options, 1.0 / self._plain_ms)
+        best = self._choose(contenders, 1.0 / self._plain_ms)
         self._best_rate = 1.0 / self._plain_ms if best is None else best.rate
         look = self._second_look(best, options, context) if self._may_be_off else None
         if look is not None:
             return look
-        return self._off(options) if best is None else self._drafting(best, context)
+        if best is not None:
+            return self._drafting(best, context)
+        if self._is_full_look:
+            self._off_plan = DraftPlan(OFF, 0, reason=why_off(options, self._plain_ms))
+        return self._off_plan
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         step = outcome.step
+        if self._is_planned:
+            self._rest.planned(step.plan_ms)
         self._controller.learn(sequence, outcome)
         if step.num_draft_tokens == 0 and self._asked.drafter != OFF:
             self._controller.learn_of_nothing(sequence, self._asked, step)
@@ -118,23 +132,44 @@ class AdaptivePolicy:
         self._length_probing.ran(step.round_ms)
         if step.is_probe:
             worth_ms = step.num_output_tokens / self._best_rate
-            self._looking.probed(step.round_ms - worth_ms)
-        self._score_shadow(sequence)
+            looked_at = (step.drafter, step.signal)
+            self._looking.probed(looked_at, step.round_ms - worth_ms, step.round_ms)
+        self._shadow.score(sequence)
 
-    def _options(self, sequence: Sequence, context: int) -> list[Option]:
-        """Every drafter that has something to propose, at its best length."""
-        found = []
-        for name in self._allowed:
-            signal = self._controller.drafters[name].signal(sequence)
+    def _weighed(
+        self, sequence: Sequence, context: int, wants_all: bool
+    ) -> tuple[list[Option], list[Option]]:
+        """Every drafter that has something to propose, at its best length, and of these the
+        contenders. Between full looks the others are not weighed: both are the same then."""
+        is_full = self._is_full_look = self._contenders.begin(wants_all)
+        signals = self._signals(sequence)
+        options: list[Option] = []
+        self._far = []
+        for name, signal in signals.items():
             if signal is None:
                 continue
-            curve = self._curve(name, context)
-            if curve is not None:
-                found.append(self._option(name, signal, curve))
-        return found
+            if self._contenders.is_far(name, signal):
+                self._far.append((name, signal))
+            elif (option := self._option(name, signal, context)) is not None:
+                options.append(option)
+        if not is_full or not self._may_be_off:
+            return options, options
+        return options, self._contenders.weigh(signals, options, 1.0 / self._plain_ms)
 
-    def _option(self, name: str, signal: Hashable, curve: list[float]) -> Option:
-        """The controller's option, kept until it would come out otherwise."""
+    def _signals(self, sequence: Sequence) -> dict[str, Hashable]:
+        drafters, need_not_ask = self._controller.drafters, self._contenders.need_not_ask
+        return {
+            name: drafters[name].signal(sequence)
+            for name in self._allowed
+            if not need_not_ask(name)
+        }
+
+    def _option(self, name: str, signal: Hashable, context: int) -> Option | None:
+        """The controller's option, kept until it would come out otherwise; None while its cost is
+        not known."""
+        curve = self._curve(name, context)
+        if curve is None:
+            return None
         version = self._controller.acceptance.version(name)
         known = self._known.get((name, signal))
         if known is not None and known[0] == version and known[1] is curve:
@@ -168,9 +203,11 @@ class AdaptivePolicy:
 
     def _choose(self, options: list[Option], plain_rate: float) -> Option | None:
         """The best option, None for plain decoding; changes its mind only for HYSTERESIS."""
+        if not options:
+            return None
         best = max(options, key=lambda option: option.rate)
         rates = {option.drafter: option for option in options}
-        key = (self._bucket, *sorted((o.drafter, str(o.signal)) for o in options))
+        key = (self._bucket, *((option.drafter, option.signal) for option in options))
         incumbent = self._controller.incumbents.get(key)
         if incumbent == OFF and self._may_be_off and best.rate <= HYSTERESIS * plain_rate:
             return None
@@ -190,17 +227,28 @@ class AdaptivePolicy:
         if other_length is not None:
             self._looking = self._length_probing
             return other_length
-        hopeful = [o for o in options if o is not best and o.ceiling > self._best_rate]
-        is_plains_turn = best is not None and (not hopeful or self._probing.num_probes % 2 == 1)
-        if is_plains_turn:
-            if not self._probing.is_due(self._plain_ms - 1.0 / self._best_rate):
+        if not self._is_full_look or not self._probing.is_time:
+            return None
+        hopeful = [
+            option
+            for option in options
+            if option is not best
+            and option.ceiling > self._best_rate
+            and self._probing.has_waited((option.drafter, option.signal))
+        ]
+        may_be_plain = best is not None and self._probing.has_waited((OFF, None))
+        if may_be_plain and (not hopeful or self._probing.num_probes % 2 == 1):
+            loss_ms = self._plain_ms - 1.0 / self._best_rate
+            if not self._probing.is_due((OFF, None), loss_ms, self._plain_ms):
                 return None
             reason = "A round of plain decoding, to keep its cost measured."
             return DraftPlan(OFF, 0, True, reason)
         if not hopeful:
+            self._probing.put_off()
             return None
         option = max(hopeful, key=self._promise)
-        if not self._probing.is_due(option.round_ms * (1.0 - option.rate / self._best_rate)):
+        loss_ms = option.round_ms * (1.0 - option.rate / self._best_rate)
+        if not self._probing.is_due((option.drafter, option.signal), loss_ms, option.round_ms):
             return None
         reason = f"A look at {option.drafter}: it lost before, things may have changed."
         growth = self._growth(option, context)
@@ -210,7 +258,7 @@ class AdaptivePolicy:
 
     def _promise(self, option: Option) -> float:
         """What a look may find: the rate as it stands, and the more above it the less is known."""
-        known = self._controller.acceptance.num_rounds(option.drafter, option.signal, self._bucket)
+        known = self._controller.acceptance.evidence(option.drafter, option.signal, self._bucket)
         best_case = min(option.ceiling, 2.0 * self._best_rate)
         return option.rate + max(0.0, best_case - option.rate) / (1.0 + known)
 
@@ -218,7 +266,7 @@ class AdaptivePolicy:
         """A round of the best drafter at about twice or half its length: a width whose cost was
         measured wrongly would never be used again, and so never be found out."""
         probing = self._length_probing
-        if self._fixed_length is not None or probing.rounds_since < probing.interval:
+        if self._fixed_length is not None or not probing.is_time:
             return None
         if self._shapes_itself(best):
             return None
@@ -227,46 +275,27 @@ class AdaptivePolicy:
         tried = shorter if probing.num_probes % 2 == 1 and shorter != length else longer
         rates = self._controller.acceptance.rates(best.drafter, best.signal, self._bucket)
         worth_ms = expected_tokens(rates, tried) / self._best_rate
-        if not probing.is_due(max(0.0, curve[tried] - worth_ms)):
+        looked_at, loss_ms = (best.drafter, best.signal), max(0.0, curve[tried] - worth_ms)
+        is_due = probing.has_waited(looked_at) and probing.is_due(looked_at, loss_ms, curve[tried])
+        if not is_due:
             return None
         reason = f"A look at {best.drafter} with {tried} tokens a round, to keep its cost measured."
         return DraftPlan(best.drafter, tried, True, reason, best.signal)
 
-    def _off(self, options: list[Option]) -> DraftPlan:
-        best = max(options, key=lambda option: option.rate)
-        if all(option.ceiling * self._plain_ms <= 1.0 for option in options):
-            reason = f"Off: even with every token accepted {best.drafter} would not pay."
-            return DraftPlan(OFF, 0, reason=reason)
-        return DraftPlan(
-            OFF,
-            0,
-            reason=f"Off: {best.drafter} would reach {best.rate * self._plain_ms:.2f}x of plain "
-            f"decoding here (first draft token accepted {best.acceptance:.0%} of the time).",
-        )
-
     def _drafting(self, option: Option, context: int) -> DraftPlan:
-        length, gain = option.num_draft_tokens, option.rate * self._plain_ms
-        if self._shapes_itself(option):
-            reason = (
-                f"{option.drafter}: {gain:.2f}x of plain decoding expected "
-                f"(first draft token accepted {option.acceptance:.0%} of the time)."
-            )
+        name, length = option.drafter, option.num_draft_tokens
+        shapes_itself = self._shapes_itself(option)
+        reason = why_drafting(option, self._plain_ms, shapes_itself)
+        if shapes_itself:
             growth = self._growth(option, context)
-            return DraftPlan(option.drafter, length, False, reason, option.signal, growth=growth)
-        tokens = "token" if length == 1 else "tokens"
-        reason = (
-            f"{option.drafter}: about {length} {tokens} a round, {gain:.2f}x of plain decoding "
-            f"expected (first draft token accepted {option.acceptance:.0%} of the time)."
-        )
-        knows_confidence = self._controller.acceptance.knows_confidence(
-            option.drafter, self._bucket
-        )
+            return DraftPlan(name, length, False, reason, option.signal, growth=growth)
+        knows_confidence = self._controller.acceptance.knows_confidence(name, self._bucket)
         if self._fixed_length is not None or not knows_confidence:
-            return DraftPlan(option.drafter, length, False, reason, option.signal)
+            return DraftPlan(name, length, False, reason, option.signal)
         # The length is an average; a confident draft may go further, an unsure one stops early.
         reach = min(len(self._curve_of(option, context)) - 1, 2 * length + 2)
         rule = self._marginal_rule(option, context)
-        return DraftPlan(option.drafter, reach, False, reason, option.signal, rule)
+        return DraftPlan(name, reach, False, reason, option.signal, rule)
 
     def _shapes_itself(self, option: Option) -> bool:
         return self._controller.drafters[option.drafter].shapes_itself
@@ -309,33 +338,3 @@ class AdaptivePolicy:
         reason = f"{name}, as you chose; this machine has not been measured yet."
         length = self._fixed_length or self._first_length or UNMEASURED_LENGTH
         return DraftPlan(name, length, reason=reason, signal=signal)
-
-    def _cast_shadow(self, sequence: Sequence, options: list[Option], used: str) -> None:
-        """Note what an unused free drafter would have said, to score it against what comes."""
-        if self._shadow is not None and self._shadow.option.drafter == used:
-            self._shadow = None  # its own rounds count from here on
-        for option in options if self._shadow is None else ():
-            guess = self._controller.drafters[option.drafter].foresee(sequence)
-            if guess and option.drafter != used:
-                self._shadow = _Shadow(option, len(sequence.tokens), guess)
-                return
-
-    def _score_shadow(self, sequence: Sequence) -> None:
-        if self._shadow is None:
-            return
-        option, guess = self._shadow.option, self._shadow.guess
-        came = sequence.tokens[self._shadow.start : self._shadow.start + len(guess)]
-        pairs = enumerate(zip(came, guess, strict=False))
-        agreed = next((i for i, (a, b) in pairs if a != b), len(came))
-        if agreed == len(came) < len(guess):
-            return  # not decided yet
-        self._shadow = None
-        self._controller.acceptance.observe(
-            option.drafter,
-            option.signal,
-            self._bucket,
-            len(guess),
-            agreed,
-            option.round_ms,
-            num_used=option.num_draft_tokens,
-        )

@@ -46,19 +46,21 @@ def _verify_nodes(proposal: Proposal, target: Rows, rng: torch.Generator) -> Ver
     q_of = drawn_with(proposal)
     chances = uniforms(len(proposal.tokens), rng)
     below = children(proposal.parents)
+    said: list[float | None] = [None] * len(proposal.tokens)
     node, path = -1, list[int]()
     while True:
         row: Row = target.row(node + 1)  # p after this node
         accepted = None
         for rank, child in enumerate(below.get(node, ())):
             p = p_of[child] if rank == 0 else row.chance(proposal.tokens[child])
+            said[child] = chance_of(p, q_of[child])
             if chances[child] * q_of[child] < p:
                 accepted = child
                 break
             drawn_from = None if proposal.probs is None else proposal.probs[child]
             row = row.without(proposal.tokens[child], drawn_from)
         if accepted is None:
-            return Verdict(tuple(path), row.draw(rng))
+            return Verdict(tuple(path), row.draw(rng), chances=tuple(said))
         path.append(accepted)
         node = accepted
 
@@ -91,7 +93,30 @@ def _verify_block(
     # Neither at the end of the draft, nor where p and q agree to rounding, is there a residual.
     is_residual = kept < size and masses[kept] > 0.0
     row = excess[kept] if is_residual else target_probs[kept]  # [V]
-    return Verdict(tuple(range(kept)), draw(row, rng))
+    said = _block_said(kept, weights, masses)
+    return Verdict(tuple(range(kept)), draw(row, rng), chances=said)
+
+
+def _block_said(kept: int, weights: list[float], masses: list[float]) -> tuple[float | None, ...]:
+    """Of each token the chance that the prefix that it ends is kept, given that the one before is;
+    None beyond the first token that was not."""
+    size = len(masses)
+    reached = [0.0] * size  # chance that at least this many tokens and one more are kept
+    missed = 1.0
+    for length in range(size, 0, -1):
+        missed *= 1.0 - _block_chance(length, weights, masses)
+        reached[length - 1] = 1.0 - missed
+    said: list[float | None] = [None] * size
+    before = 1.0
+    for place in range(min(kept + 1, size)):
+        said[place] = reached[place] / before if before > 0.0 else 0.0
+        before = reached[place]
+    return tuple(said)
+
+
+def chance_of(p: float, q: float) -> float:
+    """min(1, p / q), which is 0 for p = 0 even where q is 0 to rounding."""
+    return p / q if p < q else float(p > 0.0)
 
 
 def _block_chance(length: int, weights: list[float], masses: list[float]) -> float:

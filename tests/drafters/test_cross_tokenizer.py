@@ -187,9 +187,9 @@ def test_empty_text_gives_nothing() -> None:
     own, targets = byte_fallback(), trained(COARSE)
     drafter = CrossTokenizerDrafter(Foreign(knowing(own, "a"), own, targets), COARSE)
     sequence = _sequence([targets.markup()["<|im_start|>"]])
-    assert drafter.signal(sequence) is None
     assert drafter.propose(sequence, DraftPlan(NAME, 4)) == Proposal()
     drafter.prepare(sequence)
+    assert drafter.signal(sequence) is None
     assert drafter.foresee(sequence) == ()
 
 
@@ -201,9 +201,10 @@ def test_a_full_context_gives_nothing_and_a_nearly_full_one_a_shorter_draft() ->
     for room, most in ((0, 0), (1, 1), (3, 3)):
         small = TableModel(knows._logits, FINE, capacity=held + room)
         drafter = CrossTokenizerDrafter(Foreign(small, own, targets), COARSE)
-        proposal = drafter.propose(_sequence(ids), DraftPlan(NAME, 6))
+        sequence = _sequence(ids)
+        proposal = drafter.propose(sequence, DraftPlan(NAME, 6))
         assert len(proposal.tokens) <= most
-        assert (drafter.signal(_sequence(ids)) is None) == (room == 0)
+        assert (drafter.signal(sequence) is None) == (room == 0)
         assert small.cache.length <= held + room
 
 
@@ -236,6 +237,7 @@ def test_greedy_rounds_are_re_encoded_and_sampled_ones_translated_where_tokens_a
     prompt = [7, 8, 9, 7, 8, 9]
     assert drafter.signal(_sequence(prompt)) == RE_ENCODED
     sampled = _sequence(prompt, SamplingParams(1.0))
+    drafter.prepare(sampled)
     assert drafter.signal(sampled) == TRANSLATED
     drafter._peak = 0.99  # a draft so sure that its favourite is nearly always right
     assert drafter.signal(sampled) == RE_ENCODED
@@ -257,7 +259,18 @@ def test_tokens_that_seldom_agree_are_re_encoded() -> None:
     own, targets = trained(280), trained(COARSE)
     drafter = CrossTokenizerDrafter(Foreign(knowing(own, TEXTS[0]), own, targets), COARSE)
     sequence = _sequence(targets.encode(TEXTS[0]), SamplingParams(1.0))
+    drafter.prepare(sequence)
     assert drafter.signal(sequence) == RE_ENCODED
+
+
+def test_a_turn_that_was_not_read_is_signalled_as_the_one_before() -> None:
+    """Reading a prompt takes time, and is for those who draft."""
+    drafter = CrossTokenizerDrafter(foreign_to(tiny_llama()), 64)
+    sampled, other = (_sequence(ids, SamplingParams(1.0)) for ids in ([7, 8, 9], [8, 9, 7]))
+    drafter.prepare(sampled)
+    assert drafter.signal(sampled) == drafter.signal(other) == TRANSLATED
+    assert drafter.signal(_sequence([8, 9, 7])) == RE_ENCODED  # greedy never translates
+    assert not drafter._transcript.is_reading(other.tokens)
 
 
 def test_half_a_character_is_finished_by_re_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +282,7 @@ def test_half_a_character_is_finished_by_re_encoding(monkeypatch: pytest.MonkeyP
     place = next(i for i in range(len(tokens)) if targets.decode(tokens[:i]).endswith("\ufffd"))
     for temperature in (0.0, 1.0):
         sequence = _sequence(tokens[:place], SamplingParams(temperature))
+        drafter.prepare(sequence)
         assert drafter.signal(sequence) == RE_ENCODED
         proposal = drafter.propose(sequence, DraftPlan(NAME, 2))
         assert proposal.tokens == tuple(tokens[place : place + 2])
