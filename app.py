@@ -1,7 +1,8 @@
 """Start localspec: `python app.py` makes its environment if needed, serves the page, opens it.
 
 Contract: the syntax is plain enough for an old Python to parse, so that it can say what it lacks;
-flags are read before anything is installed; torch is loaded only after the page is up.
+flags are read before anything is installed; this process never loads torch: the engine runs in
+one of its own, started once the page is up.
 """
 
 import sys
@@ -13,11 +14,12 @@ if sys.version_info < (3, 11):
     )
 
 import argparse
+import getpass
 import os
 import platform
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +32,19 @@ from localspec.errors import LocalspecError
 from localspec.machine.options import LoadOptions
 
 if TYPE_CHECKING:
-    from localspec.backend import Backend
+    from localspec.backend import Backend, Description
+    from localspec.chat.keeper import Opener
+    from localspec.machine.options import Offer
     from localspec.record.store import SessionInfo
+
+PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
+EXPOSED = (
+    "--host %s lets other machines open localspec. Whoever has the password can read and delete "
+    "every conversation and use this machine's models. The connection is not encrypted: whoever "
+    "listens on the network can read along, password included. Do this only in a network you "
+    "trust; elsewhere leave --host out and use a tunnel: ssh -L 7860:127.0.0.1:7860 this-machine"
+)
+ENGINE = "localspec.machine.load:open_local_backend"  # by name: it brings torch, this must not
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -51,8 +64,24 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--context", type=_positive, metavar="TOKENS", help="context length")
     parser.add_argument("--dtype", help="precision of the target, for example bfloat16")
     parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve at (%(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at; beyond loopback with a password (%(default)s)",
+    )
     parser.add_argument("--port", default=7860, type=_port, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--unload-after",
+        default=60,
+        type=_minutes,
+        metavar="MINUTES",
+        help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
+    )
+    parser.add_argument(
+        "--no-log-text",
+        action="store_true",
+        help="write no text of this run to the log; statistics are kept",
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open the browser")
     return parser.parse_args(argv)
 
@@ -60,34 +89,74 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end."""
     from localspec.chat.service import ChatService  # packages exist only from here on
-    from localspec.config import settings_for
+    from localspec.config import load_profiles, settings_for
+    from localspec.machine.smaller import smaller_offer
     from localspec.record.learnt import STATE_KEY
     from localspec.record.past import past_texts
     from localspec.record.store import Store
+    from localspec.remote.child import ChildBackend
+    from localspec.remote.wire import Opening
     from localspec.web.server import serve
     from localspec.workloads import load_workloads, workload_folders
 
+    password = password_for(arguments.host, os.environ)
     names = ("profile", "model", "draft", "drafter", "context", "dtype", "home")
     named = {name: vars(arguments)[name] for name in names}
     options = LoadOptions(**named, heads=tuple(arguments.heads))
     settings = settings_for(arguments.home)
     workloads = load_workloads(workload_folders(settings))
     store = Store.open(settings.database)
+    if arguments.no_log_text:
+        store.logs_text = False
 
-    def open_backend(report: Callable[[str], None]) -> "Backend":
-        from localspec.machine.load import open_local_backend  # brings torch
+    def opener_for(options: LoadOptions) -> "Opener":
+        def open_backend(report: Callable[[str], None]) -> "Backend":
+            keywords = {
+                "options": options,
+                "state": store.load_state(STATE_KEY),
+                "past": past_texts(store),
+            }
+            return ChildBackend.open(Opening(ENGINE, keywords), report)
 
-        return open_local_backend(options, store.load_state(STATE_KEY), report, past_texts(store))
+        return open_backend
+
+    def smaller(options: LoadOptions, loaded: "Description") -> "Offer | None":
+        profiles = load_profiles(settings.profile_folders)
+        return smaller_offer(options, loaded.target, loaded.dtype, profiles)
 
     def on_ready(address: str) -> None:
         announce(address, opens_browser=not arguments.no_browser)
 
     try:
         drafter = arguments.drafter or AUTO
-        service = ChatService(store, session_info, open_backend, drafter, workloads)
-        serve(service, arguments.host, arguments.port, on_ready)
+        service = ChatService(
+            store,
+            session_info,
+            opener_for(options),
+            drafter,
+            workloads,
+            options=options,
+            opener_for=opener_for,
+            unload_after_s=60.0 * arguments.unload_after or None,
+            smaller=smaller,
+        )
+        serve(service, arguments.host, arguments.port, on_ready, password)
     finally:
         store.close()
+
+
+def password_for(host: str, environment: MutableMapping[str, str]) -> str | None:
+    """What other machines are asked for: from LOCALSPEC_PASSWORD, which is then taken out of the
+    environment, or typed in. None where only this machine is served, or nobody can be asked."""
+    from localspec.web.server import is_loopback
+
+    given = environment.pop(PASSWORD_VARIABLE, None)
+    if is_loopback(host):
+        return None
+    print(EXPOSED % host, file=sys.stderr, flush=True)
+    if given is not None or not sys.stdin.isatty():
+        return given
+    return getpass.getpass("Password for other machines: ")
 
 
 def announce(address: str, opens_browser: bool) -> threading.Thread:
@@ -143,6 +212,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _minutes(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
     return number
 
 

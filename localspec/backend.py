@@ -13,13 +13,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from localspec.arithmetic import ratio
 from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
 from localspec.errors import RequestError
 
 Role = Literal["system", "user", "assistant"]
 Phase = Literal["loading", "prefill", "decode", "done"]
+OffCode = Literal[
+    "does_not_pay",  # drafting would not be faster here
+    "nothing_to_propose",  # no drafter has anything to say to this text
+    "no_memory",  # what drafted was given up, or did not fit
+    "no_draft",  # nothing that could draft is there
+    "incompatible_vocabulary",  # the draft chosen reads other tokens
+    "switched_off",  # the person chose plain decoding
+    "measuring",  # this machine has not been measured yet
+    "engine_restarted",  # the engine has just been started again
+]
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,9 @@ class Request:
     messages: the whole conversation, the person's newest message last.
     drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
     controller choose it each round. first_num_draft_tokens: γ until acceptance was learnt here.
+    continues: the last message is a reply to go on with, and only what follows it is answered.
+    begun_tokens: the ids of that reply where they are known; its text is encoded again where they
+    are not, or do not spell it.
     """
 
     messages: tuple[Message, ...]
@@ -46,6 +60,8 @@ class Request:
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     first_num_draft_tokens: int | None = None
+    continues: bool = False
+    begun_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -57,6 +73,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class OffReason:
+    """Why nothing drafts. code: a fixed word, for pages and figures. text: the reason as a
+    sentence. remedy: what the person can do about it, "" where nothing needs doing."""
+
+    code: OffCode
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class TurnStats:
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
@@ -64,7 +90,9 @@ class TurnStats:
     speedup: against this machine's measured plain decoding at this context; None until measured.
     exact: False where the request asked for leniency; num_lenient_tokens: output tokens that exact
     checking would have refused.
-    reason: why this drafter and γ, in plain words.
+    reason: why this drafter and γ, in plain words. off: why nothing was drafted, None where
+    something was or as long as nothing is known. continued_from: whether a reply was gone on with
+    from its own tokens or from its text encoded again; None for one from the start.
     """
 
     num_prompt_tokens: int
@@ -80,7 +108,10 @@ class TurnStats:
     plain_decode_ms: float | None = None  # what the decoded tokens would have taken plainly
     exact: bool = True
     num_lenient_tokens: int = 0
+    energy_joules: float | None = None  # of the whole card over this turn, None without a counter
     reason: str = ""
+    off: OffReason | None = None
+    continued_from: Literal["tokens", "text"] | None = None
     drafted_by: Mapping[str, int] = field(default_factory=dict)
 
     def plus(self, step: Step) -> TurnStats:
@@ -97,6 +128,7 @@ class TurnStats:
             num_accepted_tokens=self.num_accepted_tokens + step.num_accepted_tokens,
             num_lenient_tokens=self.num_lenient_tokens + step.num_lenient_tokens,
             decode_ms=self.decode_ms + step.round_ms,
+            off=None if drafted else self.off,
             drafted_by=counts,
         )
 
@@ -106,34 +138,60 @@ class TurnStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+        return ratio(self.num_accepted_tokens, self.num_draft_tokens)
 
     @property
     def draft_share(self) -> float | None:
-        return _ratio(self.num_accepted_tokens, self.num_output_tokens)
+        return ratio(self.num_accepted_tokens, self.num_output_tokens)
 
     @property
     def mean_accepted_length(self) -> float | None:
-        accepted = _ratio(self.num_accepted_tokens, self.num_drafts)
+        accepted = ratio(self.num_accepted_tokens, self.num_drafts)
         return None if accepted is None else 1.0 + accepted
 
     @property
     def mean_num_draft_tokens(self) -> float | None:
-        return _ratio(self.num_draft_tokens, self.num_drafts)
+        return ratio(self.num_draft_tokens, self.num_drafts)
 
     @property
     def tokens_per_second(self) -> float | None:
-        return _ratio(1000.0 * self.num_output_tokens, self.decode_ms)
+        return ratio(1000.0 * self.num_output_tokens, self.decode_ms)
 
     @property
     def speedup(self) -> float | None:
         if self.plain_decode_ms is None:
             return None
-        return _ratio(self.plain_decode_ms, self.decode_ms)
+        return ratio(self.plain_decode_ms, self.decode_ms)
 
 
-def _ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
+DraftOutcome = Literal["accepted", "rejected", "not_reached"]
+
+
+class DraftedToken(NamedTuple):  # a round has up to 15; a frozen dataclass takes thrice as long
+    """One token that a round proposed, and what became of it.
+
+    text: of this token alone, U+FFFD where it is only a part of a character, "" where it was not
+    looked at. parent: place in the round's draft of the token before, -1 for the first.
+    confidence: the drafter's own guess that it is right. acceptance: the probability with which
+    the check accepts it where it stands, None where it was not looked at. not_reached: an earlier
+    one was rejected, a sibling was taken, or the reply had ended.
+    """
+
+    token: int
+    text: str
+    parent: int
+    confidence: float | None
+    acceptance: float | None
+    outcome: DraftOutcome
+
+
+class Candidate(NamedTuple):
+    """One of the target's likeliest next tokens, before any warp of its logits."""
+
+    token: int
+    text: str
+    logit: float
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -142,8 +200,12 @@ class Chunk:
 
     text: new text, complete characters only, "" while a character is still incomplete.
     tokens, provenance: the new output ids (without end-of-text) and TARGET or the drafter's
-    name for each. step: the round behind this chunk, None outside decoding.
+    name for each. lengths: how many characters of the text each of these tokens completed; what
+    `text` has beyond them belongs to the token before. drafted: what this round proposed.
+    step: the round behind this chunk, None outside decoding.
     finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
+    is_relieved: None unless memory ran out; True: something was given up, so that the next turn
+    has more room; False: this backend has nothing left to give up.
     """
 
     phase: Phase
@@ -154,16 +216,21 @@ class Chunk:
     step: Step | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    lengths: tuple[int, ...] = ()
+    drafted: tuple[DraftedToken, ...] = ()
+    is_relieved: bool | None = None
 
 
 @dataclass(frozen=True)
 class DrafterStatus:
-    """A drafter as the person sees it: whether it can be chosen, and why or why not."""
+    """A drafter as the person sees it: whether it can be chosen, and why or why not. code: of a
+    reason why not that a page tells apart, None for the others."""
 
     name: str
     is_available: bool
     reason: str
     memory_bytes: int | None = None
+    code: OffCode | None = None
 
 
 @dataclass(frozen=True)
@@ -187,14 +254,32 @@ class Backend(Protocol):
 
     def describe(self) -> Description: ...
 
+    def is_alive(self) -> bool:
+        """False once nothing can be asked of it any more and another must be opened; the calls
+        then raise EngineLost."""
+        ...
+
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Prompt tokens of a conversation, counted before anything is sent."""
+        """Prompt tokens of a conversation, counted before anything is sent. A last message of
+        the assistant counts as a reply to go on with."""
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """Chunks of one reply. `cancel` is honoured within one round; closing the iterator
         has the same effect. Raises LocalspecError before the first chunk for a request that
-        cannot be served; later failures end the stream with finish_reason "error"."""
+        cannot be served; later failures end the stream with finish_reason "error", except that
+        EngineLost is raised at whatever moment the engine is lost."""
+        ...
+
+    def candidates(
+        self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
+    ) -> tuple[Candidate, ...]:
+        """The target's `count` likeliest tokens after this conversation and these output tokens,
+        best first. Raises ContextOverflow, RequestError."""
+        ...
+
+    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
+        """The text that each of these output tokens completes; joined they are the reply."""
         ...
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:

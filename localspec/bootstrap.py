@@ -77,8 +77,10 @@ class Environment:
         return (self.requirements, *(name for names in nested for name in names))
 
     def fingerprint(self) -> str:
-        """Changes with the requirements (includes too), the Python version and the machine."""
-        digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}".encode())
+        """Changes with the requirements (includes too), the Python version and the machine; on
+        Windows also when a card was put in, which needs another build of torch."""
+        build = "cuda" if needs_cuda_index() else ""
+        digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}{build}".encode())
         for name in self.files():
             digest.update((self.root / name).read_bytes())
         return digest.hexdigest()
@@ -186,6 +188,11 @@ def has_nvidia_card() -> bool:
     return shutil.which("nvidia-smi") is not None or find_library(library) is not None
 
 
+def needs_cuda_index() -> bool:
+    """Whether torch with CUDA must be asked for by name. Elsewhere its own pin brings it."""
+    return IS_WINDOWS and has_nvidia_card()
+
+
 def _install(environment: Environment, say: Say) -> None:
     has_card = has_nvidia_card()
     check_disk(environment.root, NEEDED_BYTES_CUDA if has_card else NEEDED_BYTES)
@@ -241,7 +248,8 @@ def _is_of_this_python(environment: Environment) -> bool:
 def _pip_arguments(environment: Environment, has_card: bool) -> list[str]:
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     if IS_WINDOWS and has_card:
-        options += ["--extra-index-url", WINDOWS_CUDA_INDEX]
+        # A build for CPUs that is already here satisfies the pin; --upgrade prefers CUDA's.
+        options += ["--extra-index-url", WINDOWS_CUDA_INDEX, "--upgrade"]
     return ["install", *options, "-r", str(environment.root / environment.requirements)]
 
 

@@ -54,7 +54,10 @@ def settings_for(home: Path | None = None) -> Settings:
 class ModelEntry:
     """One model of a profile. Either `folder` is given, and its config.json holds the shape, or
     the shape is written out. drafts: ids of models that may draft for it, best first; foreign: of
-    such with a vocabulary of their own. heads: folders of heads trained on it, one a kind."""
+    such with a vocabulary of their own. heads: folders of heads trained on it, one a kind.
+    gated: whether the hub hands it out only to those who agreed to its terms, None when that is not
+    known. terms: the page of the licence. note: a sentence a person should know before choosing it.
+    extra_params: weights beside the decoder that are loaded with it (a vision tower)."""
 
     id: str
     license: str
@@ -75,6 +78,15 @@ class ModelEntry:
     expert_intermediate_size: int = 0
     foreign: tuple[str, ...] = ()
     heads: tuple[Path, ...] = ()
+    gated: bool | None = None
+    terms: str | None = None
+    note: str = ""
+    extra_params: int = 0
+
+    @property
+    def page(self) -> str:
+        """The model's page on the hub: its terms are read and accepted there."""
+        return f"https://huggingface.co/{self.id}"
 
 
 SHAPE_KEYS = (
@@ -99,6 +111,9 @@ KINDS: Mapping[str, type] = {
     "folder": str,
     "family": str,
     "is_tied": bool,
+    "gated": bool,
+    "terms": str,
+    "note": str,
 }
 
 

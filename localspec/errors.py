@@ -10,6 +10,7 @@
     ├── NumericsError    the target returned values that are not numbers
     ├── MemoryShortage   something does not fit
     ├── CacheError       a KV cache was asked for a slot it does not have
+    ├── EngineLost       the engine cannot answer any more and must be started again
     └── StoreError       the log cannot be read or written
 
 Our own mistakes are assertions, not these.
@@ -68,6 +69,10 @@ class MemoryShortage(LocalspecError):
 
 class CacheError(LocalspecError):
     """A KV cache was asked for a slot it does not have."""
+
+
+class EngineLost(LocalspecError):
+    """The engine ended, or its device did; what it held is gone and another must be started."""
 
 
 class StoreError(LocalspecError):

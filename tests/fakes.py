@@ -17,10 +17,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.backend import Chunk, Description, DrafterStatus, Message, Request, TurnStats
+from localspec.backend import (
+    Candidate,
+    Chunk,
+    Description,
+    DraftedToken,
+    DrafterStatus,
+    Message,
+    Request,
+    TurnStats,
+)
 from localspec.core import OFF, TARGET, Step
 from localspec.errors import ContextOverflow, StoreError
-from localspec.record.store import SessionInfo, Store, Turn, TurnSettings
+from localspec.record.store import Begun, SessionInfo, Store, Turn, TurnSettings
 
 REPLY = """Speculative decoding lets a **small draft model** guess a few tokens ahead. The large \
 model checks all of them in *one* forward pass, keeps the ones it agrees with, and adds one of \
@@ -92,6 +101,9 @@ class FakeBackend:
             kv_bytes=9_400_000,
         )
 
+    def is_alive(self) -> bool:
+        return True
+
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
         return sum(len(_pieces(message.content)) + 4 for message in messages)
 
@@ -112,6 +124,9 @@ class FakeBackend:
         cancel.wait(script.prefill_s)
         stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
         reply = script.reply if isinstance(script.reply, str) else script.reply(request)
+        if request.continues:  # like a model, it knows what it would have said next
+            stats = replace(stats, continued_from="tokens" if request.begun_tokens else "text")
+            reply = reply.removeprefix(request.messages[-1].content)
         pieces, done = _pieces(reply)[: request.max_tokens], 0
         while done < len(pieces) and not cancel.is_set():
             if self.script.fail_at_round == self.num_rounds and script.fault is not None:
@@ -135,11 +150,37 @@ class FakeBackend:
                 tokens=tuple(_token_id(piece) for piece in new),
                 provenance=provenance[: len(new)],
                 step=step,
+                lengths=tuple(len(piece) for piece in new),
+                drafted=self._drafted(step, pieces[done - len(new) :]),
             )
         reason = "cancelled" if cancel.is_set() and done < len(pieces) else "eos"
         if reason == "eos" and done == request.max_tokens:
             reason = "length"
         yield Chunk("done", stats, finish_reason=reason)  # type: ignore[arg-type]
+
+    def _drafted(self, step: Step, pieces: list[str]) -> tuple[DraftedToken, ...]:
+        """A chain that was right as far as it was accepted, then guessed "wrong"."""
+        accepted = step.num_accepted_tokens
+        drafted = []
+        for place in range(step.num_draft_tokens):
+            is_right = place < accepted
+            text = pieces[place] if is_right else " wrong"
+            outcome = "accepted" if is_right else "rejected" if place == accepted else "not_reached"
+            chance = (0.9 if is_right else 0.2) if place <= accepted else None
+            drafted.append(
+                DraftedToken(_token_id(text), text, place - 1, 0.8, chance, outcome)  # type: ignore[arg-type]
+            )
+        return tuple(drafted)
+
+    def candidates(
+        self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
+    ) -> tuple[Candidate, ...]:
+        best = (Candidate(1, " one", 12.5, 0.6), Candidate(2, " two", 12.49, 0.39))
+        return (*best, Candidate(3, " three", 3.0, 0.01))[:count]
+
+    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
+        known = {_token_id(piece): piece for piece in _pieces(REPLY)}
+        return tuple(known.get(token, "?") for token in tokens)
 
     def _round_s(self, request: Request) -> float:
         round_s = self.script.round_s
@@ -212,10 +253,15 @@ class BreakableStore(Store):
         return super().add_user_message(conversation_id, parent_id, text)
 
     def begin_turn(
-        self, session_id: int, conversation_id: int, parent_id: int | None, settings: TurnSettings
+        self,
+        session_id: int,
+        conversation_id: int,
+        parent_id: int | None,
+        settings: TurnSettings,
+        begun: Begun | None = None,
     ) -> Turn:
         self._break()
-        return super().begin_turn(session_id, conversation_id, parent_id, settings)
+        return super().begin_turn(session_id, conversation_id, parent_id, settings, begun)
 
     def checkpoint_reply(self, message_id: int, text: str) -> None:
         self._break()
@@ -239,6 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--port", type=int, default=7860)
     parser.add_argument("--load-s", type=float, default=2.0)
+    parser.add_argument("--round-s", type=float, default=0.03)
     parser.add_argument("--home", type=Path, default=None)
     flags = parser.parse_args()
 
@@ -248,7 +295,8 @@ def main() -> None:
     def open_backend(report: Callable[[str], None]) -> FakeBackend:
         report("Loading the target: demo-12m")
         time.sleep(flags.load_s)
-        return FakeBackend(Script(calibration=("Measuring one plain step", "Measuring checks")))
+        steps = ("Measuring one plain step", "Measuring checks")
+        return FakeBackend(Script(round_s=flags.round_s, calibration=steps))
 
     home = flags.home or Path(tempfile.mkdtemp(prefix="localspec-fake-"))
     store = Store.open(home / "localspec.db")

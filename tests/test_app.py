@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import tests.__main__ as suite
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
 from localspec.machine.options import LoadOptions
+from localspec.remote.wire import Opening
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,31 +81,41 @@ def test_the_parts_are_put_together_as_the_flags_say(
     seen: dict[str, Any] = {}
     opened: list[str] = []
 
-    def serve(service: ChatService, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+    def serve(
+        service: ChatService,
+        host: str,
+        port: int,
+        on_ready: Callable[[str], None],
+        password: str | None,
+    ) -> None:
+        assert password is None, "this machine only"
         seen.update(service=service, host=host, port=port, home=service.store.path)
         on_ready("http://127.0.0.1:1/?token=t")
         assert "options" not in seen, "nothing is loaded before the page is up"
-        seen["backend"] = service._open_backend(print)
+        seen["backend"] = service.keeper.opener(print)
         seen["drafter"] = service.drafter
         service.close()
 
-    def open_local_backend(options: Any, state: Any, report: Any, past: Any) -> str:
-        seen.update(options=options, state=state, past=past)
+    def open_child(opening: Opening, report: Callable[[str], None]) -> str:
+        seen.update(opening.keywords, function=opening.function)
         return "the backend"
 
     monkeypatch.setattr("localspec.web.server.serve", serve)
-    monkeypatch.setattr("localspec.machine.load.open_local_backend", open_local_backend)
+    monkeypatch.setattr("localspec.remote.child.ChildBackend.open", open_child)
     monkeypatch.setattr("webbrowser.open", opened.append)
     flags = ["--model", "m", "--heads", "h", "--drafter", "off", "--context", "4096"]
-    flags.append("--no-browser")
+    flags += ["--no-browser", "--no-log-text"]
     app.start(app.parse_arguments([*flags, "--home", str(tmp_path), "--port", "0"]))
     assert capsys.readouterr().out == "localspec → http://127.0.0.1:1/?token=t\n"
     assert opened == [] and seen["host"] == "127.0.0.1" and seen["port"] == 0
     assert seen["home"] == tmp_path / "localspec.db"
     assert seen["backend"] == "the backend"
     assert seen["drafter"] == "off", "the page starts with the drafter that was asked for"
+    assert not seen["service"].journal.logs_text
     wanted = LoadOptions(model="m", drafter="off", context=4096, heads=("h",), home=tmp_path)
-    assert seen["options"] == wanted
+    assert seen["options"] == wanted == seen["service"].options
+    module, _, name = str(seen["function"]).partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
     assert seen["past"] == (), "a new log holds no conversations yet"
     assert seen["state"] is None, "a new log knows nothing of the controller yet"
 
@@ -175,6 +187,25 @@ def test_the_suite_fails_if_any_part_fails_and_pytest_comes_last(
     assert ran[-1] == ("pytest", "-k", "fast")
 
 
+@pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((1, 0), 1), ((0, 5), 5)])
+def test_the_whole_suite_runs_in_two_parts_and_either_can_fail_it(
+    monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], expected: int
+) -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(module: str, *arguments: str) -> int:
+        ran.append(arguments)
+        return codes[len(ran) - 1] if module == "pytest" else 0
+
+    monkeypatch.setattr(suite, "ensure_environment", lambda *_: None)
+    monkeypatch.setattr(suite, "CHECKS", ())
+    monkeypatch.setattr(suite, "run", run)
+    assert suite.main([]) == expected
+    most, of_the_page = ran
+    assert of_the_page and all((suite.ROOT / file).is_file() for file in of_the_page)
+    assert most == ("-n", "2", *(f"--ignore={file}" for file in of_the_page))
+
+
 def test_the_suite_sets_up_with_the_development_requirements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,3 +223,28 @@ def test_requirements_are_exact_and_say_why(name: str) -> None:
         if not line.startswith(("#", "-r ")):
             requirement, _, reason = line.partition("#")
             assert "==" in requirement and len(reason.strip()) > 5, line
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_no_password_is_asked_for_while_only_this_machine_is_served(host: str) -> None:
+    environment = {"LOCALSPEC_PASSWORD": "left over from another start"}
+    assert app.password_for(host, environment) is None and environment == {}
+
+
+def test_beyond_loopback_the_password_comes_from_the_environment_and_leaves_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    environment = {"LOCALSPEC_PASSWORD": "correct horse battery", "PATH": "/bin"}
+    assert app.password_for("0.0.0.0", environment) == "correct horse battery"
+    assert environment == {"PATH": "/bin"}, "children of this process have no use for it"
+    said = capsys.readouterr().err
+    assert "read and delete every conversation" in said and "not encrypted" in said
+
+
+def test_beyond_loopback_the_password_is_typed_in_where_there_is_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("getpass.getpass", lambda prompt: "typed in secret")
+    for has_terminal, expected in ((True, "typed in secret"), (False, None)):
+        monkeypatch.setattr("sys.stdin.isatty", lambda answer=has_terminal: answer, raising=False)
+        assert app.password_for("192.0.2.7", {}) == expected

@@ -293,6 +293,18 @@ def test_only_windows_with_a_card_asks_pytorchs_own_index(
     assert (WINDOWS_CUDA_INDEX in arguments) is has_index
 
 
+@pytest.mark.parametrize("is_windows", [True, False])
+def test_a_card_put_in_later_asks_for_the_other_build_on_windows_alone(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, is_windows: bool
+) -> None:
+    monkeypatch.setattr(bootstrap, "IS_WINDOWS", is_windows)
+    before = checkout.environment().fingerprint()
+    monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: True)
+    assert (checkout.environment().fingerprint() != before) is is_windows
+    arguments = bootstrap._pip_arguments(checkout.environment(), has_card=True)
+    assert ("--upgrade" in arguments) is is_windows, "the build for CPUs satisfies the pin"
+
+
 def test_the_command_is_started_again_inside(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,18 @@ def test_a_persons_profile_comes_before_the_shipped_one(tmp_path: Path) -> None:
 
 def test_the_shipped_profiles_are_whole() -> None:
     profiles = load_profiles((SHIPPED_PROFILES,))
-    assert set(profiles) >= {"qwen3", "qwen2_5", "llama3", "demo"}
+    named = {
+        "qwen3",
+        "qwen2_5",
+        "llama3",
+        "demo",
+        "gemma3",
+        "mistral",
+        "smollm2",
+        "smollm3",
+        "phi4",
+    }
+    assert set(profiles) >= named
     known = {model for profile in profiles.values() for model in profile.models}
     for profile in profiles.values():
         for entry in profile.models.values():
@@ -146,3 +157,39 @@ def test_the_database_lies_in_the_home(tmp_path: Path) -> None:
 def test_something_is_always_nearest() -> None:
     assert nearest("zzz", ("alpha", "beta")) in ("alpha", "beta")
     assert nearest("alpah", ("alpha", "beta")) == "alpha"
+
+
+def test_every_shipped_model_says_its_licence_and_where_its_terms_are() -> None:
+    for profile in load_profiles((SHIPPED_PROFILES,)).values():
+        for entry in profile.models.values():
+            assert entry.license
+            assert entry.folder is not None or (entry.terms or "").startswith("https://"), entry.id
+            if entry.license.startswith(("Llama", "Gemma")):
+                assert entry.gated is True, entry.id
+
+
+def test_a_target_without_a_draft_says_what_drafts_there() -> None:
+    profiles = load_profiles((SHIPPED_PROFILES,))
+    for name in ("mistral", "smollm3", "phi4"):
+        for entry in profiles[name].models.values():
+            assert entry.drafts == () and "n-gram" in entry.note and "quantised" in entry.note
+
+
+def test_no_shipped_pair_has_vocabularies_that_cannot_be_one() -> None:
+    """Rows that pad an embedding are no tokens; a difference beyond that is another language."""
+    entries = {
+        entry.id: entry
+        for profile in load_profiles((SHIPPED_PROFILES,)).values()
+        for entry in profile.models.values()
+    }
+    for entry in entries.values():
+        for draft in entry.drafts:
+            if entry.vocab_size is not None:
+                padding = abs(entry.vocab_size - (entries[draft].vocab_size or 0))
+                assert padding <= 128, f"{entry.id} and {draft}"
+
+
+def test_a_gated_that_is_no_truth_value_is_refused(tmp_path: Path) -> None:
+    text = GOOD.replace('license = "Apache-2.0"', 'license = "Apache-2.0"\ngated = "yes"')
+    with pytest.raises(ConfigError, match="'gated' is 'yes', but must be true or false"):
+        load_profile(written(tmp_path, text))

@@ -39,18 +39,6 @@ def estimate(ratios: Sequence[float], seed: int = 0) -> Estimate:
     return Estimate(median(ratios), medians[tail], medians[-1 - tail])
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value below which `share` (0 to 1) of the values lie, on a straight line between two
-    neighbours; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
 def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
     """The wait before each token of one reply but the first, as a reader sees it.
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from localspec.bench.figures import inter_token_ms, percentile
+from localspec.arithmetic import percentile
+from localspec.bench.figures import inter_token_ms
 from localspec.bench.stage import Run
 from localspec.bench.table import DASH, aligned, shown
 from localspec.core import OFF

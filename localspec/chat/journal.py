@@ -13,122 +13,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from localspec.backend import TurnStats
-from localspec.core import Step
-from localspec.errors import StoreError
-from localspec.record.store import (
-    Conversation,
-    SessionInfo,
-    Store,
-    StoredMessage,
-    Turn,
-    TurnSettings,
-)
+from localspec.chat.entries import Ending, Entry, Talk, title_line
+from localspec.errors import RequestError, StoreError
+from localspec.record.store import HistoryRow, Preset, SessionInfo, Store, StoredMessage
+
+__all__ = ["Ending", "Entry", "HistoryRow", "Journal", "Preset", "Talk"]
 
 RETRY_S = 2.0
 COMMIT_WAIT_S = 8.0  # longer than the store's own wait for a lock, so that its answer is known
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a reply ended: everything the store is told about it."""
-
-    text: str
-    token_ids: Sequence[int]
-    provenance: Sequence[str]
-    stats: TurnStats | None
-    steps: Sequence[Step]
-    finish_reason: str
-    error: str | None
-
-
-@dataclass
-class Talk:
-    """A conversation of this process. entries: its turns not yet wholly stored, oldest first."""
-
-    handle: int
-    title: str
-    stored_id: int | None = None
-    entries: list[Entry] = field(default_factory=list)
-
-
-@dataclass
-class Entry:
-    """One turn on its way into the log.
-
-    after: the turn before it, where that one is not stored yet; else parent_id is known.
-    prompt_id: the person's stored message; given from the start for another reply to it.
-    rephrases: the unstored turn whose message gets another reply.
-    """
-
-    talk: Talk
-    text: str
-    parent_id: int | None = None
-    after: Entry | None = None
-    prompt_id: int | None = None
-    rephrases: Entry | None = None
-    settings: TurnSettings | None = None
-    turn: Turn | None = None
-    reply_text: str = ""
-    ending: Ending | None = None
-    is_stored: bool = False
-
-    def advance(self, store: Store, session_id: Callable[[], int]) -> None:
-        """Write what is due and not yet written. Raises StoreError; may be called again.
-
-        A message that follows a reply is due once that reply has its place in the tree: hung
-        on anything earlier, the reply would drop out of the branch.
-        """
-        if self.after is not None and self.after.turn is None:
-            return
-        if self.talk.stored_id is None:
-            self.talk.stored_id = store.create_conversation(self.talk.title)
-        if self.prompt_id is None:
-            self.prompt_id = self._store_prompt(store, self.talk.stored_id)
-        if self.settings is not None and self.turn is None:
-            self.turn = store.begin_turn(
-                session_id(), self.talk.stored_id, self.prompt_id, self.settings
-            )
-        if self.ending is not None and self.turn is not None:
-            end = self.ending
-            store.finish_turn(
-                self.turn,
-                text=end.text,
-                token_ids=end.token_ids,
-                provenance=end.provenance,
-                stats=end.stats,
-                steps=end.steps,
-                finish_reason=end.finish_reason,
-                error=end.error,
-            )
-            self.is_stored = True
-
-    def _store_prompt(self, store: Store, conversation_id: int) -> int:
-        if self.rephrases is not None:
-            assert self.rephrases.prompt_id is not None, "entries are written in order"
-            return self.rephrases.prompt_id
-        return store.add_user_message(conversation_id, self.base_id, self.text)
-
-    @property
-    def base_id(self) -> int | None:
-        """The stored message that the person's message follows, None for the first."""
-        if self.rephrases is not None:
-            return self.rephrases.base_id
-        return self.parent_id if self.after is None else self.after.tip_id
-
-    @property
-    def tip_id(self) -> int | None:
-        """The newest stored message of this turn."""
-        return self.prompt_id if self.turn is None else self.turn.message_id
 
 
 class Journal:
@@ -186,25 +86,47 @@ class Journal:
             self._talks[talk.handle] = talk
             return talk
 
-    def conversations(self) -> list[Conversation]:
-        """Every stored conversation, as the store orders them."""
-        return self._store.conversations()
+    def conversations(self, search: str = "") -> list[HistoryRow]:
+        """The stored conversations, pinned ones first, then the newest; those with all words of
+        `search` in a message or the title."""
+        return self._store.history.rows(search)
+
+    def system_prompt(self, handle: int) -> str:
+        """That of the conversation's latest turn."""
+        talk = self.talk(handle)
+        if talk.tip is not None and talk.tip.settings is not None:
+            return talk.tip.settings.system_prompt or ""
+        found = self._store.conversation(talk.stored_id) if talk.stored_id is not None else None
+        return (found.system_prompt or "") if found is not None else ""
 
     def unstored_talks(self) -> list[Talk]:
         with self._lock:
-            return [talk for talk in self._talks.values() if talk.stored_id is None]
+            talks = list(self._talks.values())
+        return [talk for talk in talks if talk.stored_id is None and not talk.is_deleted]
 
-    def stored_branch(self, talk: Talk) -> list[StoredMessage]:
-        """The stored messages before the first unstored turn of a conversation, root first."""
-        entries = list(talk.entries)
-        tip = entries[0].base_id if entries else self._stored_tip(talk)
-        return self._store.branch(tip) if tip is not None else []
+    def stored_tip(self, talk: Talk) -> int | None:
+        """The end of the stored branch in use."""
+        found = self._store.conversation(talk.stored_id) if talk.stored_id is not None else None
+        return None if found is None else found.tip_message_id
 
-    def _stored_tip(self, talk: Talk) -> int | None:
-        for conversation in self._store.conversations():
-            if conversation.id == talk.stored_id:
-                return conversation.tip_message_id
-        return None
+    def stored_path(self, message_id: int | None) -> list[StoredMessage]:
+        """The stored messages from the first to this one."""
+        return [] if message_id is None else self._store.branch(message_id)
+
+    def sibling_groups(self, talk: Talk) -> dict[int | None, tuple[int, ...]]:
+        """The stored messages of a conversation by the one they follow."""
+        return {} if talk.stored_id is None else self._store.sibling_groups(talk.stored_id)
+
+    def tokens_of(self, message_id: int) -> tuple[int, ...]:
+        """Every id of a stored reply, those of the replies it goes on with first; none at all
+        where some are not known."""
+        tokens = list[int]()
+        for part in self._store.continued(message_id):
+            found = self._store.reply_tokens(part)
+            if found is None:
+                return ()
+            tokens += found[0]
+        return tuple(tokens)
 
     def turn_rows(self, handle: int | None, session_id: int | None) -> list[dict[str, Any]]:
         """Flat rows of turns, oldest first."""
@@ -215,12 +137,88 @@ class Journal:
         """The rounds of these turns, oldest first."""
         return [step for row in rows for step in self._store.step_rows(row["turn_id"])]
 
+    # the list of conversations. Raises StoreError when the log cannot take the change; one that is
+    # not stored yet gets it with its first message.
+
+    def rename(self, handle: int, title: str) -> None:
+        """Raises RequestError for an empty title."""
+        title = title_line(title)
+        if not title:
+            raise RequestError("A title needs at least one character. The old one stays.")
+        talk = self.talk(handle)
+        talk.title = title
+        self._apply(talk, lambda store, stored_id: store.history.rename(stored_id, title))
+
+    def pin(self, handle: int, is_pinned: bool) -> None:
+        self._apply(
+            self.talk(handle), lambda store, stored_id: store.history.pin(stored_id, is_pinned)
+        )
+
+    def delete(self, handle: int) -> None:
+        """Take it out of every list, until `restore` or, at the next start, for good."""
+        talk = self.talk(handle)
+        self._apply(talk, lambda store, stored_id: store.history.delete(stored_id))
+        talk.is_deleted = True
+
+    def restore(self, handle: int) -> None:
+        """Undo `delete`. Raises StoreError where it is gone for good."""
+        talk = self.talk(handle)
+        self._apply(talk, lambda store, stored_id: store.history.restore(stored_id))
+        talk.is_deleted = False
+
+    def _apply(self, talk: Talk, act: Callable[[Store, int], None]) -> None:
+        if talk.stored_id is None:
+            talk.due.append(act)
+        else:
+            act(self._store, talk.stored_id)
+
+    def show_tip(self, talk: Talk, message_id: int) -> None:
+        """Make the newest leaf below this stored message the end of the branch in use."""
+        assert talk.stored_id is not None, "a stored message is of a stored conversation"
+        self._store.set_tip(talk.stored_id, self._store.newest_leaf(message_id))
+
+    def write_reply(self, talk: Talk, parent_id: int | None, text: str) -> None:
+        """Store a reply as the person rewrote it."""
+        assert talk.stored_id is not None, "only a stored reply can be rewritten"
+        self._store.add_message(talk.stored_id, parent_id, "assistant", text)
+
+    def purge(self) -> None:
+        """Take what was deleted off the disk, soon; a failure waits for the next start."""
+
+        def purge() -> None:
+            try:
+                self._store.history.purge()
+            except StoreError:
+                log.warning("deleted conversations were not purged", exc_info=True)
+
+        self._submit(purge)
+
+    @property
+    def logs_text(self) -> bool:
+        """False: texts are not written to the disk; this session keeps them in memory."""
+        return self._store.logs_text
+
+    def keep_text(self, is_wanted: bool) -> None:
+        """Switch the writing of texts on or off from now on, and for later starts. What was
+        written stays. Raises StoreError where it cannot be remembered; it holds all the same."""
+        self._store.keep_text(is_wanted)
+
+    def presets(self) -> list[Preset]:
+        return self._store.presets.all()
+
+    def save_preset(self, preset: Preset) -> None:
+        self._store.presets.save(preset)
+
+    def delete_preset(self, name: str) -> None:
+        self._store.presets.delete(name)
+
     # writing
 
     def add(self, entry: Entry) -> None:
         """Take a new turn and commit the person's message before returning, if that is possible."""
         with self._lock:
             entry.talk.entries.append(entry)
+            entry.talk.tip = entry
             self._backlog.append(entry)
         try:
             self._writer.submit(self._pump).result(COMMIT_WAIT_S)
@@ -281,6 +279,8 @@ class Journal:
                 with self._lock:
                     self._backlog.remove(entry)
                     entry.talk.entries.remove(entry)
+                    if entry.talk.tip is entry:
+                        entry.talk.tip = None
         self._failure = None
 
     def _guard(self, write: Callable[[], None]) -> bool:
@@ -314,14 +314,3 @@ class Journal:
         self._retry = threading.Timer(RETRY_S, lambda: self._submit(self._pump))
         self._retry.daemon = True
         self._retry.start()
-
-
-def entries_of(talk: Talk) -> Iterator[Entry]:
-    """The unstored turns in the order they are shown; another reply replaces the earlier one."""
-    shown: list[Entry] = []
-    for entry in list(talk.entries):
-        if entry.rephrases is not None and entry.rephrases in shown:
-            shown[shown.index(entry.rephrases)] = entry
-        else:
-            shown.append(entry)
-    return iter(shown)

@@ -9,18 +9,32 @@ Not here: decoding (engine), storage and queueing (service), loading (machine.lo
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from localspec.backend import Chunk, Description, DrafterStatus, Message, Request, TurnStats
+from localspec.backend import (
+    Candidate,
+    Chunk,
+    Description,
+    DrafterStatus,
+    Message,
+    OffReason,
+    Request,
+    TurnStats,
+)
+from localspec.chat import off
+from localspec.chat.pieces import TokenTexts, drafted_tokens
+from localspec.chat.relief import TurnFault, fault_of, given_up, without_weights
 from localspec.chat.template import ChatTemplate, Detokenizer, StopStrings
+from localspec.chat.unfinished import Start, start_of
 from localspec.core import AUTO, OFF, FinishReason, Policy, Round, Sequence, Step
-from localspec.errors import ContextOverflow, LocalspecError, RequestError
+from localspec.errors import ContextOverflow, EngineLost, LocalspecError, RequestError
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.controller import Controller
@@ -28,9 +42,15 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.forward.pool import Capturing
 
 
+def _no_counter() -> float | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """What machine.load hands over. statuses: every drafter there is, usable or not."""
+    """What machine.load hands over. statuses: every drafter there is, usable or not. joules: the
+    energy the card has used so far, where it counts that. return_memory: gives back to the device
+    what nothing uses any more."""
 
     engine: Engine
     controller: Controller
@@ -45,6 +65,8 @@ class Loaded:
     other_states: Mapping[str, Any]  # what was learnt on other combinations, handed on as it is
     notices: tuple[str, ...] = ()
     captures: tuple[Capturing, ...] = ()  # what can be made faster in idle time
+    joules: Callable[[], float | None] = _no_counter
+    return_memory: Callable[[], object] = gc.collect
 
 
 class _Reply:
@@ -55,17 +77,18 @@ class _Reply:
         self._stops = StopStrings(stops) if stops else None
         self.is_stopped = False
 
-    def push(self, tokens: tuple[int, ...]) -> tuple[str, int]:
-        """(text to show, how many of the tokens belong to the reply)."""
-        shown = ""
-        for count, token in enumerate(tokens, 1):
+    def push(self, tokens: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """(text to show, characters of it by each token that belongs to the reply)."""
+        shown, lengths = "", list[int]()
+        for token in tokens:
             text = self._detokenizer.push(token)
             if self._stops is not None:
                 text, self.is_stopped = self._stops.push(text)
             shown += text
+            lengths.append(len(text))
             if self.is_stopped:
-                return shown, count
-        return shown, len(tokens)
+                break
+        return shown, tuple(lengths)
 
     def flush(self) -> str:
         if self.is_stopped:
@@ -84,6 +107,7 @@ class LocalBackend:
         self.loaded = loaded
         self._engine = loaded.engine
         self._controller = loaded.controller
+        self._texts = TokenTexts(loaded.template)
 
     def describe(self) -> Description:
         loaded = self.loaded
@@ -101,17 +125,37 @@ class LocalBackend:
             notices=(*loaded.notices, *_capture_notices(loaded)),
         )
 
+    def is_alive(self) -> bool:
+        return True  # it lives as long as this process
+
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        return len(self.loaded.template.render(messages))
+        is_begun = bool(messages) and messages[-1].role == "assistant"
+        return len(start_of(self.loaded.template, messages, is_begun).prompt)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See core.Backend. The checks run at the call, not at the first `next`."""
         self._refuse_unknown_drafter(request.drafter)
-        prompt = tuple(self.loaded.template.render(request.messages))
-        if len(prompt) + request.max_tokens > self.loaded.context_length:
-            raise ContextOverflow(len(prompt), request.max_tokens, self.loaded.context_length)
-        reply = _Reply(self.loaded.template.detokenizer(), request.stop)
-        return self._turn(request, prompt, reply, cancel)
+        template, context_length = self.loaded.template, self.loaded.context_length
+        start = start_of(template, request.messages, request.continues, request.begun_tokens)
+        if len(start.prompt) + request.max_tokens > context_length:
+            raise ContextOverflow(len(start.prompt), request.max_tokens, context_length)
+        detokenizer = template.detokenizer()
+        detokenizer.begin(start.begun, start.text)
+        return self._turn(request, start, _Reply(detokenizer, request.stop), cancel)
+
+    def candidates(
+        self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
+    ) -> tuple[Candidate, ...]:
+        from localspec.engine.candidates import best_next
+
+        prompt = (*self.loaded.template.render(messages), *tokens)
+        if len(prompt) > self.loaded.context_length:
+            raise ContextOverflow(len(prompt), 0, self.loaded.context_length)
+        found = best_next(self._engine, prompt, count)
+        return tuple(Candidate(one.token, self._texts.of(one.token), *one[1:]) for one in found)
+
+    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
+        return self._texts.pieces(tokens)
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         from localspec.engine.calibrate import calibrate
@@ -145,16 +189,18 @@ class LocalBackend:
     def _turn(
         self,
         request: Request,
-        prompt: tuple[int, ...],
+        start: Start,
         reply: _Reply,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
-        started = perf_counter()
+        started, joules = perf_counter(), self.loaded.joules()
         sequence = self._engine.start(
-            prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
+            start.prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
         )
-        stats = TurnStats(len(prompt), exact=request.sampling.leniency is None)
+        is_exact = request.sampling.leniency is None
+        stats = TurnStats(len(start.prompt), exact=is_exact, continued_from=start.source)
         yield Chunk("prefill", stats)
+        fault: TurnFault | None = None
         try:
             prefilled = self._engine.prefill(sequence, cancel)
             policy = self._controller.policy(
@@ -168,15 +214,52 @@ class LocalBackend:
                 num_reused_tokens=prefilled.num_reused_tokens,
                 prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy),
             )
-            for chunk in self._rounds(policy, reply, sequence, stats, started, cancel):
+            for chunk in self._rounds(request, policy, reply, sequence, stats, started, cancel):
+                if chunk.phase == "done":
+                    chunk = replace(chunk, stats=self._with_energy(chunk.stats, joules))
                 stats = chunk.stats
                 yield chunk
         except (LocalspecError, RuntimeError, MemoryError) as error:
-            rest = reply.flush()
-            yield Chunk("done", stats, rest, finish_reason="error", error=_sentence(error))
+            fault = fault_of(error)
+        if fault is not None:  # only now: a traceback holds every tensor of its frames
+            yield self._after(fault, stats, reply.flush())
+
+    def _after(self, fault: TurnFault, stats: TurnStats, rest: str) -> Chunk:
+        """The last chunk of a turn that failed. Raises EngineLost."""
+        if fault.kind == "device":
+            raise EngineLost(fault.said)
+        if fault.kind == "other":
+            return Chunk("done", stats, rest, finish_reason="error", error=fault.said)
+        relief = self._give_up_drafts()
+        said = f"{fault.said} What was written is kept. {relief or ''}".rstrip()
+        return Chunk(
+            "done", stats, rest, finish_reason="error", error=said, is_relieved=relief is not None
+        )
+
+    def _give_up_drafts(self) -> str | None:
+        """Free what drafters hold. What was freed, as a sentence; None where nothing was held."""
+        kept = without_weights(self._engine.drafters)
+        dropped = {n: each for n, each in self._engine.drafters.items() if n not in kept}
+        if not dropped:
+            self.loaded.return_memory()
+            return None
+        names, target = ", ".join(dropped), cast("object", self._engine.target)
+        said = f"To make room these drafters were given up: {names}. The next message goes on."
+        self._engine.drafters = self._controller.drafters = kept
+        dropped.clear()
+        self.loaded = replace(
+            self.loaded,
+            statuses=given_up(self.loaded.statuses, kept),
+            draft=None,
+            notices=(*self.loaded.notices, f"Memory ran out. {said}"),
+            captures=tuple(each for each in self.loaded.captures if each is target),
+        )
+        self.loaded.return_memory()
+        return said
 
     def _rounds(
         self,
+        request: Request,
         policy: Policy,
         reply: _Reply,
         sequence: Sequence,
@@ -186,19 +269,44 @@ class LocalBackend:
     ) -> Iterator[Chunk]:
         with closing(self._engine.decode(sequence, policy, cancel)) as rounds:
             for found in rounds:
-                text, count = reply.push(found.tokens)
-                cut = _shortened(found, count)
+                text, lengths = reply.push(found.tokens)
+                cut = _shortened(found, len(lengths))
                 # The end-of-text token is no output, but plain decoding needs a step for it too.
                 is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
                 num_steps = cut.step.num_output_tokens + (1 if is_ended else 0)
                 plain_ms = self._controller.plain_ms(sequence, cut.step.context_length)
                 stats = _counted(stats, cut, started, plain_ms, num_steps)
-                yield Chunk("decode", stats, text, cut.tokens, cut.provenance, cut.step)
+                if not found.step.num_draft_tokens:
+                    stats = replace(stats, off=self._why_off(request, found) or stats.off)
+                yield Chunk(
+                    "decode",
+                    stats,
+                    text,
+                    cut.tokens,
+                    cut.provenance,
+                    cut.step,
+                    lengths=lengths,
+                    drafted=drafted_tokens(cut, self._texts),
+                )
                 if reply.is_stopped:
                     break
         reason: FinishReason = sequence.finish_reason or "cancelled"
         rest = reply.flush()
         yield Chunk("done", stats, rest, finish_reason="stop" if reply.is_stopped else reason)
+
+    def _why_off(self, request: Request, found: Round) -> OffReason | None:
+        return off.of_round(
+            found.reason,
+            request.drafter == OFF or request.num_draft_tokens == 0,
+            self._controller.is_measured(request.sampling),
+            self.loaded.statuses,
+        )
+
+    def _with_energy(self, stats: TurnStats, joules_before: float | None) -> TurnStats:
+        joules = self.loaded.joules()
+        if joules is None or joules_before is None:
+            return stats
+        return replace(stats, energy_joules=joules - joules_before)
 
 
 def _shortened(found: Round, count: int) -> Round:
@@ -214,16 +322,6 @@ def _shortened(found: Round, count: int) -> Round:
     )
     tokens, provenance = found.tokens[:count], found.provenance[:count]
     return replace(found, tokens=tokens, provenance=provenance, step=step, lenient=lenient)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, LocalspecError):
-        return str(error)
-    first_line = str(error).strip().split("\n")[0] or type(error).__name__
-    return (
-        f"The engine stopped: {first_line} What was written is kept. Send again; if it happens "
-        "again, shorten the context or choose a smaller model."
-    )
 
 
 def _capture_notices(loaded: Loaded) -> tuple[str, ...]:

@@ -1,147 +1,181 @@
 """One engine, one turn at a time, for every page and client.
 
-`ChatService` loads the backend in a thread of its own, then measures costs whenever nobody
-waits, and answers turns in the order they came. `submit` commits the person's message and
-returns a `Reply` at once, also while the model still loads; the reply's `view` is replaced
-as it grows, and readers look at it as often as they like: a slow reader never slows the
-engine. Whatever the ending (end of text, stop, fault, closed page) the log has it.
+`ChatService` is the front room: `submit` commits the person's message and returns a `Reply` at
+once, also while the model loads; the reply's `view` is replaced as it grows, and readers look at
+it as often as they like: a slow reader never slows the engine. `enqueue` gives anything else the
+backend to itself in the same order. `switch`, `unload` and `retry` say what is loaded. Whatever
+the ending of a turn (end of text, stop, fault, lost engine, closed page), the log has it.
 
-Not here: the algorithm (engine), the tables (record), the page (web).
+Not here: the thread (worker), the backend's states (keeper), the algorithm (engine), the tables
+(record), the page (web).
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import replace
 
-from localspec.backend import Backend, Description, Request
-from localspec.chat.journal import Entry, Journal
+from localspec.backend import Backend, Request
+from localspec.chat import branches
+from localspec.chat.answering import Ended
+from localspec.chat.gauge import Gauge, gauge
+from localspec.chat.importing import read_conversations
+from localspec.chat.journal import Entry, Journal, Talk
+from localspec.chat.keeper import Keeper, Opener, Smaller
+from localspec.chat.off import off_now
 from localspec.chat.turn import (
     Reply,
     ReplySettings,
-    ServicePhase,
     ShownMessage,
     Status,
-    TurnPhase,
     TurnView,
     check_servable,
     clean,
-    conversation,
     decided,
-    draft_prompt,
     request_of,
     title_of,
     turn_settings,
-    unexpected,
 )
-from localspec.core import AUTO, FinishReason
-from localspec.errors import LocalspecError
+from localspec.chat.worker import Task, Worker
+from localspec.core import AUTO
+from localspec.errors import EngineLost, RequestError
+from localspec.machine.options import LoadOptions
 from localspec.record.learnt import STATE_KEY
 from localspec.record.store import SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
 
-CHECKPOINT_S = 1.0
-SAVE_STATE_S = 10.0
-
-log = logging.getLogger(__name__)
-
 
 class ChatService:
-    """Owns the backend, the journal and the queue of replies.
+    """Owns the worker, the keeper of the backend, and the journal.
 
-    open_backend(report) loads; `report` takes a phrase of progress at a time. session_info is
-    asked after loading, when versions and device are known. drafter: what a page chooses first.
-    workloads: None for those shipped. Call `start` once, `close` at the end.
+    open_backend(report) loads; `report` takes a phrase of progress at a time, and may raise to
+    give the loading up. session_info is asked when the first turn begins. drafter: what a page
+    chooses first. workloads: None for those shipped. options: what open_backend loads, None where
+    the caller does not say. opener_for: opens other options; without it nothing can be switched.
+    unload_after_s: without work for so long the model is let go; None never. smaller: see Keeper.
+    Call `start` once, `close` at the end.
     """
 
     def __init__(
         self,
         store: Store,
         session_info: Callable[[], SessionInfo],
-        open_backend: Callable[[Callable[[str], None]], Backend],
+        open_backend: Opener,
         drafter: str = AUTO,
         workloads: Mapping[str, Workload] | None = None,
+        *,
+        options: LoadOptions | None = None,
+        opener_for: Callable[[LoadOptions], Opener] | None = None,
+        unload_after_s: float | None = None,
+        smaller: Smaller | None = None,
     ) -> None:
         self.store = store
         self.workloads = load_workloads() if workloads is None else workloads
         self.journal = Journal(store, session_info)
-        self._open_backend = open_backend
         self.drafter = drafter
-        self._backend: Backend | None = None
-        self._loaded: Description | None = None  # as of the last turn: asked in one thread only
-        self._waiting: deque[Reply] = deque()
-        self._current: Reply | None = None
-        self._latest: Reply | None = None
-        self._changed = threading.Condition()
-        self._pause_calibration = threading.Event()
-        self._needs_calibration = False
-        self._is_closed = False
-        self._saved_s: float | None = None
-        self._notices: tuple[str, ...] = ()
-        self._phase: ServicePhase = "loading"
-        self._phrase = "Loading the model"
-        self._phase_since_s = time.monotonic()
-        self._worker = threading.Thread(target=self._work, name="chat", daemon=True)
+        save_state = self._save_state
+        self.keeper = Keeper(open_backend, save_state, options, opener_for, smaller)
+        self._asking = threading.Lock()
+        self.worker = Worker(self.keeper, self.journal, self._request_now, unload_after_s)
 
     def start(self) -> None:
         """Begin loading, in the background; once is enough."""
-        if not self._worker.ident:
-            self._worker.start()
+        self.journal.purge()
+        self.worker.start()
 
     def close(self) -> None:
         """Stop the running reply, write what is left, release the backend."""
-        with self._changed:
-            self._is_closed = True
-            for reply in (*self._waiting, self._current):
-                if reply is not None:
-                    reply.cancel.set()
-            self._pause_calibration.set()
-            self._changed.notify_all()
-        if self._worker.is_alive():
-            self._worker.join(timeout=10.0)
+        self.worker.close()
         self.journal.close()
 
     # what is there
 
     def status(self) -> Status:
-        notices = (*self.store.notices, *self._notices)
-        if self._loaded is not None:
-            notices += self._loaded.notices
+        keeper = self.keeper
+        notices = (*self.store.notices, *keeper.notices)
+        if keeper.loaded is not None:
+            notices += keeper.loaded.notices
         if self.journal.notice is not None:
             notices += (self.journal.notice,)
-        reply = self._current or self._latest
+        reply = self.current or self.latest
+        view = None if reply is None else reply.view
+        is_of_this = view is not None and (view.ended_s is None or view.ended_s > keeper.opened_s)
         return Status(
-            phase=self._phase,
-            phrase=self._phrase,
-            seconds=time.monotonic() - self._phase_since_s,
-            description=self._loaded,
+            phase=keeper.phase,
+            phrase=keeper.phrase,
+            seconds=keeper.seconds,
+            description=keeper.loaded,
             notices=notices,
             session_id=self.journal.session_id,
-            num_waiting=len(self._waiting),
-            reply=None if reply is None else reply.view,
+            num_waiting=self.worker.num_waiting,
+            reply=view,
+            off=off_now(
+                keeper.loaded, view.stats if view and is_of_this else None, keeper.was_lost
+            ),
+            offer=keeper.offer,
         )
+
+    @property
+    def backend(self) -> Backend | None:
+        """What is loaded. Only count_tokens and is_alive may be asked outside of a job."""
+        return self.keeper.backend
+
+    @property
+    def options(self) -> LoadOptions | None:
+        """What is loaded or is being loaded; None when unloaded, or where nobody said."""
+        return None if self.keeper.is_unloaded else self.keeper.options
+
+    @property
+    def current(self) -> Reply | None:
+        """The reply being written."""
+        job = self.worker.current
+        return job if isinstance(job, Reply) else None
+
+    @property
+    def latest(self) -> Reply | None:
+        """The reply that ended last."""
+        return self.worker.latest
 
     def messages(self, handle: int | None) -> list[ShownMessage]:
         """The conversation from its root to its newest message, the growing reply included."""
         if handle is None:
             return []
-        return conversation(self.journal, self.journal.talk(handle))
+        return branches.conversation(self.journal, self.journal.talk(handle))
 
     def messages_before(self, reply: Reply) -> list[ShownMessage]:
         """The conversation up to the message that this reply answers."""
-        return conversation(self.journal, reply.entry.talk, until=reply.entry)
+        return branches.conversation(self.journal, reply.entry.talk, until=reply.entry)
 
     def running(self, handle: int | None) -> Reply | None:
         """The reply of this conversation that is queued or being written."""
-        for reply in (self._current, *list(self._waiting)):
-            if reply is not None and handle in (reply.handle, reply.entry.talk.handle):
+        for reply in self.worker.replies:
+            if handle in (reply.handle, reply.entry.talk.handle):
                 return reply
         return None
+
+    # what is loaded
+
+    def switch(self, options: LoadOptions) -> None:
+        """Free what is loaded, then load this, after the reply under way and before those that
+        wait. What comes of it is in `status`."""
+        self.worker.order(lambda: self.keeper.switch(options))
+
+    def unload(self) -> None:
+        """Free what is loaded, after the reply under way; the next message loads it again."""
+        self.worker.order(
+            lambda: self.keeper.release("Unloaded; the next message loads the model again.")
+        )
+
+    def retry(self) -> None:
+        """Load again what could not be loaded, or was lost too often."""
+        self.worker.order(self.keeper.reload)
+
+    def enqueue(self, name: str, job: Callable[[Backend, threading.Event], None]) -> Task:
+        """Run `job(backend, cancel)` in the worker's thread, in one queue with replies, with the
+        backend to itself. A waiting reply does not interrupt it; its `cancel` asks it to end."""
+        task = Task(name, job)
+        self.worker.queue(task)
+        return task
 
     # one turn
 
@@ -154,35 +188,56 @@ class ChatService:
         text = clean(text)
         if not text.strip():
             return None
-        settings = decided(settings, self.workloads, text)
-        self._check(request_of(settings, [*self.messages(handle), draft_prompt(text)]))
-        turn_settings(settings, None)
-        if handle is None:
-            talk, parent_id, after = self.journal.new_talk(title_of(text)), None, None
-        else:
-            talk = self.journal.talk(handle)
-            after = talk.entries[-1] if talk.entries else None
-            parent_id = None if after else self._tip_id(handle)
-        return self._queue(Entry(talk, text, parent_id=parent_id, after=after), settings)
+        talk = Talk(0, title_of(text)) if handle is None else self.journal.talk(handle)
+        return self._ask(branches.follow_up(self.journal, talk, text), settings)
 
     def regenerate(self, handle: int, settings: ReplySettings) -> Reply | None:
-        """Queue another reply to the conversation's last message; the earlier one stays stored."""
-        shown = self.messages(handle)
-        while shown and shown[-1].role == "assistant":
-            shown.pop()
-        if not shown or self.running(handle) is not None:
+        """Queue another reply to the conversation's last message; the earlier one stays stored.
+        None while a reply is being written, or where there is nothing to answer."""
+        return self._answer_again(handle, branches.rephrased, settings)
+
+    def proceed(self, handle: int, settings: ReplySettings) -> Reply | None:
+        """Go on writing the last reply, whatever ended it; what comes of it is one text with the
+        old one. None as for `regenerate`."""
+        return self._answer_again(handle, branches.continued, settings)
+
+    def edit(
+        self, handle: int, message_id: int, text: str, settings: ReplySettings
+    ) -> Reply | None:
+        """Put a message in another one's place, on a branch of its own. One of the person's is
+        answered; a reply is only stored as rewritten, and None returned, as for an empty text and
+        while a reply is being written. Raises RequestError, StoreError."""
+        text = clean(text)
+        with self._asking:
+            if not text.strip() or self.running(handle) is not None:
+                return None
+            talk = self.journal.talk(handle)
+            message = branches.message_of(self.journal, talk, message_id)
+            if message.role == "user":
+                return self._ask(branches.edited(message, talk, text), settings)
+            self.journal.write_reply(talk, message.parent_id, text)
             return None
-        settings = decided(settings, self.workloads, shown[-1].text)
-        self._check(request_of(settings, shown))
-        turn_settings(settings, None)
+
+    def show_branch(self, handle: int, message_id: int) -> None:
+        """Go to the newest end of the branch through this message. Raises RequestError while a
+        reply is being written or waits to be recorded; StoreError."""
         talk = self.journal.talk(handle)
-        entry = Entry(talk, shown[-1].text)
-        if talk.entries:
-            entry.rephrases = talk.entries[-1]
-        else:
-            entry.prompt_id = shown[-1].message_id
-            entry.parent_id = shown[-2].message_id if len(shown) > 1 else None
-        return self._queue(entry, settings)
+        if self.running(handle) is not None or (talk.entries and not self.journal.flush()):
+            raise RequestError(
+                "A reply of this conversation is still being written or recorded. Wait for its "
+                "end or stop it, then choose another branch."
+            )
+        branches.message_of(self.journal, talk, message_id)
+        self.journal.show_tip(talk, message_id)
+
+    def gauge(self, handle: int | None, text: str, settings: ReplySettings) -> Gauge | None:
+        """How much of the context this message would take; None while that cannot be known."""
+        return gauge(self.keeper.backend, self.keeper.loaded, self.messages(handle), text, settings)
+
+    def import_conversations(self, data: bytes) -> list[int]:
+        """Take in an exported file, all of it or nothing; the handles of the new conversations.
+        Raises RequestError, StoreError."""
+        return self.store.history.take_in(read_conversations(data))
 
     def send(
         self, handle: int | None, text: str, settings: ReplySettings, interval_s: float = 0.08
@@ -201,150 +256,57 @@ class ChatService:
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue. Harmless when it is over."""
         reply.cancel.set()
-        with self._changed:
-            was_waiting = reply in self._waiting
-            if was_waiting:
-                self._waiting.remove(reply)
-                self._number_queue()
-        if was_waiting:
-            self._finish(reply, "cancelled", None)
+        if self.worker.take_out(reply):
+            self.worker.finish(reply, Ended("cancelled"))
 
     def _check(self, request: Request) -> None:
-        if self._backend is not None and self._loaded is not None:
-            check_servable(self._loaded, self._backend.count_tokens(request.messages), request)
+        """Refuse at once what cannot be served, as far as that is known now."""
+        backend, loaded = self.keeper.backend, self.keeper.loaded
+        if backend is None or loaded is None:
+            return
+        try:
+            num_prompt_tokens = backend.count_tokens(request.messages)
+        except EngineLost:  # it is being started again; the turn checks once more
+            return
+        check_servable(loaded, num_prompt_tokens, request)
 
-    def _tip_id(self, handle: int) -> int | None:
-        shown = self.messages(handle)
-        return shown[-1].message_id if shown else None
+    def _request_now(self, reply: Reply) -> Request:
+        return request_of(reply.settings, self.messages_before(reply), reply.entry)
+
+    def _answer_again(
+        self,
+        handle: int,
+        make_entry: Callable[[Journal, Talk], Entry | None],
+        settings: ReplySettings,
+    ) -> Reply | None:
+        with self._asking:  # a double click asks once
+            if self.running(handle) is not None:
+                return None
+            entry = make_entry(self.journal, self.journal.talk(handle))
+            return None if entry is None else self._ask(entry, settings)
+
+    def _ask(self, entry: Entry, settings: ReplySettings) -> Reply:
+        """Queue this turn, unless it cannot be served as far as that is known now."""
+        if entry.talk.is_deleted:
+            raise RequestError(
+                "This conversation was deleted. Bring it back, or write in a new chat."
+            )
+        settings = decided(settings, self.workloads, entry.text)
+        shown = branches.conversation(self.journal, entry.talk, until=entry)
+        self._check(request_of(settings, shown, entry))
+        turn_settings(settings, None)
+        if not entry.talk.handle:
+            entry.talk = self.journal.new_talk(entry.talk.title)
+        return self._queue(entry, settings)
 
     def _queue(self, entry: Entry, settings: ReplySettings) -> Reply:
         reply = Reply(entry, settings)
         self.journal.add(entry)
-        with self._changed:
-            self._waiting.append(reply)
-            self._number_queue()
-            self._pause_calibration.set()
-            self._changed.notify_all()
+        self.worker.queue(reply)
         return reply
 
-    def _number_queue(self) -> None:
-        ahead = 0 if self._current is None else 1
-        phase: TurnPhase = "loading" if self._phase == "loading" else "queued"
-        for place, reply in enumerate(self._waiting):
-            reply.view = replace(reply.view, phase=phase, position=ahead + place)
-
-    # the worker thread
-
-    def _work(self) -> None:
-        self._load()
-        while True:
-            with self._changed:
-                while not (self._waiting or self._is_closed or self._needs_calibration):
-                    self._changed.wait()
-                if self._is_closed and not self._waiting:
-                    break
-                self._current = self._waiting.popleft() if self._waiting else None
-                self._number_queue()
-                self._pause_calibration.clear()
-            if self._current is None:
-                self._calibrate()
-            else:
-                self._answer(self._current)
-        if self._backend is not None:
-            self._keep_state(at_most_every_s=0.0)
-            self._backend.close()
-
-    def _load(self) -> None:
-        try:
-            self._backend = self._open_backend(self._report)
-            self._loaded = self._backend.describe()
-        except LocalspecError as error:
-            self._enter("failed", str(error))
-        except Exception as error:  # the edge of this thread: the page stays up and says why
-            log.exception("loading failed")
-            self._enter("failed", unexpected("Loading the model", error))
-        else:
-            self._needs_calibration = True
-            self._enter("ready", "Ready")
-
-    def _report(self, phrase: str) -> None:
-        self._phrase = phrase
-
-    def _enter(self, phase: ServicePhase, phrase: str) -> None:
-        self._phase_since_s = time.monotonic()
-        self._phase, self._phrase = phase, phrase
-
-    def _calibrate(self) -> None:
-        assert self._backend is not None
-        self._enter("calibrating", "Measuring this machine")
-        try:
-            for phrase in self._backend.calibrate(self._pause_calibration):
-                self._phrase = phrase
-        except Exception as error:  # measuring is a help, not a condition
-            log.exception("calibration failed")
-            self._notices += (unexpected("Measuring this machine", error),)
-            self._needs_calibration = False
-        else:
-            self._needs_calibration = self._pause_calibration.is_set()
-        self._keep_state(at_most_every_s=0.0)
-        self._enter("ready", "Ready")
-
-    def _answer(self, reply: Reply) -> None:
-        reason: FinishReason = "error"
-        error: str | None = None
-        try:
-            reason, error = self._generate(reply)
-        except LocalspecError as fault:
-            error = str(fault)
-        except Exception as fault:  # the edge of one turn: the next turn must work
-            log.exception("a reply failed")
-            error = unexpected("The reply", fault)
-        finally:
-            self._finish(reply, reason, error)
-        self._keep_state(at_most_every_s=SAVE_STATE_S)
-
-    def _generate(self, reply: Reply) -> tuple[FinishReason, str | None]:
-        if self._backend is None or reply.cancel.is_set():
-            return ("error", self._phrase) if self._backend is None else ("cancelled", None)
-        # Built now, not when it was sent: a reply before it in the queue belongs to it.
-        request = request_of(reply.settings, self.messages_before(reply))
-        self._check(request)
-        reply.entry.settings = turn_settings(reply.settings, self._loaded)
-        self.journal.update(reply.entry)
-        reply.view = replace(reply.view, phase="prefill", position=0)
-        checkpoint_s = time.monotonic()
-        with closing(self._backend.generate(request, reply.cancel)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
-                reply.take(chunk)
-                if time.monotonic() - checkpoint_s >= CHECKPOINT_S:
-                    self.journal.checkpoint(reply.entry, reply.view.text)
-                    checkpoint_s = time.monotonic()
-        if reply.view.finish_reason is None:
-            return "error", "The engine ended the reply without saying why. Send it again."
-        return reply.view.finish_reason, reply.view.error
-
-    def _finish(self, reply: Reply, reason: FinishReason, error: str | None) -> None:
-        reply.end(reason, error)
-        if reply.entry.settings is None:
-            reply.entry.settings = turn_settings(reply.settings, self._loaded)
-        self.journal.update(reply.entry)
-        with self._changed:
-            if self._current is reply:
-                self._current = None
-            self._latest = reply
-        reply.done.set()
-
-    def _keep_state(self, at_most_every_s: float) -> None:
-        if self._backend is None:
-            return
-        now = time.monotonic()
-        try:
-            self._loaded = self._backend.describe()
-            if self._saved_s is None or now - self._saved_s >= at_most_every_s:
-                self._saved_s = now
-                self.journal.save_state(STATE_KEY, self._backend.snapshot())
-        except Exception:  # a colder next start must not end this one
-            log.exception("the controller's state could not be kept")
+    def _save_state(self, state: dict[str, object]) -> None:
+        self.journal.save_state(STATE_KEY, state)
 
 
-__all__ = ["ChatService", "Reply", "ReplySettings", "ShownMessage", "Status", "TurnView"]
+__all__ = ["ChatService", "Reply", "ReplySettings", "ShownMessage", "Status", "Task", "TurnView"]

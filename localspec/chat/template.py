@@ -84,17 +84,17 @@ class ChatTemplate:
         return cls(tokenizer, end_ids_of_folder(folder))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the whole conversation and the opening of the reply.
-
-        Raises RequestError when the template refuses the conversation or the text cannot be
-        encoded.
-        """
+        """Ids of the whole conversation and the opening of the reply. Raises RequestError when the
+        template refuses the conversation or the text cannot be encoded."""
         shield = _Shield([message.content for message in messages], self._source)
         shielded = [self._shield(message, shield) for message in messages]
-        text = self._apply(shielded, add_generation_prompt=True)
-        if not shield.texts:
-            return list(self._encode(text).ids)
-        return self._encode_shielded(text, shield)
+        return self._encode_shielded(self._apply(shielded, add_generation_prompt=True), shield)
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Ids of the text of a reply as the model writes it after `render`; guarded like there."""
+        shield = _Shield([text], self._source)
+        reply = self._shield(Message("assistant", text), shield)
+        return self._encode_shielded(reply.content, shield)
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text, without template; control-token text is not guarded here."""
@@ -152,6 +152,8 @@ class ChatTemplate:
 
         One call encodes the whole, so that merges and leading-space rules are the usual ones.
         """
+        if not shield.texts:
+            return list(self._encode(text).ids)
         if self._aliased is None:
             self._aliased = _AliasedEncoder(self._encoder, self._controls)
         pieces: list[str] = []
@@ -248,6 +250,7 @@ class Detokenizer:
         self._encoder = encoder
         self._window: list[int] = []  # tokens of the piece shown last, then those not yet shown
         self._num_shown = 0  # tokens of the window that are already shown
+        self._num_skipped = 0  # characters after those that are, too
 
     def push(self, token: int) -> str:
         """The characters that `token` completes, "" while one is still incomplete."""
@@ -255,13 +258,18 @@ class Detokenizer:
         text = self._decode(self._window)
         return "" if text.endswith(REPLACEMENT) else self._show(text)
 
+    def begin(self, tokens: Sequence[int], shown: str) -> None:
+        """Go on after these tokens, of whose text so much was shown."""
+        self._window, self._num_skipped = list(tokens), len(shown)
+
     def flush(self) -> str:
         """What is left at the end of the reply, half a character as U+FFFD."""
         return self._show(self._decode(self._window))
 
     def _show(self, text: str) -> str:
         shown = self._decode(self._window[: self._num_shown])
-        new = text[len(shown) :]
+        new = text[len(shown) + self._num_skipped :]
+        self._num_skipped = 0
         # A token without text (a control token) must not push the last real one out of sight.
         if new:
             self._window = self._window[self._num_shown :]

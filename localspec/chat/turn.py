@@ -15,17 +15,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.backend import Chunk, Description, Message, Request, TurnStats
-from localspec.chat.journal import Ending, Entry, Journal, Talk, entries_of
+from localspec.backend import (
+    Chunk,
+    Description,
+    DraftedToken,
+    Message,
+    OffReason,
+    Request,
+    TurnStats,
+)
+from localspec.chat.entries import Ending, Entry, title_line
 from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.errors import ContextOverflow, RequestError
 from localspec.leniency import as_data
-from localspec.record.store import StoredMessage, TurnSettings
+from localspec.machine.options import Offer
+from localspec.record.drafted import TokenRecord, pack
+from localspec.record.store import TurnSettings
 from localspec.workloads import AS_SET, Workload, decide
 
 TITLE_LENGTH = 48
 
-ServicePhase = Literal["loading", "ready", "calibrating", "failed"]
+ServicePhase = Literal[
+    "loading", "ready", "calibrating", "busy", "unloaded", "restarting", "failed"
+]
 TurnPhase = Literal["queued", "loading", "prefill", "decode", "done"]
 
 
@@ -42,6 +54,7 @@ class ReplySettings:
     workload: str = AUTO
     checking: str = AS_SET
     first_num_draft_tokens: int | None = None
+    num_left_out: int = 0  # of the oldest messages: the person chose to go on without them
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,9 @@ class TurnView:
 @dataclass(frozen=True)
 class Status:
     """The service at one moment. phrase: what it is doing, in plain words. seconds: for how
-    long. reply: the turn being answered, else the latest one."""
+    long. reply: the turn being answered, else the latest one. off: why nothing drafts now, None
+    where something may. offer: what to load instead, after memory ran out with nothing left to
+    give up."""
 
     phase: ServicePhase
     phrase: str
@@ -90,17 +105,21 @@ class Status:
     session_id: int | None
     num_waiting: int
     reply: TurnView | None
+    off: OffReason | None = None
+    offer: Offer | None = None
 
 
 @dataclass(frozen=True)
 class ShownMessage:
-    """A message of a conversation as the page shows it. message_id: None until stored."""
+    """A message of a conversation as the page shows it. message_id: None until stored. siblings:
+    the messages that could stand in its place, itself included, oldest first."""
 
     role: Literal["user", "assistant"]
     text: str
     state: str
     message_id: int | None
     error: str | None = None
+    siblings: tuple[int, ...] = ()
 
 
 class Reply:
@@ -111,10 +130,13 @@ class Reply:
         self.settings = settings
         self.cancel = threading.Event()
         self.done = threading.Event()
-        self.view = TurnView("queued", time.monotonic(), settings.workload)
+        self.view = TurnView("queued", time.monotonic(), settings.workload, text=entry.begun_text)
         self.tokens: list[int] = []
         self.provenance: list[str] = []
         self.steps: list[Step] = []
+        self._lengths: list[int] = []
+        self._drafted: list[tuple[DraftedToken, ...]] = []
+        self._start: int | None = None  # characters that stood before the first token
 
     @property
     def handle(self) -> int:
@@ -129,6 +151,7 @@ class Reply:
         view = self.view
         gamma, rounds = view.last_num_draft_tokens, view.rounds
         if chunk.step is not None:
+            self._note_tokens(chunk)
             self.steps.append(chunk.step)
             gamma = chunk.step.num_draft_tokens
         if chunk.text or chunk.tokens:
@@ -146,13 +169,33 @@ class Reply:
         )
         self.entry.reply_text = self.view.text
 
+    def _note_tokens(self, chunk: Chunk) -> None:
+        """Keep what the token view shows. A backend that knows no lengths leaves them out."""
+        if self._start is None:
+            self._start = len(self.view.text)
+        self._lengths.extend(chunk.lengths)
+        self._drafted.append(chunk.drafted)
+
+    def _packed_tokens(self) -> bytes | None:
+        if not self.steps:
+            return None
+        lengths = self._lengths if len(self._lengths) == len(self.tokens) else []
+        return pack(TokenRecord(tuple(lengths), tuple(self._drafted), self._start or 0))
+
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         self.view = replace(
             self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
         )
         view = self.view
         self.entry.ending = Ending(
-            view.text, self.tokens, self.provenance, view.stats, self.steps, reason, error
+            view.text,
+            self.tokens,
+            self.provenance,
+            view.stats,
+            self.steps,
+            reason,
+            error,
+            self._packed_tokens(),
         )
 
 
@@ -168,10 +211,16 @@ def decided(settings: ReplySettings, workloads: Mapping[str, Workload], text: st
     )
 
 
-def request_of(settings: ReplySettings, shown: list[ShownMessage]) -> Request:
-    """What the backend is asked. Raises RequestError for a value out of range."""
+def request_of(settings: ReplySettings, shown: list[ShownMessage], entry: Entry) -> Request:
+    """What the backend is asked for the reply to the last message shown. Raises RequestError for
+    a value out of range."""
+    messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
+    if entry.begun_text:
+        messages = (*messages, Message("assistant", entry.begun_text))
     return Request(
-        messages=prompt_messages(settings.system_prompt, shown),
+        messages=messages,
+        continues=bool(entry.begun_text),
+        begun_tokens=entry.begun_tokens,
         sampling=settings.sampling,
         max_tokens=settings.max_tokens,
         drafter=settings.drafter,
@@ -209,43 +258,13 @@ def _round(chunk: Chunk) -> Round:
     return Round(chunk.text, len(chunk.tokens), len(drafters), drafters[0] if drafters else OFF)
 
 
-def conversation(journal: Journal, talk: Talk, until: Entry | None = None) -> list[ShownMessage]:
-    """The messages of a conversation, stored or not, root first. until: end with the person's
-    message of this turn."""
-    shown = [shown_message(message) for message in journal.stored_branch(talk)]
-    for entry in entries_of(talk):
-        shown.append(ShownMessage("user", entry.text, "complete", entry.prompt_id))
-        if entry is until:
-            break
-        shown.append(shown_reply(entry))
-    return shown
-
-
-def shown_message(message: StoredMessage) -> ShownMessage:
-    role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
-    return ShownMessage(role, message.text, message.state, message.id)
-
-
-def shown_reply(entry: Entry) -> ShownMessage:
-    message_id = entry.turn.message_id if entry.turn is not None else None
-    if entry.ending is None:
-        return ShownMessage("assistant", entry.reply_text, "draft", message_id)
-    states = {"cancelled": "stopped", "error": "error"}
-    state = states.get(entry.ending.finish_reason, "complete")
-    return ShownMessage("assistant", entry.reply_text, state, message_id, entry.ending.error)
-
-
-def draft_prompt(text: str) -> ShownMessage:
-    return ShownMessage("user", text, "complete", None)
-
-
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone half of a surrogate pair becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def title_of(text: str) -> str:
-    line = " ".join(text.split())
+    line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
     return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"
 
 

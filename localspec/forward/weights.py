@@ -31,7 +31,7 @@ PROBED_TOKENS = 7
 # How far the native decoder's logits may lie from transformers', by their norm: rounding alone.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 # Families that are another's by another name: the code they bring is not needed, and never run.
-KNOWN_AS = {"mimo": "qwen2"}
+KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

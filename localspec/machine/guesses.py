@@ -10,11 +10,12 @@ Not here: choosing among them (engine.controller).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.backend import DrafterStatus
+from localspec.backend import DrafterStatus, OffCode
+from localspec.chat.relief import fault_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
@@ -34,11 +35,13 @@ Report = Callable[[str], None]
 @dataclass(frozen=True)
 class Gathered:
     """parts: what drafters can be built from. odd: what is to be said of heads that no drafter
-    names. notices: what a person should know of what was loaded."""
+    names. notices: what a person should know of what was loaded. codes: of refusals in parts
+    that a page tells apart, by their sentence."""
 
     parts: Parts
     odd: tuple[DrafterStatus, ...]
     notices: tuple[str, ...]
+    codes: Mapping[str, OffCode] = field(default_factory=dict)
 
 
 def gather(
@@ -53,7 +56,8 @@ def gather(
     """Load everything the source names beside the target."""
     from localspec.drafters.parts import Parts
 
-    draft, refusal, stranger = _draft(source, place, report)
+    codes = dict[str, OffCode]()
+    draft, refusal, stranger = _draft(source, place, report, codes)
     foreign, foreign_refusal = _foreign(source, stranger, place, target, report)
     heads, odd = _heads(source)
     parts = Parts(
@@ -73,11 +77,12 @@ def gather(
         for each in drafts
         if each is not None
     )
-    return Gathered(parts, odd, tuple(each for each in told if each is not None))
+    notices = tuple(each for each in told if each is not None)
+    return Gathered(parts, odd, notices, codes)
 
 
 def build_drafters(
-    parts: Parts, report: Report
+    parts: Parts, report: Report, codes: Mapping[str, OffCode] | None = None
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
     """Every registered drafter that can be built, and a status for each that is known."""
     from localspec.drafters import REGISTRY, drafter_class
@@ -88,11 +93,16 @@ def build_drafters(
         try:
             built[name] = drafter_class(name).build(parts)
         except (LocalspecError, RuntimeError, MemoryError) as error:
-            statuses.append(DrafterStatus(name, False, str(error)))
+            code = (codes or {}).get(str(error), _code_of(error))
+            statuses.append(DrafterStatus(name, False, str(error), code=code))
         else:
             memory = built[name].memory_bytes
             statuses.append(DrafterStatus(name, True, f"ready, {gib(memory)}", memory))
     return built, tuple(statuses)
+
+
+def _code_of(error: Exception) -> OffCode:
+    return "no_memory" if fault_of(error).kind == "memory" else "no_draft"
 
 
 def pool_of(place: Place) -> GraphPool | None:
@@ -126,9 +136,10 @@ def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple
 
 
 def _draft(
-    source: Source, place: Place, report: Report
+    source: Source, place: Place, report: Report, codes: dict[str, OffCode]
 ) -> tuple[LanguageModel | None, str, Path | None]:
-    """The draft model, or why there is none; and the draft's folder if it has other tokens."""
+    """The draft model, or why there is none; and the draft's folder if it has other tokens.
+    codes: gets the refusal's."""
     if source.draft is None:
         return None, source.draft_refusal, None
     try:
@@ -136,8 +147,10 @@ def _draft(
         report(f"loading {source.draft_name}")
         return _load_draft(source.draft, place), "", None
     except DraftMismatch as error:
+        codes[str(error)] = "incompatible_vocabulary"
         return None, str(error), source.draft
     except (ModelError, MemoryShortage) as error:
+        codes[str(error)] = _code_of(error)
         return None, str(error), None
 
 

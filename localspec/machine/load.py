@@ -10,16 +10,18 @@ Not here: the decisions themselves (planner), measuring (engine.calibrate), the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
+from localspec.machine.energy import energy_counter
 from localspec.machine.guesses import build_drafters, capturable, captures_of, gather, pool_of
 from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.options import LoadOptions
 from localspec.machine.remembered import identity
-from localspec.machine.room import Place, load_at, place_for, refuse_shortage
+from localspec.machine.room import Place, check_target, load_at, place_for, return_memory
 from localspec.machine.sources import Source, resolve
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def open_local_backend(
     hardware = confirmed_by_torch(probe(), torch)
     place = place_for(options, source, hardware, torch)
     report(f"loading {source.target_name}")
-    refuse_shortage(source.target, place)
+    short = check_target(source.target, place, options.anyway)
     opened = load_at(source.target, place)
     target = opened.model
     if target.device.type == "cpu":
@@ -68,11 +70,13 @@ def open_local_backend(
     target = capturable(target, pool)
     template = ChatTemplate.load(source.target)
     found = gather(source, place, target, template, past, pool, report)
-    drafters, statuses = build_drafters(found.parts, report)
+    drafters, statuses = build_drafters(found.parts, report, found.codes)
     controller = Controller(drafters, Costs(), Acceptance(), Costs())
     combination = _identity(source, place, torch)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
     notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]
+    if short is not None:
+        notices.append(short)
     if opened.notice is not None:
         notices.append(f"transformers' own forward is used, which is slower. {opened.notice}")
     notices += found.notices
@@ -95,6 +99,8 @@ def open_local_backend(
             other_states=dict(list(states.items())[-MOST_STATES:]),
             notices=tuple(notices),
             captures=captures_of(target, drafters),
+            return_memory=partial(return_memory, place.device),
+            joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
         )
     )
 

@@ -90,6 +90,7 @@ def shape_from_entry(entry: ModelEntry) -> ModelShape:
         num_experts=entry.num_experts,
         num_experts_per_token=entry.num_experts_per_token,
         expert_intermediate_size=entry.expert_intermediate_size,
+        extra_params=entry.extra_params,
     )
 
 

@@ -9,7 +9,6 @@ Does not decide on a device and does not read RAM (hardware).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -42,10 +41,19 @@ SENTENCES: dict[int, str] = {
 
 
 @dataclass(frozen=True)
+class GpuUser:
+    """Another program that holds memory of a GPU. used_bytes: None where the driver hides it."""
+
+    name: str | None
+    used_bytes: int | None
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One GPU, or one MIG instance of it. Unknown is None.
 
     used_by_others_bytes: memory of other processes, as far as the driver tells them apart.
+    users: those processes, the largest first; None where the driver does not tell.
     has_display: a screen hangs on it, or Windows draws with it (WDDM).
     has_unified_memory: it shares the RAM and has no memory figure of its own.
     """
@@ -61,6 +69,7 @@ class Gpu:
     has_display: bool
     is_mig: bool = False
     has_unified_memory: bool = False
+    users: tuple[GpuUser, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,13 +135,15 @@ class _Reader:
         uuid = text(self.ask(lambda: nvml.nvmlDeviceGetUUID(handle), name)) or ""
         pci = self.ask(lambda: nvml.nvmlDeviceGetPciInfo(parent))
         memory, is_unified = self._memory(handle, name)
+        users = self._users(handle)
         return Gpu(
             name=name,
             uuid=uuid,
             pci_bus_id=None if pci is None else text(pci.busId),
             total_bytes=None if memory is None else memory[0],
             free_bytes=None if memory is None else memory[1],
-            used_by_others_bytes=self._used_by_others(handle),
+            used_by_others_bytes=_sum_of(users),
+            users=users,
             driver=driver,
             num_cuda_cores=self.ask(lambda: nvml.nvmlDeviceGetNumGpuCores(parent)),
             has_display=self._has_display(parent),
@@ -161,25 +172,53 @@ class _Reader:
             self.notices.append(f"Memory of {name}: {sentence(error)}")
             return None, False
 
-    def _used_by_others(self, handle: Any) -> int | None:
-        """None as soon as one process hides its share (WDDM, WSL): a part is not a sum."""
-        by_process: dict[int, int] = {}
+    def _users(self, handle: Any) -> tuple[GpuUser, ...] | None:
+        """Programs other than this one and the engine it started."""
+        by_process: dict[int, int | None] = {}
         for question in (
             self.nvml.nvmlDeviceGetComputeRunningProcesses,
             self.nvml.nvmlDeviceGetGraphicsRunningProcesses,
         ):
             processes = self.ask(lambda q=question: q(handle))  # type: ignore[misc]
-            if processes is None or any(each.usedGpuMemory is None for each in processes):
+            if processes is None:
                 return None
             for each in processes:  # a process may stand in both lists
-                used = max(by_process.get(each.pid, 0), int(each.usedGpuMemory))
-                by_process[each.pid] = used
-        return sum(used for pid, used in by_process.items() if pid != os.getpid())
+                known, used = by_process.get(each.pid), each.usedGpuMemory
+                by_process[each.pid] = max(known or 0, int(used)) if used is not None else known
+        ours = own_processes() if by_process else frozenset()
+        users = [
+            GpuUser(_name_of(pid), used) for pid, used in by_process.items() if pid not in ours
+        ]
+        return tuple(sorted(users, key=lambda user: -(user.used_bytes or 0)))
 
     def _has_display(self, handle: Any) -> bool:
         active = self.ask(lambda: self.nvml.nvmlDeviceGetDisplayActive(handle))
         model = self.ask(lambda: self.nvml.nvmlDeviceGetCurrentDriverModel(handle))  # Windows only
         return bool(active) or model == self.nvml.NVML_DRIVER_WDDM
+
+
+def _sum_of(users: tuple[GpuUser, ...] | None) -> int | None:
+    """None as soon as one process hides its share (WDDM, WSL): a part is not a sum."""
+    if users is None or any(user.used_bytes is None for user in users):
+        return None
+    return sum(user.used_bytes or 0 for user in users)
+
+
+def own_processes() -> frozenset[int]:
+    """This process and those it started: what the engine holds is not another program's."""
+    import psutil
+
+    me = psutil.Process()
+    return frozenset((me.pid, *(child.pid for child in me.children(recursive=True))))
+
+
+def _name_of(pid: int) -> str | None:
+    import psutil
+
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:  # gone, another user's, or outside this container
+        return None
 
 
 def read_gpus(nvml: Any) -> GpuReading:

@@ -13,7 +13,9 @@ from pathlib import Path
 class LoadOptions:
     """None means "decide for me". model and draft: a folder or a hub id; the draft may have a
     vocabulary of its own. heads: folders of heads, before those of the profile. home: where the
-    person's own profiles are, None: the usual place."""
+    person's own profiles are, None: the usual place. anyway: load even where the plan says that
+    it does not fit, at the person's own risk. fetches: whether a model that is not on this machine
+    may be fetched while loading; the page downloads by itself and says False."""
 
     profile: str | None = None
     model: str | None = None
@@ -23,3 +25,13 @@ class LoadOptions:
     dtype: str | None = None
     heads: tuple[str, ...] = ()
     home: Path | None = None
+    anyway: bool = False
+    fetches: bool = True
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Something else to load, with the reason as a sentence."""
+
+    text: str
+    options: LoadOptions

@@ -1,15 +1,17 @@
 """Where models are loaded and how, and whether one more fits there.
 
 Contract: `Place` says device, precision and context; `load_at` opens a folder there after
-`refuse_shortage` held what it needs against what is free at that moment.
+`check_target` or `refuse_shortage` held what it needs against what is free at that moment.
+`return_memory` gives back what nothing uses any more.
 
 Not here: planning ahead (planner), opening the files (forward.weights).
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 SHORTEST_CONTEXT = 64
 QUANTISED: Mapping[str, Bits] = {"4-bit": 4, "8-bit": 8}  # as the planner names them
+SHORTEST_OFFERED = 512  # tokens of context
 SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 
 
@@ -88,17 +91,57 @@ def _dtype(name: str | None, hardware: Hardware, torch: Any) -> Any:
 
 def refuse_shortage(folder: Path, place: Place) -> None:
     """Compare what weights and KV cache need with what is free at this moment."""
-    needed = _needed_bytes(folder, place)
-    free = free_bytes_now(place.hardware)
-    if needed > free:
+    said = _shortage(folder, place, free_bytes_now(place.hardware))
+    if said is not None:
         raise MemoryShortage(
-            f"{folder.name} needs {gib(needed)} for its weights and {place.context_length} tokens "
-            f"of context, and {gib(free)} is free on {place.hardware.device_name}. Close other "
-            "programs, shorten --context, or choose a smaller model."
+            f"{said} Close other programs, shorten --context, or choose a smaller model."
         )
 
 
-def _needed_bytes(folder: Path, place: Place) -> int:
+def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
+    """The same for the target, with what would fit. anyway: what is short becomes the notice that
+    is returned, for the person chose to load it all the same."""
+    free = free_bytes_now(place.hardware)
+    said = _shortage(folder, place, free)
+    if said is None:
+        return None
+    if not anyway:
+        raise MemoryShortage(f"{said} {_would_fit(folder, place, free)}")
+    return (
+        f"{said} It was loaded all the same, as you chose: the computer may become very slow, "
+        "the system may end this engine or other programs, and replies may break off."
+    )
+
+
+def _shortage(folder: Path, place: Place, free: int) -> str | None:
+    """The fact as a sentence, None where it fits."""
+    needed = needed_bytes(folder, place)
+    if needed <= free:
+        return None
+    return (
+        f"{folder.name} needs {gib(needed)} for its weights and {place.context_length} tokens of "
+        f"context, and {gib(free)} is free on {place.hardware.device_name}."
+    )
+
+
+def _would_fit(folder: Path, place: Place, free: int) -> str:
+    """The remedies that were counted, as a sentence."""
+    found = list[str]()
+    context = place.context_length // 2
+    while context >= SHORTEST_OFFERED and not found:
+        if needed_bytes(folder, replace(place, context_length=context)) <= free:
+            found.append(f"a context of {context} tokens")
+        context //= 2
+    fewer: tuple[Bits, ...] = (8, 4) if place.bits is None else (4,) if place.bits == 8 else ()
+    for bits in fewer:
+        if needed_bytes(folder, replace(place, bits=bits)) <= free:
+            found.append(f"{bits}-bit weights")
+    if found:
+        return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
+    return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
+
+
+def needed_bytes(folder: Path, place: Place) -> int:
     from localspec.forward.weights import weight_files
 
     full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
@@ -114,7 +157,7 @@ def _needed_bytes(folder: Path, place: Place) -> int:
 def load_at(folder: Path, place: Place) -> Opened:
     from localspec.forward.weights import load_model
 
-    spare_bytes = free_bytes_now(place.hardware) - _needed_bytes(folder, place)
+    spare_bytes = free_bytes_now(place.hardware) - needed_bytes(folder, place)
     return load_model(
         folder,
         place.dtype,
@@ -123,3 +166,14 @@ def load_at(folder: Path, place: Place) -> Opened:
         place.bits,
         int(SPENT_ON_SPEED * max(0, spare_bytes)),
     )
+
+
+def return_memory(device: torch.device) -> None:
+    """Let go of what only a cycle of references or torch's own store still holds."""
+    import torch  # heavy: only where it is loaded anyway
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,13 +47,31 @@ FAMILIES: Mapping[str, tuple[bool, bool]] = {
     "qwen2": (True, False),
     "qwen3": (False, True),
     "qwen3_moe": (False, True),
+    "phi3": (False, False),
+    "gemma3_text": (False, True),
+    "gemma3": (False, True),
+}
+# Norms of a layer that are as wide as the model; two in every family but these.
+NORMS_PER_LAYER: Mapping[str, int] = {"gemma3_text": 4, "gemma3": 4}
+# Gemma 3 leaves unsaid what its configuration class in transformers defaults to.
+GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
 }
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """One decoder. intermediate_size: width of the dense MLP; for a mixture of experts
-    `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`."""
+    `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`.
+    context_length: the longest that can be used here: where layers attend to a window only, the
+    window (forward.model refuses more). extra_params: weights beside the decoder (a vision tower)
+    that are loaded with it and never shrunk."""
 
     name: str
     family: str
@@ -74,6 +92,7 @@ class ModelShape:
     num_experts_per_token: int = 0
     expert_intermediate_size: int = 0
     num_dense_layers: int = 0
+    extra_params: int = 0
 
     # -- parameters -------------------------------------------------------------------------
 
@@ -114,7 +133,7 @@ class ModelShape:
         """Norms, biases and routers."""
         query = self.num_heads * self.head_dim
         key_value = self.num_kv_heads * self.head_dim
-        layer = 2 * self.hidden_size
+        layer = NORMS_PER_LAYER.get(self.family, 2) * self.hidden_size
         layer += 2 * self.head_dim if self.has_qk_norm else 0
         layer += query + 2 * key_value if self.has_qkv_bias else 0
         layer += self.hidden_size if self.has_output_bias else 0
@@ -124,7 +143,8 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
-        return self.embedding_params + self.linear_params + self.expert_params + self.small_params
+        decoder = self.embedding_params + self.linear_params + self.expert_params
+        return decoder + self.small_params + self.extra_params
 
     @property
     def widest_linear_params(self) -> int:
@@ -183,6 +203,11 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
             f"only: {known}. Choose a model of one of them."
         )
     try:
+        if family == "gemma3":
+            text = {**GEMMA3_DEFAULTS, **config["text_config"]}
+            return replace(_decoder_shape(text, name, family), extra_params=_vision_params(config))
+        if family == "gemma3_text":
+            config = {**GEMMA3_DEFAULTS, **config}
         return _decoder_shape(config, name, family)
     except KeyError as missing:
         raise ModelError(
@@ -214,7 +239,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         head_dim=int(config.get("head_dim") or hidden_size // num_heads),
         intermediate_size=intermediate_size,
         vocab_size=int(config["vocab_size"]),
-        context_length=int(config["max_position_embeddings"]),
+        context_length=_longest_context(config),
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=family_bias or attention_bias,
         has_output_bias=attention_bias,
@@ -227,6 +252,36 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         ),
         num_dense_layers=_count_dense_layers(config, num_layers) if num_experts else 0,
     )
+
+
+def _longest_context(config: Mapping[str, Any]) -> int:
+    """The window, where any layer attends to a window only; else what the positions allow. A
+    rotation that changes beyond a length ("longrope") would make plain and drafted text differ at
+    that border, so it ends there."""
+    longest, window = int(config["max_position_embeddings"]), config.get("sliding_window")
+    rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if "longrope" in (rotation.get("rope_type"), rotation.get("type")):
+        original = config.get("original_max_position_embeddings")
+        longest = int(original or rotation.get("original_max_position_embeddings") or longest)
+    kinds = config.get("layer_types")
+    is_windowed = bool(config.get("use_sliding_window", True)) and window is not None
+    if kinds is not None:
+        is_windowed = is_windowed and "sliding_attention" in kinds
+    return min(longest, int(window)) if is_windowed and window else longest
+
+
+def _vision_params(config: Mapping[str, Any]) -> int:
+    """Weights of a SigLIP tower and its projector, as Gemma 3 carries them; 0 without one."""
+    vision = config.get("vision_config")
+    if not vision:
+        return 0
+    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    patch, image = int(vision["patch_size"]), int(vision["image_size"])
+    attention, norms = 4 * (width**2 + width), 4 * width
+    layer = attention + 2 * width * inner + inner + width + norms
+    embeddings = (3 * patch**2 + 1) * width + (image // patch) ** 2 * width
+    projector = width * int(config["text_config"]["hidden_size"]) + width
+    return int(vision["num_hidden_layers"]) * layer + embeddings + 2 * width + projector
 
 
 def _count_dense_layers(config: Mapping[str, Any], num_layers: int) -> int:

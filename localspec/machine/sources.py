@@ -18,7 +18,10 @@ from localspec.errors import ModelError
 from localspec.machine.options import LoadOptions
 
 DEMO = "localspec/demo"
-WANTED_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "merges.txt")
+WANTED_FILES = (
+    "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
+    "merges.txt", "vocab.txt", "tokenizer.model",
+)  # fmt: skip
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
@@ -50,7 +53,7 @@ def resolve(options: LoadOptions) -> Source:
             "The demo pair is missing from assets/demo. Restore the folder from the project, or "
             "name a model with --model."
         )
-    source = Source(_folder(target, entry), _name(target), None, None)
+    source = Source(_folder(target, entry, options.fetches), _name(target), None, None)
     own = tuple(Path(folder).expanduser() for folder in options.heads)
     if entry is not None:
         source = replace(source, foreign=_first_here(entry.foreign, profiles))
@@ -66,7 +69,7 @@ def _with_draft(
         return source
     draft_entry = _entry(draft, profiles)
     try:
-        folder = _folder(draft, draft_entry)
+        folder = _folder(draft, draft_entry, options.fetches)
         if draft_entry is not None and not _is_there(folder):
             raise ModelError(f"{folder.parent.name}/{folder.name} is missing.")
     except ModelError as error:
@@ -104,7 +107,7 @@ def _name(place: str) -> str:
     return Path(place).name if Path(place).is_dir() else place
 
 
-def _folder(place: str, entry: ModelEntry | None = None) -> Path:
+def _folder(place: str, entry: ModelEntry | None, fetches: bool) -> Path:
     if entry is not None and entry.folder is not None:
         return entry.folder
     path = Path(place).expanduser()
@@ -112,7 +115,13 @@ def _folder(place: str, entry: ModelEntry | None = None) -> Path:
         return path.resolve()
     if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
         raise _no_folder(place)
-    return _cached(place) or _fetched(place)
+    cached = _cached(place)
+    if cached is None and not fetches:
+        raise ModelError(
+            f"{place} is not whole on this machine. Download it in the Models tab, or give a "
+            "folder."
+        )
+    return cached or _fetched(place)
 
 
 def _no_folder(place: str) -> ModelError:
@@ -129,7 +138,7 @@ def _cached(hub_id: str) -> Path | None:
         raise _no_folder(hub_id) from None
     except OSError:  # not there, or not readable: fetching says which
         return None
-    return folder if _missing(folder) is None else None
+    return folder if missing_part(folder) is None else None
 
 
 def _fetched(hub_id: str) -> Path:
@@ -146,7 +155,7 @@ def _fetched(hub_id: str) -> Path:
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = was_offline
-    missing = _missing(folder)  # without a connection the client hands out what it has
+    missing = missing_part(folder)  # without a connection the client hands out what it has
     if missing is not None:
         raise ModelError(
             f"What could be had of {hub_id} lacks {missing}. Choose a model that is published "
@@ -168,7 +177,7 @@ def _snapshot(hub_id: str, is_local: bool) -> Path:
     )
 
 
-def _missing(folder: Path) -> str | None:
+def missing_part(folder: Path) -> str | None:
     """What the folder lacks of a model. The hub's client itself knows this only of what it
     fetched whole: other programs leave single files in the same cache."""
     if not (folder / "config.json").is_file():

@@ -8,6 +8,10 @@
     opening     a file that may be absent, damaged, locked, read-only or newer becomes a log
     connection  one connection for all threads   faults      what an error means to a person
     contents    one moment of the log            markdown    the report
+    history     the list of conversations        search      its index, and what was typed
+    writes      the steps of a turn              withheld    texts that are not written down
+    presets     named settings                   imports     conversations from elsewhere
+    copies      the log in another file          drafted     what the rounds proposed
 
 Others use store and export. Nothing here knows of engines, models or pages.
 """

@@ -20,6 +20,9 @@ from localspec.record.steps import reading
 FINISHED = ("complete", "stopped")
 
 MESSAGES = "SELECT id, conversation_id, parent_id, role, text, text_exact, state FROM message"
+COLUMNS = "PRAGMA table_info(conversation)"
+DELETED = "SELECT id FROM conversation WHERE deleted_at_utc IS NOT NULL"
+BEGUN = "SELECT continues_message_id FROM turn WHERE continues_message_id IS NOT NULL"
 SYSTEM_PROMPTS = "SELECT message_id, system_prompt FROM turn"
 
 
@@ -35,18 +38,29 @@ class LoggedReply:
 def read_replies(database: Path) -> list[LoggedReply]:
     """Every finished reply that says something and answers somebody."""
     with reading(database) as db:
+        deleted, begun = _left_out(db)
         rows = {row["id"]: row for row in db.execute(MESSAGES)}
         systems = {row["message_id"]: row["system_prompt"] for row in db.execute(SYSTEM_PROMPTS)}
     found = []
     for row in rows.values():
         if row["role"] != "assistant" or row["state"] not in FINISHED or not row["text"].strip():
             continue
+        if row["id"] in begun or row["conversation_id"] in deleted:
+            continue
         before = _branch(rows, row["parent_id"])
-        if before and before[-1].role == "user":
+        if before and before[-1].role == "user" and before[-1].content.strip():
             system = systems.get(row["id"])
             opening = (Message("system", system),) if system else ()
             found.append(LoggedReply(row["conversation_id"], (*opening, *before), _text(row)))
     return found
+
+
+def _left_out(db: sqlite3.Connection) -> tuple[set[int], set[int]]:
+    """Conversations that were deleted, and replies that are the beginning of another one; a log
+    from before these could be has neither."""
+    if not any(row["name"] == "deleted_at_utc" for row in db.execute(COLUMNS)):
+        return set(), set()
+    return {row[0] for row in db.execute(DELETED)}, {row[0] for row in db.execute(BEGUN)}
 
 
 def _branch(rows: dict[int, sqlite3.Row], message_id: int | None) -> tuple[Message, ...]:

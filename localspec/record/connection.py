@@ -86,6 +86,12 @@ class SharedConnection:
             self._reader.conn.close()
             self._writer.conn.close()
 
+    def fold_log(self) -> None:
+        """Fold the -wal into the file and empty it, so that it keeps nothing that was deleted. A
+        reader elsewhere may put it off until the end."""
+        with self._writer.lock, self.explained():
+            self._writer.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
     @contextmanager
     def reading(self) -> Iterator[Tables]:
         with self._reader.lock, self.explained():

@@ -5,8 +5,9 @@ beside its place under another name and renamed into it. Files are private to th
 UTF-8, and use the names of `core.TurnStats`. Unknown is an empty cell, null, or a dash.
 
     csv       one row for each turn: settings, numbers, machine, prompt and reply
-    jsonl     one object a line with its "type": session, conversation, message, turn (with tokens,
-              provenance and steps); texts are exact
+    jsonl     one object a line with its "type": export (with the version of the format), session,
+              conversation, message (parents first, all branches), turn (with tokens, provenance
+              and steps); texts are exact. Conversations can be imported from it
     markdown  to be read (markdown)
     sqlite    the database itself
 
@@ -27,6 +28,7 @@ from typing import Any, Literal, TextIO
 
 from localspec.errors import StoreError
 from localspec.record.contents import Contents, Scope, read_contents
+from localspec.record.imports import EXPORT_VERSION
 from localspec.record.markdown import markdown_lines
 from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean
 from localspec.record.store import Store
@@ -49,6 +51,7 @@ CSV_COLUMNS = (
     "state",
     "finish_reason",
     "error",
+    "continues_message_id",
     *(one.name for one in fields(TurnSettings)),
     *(name for name in STATS_COLUMNS if name != "drafted_by"),
     *MACHINE_COLUMNS,
@@ -141,6 +144,7 @@ def _write_jsonl(file: TextIO, contents: Contents) -> None:
 
 
 def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
+    yield {"type": "export", "format": "localspec", "version": EXPORT_VERSION}
     for session in contents.sessions:
         yield {"type": "session", **session}
     for conversation in contents.conversations:

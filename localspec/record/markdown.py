@@ -1,13 +1,15 @@
 """The log as a report to be read: the machine, then each conversation with its numbers.
 
 Contract: pure; Contents in, lines out. Messages stand in block quotes, so that headings or tables
-inside them cannot pass for the report's own. Unknown is a dash.
+inside them cannot pass for the report's own. Unknown is a dash. An export of one conversation
+begins with its settings as YAML, where unknown is null.
 
 Not here: the other branches of a conversation, which are only counted.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +40,22 @@ SETTINGS = (
     "workload",
     "leniency",
 )
+# Names of people's words for it, and where it stands.
+FRONT_MATTER = {
+    "model": "model",
+    "draft": "draft",
+    "drafter": "drafter",
+    "gamma": "mean_num_draft_tokens",
+    "gamma_fixed": "num_draft_tokens_requested",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "seed": "seed",
+    "max_tokens": "max_tokens",
+    "system_prompt": "system_prompt",
+}
 STATISTICS = (
     "turn_id",
     "state",
@@ -67,12 +85,39 @@ STATISTICS = (
 
 
 def markdown_lines(contents: Contents) -> Iterator[str]:
+    if len(contents.conversations) == 1:
+        yield from _front_matter(contents)
     yield "# localspec export"
     yield ""
     for session in contents.sessions:
         yield from _session_lines(session)
     for conversation in contents.conversations:
         yield from _conversation_lines(conversation, contents)
+
+
+def _front_matter(contents: Contents) -> Iterator[str]:
+    """One conversation as YAML before the text: with what settings it was made. A setting that
+    changed on the way has its values in order; gamma is the mean really drafted."""
+    one = contents.conversations[0]
+    shown = {message.id for message in _branch(contents.messages[one.id], one.tip_message_id)}
+    turns = [turn for turn in contents.turns if turn["message_id"] in shown]
+    yield "---"
+    yield f"title: {_yaml(one.title)}"
+    yield f"created_at_utc: {_yaml(one.created_at_utc)}"
+    for name, column in FRONT_MATTER.items():
+        values = list(dict.fromkeys(turn[column] for turn in turns))
+        listed = f"[{', '.join(map(_yaml, values))}]" if len(values) > 1 else None
+        yield f"{name}: {listed or _yaml(values[0] if values else None)}"
+    yield "---"
+    yield ""
+
+
+def _yaml(value: object) -> str:
+    """A scalar of YAML; JSON's are among them, but for three characters that end a line there."""
+    text = json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)
+    for end in "\x85\u2028\u2029":
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text
 
 
 def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from localspec.errors import StoreError
+from localspec.record import search
 from localspec.record.faults import diagnose, is_damage
 from localspec.record.schema import MIGRATIONS, unknown_migrations
 
@@ -42,6 +43,7 @@ class Opened:
     reader: Database
     path: Path | None
     notices: tuple[str, ...] = ()
+    is_indexed: bool = True  # False: this SQLite cannot index texts (search)
 
 
 class _NewerSchema(Exception):
@@ -61,13 +63,22 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         notices = _examine(path, busy_timeout_ms)
         writer = _open_file(path, busy_timeout_ms)
-        return Opened(writer, connect(_read_only(path), busy_timeout_ms), path, notices)
+        reader = connect(_read_only(path), busy_timeout_ms)
+        return _opened(writer, reader, path, notices)
     except _NewerSchema as newer:
         db, notice = _in_memory(), _newer_notice(path, str(newer))
     except (OSError, sqlite3.Error) as error:
         db, is_copy = _in_memory_copy(path)
         notice = _memory_notice(path, error, is_copy)
-    return Opened(db, db, None, (notice,))
+    return _opened(db, db, None, (notice,))
+
+
+def _opened(
+    writer: Database, reader: Database, path: Path | None, notices: tuple[str, ...]
+) -> Opened:
+    if search.has_fts5(writer.conn):
+        return Opened(writer, reader, path, notices)
+    return Opened(writer, reader, path, (*notices, search.NO_INDEX_NOTICE), is_indexed=False)
 
 
 def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
@@ -86,10 +97,14 @@ def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
 
 def create_private(path: Path) -> None:
     """Make the file, if it is not there, so that no moment exists in which others may read it.
-    SQLite gives its -wal and -shm the same mode."""
+
+    SQLite gives its -wal and -shm the same mode; those that lie there already get it here. On
+    Windows modes mean nothing: there the file is private by where it lies, for a person's folder
+    of application data is closed to other users; a --home elsewhere is as open as its folder."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    with suppress(OSError):  # a disk without modes, or another owner's file
-        path.chmod(0o600)
+    for suffix in ("", *SIDE_FILES):
+        with suppress(OSError):  # not there, a disk without modes, or another owner's file
+            Path(f"{path}{suffix}").chmod(0o600)
 
 
 def _examine(path: Path, busy_timeout_ms: int) -> tuple[str, ...]:
@@ -118,6 +133,8 @@ def _damage(db: Database) -> str | None:
     except sqlite3.DatabaseError as error:
         if is_damage(error):
             return str(error)
+        if "no such module" in str(error):  # an index made by an SQLite that can do more
+            return None
         raise
     return None if found == "ok" else found.splitlines()[-1]
 
@@ -140,6 +157,7 @@ def _open_file(path: Path, busy_timeout_ms: int) -> Database:
     try:
         db.conn.execute("PRAGMA journal_mode = WAL")
         db.conn.execute("PRAGMA synchronous = NORMAL")
+        db.conn.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         return _prepare(db)
     except BaseException:
         db.close()
@@ -152,7 +170,12 @@ def _prepare(db: Database) -> Database:
     conn = db.conn
     conn.execute("BEGIN IMMEDIATE")
     try:
+        is_able = search.has_fts5(conn)
+        if not is_able:
+            search.drop_triggers(conn)
         MIGRATIONS.apply(db)
+        if is_able:
+            search.ensure_index(conn)
         conn.execute("UPDATE message SET state = 'interrupted' WHERE state = 'draft'")
         conn.execute("COMMIT")
     except BaseException:

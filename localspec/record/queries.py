@@ -31,13 +31,75 @@ WITH RECURSIVE down (id) AS (
 SELECT max(id) AS id FROM down
 """
 
+# id of a conversation → its messages by the one they follow. A reply that another one continues
+# and nothing else follows is the beginning of that one, not a branch of its own.
+SIBLING_GROUPS = """
+SELECT id, parent_id FROM message
+WHERE conversation_id = ? AND NOT (
+    id IN (SELECT continues_message_id FROM turn WHERE continues_message_id IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM message AS child WHERE child.parent_id = message.id))
+ORDER BY id
+"""
+
+# id of a reply → those that it goes on with, the first one first, and itself
+CONTINUED = """
+WITH RECURSIVE back (message_id, depth) AS (
+    SELECT ?, 0
+    UNION ALL
+    SELECT turn.continues_message_id, depth + 1
+    FROM turn JOIN back ON turn.message_id = back.message_id
+    WHERE turn.continues_message_id IS NOT NULL
+)
+SELECT message_id FROM back ORDER BY depth DESC
+"""
+
+# → the list that people see, pinned ones first, then by the newest message
+HISTORY = """
+SELECT conversation.id, title, is_pinned, message.created_at_utc AS updated_at_utc, has_text
+FROM conversation
+JOIN (
+    SELECT conversation_id, max(id) AS id, max(is_logged) AS has_text
+    FROM message GROUP BY conversation_id
+) AS newest ON newest.conversation_id = conversation.id
+JOIN message ON message.id = newest.id
+WHERE deleted_at_utc IS NULL
+ORDER BY is_pinned DESC, newest.id DESC
+"""
+
+DELETED = """
+SELECT id, title, is_pinned, deleted_at_utc AS updated_at_utc
+FROM conversation WHERE deleted_at_utc IS NOT NULL ORDER BY deleted_at_utc DESC, id DESC
+"""
+
+# What was deleted, in the order that no reference is left behind; conversations last, so that
+# their number is the last one changed.
+_GONE = "(SELECT id FROM conversation WHERE deleted_at_utc IS NOT NULL)"
+PURGE = (
+    f"""
+    DELETE FROM step WHERE turn_id IN (SELECT id FROM turn WHERE conversation_id IN {_GONE})
+    """,
+    f"DELETE FROM turn WHERE conversation_id IN {_GONE}",
+    "UPDATE conversation SET tip_message_id = NULL WHERE deleted_at_utc IS NOT NULL",
+    f"DELETE FROM message WHERE conversation_id IN {_GONE}",
+    "DELETE FROM conversation WHERE deleted_at_utc IS NOT NULL",
+)
+
 # :session_id and :conversation_id, NULL for any
 TURNS = """
 SELECT turn.id AS turn_id, message.state AS state, turn.*
 FROM turn JOIN message ON message.id = turn.message_id
-WHERE (:session_id IS NULL OR turn.session_id = :session_id)
+JOIN conversation ON conversation.id = turn.conversation_id
+WHERE conversation.deleted_at_utc IS NULL
+    AND (:session_id IS NULL OR turn.session_id = :session_id)
     AND (:conversation_id IS NULL OR turn.conversation_id = :conversation_id)
 ORDER BY turn.id
+"""
+
+# id of a message
+TURN_OF = """
+SELECT turn.id AS turn_id, message.state AS state, turn.*
+FROM turn JOIN message ON message.id = turn.message_id
+WHERE turn.message_id = ?
 """
 
 # key, state, time

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from localspec.backend import Role, TurnStats
@@ -21,8 +22,12 @@ from localspec.errors import RequestError
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 LARGEST_INTEGER = 2**63 - 1
-STATE_AFTER: Mapping[str, MessageState] = {"cancelled": "stopped", "error": "error"}
-LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted_by")
+STATE_AFTER: Mapping[str, MessageState] = {
+    "cancelled": "stopped",
+    "error": "error",
+    "interrupted": "interrupted",
+}
+LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted_by", "drafted")
 
 
 @dataclass(frozen=True)
@@ -82,16 +87,28 @@ class StoredMessage:
     text: str
     state: MessageState
     created_at_utc: str
+    is_logged: bool = True  # False: its text was not to be written down
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation. tip_message_id: the end of the branch last in use, None when empty."""
+    """One conversation. tip_message_id: the end of the branch last in use, None when empty.
+    system_prompt: of its latest turn, None before the first."""
 
     id: int
     title: str
     created_at_utc: str
     tip_message_id: int | None
+    is_pinned: bool = False
+    system_prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a reply begins with that goes on with another one."""
+
+    message_id: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -100,6 +117,10 @@ class Turn:
 
     turn_id: int
     message_id: int
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def clean(text: str) -> str:
@@ -123,7 +144,13 @@ def bind(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def message_from(row: Mapping[str, Any]) -> StoredMessage:
     fields = {name: value for name, value in row.items() if name != "text_exact"}
     exact = row["text_exact"]
-    return StoredMessage(**(fields if exact is None else {**fields, "text": json.loads(exact)}))
+    text = row["text"] if exact is None else json.loads(exact)
+    return StoredMessage(**{**fields, "text": text, "is_logged": bool(row["is_logged"])})
+
+
+def conversation_from(row: Mapping[str, Any]) -> Conversation:
+    fields = {name: value for name, value in row.items() if name != "deleted_at_utc"}
+    return Conversation(**{**fields, "is_pinned": bool(row["is_pinned"])})
 
 
 def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,6 +185,8 @@ def stats_row(stats: TurnStats | None) -> dict[str, Any]:
         "prefill_ms": stats.prefill_ms,
         "decode_ms": stats.decode_ms,
         "plain_decode_ms": stats.plain_decode_ms,
+        "energy_joules": stats.energy_joules,
+        "continued_from": stats.continued_from,
         "drafted_by": json.dumps(dict(stats.drafted_by)),
     }
 

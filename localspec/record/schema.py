@@ -198,6 +198,59 @@ def m003_leniency(db: Database) -> None:
         db.conn.execute(statement)
 
 
+# `is_logged` is 0 where the person had logging of text switched off: `text` is then empty.
+# `continues_message_id`: the unfinished reply that this turn went on writing; its message begins
+# with that one's text, its numbers and tokens are those of the new part alone.
+CONVERSATION_COLUMNS = (
+    "ALTER TABLE conversation ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0"
+    " CHECK (is_pinned IN (0, 1))",
+    "ALTER TABLE conversation ADD COLUMN deleted_at_utc TEXT",
+    "ALTER TABLE conversation ADD COLUMN system_prompt TEXT",
+    "ALTER TABLE message ADD COLUMN is_logged INTEGER NOT NULL DEFAULT 1"
+    " CHECK (is_logged IN (0, 1))",
+    "ALTER TABLE turn ADD COLUMN continues_message_id INTEGER REFERENCES message(id)",
+    "ALTER TABLE turn ADD COLUMN continued_from TEXT CHECK (continued_from IN ('tokens', 'text'))",
+    "CREATE INDEX turn_by_continued ON turn (continues_message_id)"
+    " WHERE continues_message_id IS NOT NULL",
+    # Both ways down the tree, and what a deletion must look for.
+    "CREATE INDEX message_below ON message (parent_id)",
+    "CREATE INDEX conversation_by_tip ON conversation (tip_message_id)",
+)
+
+PRESET = """
+CREATE TABLE preset (
+    name TEXT PRIMARY KEY,
+    system_prompt TEXT NOT NULL,
+    temperature REAL NOT NULL,
+    top_p REAL NOT NULL,
+    top_k INTEGER NOT NULL,
+    min_p REAL NOT NULL,
+    repetition_penalty REAL NOT NULL,
+    max_tokens INTEGER NOT NULL
+) STRICT
+"""
+
+
+@MIGRATIONS()
+def m004_history_and_presets(db: Database) -> None:
+    """The index of texts is not part of it: it is made where it can be (search)."""
+    for statement in (*CONVERSATION_COLUMNS, PRESET):
+        db.conn.execute(statement)
+
+
+# `drafted` is packed (record.drafted): as JSON it would be the largest column by far.
+PROOF_COLUMNS = (
+    "ALTER TABLE turn ADD COLUMN drafted BLOB",
+    "ALTER TABLE turn ADD COLUMN energy_joules REAL",
+)
+
+
+@MIGRATIONS()
+def m005_drafted_tokens_and_energy(db: Database) -> None:
+    for statement in PROOF_COLUMNS:
+        db.conn.execute(statement)
+
+
 def unknown_migrations(db: Database) -> list[str]:
     """Names applied to this database that this program does not have: it is newer than we are."""
     known = {migration.name for migration in MIGRATIONS._migrations}

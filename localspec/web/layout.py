@@ -1,71 +1,84 @@
-"""The page's components: conversations and settings at the side, Chat and Stats in the middle,
-the live strip above both. What they do stands in wiring.
+"""The page's components: conversations at one side, settings at the other, the tabs between them
+under the live strip. What they do stands in wiring; each tab beside Chat lays itself out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import gradio as gr
 
-from localspec.core import AUTO
-from localspec.leniency import THRESHOLD
-from localspec.web.colours import COLOURS
-from localspec.web.handlers import LENIENT
-from localspec.web.live import ROUNDS_HTML, STRIP_HTML
-from localspec.web.stats import TURN_COLUMNS
-from localspec.workloads import AS_SET, EXACT
+from localspec.web.strip import ROUNDS_HTML, STRIP_HTML
+from localspec.web.talk import form
+from localspec.web.talk.messages import LATEX_DELIMITERS
 
 PLACEHOLDER = """<div class="ls-welcome"><h2>Ask something</h2>
 <p>Everything stays on this machine. The strip above shows how fast it writes,
 and how much speculation gains.</p></div>"""
 
+BRAND = """<div class="ls-head"><p class="ls-brand">localspec</p>
+<button type="button" id="ls-theme" class="ls-icon" aria-label="Theme: as the system"
+ title="Theme: as the system"><span aria-hidden="true">◐</span></button>
+<button type="button" id="ls-keys" class="ls-icon" aria-label="Keyboard shortcuts"
+ title="Keyboard shortcuts (?)"><span aria-hidden="true">?</span></button></div>"""
 
-RULES = (
-    ("the drafter is sure: the kind of text's threshold", THRESHOLD),
-    ("the model finds it likely enough: typical acceptance", "typical"),
-    ("twice as likely as exact checking takes it: factor 2", "factor:2"),
-)
+SEARCH = """<div class="ls-search">
+<input id="ls-search" type="search" placeholder="Search chats" aria-label="Search chats"
+ autocomplete="off" spellcheck="false">
+<button type="button" id="ls-import" class="ls-icon" aria-label="Import conversations"
+ title="Import conversations"><span aria-hidden="true">⇪</span></button>
+<input id="ls-import-file" type="file" accept=".jsonl,.json,.md" hidden aria-label="File to import">
+</div>"""
+
+COMPOSE_HEAD = """<div id="ls-editing" hidden><span>Editing an earlier message. What was said stays
+ as another version.</span><button type="button" id="ls-edit-cancel">Cancel</button></div>
+<ul id="ls-chips" aria-label="Attached files"></ul>"""
+
+COMPOSE_FOOT = """<div class="ls-foot">
+<button type="button" id="ls-attach" class="ls-icon" aria-label="Attach text files"
+ title="Attach text files, or drop them here"><span aria-hidden="true">+</span></button>
+<input id="ls-attach-file" type="file" multiple hidden aria-label="Text files to attach">
+<div id="ls-gauge" role="img" aria-label="Context: not known yet"><i aria-hidden="true"></i></div>
+<span id="ls-gauge-text"></span></div>"""
+
+# A command of our scripts becomes an event of the one of two bridges whose kind it is; what came
+# before they were ready waits in a queue.
+BRIDGE_JS = """
+const moving = new Set(['open', 'show', 'continue', 'delete', 'restore', 'import']);
+const isMine = (command) => moving.has(command.do) === MOVES;
+const pass = (command) => { if (isMine(command)) trigger('click', command); };
+window.addEventListener('ls-command', (event) => pass(event.detail));
+window.lsBridges = (window.lsBridges || 0) + 1;
+for (const command of window.lsWaiting || []) pass(command);
+"""
+SIGNAL_JS = """
+watch('value', () => {
+  if (props.value) window.dispatchEvent(new CustomEvent('ls-signal', { detail: props.value }));
+});
+"""
 
 
 class Page(NamedTuple):
-    """The components that handlers read or write."""
+    """The components that handlers read or write. chat: the messages that stand; growing: the
+    reply being written. conversation: the handle shown, None for a new chat. extras: what the
+    page adds to a message as it is sent. bridge, mover: commands from our scripts, the mover's are
+    those after which another conversation or reply is shown; signal: news to them."""
 
     chat: gr.Chatbot
+    growing: gr.Chatbot
     message: gr.Textbox
     stop: gr.Button
     regenerate: gr.Button
     new_chat: gr.Button
-    conversations: gr.Radio
-    form: Sequence[gr.components.Component]
-    drafter: gr.Dropdown
-    drafter_note: gr.Markdown
+    history: gr.HTML
+    conversation: gr.Number
+    extras: gr.Textbox
+    bridge: gr.HTML
+    mover: gr.HTML
+    signal: gr.HTML
+    form: form.FormPage
+    preset: gr.Dropdown
     waiting_for_model: gr.Timer
-
-
-class Choices(NamedTuple):
-    """What may be chosen, as label and name. set_lenient: kinds of text that are lenient by a
-    profile of the person's own."""
-
-    drafters: Sequence[tuple[str, str]]
-    first_drafter: str
-    workloads: Sequence[tuple[str, str]]
-    set_lenient: Sequence[str]
-
-
-class StatsPage(NamedTuple):
-    """The components of the Stats tab."""
-
-    tab: gr.Tab
-    scope: gr.Radio
-    summary: gr.HTML
-    exports: gr.HTML
-    speed_by_turn: gr.ScatterPlot
-    acceptance_by_turn: gr.ScatterPlot
-    speed_by_temperature: gr.BarPlot
-    acceptance_by_temperature: gr.BarPlot
-    turns: gr.Dataframe
 
 
 def theme() -> gr.themes.Base:
@@ -73,7 +86,7 @@ def theme() -> gr.themes.Base:
     font = gr.themes.utils.fonts.Font
     sans = [font("system-ui"), font("Segoe UI"), font("Helvetica Neue"), font("sans-serif")]
     mono = [font("ui-monospace"), font("Cascadia Mono"), font("Menlo"), font("monospace")]
-    return gr.themes.Base(
+    calm = gr.themes.Base(
         primary_hue=gr.themes.colors.teal,
         secondary_hue=gr.themes.colors.teal,
         neutral_hue=gr.themes.colors.slate,
@@ -81,256 +94,120 @@ def theme() -> gr.themes.Base:
         font=sans,
         font_mono=mono,
     )
-
-
-def lay_out(choices: Choices) -> tuple[Page, StatsPage]:
-    """All components, in the Blocks that is open."""
-    with gr.Sidebar(width=280, elem_id="ls-side"):
-        gr.HTML('<h1 class="ls-brand">localspec</h1>')
-        new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
-        conversations = gr.Radio(
-            choices=[], label="Conversations", elem_id="ls-conversations", interactive=True
-        )
-        form, drafter, drafter_note = _settings(choices)
-    gr.HTML(STRIP_HTML, elem_id="ls-strip-box", padding=False, apply_default_css=False)
-    with gr.Tabs(elem_id="ls-tabs"):
-        with gr.Tab("Chat", id="chat"):
-            chat, message, stop, regenerate = _chat()
-        with gr.Tab("Stats", id="stats") as stats_tab:
-            stats_page = _stats(stats_tab)
-    timer = gr.Timer(0.7, active=True)
-    page = Page(
-        chat,
-        message,
-        stop,
-        regenerate,
-        new_chat,
-        conversations,
-        form,
-        drafter,
-        drafter_note,
-        timer,
+    subdued, subdued_dark = "#55637a", "#a8b5c8"  # Base's own are too pale to read
+    return calm.set(
+        body_text_color_subdued=subdued,
+        body_text_color_subdued_dark=subdued_dark,
+        block_info_text_color=subdued,
+        block_info_text_color_dark=subdued_dark,
+        input_placeholder_color=subdued,
+        input_placeholder_color_dark=subdued_dark,
+        # White on Base's own teal is too pale to read.
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_hover_dark="*primary_800",
+        body_background_fill_dark="#0e141b",
+        background_fill_primary_dark="#0e141b",
+        background_fill_secondary_dark="#151d27",
+        border_color_primary_dark="#2a3644",
+        input_background_fill_dark="#1b2531",
+        button_secondary_background_fill_dark="#243040",
+        button_secondary_background_fill_hover_dark="#2e3c4e",
     )
-    return page, stats_page
 
 
-def _chat() -> tuple[gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
-    chat = gr.Chatbot(
+def side() -> tuple[gr.Button, gr.HTML]:
+    """The conversations, at the left."""
+    with gr.Sidebar(width=264, elem_id="ls-side"):
+        _html(BRAND, "ls-brand-box")
+        new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
+        _html(SEARCH, "ls-search-box")
+        history = _html("", "ls-history")
+    return new_chat, history
+
+
+def settings(choices: form.Choices) -> tuple[form.FormPage, gr.Dropdown]:
+    """The settings, at the right; static/side.js closes them where there is no room."""
+    with gr.Sidebar(width=292, position="right", elem_id="ls-settings"):
+        with gr.Row(elem_id="ls-preset-row"):
+            preset = gr.Dropdown(
+                choices=[], value=None, label="Preset", filterable=False, elem_id="ls-preset"
+            )
+            _html(
+                '<button type="button" id="ls-preset-save">Save as…</button>'
+                '<button type="button" id="ls-preset-delete">Delete</button>',
+                "ls-preset-buttons",
+            )
+        fields = form.lay_out(choices)
+    return fields, preset
+
+
+def strip() -> None:
+    _html('<h1 class="ls-sr">localspec</h1>', "ls-heading")  # the brand goes when its side closes
+    _html(STRIP_HTML, "ls-strip-box")
+
+
+def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
+    """The Chat tab: what stands, what is being written, the message box and its buttons."""
+    with gr.Column(elem_id="ls-chat"):
+        chat = _chatbot("ls-written", "Conversation", PLACEHOLDER)
+        growing = _chatbot("ls-growing", "Reply being written", None)
+    with gr.Column(elem_id="ls-compose"):
+        _html(COMPOSE_HEAD, "ls-compose-head")
+        message = gr.Textbox(
+            show_label=False,
+            label="Message",
+            placeholder="Write a message",
+            lines=1,
+            max_lines=10,
+            autofocus=True,
+            submit_btn="Send",
+            elem_id="ls-message",
+        )
+        with gr.Row(elem_id="ls-actions"):
+            _html(COMPOSE_FOOT, "ls-compose-foot")
+            gr.Checkbox(
+                label="Show drafted tokens", elem_id="ls-show-rounds", container=False, min_width=0
+            )
+            regenerate = gr.Button("Regenerate", size="sm", elem_id="ls-regenerate")
+            stop = gr.Button("Stop", size="sm", interactive=False, elem_id="ls-stop")
+        _html(ROUNDS_HTML, "ls-rounds-box")
+    return chat, growing, message, stop, regenerate
+
+
+def _chatbot(name: str, label: str, placeholder: str | None) -> gr.Chatbot:
+    return gr.Chatbot(
         show_label=False,
-        label="Conversation",
-        elem_id="ls-chat",
-        height="100%",
-        min_height=220,
+        label=label,
+        elem_id=name,
+        height=None,
         layout="bubble",
         buttons=["copy"],
         feedback_options=None,
         allow_tags=False,
         allow_file_downloads=False,
         sanitize_html=True,
-        placeholder=PLACEHOLDER,
-        scale=1,
+        latex_delimiters=LATEX_DELIMITERS,
+        placeholder=placeholder,
+        autoscroll=False,  # the column around both scrolls: static/chat.js
     )
-    message = gr.Textbox(
-        show_label=False,
-        label="Message",
-        placeholder="Write a message",
-        lines=1,
-        max_lines=10,
-        autofocus=True,
-        submit_btn="Send",
-        elem_id="ls-message",
-    )
-    with gr.Row(elem_id="ls-actions"):
-        stop = gr.Button("Stop", size="sm", interactive=False, elem_id="ls-stop")
-        regenerate = gr.Button("Regenerate", size="sm", elem_id="ls-regenerate")
-        gr.Checkbox(
-            label="Show drafted tokens", elem_id="ls-show-rounds", container=False, min_width=200
-        )
-    gr.HTML(ROUNDS_HTML, elem_id="ls-rounds-box", padding=False, apply_default_css=False)
-    return chat, message, stop, regenerate
 
 
-def _settings(
-    choices: Choices,
-) -> tuple[Sequence[gr.components.Component], gr.Dropdown, gr.Markdown]:
-    with gr.Accordion("Settings", open=True, elem_id="ls-settings"):
-        temperature = gr.Slider(
-            0,
-            2,
-            value=0.7,
-            step=0.05,
-            label="Temperature",
-            info="0 always takes the likeliest word; higher is freer. γ adapts to it.",
-        )
-        top_p = gr.Slider(
-            0.05, 1, value=1.0, step=0.05, label="Top-p", info="1 leaves every word possible."
-        )
-        max_tokens = gr.Number(value=512, minimum=1, maximum=32768, precision=0, label="Max tokens")
-        drafter = gr.Dropdown(
-            choices=choices.drafters,
-            value=choices.first_drafter,
-            label="Drafter",
-            filterable=False,
-            elem_id="ls-drafter-choice",
-        )
-        drafter_note = gr.Markdown("", elem_id="ls-drafter-note")
-        workload, checking = _checking(choices)
-        system_prompt = gr.Textbox(label="System prompt", lines=2, max_lines=8)
-        with gr.Accordion("Advanced", open=False):
-            seed = gr.Number(
-                value=None,
-                precision=0,
-                label="Seed",
-                info="Repeats a sampled reply, for a fixed drafter and γ only.",
-            )
-            fixed_gamma = gr.Number(
-                value=None,
-                minimum=0,
-                maximum=64,
-                precision=0,
-                label="Fixed γ",
-                info="Empty: chosen anew each round.",
-            )
-            top_k = gr.Number(value=0, minimum=0, precision=0, label="Top-k", info="0: not used.")
-            min_p = gr.Slider(0, 1, value=0, step=0.01, label="Min-p", info="0: not used.")
-            penalty = gr.Slider(
-                1, 2, value=1, step=0.05, label="Repetition penalty", info="1: not used."
-            )
-            rule = gr.Dropdown(
-                choices=list(RULES),
-                value=THRESHOLD,
-                label="Lenient rule",
-                filterable=False,
-                info="Used only where checking is lenient.",
-                elem_id="ls-lenient-rule",
-            )
-    # The order is that of handlers.Form.
-    form = [
-        temperature,
-        top_p,
-        max_tokens,
-        seed,
-        system_prompt,
-        drafter,
-        top_k,
-        min_p,
-        penalty,
-        fixed_gamma,
-        workload,
-        checking,
-        rule,
-    ]
-    return form, drafter, drafter_note
+def unseen() -> tuple[gr.Number, gr.Textbox, gr.HTML, gr.HTML, gr.HTML]:
+    """What the page carries along without showing it."""
+    conversation = gr.Number(
+        value=None, precision=0, visible="hidden", label="Conversation", elem_id="ls-conversation"
+    )
+    extras = gr.Textbox(visible=False, label="Extras")
+    bridge, mover = _bridge("ls-bridge", "false"), _bridge("ls-mover", "true")
+    signal = gr.HTML("", html_template="", js_on_load=SIGNAL_JS, elem_id="ls-signal")
+    return conversation, extras, bridge, mover, signal
 
 
-def _checking(choices: Choices) -> tuple[gr.Dropdown, gr.Radio]:
-    """The kind of text, and whether lenient checking is wanted."""
-    workload = gr.Dropdown(
-        choices=choices.workloads,
-        value=AUTO,
-        label="Kind of text",
-        filterable=False,
-        info="Sets the first draft length, and the threshold where checking is lenient (chat has "
-        "none and stays exact).",
-        elem_id="ls-workload",
-    )
-    own = f" You set it to lenient for: {', '.join(choices.set_lenient)}."
-    checking = gr.Radio(
-        choices=[("as set", AS_SET), ("exact", EXACT), ("lenient", LENIENT)],
-        value=AS_SET,
-        label="Checking",
-        info="Lenient gives up that the text is what the model alone would write: guesses it "
-        "would have refused may stay, and the reply says how many. As set is exact, unless a "
-        f"profile of yours says otherwise.{own if choices.set_lenient else ''}",
-        elem_id="ls-checking",
-    )
-    return workload, checking
+def _bridge(name: str, moves: str) -> gr.HTML:
+    return gr.HTML("", html_template="", js_on_load=BRIDGE_JS.replace("MOVES", moves), elem_id=name)
 
 
-def _stats(tab: gr.Tab) -> StatsPage:
-    with gr.Row(elem_id="ls-stats-top"):
-        scope = gr.Radio(
-            [
-                ("This session", "session"),
-                ("This conversation", "conversation"),
-                ("Everything", "all"),
-            ],
-            value="session",
-            label="Show and export",
-            elem_id="ls-scope",
-        )
-        exports = gr.HTML(elem_id="ls-exports", padding=False, apply_default_css=False)
-    summary = gr.HTML(elem_id="ls-summary", padding=False, apply_default_css=False)
-    with gr.Row():
-        speed = gr.ScatterPlot(
-            x="turn",
-            y="tokens_per_second",
-            color="drafter",
-            title="Tokens per second by turn",
-            x_title="turn",
-            y_title="tok/s",
-            x_axis_format="d",
-            y_axis_format=".0f",
-            color_map=COLOURS,
-            height=240,
-            min_width=300,
-        )
-        acceptance = gr.ScatterPlot(
-            x="turn",
-            y="acceptance_rate",
-            color="drafter",
-            title="Acceptance by turn",
-            x_title="turn",
-            y_title="%",
-            y_lim=[0, 100],
-            x_axis_format="d",
-            y_axis_format=".0f",
-            color_map=COLOURS,
-            height=240,
-            min_width=300,
-        )
-    with gr.Row():
-        by_temperature_speed = gr.BarPlot(
-            x="temperature",
-            y="tokens_per_second",
-            color="drafter",
-            title="Tokens per second by temperature",
-            x_title="temperature",
-            y_title="tok/s",
-            y_axis_format=".0f",
-            color_map=COLOURS,
-            height=240,
-            min_width=300,
-        )
-        by_temperature_acceptance = gr.BarPlot(
-            x="temperature",
-            y="acceptance_rate",
-            color="drafter",
-            title="Acceptance by temperature",
-            x_title="temperature",
-            y_title="%",
-            y_lim=[0, 100],
-            y_axis_format=".0f",
-            color_map=COLOURS,
-            height=240,
-            min_width=300,
-        )
-    turns = gr.Dataframe(
-        headers=list(TURN_COLUMNS),
-        interactive=False,
-        wrap=False,
-        label="Turns",
-        elem_id="ls-turns",
-        max_height=420,
-    )
-    return StatsPage(
-        tab,
-        scope,
-        summary,
-        exports,
-        speed,
-        acceptance,
-        by_temperature_speed,
-        by_temperature_acceptance,
-        turns,
-    )
+def _html(value: str, name: str) -> gr.HTML:
+    return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=None)

@@ -2,13 +2,13 @@
 
 `live_state` turns the service's status into plain JSON with every number already in words, so
 that the page, the tests and the log speak of the same figures; `static/live.js` asks for it
-about ten times a second while a reply is written, once a second otherwise, and only places
-text. `STRIP_HTML` is the frame it fills. An unknown number is a dash, never 0.
+a few times a second while a reply is written, once a second otherwise, and only places text in
+the frame of `strip`. An unknown number is a dash, never 0. One answer costs the server well under
+a millisecond: it reads what the service holds and asks nobody.
 """
 
 from __future__ import annotations
 
-import html
 import re
 from typing import Any
 
@@ -21,88 +21,12 @@ from localspec.record.export import Scope
 
 DASH = "–"
 
-# id, label, what it means in plain words
-TILES = (
-    (
-        "speed",
-        "Tokens / s",
-        "Tokens written each second, reading the prompt not counted. A token is a short piece of "
-        "a word.",
-    ),
-    (
-        "speedup",
-        "Speedup",
-        "How many times faster than the same model writes here without drafting, measured on "
-        "this machine. A dash until it is measured.",
-    ),
-    (
-        "acceptance",
-        "Accepted",
-        "Acceptance rate: of the tokens the drafter guessed, the share the model agreed with. "
-        "0.7 and more is excellent, below 0.5 drafting hardly pays.",
-    ),
-    (
-        "gamma",
-        "Draft length γ",
-        "Tokens guessed ahead in the latest round, and on average over this reply. It adapts to "
-        "the temperature and the text.",
-    ),
-    (
-        "drafter",
-        "Drafter",
-        "Who guesses ahead: a small draft model, n-grams looked up in this chat, a compressed "
-        "copy of the model itself, or nobody (off).",
-    ),
-    (
-        "memory",
-        "Memory",
-        "Memory held by the model, its drafters and the context they remember.",
-    ),
-)
 
-
-def _tile(name: str, label: str, help_text: str) -> str:
-    return (
-        f'<div class="ls-tile" tabindex="0" aria-describedby="ls-help-{name}">'
-        f'<span class="ls-label">{label}</span>'
-        f'<span class="ls-value" id="ls-{name}">{DASH}</span>'
-        f'<span class="ls-sub" id="ls-{name}-sub"></span>'
-        f'<span class="ls-help" role="tooltip" id="ls-help-{name}">{html.escape(help_text)}</span>'
-        "</div>"
-    )
-
-
-STRIP_HTML = f"""
-<section id="ls-strip" aria-label="Live figures" data-phase="connecting">
-  <div class="ls-tile ls-phase" tabindex="0" aria-describedby="ls-help-phase">
-    <span class="ls-label"><i class="ls-dot" aria-hidden="true"></i>Now</span>
-    <span class="ls-value" id="ls-phase" role="status">Connecting</span>
-    <span class="ls-sub" id="ls-clock"></span>
-    <span class="ls-help" role="tooltip" id="ls-help-phase">What localspec is doing at this moment,
-      and for how long. A slow model and a stuck one look different here.</span>
-  </div>
-  {"".join(_tile(*tile) for tile in TILES)}
-  <p id="ls-reason" class="ls-reason">Speculation: {DASH}</p>
-</section>
-<div id="ls-notices" role="alert"></div>
-"""
-
-ROUNDS_HTML = """
-<section id="ls-rounds" aria-label="Drafted tokens of the latest reply">
-  <p class="ls-legend">The latest reply, one block for each check by the model:
-    <span class="ls-round ls-r3">underlined twice: all but its last token was drafted</span>
-    <span class="ls-round ls-r2">underlined: half or more drafted</span>
-    <span class="ls-round ls-r1">dotted: some drafted</span>
-    <span class="ls-round ls-r0">plain: written by the model itself</span>
-  </p>
-  <p id="ls-rounds-text"></p>
-  <p class="ls-legend" id="ls-rounds-sum"></p>
-</section>
-"""
-
-
-def live_state(status: Status, rounds_from: int | None = None) -> dict[str, Any]:
-    """Everything the strip shows. rounds_from: also the rounds of the reply from this one on."""
+def live_state(
+    status: Status, rounds_from: int | None = None, hardware: str = ""
+) -> dict[str, Any]:
+    """Everything the strip shows. rounds_from: also the rounds of the reply from this one on.
+    hardware: what the machine has, in a sentence."""
     view = status.reply
     stats = view.stats if view is not None else None
     phase, label, seconds = _phase(status)
@@ -114,6 +38,8 @@ def live_state(status: Status, rounds_from: int | None = None) -> dict[str, Any]
         "notices": _notices(status),
         "is_ready": status.description is not None or status.phase == "failed",
         "reason": _reason(status, view),
+        "off": _off(status),
+        "hardware": hardware,
         "num_output_tokens": stats.num_output_tokens if stats else None,
         "decode_ms": stats.decode_ms if stats else None,
         "workload": view.workload if view else None,
@@ -142,16 +68,16 @@ def _phase(status: Status) -> tuple[str, str, float]:
     view = status.reply
     if status.phase == "failed":
         return "failed", "Not loaded", status.seconds
-    if status.phase == "loading":
-        return "loading", _capital(status.phrase), status.seconds
+    if status.phase in ("loading", "restarting"):
+        return status.phase, _capital(status.phrase), status.seconds
     if view is not None and view.phase == "prefill":
         return "prefill", "Reading the prompt", view.seconds
     if view is not None and view.phase == "decode":
         return "decode", "Writing", view.seconds
     if view is not None and view.phase in ("queued", "loading"):
         return "queued", "Waiting its turn", view.seconds
-    if status.phase == "calibrating":
-        return "calibrating", _capital(status.phrase), status.seconds
+    if status.phase in ("calibrating", "busy", "unloaded"):
+        return status.phase, _capital(status.phrase), status.seconds
     if view is None:
         return "ready", "Ready", 0.0
     return "ready", _ended(view), view.seconds
@@ -196,8 +122,10 @@ def _reason(status: Status, view: TurnView | None) -> str:
     if loaded is None:
         return "Speculation: known once the model is loaded."
     stats = view.stats if view is not None else None
+    kind = "" if view is None else f" Kind of text: {view.workload}."
+    if status.off is not None:
+        return f"Speculation: off, because {_because(status.off.text)}.{kind}"
     if view is not None and stats is not None and stats.num_steps:
-        kind = f" Kind of text: {view.workload}."
         if stats.drafter == OFF:
             return f"Speculation: off, because {_because(stats.reason)}.{kind}"
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
@@ -209,6 +137,12 @@ def _reason(status: Status, view: TurnView | None) -> str:
         return f"Speculation: ready, with {', '.join(able)}."
     why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in loaded.drafters)
     return f"Speculation: off, because no drafter can be used here ({why or 'none is installed'})."
+
+
+def _off(status: Status) -> dict[str, str] | None:
+    """Why nothing drafts now, as a code and what to do about it; None where something may."""
+    off = status.off
+    return None if off is None else {"code": off.code, "text": off.text, "remedy": off.remedy}
 
 
 def _because(reason: str) -> str:

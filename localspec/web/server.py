@@ -10,6 +10,7 @@ Routes of our own: /healthz, /live (the strip), /export, /localspec/* (our scrip
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import shutil
@@ -25,10 +26,31 @@ from typing import Any
 from localspec.chat.service import ChatService
 from localspec.errors import LocalspecError, SetupError
 from localspec.record.export import Format, export
-from localspec.web.security import HEALTH_PATH, App, Guard
+from localspec.web.guard.environment import settle
+from localspec.web.guard.password import Password
+from localspec.web.guard.policy import App
+from localspec.web.guard.routes import HEALTH_PATH
+from localspec.web.guard.security import Guard
 
 STATIC = Path(__file__).parent / "static"
-STATIC_FILES = ("page.css", "live.js", "icon.svg")
+STATIC_FILES = (
+    "page.css",
+    "live.js",
+    "ui.js",
+    "chat.js",
+    "compose.js",
+    "side.js",
+    "keys.js",
+    "live.css",
+    "tokens.js",
+    "tokens.css",
+    "stats.js",
+    "stats.css",
+    "race.css",
+    "models.js",
+    "models.css",
+    "icon.svg",
+)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -52,25 +74,29 @@ EXPORTS: dict[str, ExportKind] = {
 }
 
 
-def serve(service: ChatService, host: str, port: int, on_ready: Callable[[str], None]) -> None:
+def serve(
+    service: ChatService,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+    password: str | None = None,
+) -> None:
     """Serve the page until the program is ended; the service is started and closed here.
 
     port 0 takes any free one. on_ready gets the full address, token included, once the page
-    answers. Raises SetupError when the port is taken or the environment forbids serving.
+    answers. password: what other machines are asked for; without one only loopback is served.
+    Raises SetupError when the port is taken or the address needs a password.
     """
+    door = _door(host, password)
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        app = make_app(service, host, port, token)
+        app = make_app(service, host, port, token, door)
 
-        import uvicorn  # heavy: only when a page is served
+        from localspec.web.guard.connections import server_of  # uvicorn: only when a page is served
 
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=2
-        )
-        server = uvicorn.Server(config)
-        shown_host = "127.0.0.1" if host in ("0.0.0.0", "localhost", "") else host
-        url = f"http://{shown_host}:{port}/?token={token}"
+        server = server_of(app)
+        url = f"http://{_shown_host(host)}:{port}/?token={token}"
         announcer = threading.Thread(
             target=_announce, args=(server, service, url, on_ready), daemon=True
         )
@@ -79,6 +105,34 @@ def serve(service: ChatService, host: str, port: int, on_ready: Callable[[str], 
             server.run(sockets=[bound])
         finally:
             service.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach a server listening there."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may point anywhere
+        return False
+
+
+def _door(host: str, password: str | None) -> Password | None:
+    if is_loopback(host):
+        return None
+    if password is None:
+        raise SetupError(
+            f"{host} can be reached from other machines, so it needs a password. Start from a "
+            "terminal, which asks for one, or set LOCALSPEC_PASSWORD, or leave --host out."
+        )
+    return Password(password)
+
+
+def _shown_host(host: str) -> str:
+    """The host of the address to open here. 0.0.0.0 and :: are every address, so also loopback."""
+    wildcards = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+    host = wildcards.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _announce(server: Any, service: ChatService, url: str, on_ready: Callable[[str], None]) -> None:
@@ -109,20 +163,30 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def make_app(service: ChatService, host: str, port: int, token: str) -> App:
+def make_app(
+    service: ChatService, host: str, port: int, token: str, password: Password | None = None
+) -> App:
     """The whole guarded application."""
-    gradio = _import_gradio()
+    settle(os.environ)  # Gradio reads most of what it could be opened by on import
 
+    import gradio
     from fastapi import FastAPI
 
     from localspec.web.layout import theme
+    from localspec.web.models.tab import add_models_routes, desk_of
+    from localspec.web.talk.presence import Arrivals, Presence
     from localspec.web.wiring import build_page
 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _add_routes(api, service)
+    add_models_routes(api, desk_of(service))
+    presence = Presence(service.stop)
+    page = build_page(service, presence)
+    # Mounted Gradio otherwise takes itself for not yet launched, and any path for its developer's.
+    page.has_launched = True
     with_page = gradio.mount_gradio_app(
         api,
-        build_page(service),
+        page,
         path="",
         server_name=host,
         server_port=port,
@@ -139,36 +203,31 @@ def make_app(service: ChatService, host: str, port: int, token: str) -> App:
         theme=theme(),
         head=HEAD,
     )
-    return Guard(with_page, token, port, allowed_hosts(host, port))
+    return Guard(Arrivals(with_page, presence), token, port, allowed_hosts(host, port), password)
 
 
 HEAD = """<link rel="icon" href="/localspec/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/localspec/page.css">
-<script type="module" src="/localspec/live.js"></script>"""
+<link rel="stylesheet" href="/localspec/live.css">
+<link rel="stylesheet" href="/localspec/tokens.css">
+<link rel="stylesheet" href="/localspec/stats.css">
+<link rel="stylesheet" href="/localspec/race.css">
+<link rel="stylesheet" href="/localspec/models.css">
+<script type="module" src="/localspec/live.js"></script>
+<script type="module" src="/localspec/keys.js"></script>
+<script type="module" src="/localspec/tokens.js"></script>
+<script type="module" src="/localspec/stats.js"></script>
+<script type="module" src="/localspec/models.js"></script>"""
 
 
 def allowed_hosts(host: str, port: int) -> frozenset[str]:
     """Names by which a browser may call this server: this machine, and where the person asked
-    for another address than loopback, that one and the machine's own name."""
+    for another address than loopback, that one and the machine's own name. (The guard adds the
+    number that each connection was made to.)"""
     names = {*LOOPBACK, f"[{host}]" if ":" in host else host}
     if host in ("0.0.0.0", "::"):
-        names |= {socket.gethostname(), *socket.gethostbyname_ex(socket.gethostname())[2]}
+        names |= {socket.gethostname(), f"{socket.gethostname()}.local"}
     return frozenset(f"{name.lower()}:{port}" for name in names)
-
-
-def _import_gradio() -> Any:
-    if os.environ.get("GRADIO_VIBE_MODE"):
-        raise SetupError(
-            "GRADIO_VIBE_MODE is set, and with it every visitor of the page may run code. "
-            "Unset it and start again."
-        )
-    # Gradio reads these on import and calls out unless they are set; it offers no other way.
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a start that is to download sets it to 0
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    import gradio
-
-    return gradio
 
 
 def _add_routes(api: Any, service: ChatService) -> None:
@@ -176,14 +235,21 @@ def _add_routes(api: Any, service: ChatService) -> None:
     from starlette.requests import Request
     from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
+    from localspec.machine.found import found_line
+    from localspec.machine.hardware import probe
+    from localspec.web.hardware_line import HardwareLine
     from localspec.web.live import live_state, scope_of
+    from localspec.web.proof.paths import add_proof_routes
+
+    hardware = HardwareLine(lambda: found_line(probe()))
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def live(request: Request) -> Response:
         rounds_from = request.query_params.get("rounds_from")
-        state = live_state(service.status(), int(rounds_from) if rounds_from else None)
+        start = int(rounds_from) if rounds_from else None
+        state = live_state(service.status(), start, hardware.line())
         return JSONResponse(state, headers={"cache-control": "no-store"})
 
     def download(request: Request) -> Response:
@@ -217,3 +283,4 @@ def _add_routes(api: Any, service: ChatService) -> None:
     api.add_route("/live", live)
     api.add_route("/export", download)
     api.add_route("/localspec/{name}", static)
+    add_proof_routes(api, service)

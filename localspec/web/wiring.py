@@ -1,23 +1,33 @@
 """Which event of the page calls which handler, and how what it returns is placed.
 
 Every event is private, so that the page is the only client of its queue. Nothing here decides
-anything: handlers do, and stats counts.
+anything: handlers and commands do, and each tab beside Chat wires itself.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from dataclasses import astuple
+from typing import Any
 
 import gradio as gr
-import pandas as pd  # type: ignore[import-untyped]
 
 from localspec.chat.service import ChatService
 from localspec.core import AUTO
-from localspec.web import stats
-from localspec.web.handlers import Form, Handlers, Shown, drafter_choices, workload_choices
-from localspec.web.layout import Choices, Page, StatsPage, lay_out
-from localspec.web.panels import exports_html, summary_html
+from localspec.errors import LocalspecError
+from localspec.web import layout
+from localspec.web.layout import Page
+from localspec.web.models import tab as models_tab
+from localspec.web.proof import race_tab
+from localspec.web.stats import tab as stats_tab
+from localspec.web.talk import form
+from localspec.web.talk.commands import Commands
+from localspec.web.talk.extras import Extras
+from localspec.web.talk.form import Form
+from localspec.web.talk.handlers import Handlers, Shown
+from localspec.web.talk.presence import Presence
 
 # Keeps the address in step with the conversation shown, so that a reload comes back to it.
 TO_ADDRESS = """(handle) => {
@@ -25,54 +35,199 @@ TO_ADDRESS = """(handle) => {
   if (location.pathname + location.search !== url) history.replaceState(null, '', url);
   return handle;
 }"""
+# Files and decisions travel with the message; static/compose.js keeps them.
+WITH_EXTRAS = """(conversation, message, extras, ...fields) =>
+  [conversation, message, window.lsExtras ? window.lsExtras() : '', ...fields]"""
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # one under way holds up no other
 
 
-def build_page(service: ChatService) -> gr.Blocks:
-    """The whole page over a service."""
-    handlers = Handlers(service)
+def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blocks:
+    """The whole page over a service. presence: the server's, which knows of reloads."""
     with gr.Blocks(
         title="localspec", fill_height=True, fill_width=True, analytics_enabled=False
     ) as opened:
         blocks: gr.Blocks = opened
-        drafters, _ = drafter_choices(service)
-        choices = Choices(drafters, service.drafter, *workload_choices(service))
-        page, stats_page = lay_out(choices)
-        _wire_chat(blocks, handlers, service, page)
-        _wire_stats(service, page, stats_page)
+        page = _lay_out(service, blocks)
+        _wire_chat(blocks, Handlers(service, presence), page)
+        _wire_form(blocks, service, page)
     blocks.queue(max_size=64, default_concurrency_limit=None, api_open=False)
     return blocks
 
 
-def _wire_chat(blocks: gr.Blocks, handlers: Handlers, service: ChatService, page: Page) -> None:
-    shown = [page.chat, page.message, page.stop, page.regenerate, page.conversations]
+def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
+    new_chat, history = layout.side()
+    fields, preset = layout.settings(form.choices_of(service))
+    layout.strip()
+    conversation, extras, bridge, mover, signal = layout.unseen()
+    with gr.Tabs(elem_id="ls-tabs"):
+        with gr.Tab("Chat", id="chat"):
+            chat, growing, message, stop, regenerate = layout.talk()
+        models_page = models_tab.lay_out()
+        race_page = race_tab.lay_out()
+        stats_page = stats_tab.lay_out()
+    race_tab.wire(blocks, service, race_page)
+    models_tab.wire(blocks, service, models_page)
+    stats_tab.wire(blocks, service, stats_page, conversation)
+    return Page(
+        chat,
+        growing,
+        message,
+        stop,
+        regenerate,
+        new_chat,
+        history,
+        conversation,
+        extras,
+        bridge,
+        mover,
+        signal,
+        fields,
+        preset,
+        waiting_for_model=gr.Timer(0.7, active=True),
+    )
 
-    async def open_page(request: gr.Request) -> AsyncIterator[list[Any]]:
+
+def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
+    commands = Commands(handlers)
+
+    async def open_page(request: gr.Request) -> list[Any]:
         handle = handlers.choose(request.query_params.get("c"))
-        async for update in handlers.open(str(request.session_hash), handle):
-            yield _updates(update, is_opening=True)
+        return _updates(await handlers.open(_page(request), handle))
 
-    async def choose(handle: int | None, request: gr.Request) -> AsyncIterator[list[Any]]:
-        async for update in handlers.open(str(request.session_hash), handle):
-            yield _updates(update)
-
-    async def new(request: gr.Request) -> AsyncIterator[list[Any]]:
-        async for update in handlers.open(str(request.session_hash), None):
-            yield _updates(update, is_opening=True)
+    async def new(request: gr.Request) -> list[Any]:
+        return _updates(await handlers.open(_page(request), None))
 
     async def send(
-        request: gr.Request, handle: int | None, text: str, *form: Any
-    ) -> AsyncIterator[list[Any]]:
-        async for update in handlers.send(str(request.session_hash), handle, text, Form(*form)):
-            yield _updates(update)
+        request: gr.Request, handle: float | None, text: str, extras: str, *fields: Any
+    ) -> list[Any]:
+        try:
+            added = Extras.of(extras)
+        except LocalspecError as error:
+            return _updates(Shown(warning=str(error)))
+        sent = handlers.send(_page(request), _handle(handle), text, Form(*fields), added)
+        return _updates(await sent)
 
-    async def regenerate(
-        request: gr.Request, handle: int | None, *form: Any
-    ) -> AsyncIterator[list[Any]]:
-        async for update in handlers.regenerate(str(request.session_hash), handle, Form(*form)):
-            yield _updates(update)
+    async def regenerate(request: gr.Request, handle: float | None, *fields: Any) -> list[Any]:
+        return _updates(await handlers.regenerate(_page(request), _handle(handle), Form(*fields)))
 
+    async def move(
+        request: gr.Request, event: gr.EventData, handle: float | None, *fields: Any
+    ) -> list[Any]:
+        asked = _command(event)
+        return _updates(await commands.move(_page(request), _handle(handle), asked, Form(*fields)))
+
+    async def answer(
+        request: gr.Request, event: gr.EventData, handle: float | None, *fields: Any
+    ) -> list[Any]:
+        shown = await commands.answer(
+            _page(request), _handle(handle), _command(event), Form(*fields)
+        )
+        return _answers(shown)
+
+    async def follow(request: gr.Request) -> AsyncIterator[Any]:
+        yield gr.skip()  # a generator of Gradio's has to yield once
+        async for bubble in handlers.follow(_page(request)):
+            yield bubble
+
+    async def settle(request: gr.Request) -> list[Any]:
+        return _updates(await handlers.settle(_page(request)))
+
+    def stop(handle: float | None) -> None:
+        handlers.stop(_handle(handle))
+
+    def leave(request: gr.Request) -> None:
+        handlers.leave(str(request.session_hash))
+
+    fields, shown = page.form.fields, _outputs(page)
+    asked = [page.conversation, *fields]
+    sent = [page.conversation, page.message, page.extras, *fields]
+    begun = [
+        blocks.load(open_page, None, shown, **QUIET),
+        page.message.submit(send, sent, shown, js=WITH_EXTRAS, **QUIET),
+        page.regenerate.click(regenerate, asked, shown, **QUIET),
+        page.new_chat.click(new, None, shown, **MANY),
+        page.mover.click(move, asked, shown, **MANY),
+    ]
+    for event in begun:
+        # Each output of a yield costs a millisecond in Gradio, so the text comes by an event that
+        # has one.
+        event.then(follow, None, page.growing, **MANY).then(settle, None, shown, **MANY)
+    page.bridge.click(answer, asked, [page.history, page.preset, page.signal], **MANY)
+    page.stop.click(stop, [page.conversation], None, queue=False, **QUIET)
+    page.conversation.change(None, [page.conversation], None, js=TO_ADDRESS)
+    blocks.unload(leave)
+
+
+def _page(request: gr.Request) -> str:
+    return str(request.session_hash)
+
+
+def _command(event: gr.EventData) -> dict[str, Any]:
+    return event._data if isinstance(event._data, dict) else {}
+
+
+def _outputs(page: Page) -> list[gr.components.Component]:
+    """In the order of _updates."""
+    return [
+        page.chat,
+        page.growing,
+        page.message,
+        page.stop,
+        page.regenerate,
+        page.conversation,
+        page.form.system_prompt,
+        page.history,
+        page.preset,
+        page.signal,
+    ]
+
+
+NEWS = itertools.count(1)
+
+
+def _updates(shown: Shown) -> list[Any]:
+    running = shown.is_running
+    return [
+        _or_skip(shown.chat),
+        _or_skip(shown.growing),
+        _or_skip(shown.message),
+        gr.skip() if running is None else gr.update(interactive=running),
+        gr.skip() if running is None else gr.update(interactive=not running),
+        gr.update(value=shown.handle) if shown.is_moved else gr.skip(),
+        _or_skip(shown.system_prompt),
+        *_answers(shown),
+    ]
+
+
+def _answers(shown: Shown) -> list[Any]:
+    """Values for the list at the side, the presets and the news."""
+    news = shown.signal
+    if shown.warning is not None:
+        news = {**(news or {}), "warning": shown.warning}
+    presets = gr.skip()
+    if shown.presets is not None:
+        presets = gr.update(choices=shown.presets, value=shown.preset)
+    return [_or_skip(shown.history), presets, gr.skip() if news is None else _written(news)]
+
+
+def _or_skip(value: Any) -> Any:
+    return gr.skip() if value is None else value
+
+
+def _written(news: dict[str, Any]) -> str:
+    """News as JSON that is never markup; the number makes the same news twice two of them."""
+    return json.dumps({**news, "n": next(NEWS)}).replace("<", "\\u003c")
+
+
+def _handle(value: float | None) -> int | None:
+    """The conversation's number as the page holds it: 0 and nothing are a new chat."""
+    return int(value) if value else None
+
+
+def _wire_form(blocks: gr.Blocks, service: ChatService, page: Page) -> None:
     def drafters() -> list[Any]:
-        choices, note = drafter_choices(service)
+        choices, note = form.drafter_choices(service)
         is_known = service.status().phase != "loading"
         is_possible = service.drafter in dict(choices).values()
         chosen = (
@@ -80,94 +235,17 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, service: ChatService, page
         )
         return [chosen, note, gr.Timer(active=not is_known)]
 
-    def leave(request: gr.Request) -> None:
-        handlers.leave(str(request.session_hash))
+    def choose_preset(name: str | None, *fields: Any) -> list[Any]:
+        for preset in service.journal.presets():
+            if preset.name == name:
+                return list(astuple(form.with_preset(Form(*fields), preset)))
+        return [gr.skip()] * len(fields)
 
-    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    blocks.load(open_page, None, shown, **quiet)
-    blocks.unload(leave)
-    gr.on(
-        [page.message.submit],
-        send,
-        [page.conversations, page.message, *page.form],
-        shown,
-        **quiet,
-    )
-    page.regenerate.click(regenerate, [page.conversations, *page.form], shown, **quiet)
-    page.stop.click(handlers.stop, [page.conversations], None, queue=False, **quiet)
-    page.conversations.input(choose, [page.conversations], shown, **quiet)
-    page.conversations.change(None, [page.conversations], None, js=TO_ADDRESS)
-    page.new_chat.click(new, None, shown, **quiet)
-    outputs = [page.drafter, page.drafter_note, page.waiting_for_model]
-    page.waiting_for_model.tick(drafters, None, outputs, **quiet)
+    def presets() -> Any:
+        return gr.update(choices=[preset.name for preset in service.journal.presets()])
 
-
-def _updates(shown: Shown, is_opening: bool = False) -> list[Any]:
-    """Values for chat, message, stop, regenerate, conversations."""
-    if shown.warning is not None:
-        gr.Warning(shown.warning, title="Not sent", duration=None)
-    radio = gr.skip()
-    if shown.conversations is not None:
-        radio = gr.update(choices=shown.conversations, value=shown.handle)
-    elif is_opening:
-        radio = gr.update(value=shown.handle)
-    running = shown.is_running
-    return [
-        gr.skip() if shown.chat is None else shown.chat,
-        gr.skip() if shown.message is None else shown.message,
-        gr.skip() if running is None else gr.update(interactive=running),
-        gr.skip() if running is None else gr.update(interactive=not running),
-        radio,
-    ]
-
-
-def _wire_stats(service: ChatService, page: Page, view: StatsPage) -> None:
-    def refresh(scope: str, handle: int | None) -> list[Any]:
-        rows = _rows(service, scope, handle)
-        speed: Literal["tokens_per_second"] = "tokens_per_second"
-        rate: Literal["acceptance_rate"] = "acceptance_rate"
-        summary = stats.summarise(rows, service.journal.rounds(rows))
-        return [
-            summary_html(summary),
-            exports_html(scope, handle),
-            _plot(stats.by_turn(rows, speed), speed),
-            _plot(stats.by_turn(rows, rate, 100.0), rate, 100.0),
-            _plot(stats.by_temperature(rows, speed), speed),
-            _plot(stats.by_temperature(rows, rate, 100.0), rate, 100.0),
-            gr.update(value=stats.turn_table(rows)),
-        ]
-
-    outputs = [
-        view.summary,
-        view.exports,
-        view.speed_by_turn,
-        view.acceptance_by_turn,
-        view.speed_by_temperature,
-        view.acceptance_by_temperature,
-        view.turns,
-    ]
-    for event in (view.tab.select, view.scope.input):
-        event(
-            refresh,
-            [view.scope, page.conversations],
-            outputs,
-            api_visibility="private",
-            show_progress="hidden",
-        )
-
-
-def _plot(points: dict[str, list[Any]], name: str, top: float | None = None) -> Any:
-    """A plot is hidden while it has no point: an empty one would show invented axes."""
-    table = pd.DataFrame(points)
-    if table.empty:
-        return gr.update(value=None, visible=False)
-    return gr.update(value=table, visible=True, y_lim=[0, top or 1.15 * table[name].max()])
-
-
-def _rows(service: ChatService, scope: str, handle: int | None) -> list[dict[str, Any]]:
-    if scope == "conversation":
-        return [] if handle is None else service.journal.turn_rows(handle, None)
-    if scope == "session":
-        session_id = service.journal.session_id
-        return [] if session_id is None else service.journal.turn_rows(None, session_id)
-    return service.journal.turn_rows(None, None)
+    blocks.load(presets, None, page.preset, **QUIET)
+    outputs = [page.form.drafter, page.form.drafter_note, page.waiting_for_model]
+    page.waiting_for_model.tick(drafters, None, outputs, **QUIET)
+    fields = list(page.form.fields)
+    page.preset.input(choose_preset, [page.preset, *fields], fields, **QUIET)

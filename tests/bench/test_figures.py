@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from localspec.arithmetic import percentile
 from localspec.bench.figures import (
     Estimate,
     estimate,
     inter_token_ms,
     num_repeated_grams,
-    percentile,
     repetition,
 )
 

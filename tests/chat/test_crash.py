@@ -1,24 +1,41 @@
-"""A process killed in the middle of a reply loses neither the message nor what was written."""
+"""A process killed in the middle of a reply loses neither the message nor what was written: the
+app's process at 50 moments, the engine's at 50 more, each a random one."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.record.store import Store
+from localspec.remote.child import ChildBackend
+from tests.fakes import REPLY, FakeBackend, Script, session_info
+from tests.remote.engines import opening
+
+NUM_MOMENTS = 50
+TURN_S = 0.2  # about what one turn of the killed takes
+WAIT_S = 20.0
+ROOM = 10**6  # tokens: for a conversation of many turns
+NEXT = "Still here."  # the reply of the turn after a crash
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from localspec.chat import service as chat
+from localspec.chat import answering, service as chat
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
-chat.CHECKPOINT_S = 0.01
+answering.CHECKPOINT_S = 0.01
 store = Store.open(Path(sys.argv[1]))
 service = chat.ChatService(store, session_info, lambda report: FakeBackend(Script(round_s=0.05)))
 service.start()
@@ -54,3 +71,137 @@ def test_a_killed_process_leaves_message_and_partial_reply(tmp_path: Path, root:
     with sqlite3.connect(path) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     database.close()
+
+
+def is_sound(path: Path) -> bool:
+    with sqlite3.connect(path) as database:
+        found = database.execute("PRAGMA integrity_check").fetchone()
+    database.close()
+    return bool(found == ("ok",))
+
+
+def ask(service: ChatService, handle: int | None, text: str) -> Reply:
+    reply = service.submit(handle, text, ReplySettings())
+    assert reply is not None and reply.done.wait(WAIT_S)
+    assert service.journal.flush()
+    return reply
+
+
+@pytest.fixture
+def crashing(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """Forks an app for each path it is given."""
+    command = [sys.executable, "-m", "tests.chat.crashing_app"]
+    with subprocess.Popen(
+        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forger:
+        yield forger
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
+    tmp_path: Path, crashing: subprocess.Popen[str]
+) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    path = tmp_path / "localspec.db"
+    expected: list[str] = []
+    num_interrupted = 0
+    for _ in range(NUM_MOMENTS):
+        pid, was_kept = _kill_one(crashing, path, moments.uniform(0.0, TURN_S))
+        assert is_sound(path)
+        store = Store.open(path)
+        stored = store.conversations()
+        handle = stored[0].id if stored else None
+        shown = store.branch(stored[0].tip_message_id or 0) if stored else []
+        texts = [message.text for message in shown if message.role == "user"]
+        if was_kept:
+            expected.append(f"Are you there, {pid}?")
+        if len(texts) > len(expected):  # committed just before it could be said
+            expected.append(f"Are you there, {pid}?")
+        assert texts == expected
+        assert {m.state for m in shown} <= {"complete", "interrupted"}
+        replies = [message.text for message in shown if message.role == "assistant"]
+        assert all(REPLY.startswith(text) or text == NEXT for text in replies)
+        num_interrupted += bool(shown) and shown[-1].state == "interrupted"
+        backend = FakeBackend(Script(reply=NEXT, round_s=0.0, prefill_s=0.0, context_length=ROOM))
+        service = ChatService(store, session_info, lambda report, given=backend: given)
+        service.start()
+        assert ask(service, handle, "And now?").view.text == NEXT
+        expected.append("And now?")
+        service.close()
+        store.close()
+    assert num_interrupted > NUM_MOMENTS // 4
+
+
+def _kill_one(forger: subprocess.Popen[str], path: Path, after_s: float) -> tuple[int, bool]:
+    """The killed app's process id, and whether it had said that the message is kept."""
+    to, from_ = _ends(forger)
+    to.write(f"{path}\n")
+    to.flush()
+    pid = int(from_.readline())
+    time.sleep(after_s)
+    with contextlib.suppress(ProcessLookupError):  # the turn was over before
+        os.kill(pid, signal.SIGKILL)
+    said = []
+    while (line := from_.readline()) != "over\n":
+        assert line, "the forger itself died"
+        said.append(line)
+    return pid, "kept\n" in said
+
+
+def _ends(forger: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert forger.stdin is not None and forger.stdout is not None
+    return forger.stdin, forger.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    path = tmp_path / "localspec.db"
+    store = Store.open(path)
+    opened: list[ChildBackend] = []
+
+    def open_backend(report: object) -> ChildBackend:
+        opened.append(
+            ChildBackend.open(
+                opening("playing", round_s=0.004, context_length=ROOM), lambda phrase: None
+            )
+        )
+        return opened[-1]
+
+    service = ChatService(store, session_info, open_backend)
+    service.start()
+    handle, num_interrupted = None, 0
+    for number in range(NUM_MOMENTS):
+        _until_ready(service)
+        reply = service.submit(handle, f"Message {number}", ReplySettings())
+        assert reply is not None
+        time.sleep(moments.uniform(0.0, TURN_S))
+        opened[-1]._process.kill()
+        assert reply.done.wait(WAIT_S)
+        handle = reply.handle
+        assert reply.view.finish_reason in ("interrupted", "eos")
+        assert REPLY.startswith(reply.view.text)
+        num_interrupted += reply.view.finish_reason == "interrupted"
+        again = ask(service, None, "And now?")
+        assert again.view.finish_reason == "eos" and again.view.text == REPLY
+        shown = service.messages(reply.handle)
+        assert [m.text for m in shown if m.role == "user"][number] == f"Message {number}"
+        assert shown[-1].text == reply.view.text and len(shown) == 2 * (number + 1)
+    service.close()
+    store.close()
+    assert is_sound(path)
+    assert num_interrupted > NUM_MOMENTS // 4
+    assert not any(each._process.is_alive() for each in opened)
+
+
+def _until_ready(service: ChatService) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while service.status().phase != "ready":
+        assert time.monotonic() < deadline, service.status().phrase
+        time.sleep(0.005)

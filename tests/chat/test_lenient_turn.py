@@ -44,7 +44,7 @@ def turn_of(service: ChatService, text: str, settings: ReplySettings) -> dict[st
 
 
 def asked_of(service: ChatService) -> Request:
-    backend = service._backend
+    backend = service.backend
     assert isinstance(backend, FakeBackend)
     return backend.requests[-1]
 

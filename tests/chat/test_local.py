@@ -43,6 +43,9 @@ class _Template:
     def render(self, messages: tuple[Message, ...]) -> list[int]:
         return [SAY[c] for message in messages for c in message.content]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return _Encoder().decode(tokens)
+
     def detokenizer(self) -> Detokenizer:
         encoder: Any = _Encoder()
         return Detokenizer(encoder)

@@ -23,9 +23,9 @@ from localspec.core import SamplingParams
 from localspec.errors import ContextOverflow, MemoryShortage, RequestError, SetupError
 from localspec.record.store import Store
 from tests.fakes import BreakableStore, FakeBackend, Script, session_info
+from tests.waiting import WAIT_S, until
 
 FAST = Script(reply="One two three four five six seven eight nine ten.", round_s=0.002)
-WAIT_S = 20.0
 
 Start = Callable[..., ChatService]
 
@@ -54,16 +54,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         service.store.close()
 
 
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
 def ready(service: ChatService) -> FakeBackend:
     until(lambda: service.status().phase == "ready")
-    backend = service._backend
+    backend = service.backend
     assert isinstance(backend, FakeBackend)
     return backend
 
@@ -126,11 +119,11 @@ def test_closing_the_iterator_stops_within_a_round_and_stores_what_there_is(star
     views = service.send(None, "hi", ReplySettings(), interval_s=0.005)
     view = next(view for view in views if view.text)
     views.close()  # type: ignore[attr-defined]
-    until(lambda: service._current is None)
+    until(lambda: service.current is None)
     num_rounds = backend.num_rounds
-    assert service._latest is not None
-    assert service._latest.view.finish_reason == "cancelled"
-    assert service._latest.view.text.startswith(view.text)
+    assert service.latest is not None
+    assert service.latest.view.finish_reason == "cancelled"
+    assert service.latest.view.text.startswith(view.text)
     time.sleep(0.1)
     assert backend.num_rounds == num_rounds
     assert service.journal.flush()
@@ -290,7 +283,7 @@ def test_a_log_locked_by_another_program_is_waited_for(
 
 
 def test_the_growing_reply_is_checkpointed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.chat.service.CHECKPOINT_S", 0.02)
+    monkeypatch.setattr("localspec.chat.answering.CHECKPOINT_S", 0.02)
     service = start(Script(round_s=0.02))
     ready(service)
     reply = service.submit(None, "hi", ReplySettings())
@@ -328,10 +321,10 @@ def test_calibration_pauses_for_a_turn_and_goes_on_after_it(start: Start) -> Non
     until(lambda: service.status().phase == "calibrating")
     assert service.status().phrase.startswith("Measuring")
     reply = ask(service, "hi")
-    backend = service._backend
+    backend = service.backend
     assert isinstance(backend, FakeBackend)
     assert reply.view.finish_reason == "eos"
-    until(lambda: service.status().phase == "ready" and not service._needs_calibration)
+    until(lambda: service.status().phase == "ready" and not service.keeper.needs_calibration)
     assert backend.num_measured == len(phrases)
 
 
@@ -339,7 +332,7 @@ def test_controller_state_is_kept(start: Start) -> None:
     service = start()
     ready(service)
     ask(service, "hi")
-    backend = service._backend
+    backend = service.backend
     assert isinstance(backend, FakeBackend)
     service.close()
     assert service.store.load_state("controller") == {"num_rounds": backend.num_rounds}

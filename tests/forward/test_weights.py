@@ -317,6 +317,24 @@ def test_own_code_is_refused_before_any_weights_are_read(folder: Path) -> None:
         check_folder(folder)
 
 
+def test_a_family_that_is_known_by_its_own_name_is_opened_without_the_code_it_brings(
+    tmp_path: Path,
+) -> None:
+    """Phi-4-mini names code of its own, and is what transformers knows as phi3."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
+    module = Phi3ForCausalLM(Phi3Config(**sizes, **heads, max_position_embeddings=64)).eval()
+    module.save_pretrained(str(tmp_path))
+    ids = torch.arange(5)
+    wanted = module(ids[None]).logits[0]  # [5, V]
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    with_config(tmp_path, auto_map={"AutoConfig": "evil.E", "AutoModelForCausalLM": "evil.Evil"})
+    model = load(tmp_path)
+    assert torch.allclose(model.forward(ids.tolist()), wanted, atol=1e-5)
+
+
 def test_a_huge_header_is_not_read_into_memory(folder: Path) -> None:
     """A promise of 90 MiB is held against the file's size before anything is read."""
     header_beyond_the_file(folder)

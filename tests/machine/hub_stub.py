@@ -2,7 +2,8 @@
 
 Contract: serves folders at one commit each. Weights are answered as the real hub answers them,
 by a redirect to another place. `requests` holds what was asked for, as "METHOD path"; `refusal`
-and `fault` make it fail in the ways a hub fails. `client_of` points the client of this process
+and `fault` make it fail in the ways a hub fails. A fault befalls weights only, but "portal", which
+is a network's own page in place of everything. `client_of` points the client of this process
 at it, offline as the page leaves it.
 
 Source: what huggingface_hub's hf_api.py (model_info, list_repo_tree), file_download.py and
@@ -17,7 +18,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,8 +29,13 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PIECE = 16 * 1024
 CUT_AT = 0.6  # the share of a weight file that a cut connection lets through
-Fault = Literal["closed", "reset"]
+# closed, reset: the connection ends at CUT_AT. stalled: no byte comes after it. long: more bytes
+# are announced than come. short: fewer are announced, and those come. wrong: one byte differs.
+# page: a page of HTML in place of the weights. portal: in place of everything.
+Fault = Literal["closed", "reset", "stalled", "long", "short", "wrong", "page", "portal"]
+PAGE = b"<!DOCTYPE html><html><body>Sign in to use this network</body></html>"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Refusal:
     status: int
     code: str
     only_files: bool = False
+    retry_after: str | None = None
 
 
 @dataclass
@@ -47,11 +54,15 @@ class HubStub:
 
     models: Mapping[str, Path]
     endpoint: str = ""
+    cdn: str = ""  # where weights are said to lie, the endpoint if empty
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     refusal: Refusal | None = None
     fault: Fault | None = None
     num_faults: int | None = None  # None: whenever weights are asked for
+    pace_s: float = 0.0  # a pause after every 16 KiB of weights
+    closing: threading.Event = field(default_factory=threading.Event)
+    tokens: list[str] = field(default_factory=list)  # those that came along, by place
 
     def asked_for(self, name: str) -> bool:
         return any(name in request for request in self.requests)
@@ -75,14 +86,15 @@ def serving(models: Mapping[str, Path]) -> Iterator[HubStub]:
     try:
         yield stub
     finally:
+        stub.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()
 
 
 @contextmanager
-def client_of(endpoint: str, cache: Path) -> Iterator[None]:
-    """huggingface_hub of this process, offline, with this endpoint and cache, and no pauses."""
+def client_of(endpoint: str, cache: Path, is_offline: bool = True) -> Iterator[None]:
+    """huggingface_hub of this process with this endpoint and cache, and no pauses."""
     from huggingface_hub import constants, file_download
     from huggingface_hub.utils import close_session
 
@@ -93,7 +105,7 @@ def client_of(endpoint: str, cache: Path) -> Iterator[None]:
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "AGENT_HARNESSES_PATH", str(cache / "harnesses.json"))
-        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
         patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # or small files are lost whole
         patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
         close_session()
@@ -118,6 +130,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.stub.requests.append(f"{self.command} {path}")
+        if "authorization" in self.headers:
+            self.stub.tokens.append(path)
+        if self.stub.fault == "portal":
+            return self._send(200, {"Content-Type": "text/html"}, PAGE)
         for model_id, folder in self.stub.models.items():
             if path == f"/api/models/{model_id}/revision/main":
                 return self._listing({"id": model_id, "sha": COMMIT, "siblings": []})
@@ -145,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers |= {
                 "X-Linked-ETag": f'"{_etag(file)}"',
                 "X-Linked-Size": str(len(raw)),
-                "Location": f"{self.stub.endpoint}/cdn/{model_id}/{name}",
+                "Location": f"{self.stub.cdn or self.stub.endpoint}/cdn/{model_id}/{name}",
             }
             return self._send(302, headers, b"")
         self._content(raw, headers, is_weights=is_elsewhere)
@@ -156,12 +172,23 @@ class _Handler(BaseHTTPRequestHandler):
         if asked:
             self.stub.ranges.append(asked)
             headers["Content-Range"] = f"bytes {start}-{len(raw) - 1}/{len(raw)}"
-        is_cut = is_weights and self.command == "GET" and self.stub.takes_a_fault()
-        end = max(start, int(len(raw) * CUT_AT)) if is_cut else len(raw)
-        headers["Content-Length"] = str(len(raw) - start)
-        self._send(206 if asked else 200, headers, raw[start:end])
-        if is_cut:
+        is_faulty = is_weights and self.command == "GET" and self.stub.takes_a_fault()
+        fault = self.stub.fault if is_faulty else None
+        if fault == "page":
+            return self._send(200, {"Content-Type": "text/html"}, PAGE)
+        if fault == "wrong":
+            raw = raw[:-1] + bytes([raw[-1] ^ 1])
+        cut = max(start, int(len(raw) * CUT_AT))
+        end = len(raw) if fault in (None, "wrong", "long") else cut
+        announced = {"short": end, "long": len(raw) + 4096}.get(str(fault), len(raw)) - start
+        headers["Content-Length"] = str(announced)
+        self._send(206 if asked else 200, headers, raw[start:end], self.stub.pace_s * is_weights)
+        if fault in ("closed", "reset", "long"):
             self._hang_up()
+        elif fault == "stalled":
+            self.wfile.flush()
+            self.stub.closing.wait(60)
+            self.close_connection = True
 
     def _hang_up(self) -> None:
         self.wfile.flush()
@@ -172,29 +199,47 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._send(refusal.status, {"X-Error-Code": refusal.code}, b"")
+        headers = {"X-Error-Code": refusal.code}
+        if refusal.retry_after is not None:
+            headers["Retry-After"] = refusal.retry_after
+        self._send(refusal.status, headers, b"")
 
-    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def _send(
+        self, status: int, headers: Mapping[str, str], body: bytes, pace_s: float = 0.0
+    ) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        if self.command != "GET":
+            return
+        with suppress(ConnectionError):  # a client that was killed
+            for start in range(0, len(body), PIECE):
+                self.wfile.write(body[start : start + PIECE])
+                if pace_s and self.stub.closing.wait(pace_s):
+                    return
 
 
 def _tree(folder: Path) -> list[dict[str, object]]:
-    return [
-        {
-            "type": "file",
-            "path": file.relative_to(folder).as_posix(),
-            "size": file.stat().st_size,
-            "oid": _etag(file),
-        }
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    ]
+    return [_entry(folder, file) for file in sorted(folder.rglob("*")) if file.is_file()]
+
+
+def _entry(folder: Path, file: Path) -> dict[str, object]:
+    size = file.stat().st_size
+    entry: dict[str, object] = {"type": "file", "path": file.relative_to(folder).as_posix()}
+    entry |= {"size": size, "oid": _git_name(file)}
+    if file.suffix == ".safetensors":
+        entry["lfs"] = {"oid": _etag(file), "size": size, "pointerSize": 134}
+    return entry
 
 
 def _etag(file: Path) -> str:
+    """SHA-256 of what lies beside git, git's own name for the rest."""
+    if file.suffix != ".safetensors":
+        return _git_name(file)
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _git_name(file: Path) -> str:
+    raw = file.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()

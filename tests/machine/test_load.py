@@ -14,8 +14,8 @@ from localspec import drafters
 from localspec.backend import Message, Request
 from localspec.drafters.parts import Parts
 from localspec.errors import ConfigError, MemoryShortage, ModelError
+from localspec.machine import guesses, room
 from localspec.machine import load as load_module
-from localspec.machine import room
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
@@ -100,6 +100,7 @@ def test_a_drafter_that_does_not_fit_is_a_reason_and_no_error(
     backend = opened(options_of(*pair))
     assert not status(backend, "ngram").is_available
     assert "memory" in status(backend, "ngram").reason
+    assert status(backend, "ngram").code == "no_memory"
 
 
 def test_a_draft_with_a_shorter_context_gets_no_longer_cache(
@@ -158,3 +159,20 @@ def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path], own:
     identity = next(iter(opened(options_of(*pair)).snapshot()))
     backend = opened(options_of(*pair), {identity: own})
     assert any("learnt anew" in notice for notice in backend.describe().notices)
+
+
+def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = guesses.refuse_shortage
+
+    def refuse(folder: Path, place: Any) -> None:
+        if folder.name == "draft":
+            raise MemoryShortage("draft needs 9 GiB, and 1 GiB is free.")
+        real(folder, place)
+
+    assert status(opened(options_of(pair[0])), "draft_model").code == "no_draft"
+    monkeypatch.setattr(guesses, "refuse_shortage", refuse)
+    backend = opened(options_of(*pair))
+    assert status(backend, "draft_model").code == "no_memory"
+    assert "9 GiB" in status(backend, "draft_model").reason

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlite_utils import Database
 
 from localspec.backend import Message
 from localspec.errors import StoreError
 from localspec.record.chats import read_replies
-from localspec.record.store import SessionInfo, Store, TurnSettings
+from localspec.record.schema import MIGRATIONS
+from localspec.record.store import Begun, SessionInfo, Store, TurnSettings
 from tests.record.samples import begin, finish, open_store
+from tests.record.test_schema import VERSION_3
 
 
 def test_every_finished_reply_comes_with_its_branch(tmp_path: Path) -> None:
@@ -41,6 +45,33 @@ def test_replies_that_failed_or_say_nothing_are_left_out(tmp_path: Path) -> None
     finish(store, begin(store, "d"), "stopped early", finish_reason="cancelled")
     assert [reply.text for reply in read_replies(tmp_path / "localspec.db")] == ["stopped early"]
     store.close()
+
+
+def test_deleted_unwritten_and_superseded_replies_are_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    finish(store, begin(store, "deleted"), "gone")
+    store.history.delete(1)
+    cut = begin(store, "cut")
+    finish(store, cut, "half", finish_reason="length")
+    asked = store.branch(cut.message_id)[0]
+    begun = Begun(cut.message_id, "half")
+    place = asked.conversation_id, asked.id
+    finish(store, store.begin_turn(1, *place, TurnSettings(), begun), "half and whole")
+    store.logs_text = False
+    finish(store, begin(store, "unwritten"), "unwritten too")
+    half_written = begin(store, "unwritten")
+    store.logs_text = True
+    finish(store, half_written, "an answer to nothing")
+    assert [reply.text for reply in read_replies(tmp_path / "localspec.db")] == ["half and whole"]
+    store.close()
+
+
+def test_a_log_of_an_older_program_is_read_as_it_is(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before="m004_history_and_presets")
+        db.conn.executescript(VERSION_3)
+    assert [reply.text for reply in read_replies(old)] == ["answered", "an\0other"]
 
 
 def test_a_home_without_a_log_is_said_and_none_is_made(tmp_path: Path) -> None:

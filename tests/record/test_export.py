@@ -96,7 +96,7 @@ def test_empty_log_exports_in_every_format(tmp_path: Path) -> None:
         for format in FORMATS:
             export(store, Scope(), format, tmp_path / format)
     assert (tmp_path / "csv").read_bytes() == ",".join(CSV_COLUMNS).encode() + b"\r\n"
-    assert (tmp_path / "jsonl").read_text() == ""
+    assert (tmp_path / "jsonl").read_text().count("\n") == 1  # the version of the format
     assert (tmp_path / "markdown").read_text() == "# localspec export\n\n"
 
 
@@ -275,9 +275,9 @@ def test_exports_are_private(store: Store, tmp_path: Path, format: Format) -> No
 
 
 def test_scoped_copy_gives_back_the_pages_of_what_it_left_out(store: Store, tmp_path: Path) -> None:
-    finish(store, begin(store, "y" * 50_000))
+    finish(store, begin(store, "y" * 200_000))
     out = tmp_path / "copy.db"
     export(store, Scope(conversation_id=2), "sqlite", out)
     with closing(sqlite3.connect(out)) as conn:
         assert conn.execute("PRAGMA freelist_count").fetchone() == (0,)
-    assert out.stat().st_size < 100_000
+    assert out.stat().st_size < 150_000

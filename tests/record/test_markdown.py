@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +49,44 @@ def test_table_cells_hold_pipes_and_line_ends(tmp_path: Path) -> None:
         finish(store, begin(store, "a\n# b", strange))
         lines = report(store)
     assert "## Conversation 1: a # b" in lines
-    (row,) = [line for line in lines if "one" in line]
+    (row,) = [line for line in lines if line.startswith("| 1 | 1 |")]
     assert "| one \\| two three \\\\\\| |" in row
     assert row.startswith("| 1 | 1 | \N{EN DASH} | demo-draft |")
+
+
+def front_matter(lines: list[str]) -> dict[str, object]:
+    """The YAML at the top, whose every value here is JSON too."""
+    assert lines[0] == "---"
+    body = lines[1 : lines.index("---", 1)]
+    return {name: json.loads(value) for name, _, value in (line.partition(": ") for line in body)}
+
+
+def test_one_conversation_begins_with_its_settings(tmp_path: Path) -> None:
+    evil = 'a: "b"\n---\n# c\u2028\x85 \U0001f600'
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store, "hi", replace(SETTINGS, system_prompt=evil)))
+        store.history.rename(1, "--- # title: [x]")
+        found = front_matter(report(store))
+        asked = store.add_user_message(1, 2, "again")
+        settings = replace(SETTINGS, temperature=0.0, seed=None)
+        finish(store, store.begin_turn(1, 1, asked, settings))
+        mixed = front_matter(report(store))
+        finish(store, begin(store, "another"))
+        assert report(store)[0] == "# localspec export"
+    assert found["title"] == "--- # title: [x]" and found["system_prompt"] == evil
+    assert (found["model"], found["draft"]) == ("demo-target", "demo-draft")
+    assert (found["gamma"], found["gamma_fixed"]) == (3.5, None)
+    assert (found["temperature"], found["seed"], found["max_tokens"]) == (0.7, 7, 64)
+    assert (mixed["temperature"], mixed["seed"]) == ([0.7, 0.0], [7, None])
+
+
+def test_settings_of_other_branches_stay_out_of_the_front(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store))
+        finish(store, store.begin_turn(1, 1, 1, replace(SETTINGS, temperature=0.1)))
+        assert front_matter(report(store))["temperature"] == 0.1
+        store.set_tip(1, 2)
+        assert front_matter(report(store))["temperature"] == 0.7
 
 
 def test_unknown_is_a_dash_and_zero_is_zero(tmp_path: Path) -> None:

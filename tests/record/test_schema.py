@@ -145,6 +145,44 @@ def test_a_log_without_leniency_is_read_exported_and_gone_on_with(tmp_path: Path
     assert shape(old) == shape(blank(tmp_path / "new.db"))
 
 
+# What the program before history and search wrote: a branch, and a text that SQLite cannot hold.
+VERSION_3 = f"""
+{VERSION_2.replace("5, 0, NULL", "5, 0, NULL, NULL")}
+INSERT INTO message (conversation_id, parent_id, role, text, text_exact, state, created_at_utc)
+    VALUES (1, 1, 'assistant', 'an\ufffdother', '"an\\u0000other"', 'stopped',
+    '2026-11-20T14:00:03Z');
+INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, system_prompt, workload)
+    VALUES (1, 1, 3, '2026-11-20T14:00:03Z', 'Be brief.', 'code');
+INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
+    VALUES (1, 3, 'user', 'and then?', 'complete', '2026-11-20T14:00:04Z');
+UPDATE conversation SET tip_message_id = 4;
+"""
+
+
+def test_a_log_without_history_is_listed_found_and_gone_on_with(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before="m004_history_and_presets")
+        db.conn.executescript(VERSION_3)
+    with closing(Store.open(old)) as store:
+        assert store.is_persistent and store.notices == () and store.logs_text
+        (row,) = store.history.rows()
+        assert (row.title, row.is_pinned) == ("old", False)
+        assert row.updated_at_utc == "2026-11-20T14:00:04Z"
+        assert [m.text for m in store.branch(4)] == ["asked", "an\0other", "and then?"]
+        assert store.sibling_groups(1) == {None: (1,), 1: (2, 3), 3: (4,)}
+        assert [one.id for one in store.history.rows("answer")] == [1]
+        assert store.history.rows("then")[0].message_id == 4
+        assert store.turn_rows()[0]["continues_message_id"] is None
+        assert store.presets.all() == []
+        assert store.conversations()[0].system_prompt is None
+        store.history.pin(1, True)
+        store.history.delete(1)
+        store.history.restore(1)
+        finish(store, begin(store))
+    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
 def test_the_view_tells_lenient_turns_from_exact_ones(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with closing(Store.open(path)) as store:
@@ -200,7 +238,7 @@ def test_all_own_tables_are_strict_with_foreign_keys(tmp_path: Path) -> None:
             for table in ("conversation", "message", "turn", "step")
             for row in conn.execute(f"PRAGMA foreign_key_list({table})")
         }
-    own = ("session", "conversation", "message", "turn", "step", "calibration")
+    own = ("session", "conversation", "message", "turn", "step", "calibration", "preset")
     assert all(strict[name] == 1 for name in own)
     assert links == {
         ("conversation", "tip_message_id", "message"),
@@ -209,5 +247,6 @@ def test_all_own_tables_are_strict_with_foreign_keys(tmp_path: Path) -> None:
         ("turn", "session_id", "session"),
         ("turn", "conversation_id", "conversation"),
         ("turn", "message_id", "message"),
+        ("turn", "continues_message_id", "message"),
         ("step", "turn_id", "turn"),
     }

@@ -234,7 +234,7 @@ def test_tip_follows_the_chat_and_can_be_set(store: Store) -> None:
     assert conversation.tip_message_id == turn.message_id
     asked = store.branch(turn.message_id)[0].id
     store.set_tip(conversation.id, asked)
-    store.rename_conversation(conversation.id, "renamed")
+    store.history.rename(conversation.id, "renamed")
     assert store.conversations() == [replace(conversation, tip_message_id=asked, title="renamed")]
 
 
@@ -255,7 +255,7 @@ def test_turn_rows_are_filtered_by_session_and_conversation(store: Store) -> Non
         lambda store: store.begin_turn(99, 1, 1, SETTINGS),
         lambda store: store.set_tip(2, 1),
         lambda store: store.set_tip(1, 99),
-        lambda store: store.rename_conversation(99, "x"),
+        lambda store: store.history.rename(99, "x"),
     ],
 )
 def test_unknown_ids_are_refused_and_leave_nothing(store: Store, use: object) -> None:

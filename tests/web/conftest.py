@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 from localspec.backend import Request
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
+from tests import waiting
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 
 TOKEN = "a-token-of-this-launch"
-WAIT_MS = 60_000
+WAIT_MS = 30_000
+until = partial(waiting.until, wait_s=60.0)
 
 XSS = """<script>window.__pwned = 1</script>
 <img src=x onerror="window.__pwned = 2">
@@ -47,7 +50,8 @@ def scripted_reply(request: Request) -> str:
 
 def scripted_pace(request: Request) -> float:
     """Slow enough to be stopped by a browser on a busy machine, where the message asks for it."""
-    return 0.25 if "slow" in request.messages[-1].content else 0.02
+    asked = request.messages[-1].content
+    return 0.25 if "slow" in asked else 0.06 if "steady" in asked else 0.02
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Site:
     service: ChatService
     store: Store
     backend: FakeBackend
+    answered: list[tuple[str, int]] = field(default_factory=list)  # paths and statuses
 
     @property
     def origin(self) -> str:
@@ -69,52 +74,95 @@ class Site:
         return f"{self.origin}/?token={TOKEN}"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    import uvicorn
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ChatService]:
+    """A service on the fake that nobody has started."""
+    store = Store.open(tmp_path / "localspec.db")
+    made = ChatService(store, session_info, lambda *_: FakeBackend())
+    yield made
+    made.close()
+    store.close()
 
+
+@contextlib.contextmanager
+def serving(
+    service: ChatService,
+    port: int = 0,
+    token: str = TOKEN,
+    answered: list[tuple[str, int]] | None = None,
+) -> Iterator[int]:
+    """The page over a service, in a thread of this process; gives the port. answered: gets the
+    path and the status of every answer."""
+    from localspec.web.guard.connections import server_of
     from localspec.web.server import make_app
 
-    store = Store.open(tmp_path_factory.mktemp("site") / "localspec.db")
-    backend = FakeBackend(Script(reply=scripted_reply, round_s=scripted_pace))
-    service = ChatService(store, session_info, lambda report: backend)
     bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
     port = bound.getsockname()[1]
-    app = make_app(service, "127.0.0.1", port, TOKEN)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1)
-    )
+    app = make_app(service, "127.0.0.1", port, token)
+
+    async def noted(scope: Any, receive: Any, send: Any) -> None:
+        async def note(message: Any) -> None:
+            if message["type"] == "http.response.start" and answered is not None:
+                answered.append((scope["path"], message["status"]))
+            await send(message)
+
+        await app(scope, receive, note)
+
+    server = server_of(noted, timeout_graceful_shutdown=1)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     until(lambda: server.started)
     service.start()
-    yield Site("127.0.0.1", port, service, store, backend)
-    server.should_exit = True
-    thread.join(timeout=10)
-    service.close()
-    store.close()
-    bound.close()
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        bound.close()
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    store = Store.open(tmp_path_factory.mktemp("site") / "localspec.db")
+    backend = FakeBackend(Script(reply=scripted_reply, round_s=scripted_pace))
+    service = ChatService(store, session_info, lambda report: backend)
+    answered: list[tuple[str, int]] = []
+    with serving(service, answered=answered) as port:
+        yield Site("127.0.0.1", port, service, store, backend, answered)
+    service.close()
+    store.close()
+
+
+BROWSER_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
+
+
+def launch(playwright: Any, *flags: str) -> Any:
+    """A headless Chromium."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("there is no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=chromium,
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-background-networking",
-                "--disable-component-update",
-            ],
-        )
-        yield opened
-        opened.close()
+    return playwright.chromium.launch(executable_path=chromium, args=[*BROWSER_FLAGS, *flags])
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    opened = launch(playwright)
+    yield opened
+    opened.close()
 
 
 @dataclass
@@ -131,7 +179,16 @@ class Visit:
         self.page.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
         self.page.wait_for_selector('#ls-strip[data-phase="ready"]', timeout=WAIT_MS)
         # Gradio shows its form before it listens to it; a key pressed in between is lost.
-        self.page.wait_for_timeout(800)
+        self.page.wait_for_function("() => window.lsBridges === 2", timeout=WAIT_MS)
+        self.page.wait_for_timeout(250)
+
+    def reload(self) -> None:
+        """As a person does it. The page that goes reports the stream it loses on the way."""
+        num_before = len(self.errors)
+        self.page.reload()
+        self.errors[num_before:] = [
+            one for one in self.errors[num_before:] if "Connection errored out" not in one
+        ]
 
     def send(self, text: str) -> None:
         self.page.fill("#ls-message textarea", text)
@@ -149,15 +206,63 @@ class Visit:
 
     def new_chat(self) -> None:
         is_empty = "() => !document.querySelector('#ls-chat [data-testid=user]')"
-        for _ in range(6):  # a click while the page still shows the turn before may be lost
+        for _ in range(8):  # a click while the page still shows the turn before may be lost
             self.page.click("#ls-new")
-            self.page.wait_for_timeout(1500)
-            if self.page.evaluate(is_empty):
+            self.page.wait_for_timeout(250)
+            with contextlib.suppress(Exception):  # playwright's own kind of timeout
+                self.page.wait_for_function(is_empty, timeout=1500)
                 return
         raise AssertionError("New chat did not empty the chat")
 
 
 Open = Callable[..., Visit]
+
+
+# A page that is left aborts its own requests, and Gradio's code reports that as an error.
+HARMLESS = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
+
+
+def new_visit(context: Any, site: Site) -> Visit:
+    """A page of this context that notes what it should not do."""
+    one = Visit(context.new_page(), site)
+    one.page.on("pageerror", lambda error: one.errors.append(str(error)))
+    one.page.on("console", lambda m: m.type == "error" and one.errors.append(m.text))
+    one.page.on("request", lambda request: note_request(one, request.url))
+    return one
+
+
+def assert_behaved(visit: Visit) -> None:
+    assert [error for error in visit.errors if not error.startswith(HARMLESS)] == []
+    assert visit.outside == []
+
+
+@pytest.fixture(scope="module")
+def shared_page(site: Site, browser: Any) -> Iterator[Visit]:
+    """One open page for the tests of a module that need no fresh one: opening takes seconds."""
+    context = browser.new_context(viewport={"width": 1280, "height": 850}, accept_downloads=True)
+    context.set_default_timeout(WAIT_MS)
+    one = new_visit(context, site)
+    one.open("&c=new")
+    yield one
+    context.close()
+
+
+@pytest.fixture
+def page(shared_page: Visit) -> Iterator[Visit]:
+    """The shared page on a new chat; at the end it must not have erred or called out."""
+    until(lambda: shared_page.site.service.current is None)
+    shared_page.page.keyboard.press("Escape")  # what the test before has left open
+    shared_page.page.get_by_role("tab", name="Chat", exact=True).first.click()
+    try:
+        shared_page.new_chat()
+    except AssertionError:  # Gradio's stream of answers may break on a crowded machine
+        shared_page.open("&c=new")
+    shared_page.page.focus("#ls-message textarea")
+    yield shared_page
+    errors, outside = [*shared_page.errors], [*shared_page.outside]
+    shared_page.errors.clear()
+    shared_page.outside.clear()
+    assert_behaved(Visit(None, shared_page.site, errors, outside))
 
 
 @pytest.fixture
@@ -168,19 +273,13 @@ def visit(site: Site, browser: Any) -> Iterator[Open]:
     visits: list[Visit] = []
 
     def make() -> Visit:
-        one = Visit(context.new_page(), site)
-        one.page.on("pageerror", lambda error: one.errors.append(str(error)))
-        one.page.on("console", lambda m: m.type == "error" and one.errors.append(m.text))
-        one.page.on("request", lambda request: note_request(one, request.url))
-        visits.append(one)
-        return one
+        visits.append(new_visit(context, site))
+        return visits[-1]
 
     yield make
     context.close()
     for one in visits:
-        # A page that is left aborts its own requests, and Gradio's code reports that as an error.
-        assert [e for e in one.errors if not e.startswith("AbortError: signal is aborted")] == []
-        assert one.outside == []
+        assert_behaved(one)
 
 
 def note_request(visit: Visit, url: str) -> None:
@@ -188,17 +287,10 @@ def note_request(visit: Visit, url: str) -> None:
         visit.outside.append(url)
 
 
-def until(is_true: Callable[[], bool], wait_s: float = 60.0) -> None:
-    deadline = time.monotonic() + wait_s
-    while not is_true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gradio counts its queue with options that this pandas has deprecated."""
     for item in items:
-        if Path(item.path).parent == Path(__file__).parent:
+        if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(
                 pytest.mark.filterwarnings("ignore:.*(no_silent_downcasting|The copy keyword)")
             )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from localspec.backend import DrafterStatus, TurnStats
+from localspec.backend import DrafterStatus, OffReason, TurnStats
 from localspec.chat.service import Status, TurnView
-from localspec.web.live import DASH, TILES, badge, footer, live_state, size
+from localspec.web.hardware_line import HardwareLine
+from localspec.web.live import DASH, badge, footer, live_state, size
+from localspec.web.strip import TILES
 from tests.fakes import FakeBackend
-from tests.web.test_stats import LENIENT, OFF, ROW
+from tests.web.conftest import Open, Site, until
+from tests.web.stats.test_figures import LENIENT, OFF, ROW
 
 LOADED = FakeBackend().describe()
 IDLE = Status("ready", "Ready", 3.0, LOADED, (), 1, 0, None)
@@ -137,3 +142,67 @@ def test_the_line_under_a_reply() -> None:
         "100.0 tok/s · 2.00 × plain · 75 % accepted · γ 4.0 · draft_model"
     )
     assert "no drafting" in footer(OFF) and "×" not in footer(OFF)
+
+
+def test_off_is_a_state_with_a_code_and_a_remedy() -> None:
+    reason = OffReason("no_memory", "The draft needs 0.9 GiB more.", "Shorten the context.")
+    state = live_state(replace(IDLE, off=reason, reply=view()))
+    assert state["off"] == {
+        "code": "no_memory",
+        "text": "The draft needs 0.9 GiB more.",
+        "remedy": "Shorten the context.",
+    }
+    assert state["reason"].startswith("Speculation: off, because the draft needs 0.9 GiB more.")
+    assert live_state(IDLE)["off"] is None
+
+
+def test_the_hardware_line_never_waits_and_is_renewed_when_it_is_old() -> None:
+    found = iter(["one GPU", "no GPU"])
+    may_answer = threading.Event()
+
+    def find() -> str:
+        may_answer.wait(5)
+        return next(found)
+
+    line = HardwareLine(find, refresh_s=0.05)
+    assert line.line() == ""  # the driver is asleep; nobody waits for it
+    may_answer.set()
+    until(lambda: line.line() == "one GPU")
+    until(lambda: line.line() == "no GPU")
+
+
+def test_a_driver_that_fails_leaves_the_last_line() -> None:
+    def find() -> str:
+        raise OSError("the driver is gone")
+
+    line = HardwareLine(find, refresh_s=0.0)
+    assert line.line() == ""
+    time.sleep(0.05)
+    assert line.line() == ""
+
+
+def test_one_look_at_the_strip_is_cheap() -> None:
+    """A look happens ten times a second: 200 of them in 0.2 s leave it below 1 % of a core."""
+    shown = replace(IDLE, reply=view())
+    started_s = time.process_time()
+    for _ in range(200):
+        json.dumps(live_state(shown))
+    assert time.process_time() - started_s < 0.2
+
+
+def test_the_strip_shows_off_with_code_and_remedy_and_a_sparkline(site: Site, visit: Open) -> None:
+    one = visit()
+    one.open()
+    one.send("hello there")
+    one.page.wait_for_selector("#ls-spark:not([hidden])")
+    points = one.page.get_attribute("#ls-spark-line", "points").split()
+    assert len(points) >= 2 and "tok/s" in one.text("#ls-spark-label")
+    one.page.evaluate(
+        "() => { window.fetch = async () => new Response(JSON.stringify({phase: 'ready', "
+        "label: 'R', clock: '', waiting: 0, notices: [], reason: 'Speculation: off', off:"
+        "{code: 'does_not_pay', text: 'x', remedy: 'Wait <b>a</b> bit.'}, hardware: 'Found it'})) }"
+    )
+    one.page.wait_for_selector("#ls-off:not([hidden])")
+    assert one.text("#ls-off-code") == "does_not_pay"
+    assert one.text("#ls-off-remedy") == "Wait <b>a</b> bit."
+    assert one.text("#ls-hardware") == "Found it"

@@ -30,6 +30,15 @@ def ask(visit: Visit, text: str, answer: str = "only sooner.") -> None:
     visit.wait_for(answer)
 
 
+def choose(visit: Visit, title: str) -> None:
+    visit.page.locator("#ls-history .ls-open", has_text=title).first.click()
+
+
+def open_settings(visit: Visit) -> None:
+    visit.page.get_by_role("button", name="Open settings").click()
+    visit.page.get_by_role("button", name="Close settings").wait_for()
+
+
 def newest(site: Site) -> dict[str, object]:
     assert site.service.journal.flush()
     return site.store.turn_rows()[-1]
@@ -153,7 +162,7 @@ def test_closing_the_page_stops_the_reply_and_keeps_it(visit: Open, site: Site) 
     page.send("a slow one to leave")
     page.wait_for("Speculative decoding lets")
     page.page.close()
-    until(lambda: site.service._current is None, wait_s=5.0)
+    until(lambda: site.service.current is None, wait_s=5.0)
     row = newest(site)
     assert row["state"] == "stopped"
     again = visit()
@@ -167,7 +176,7 @@ def test_two_pages_queue_and_neither_takes_the_others_text(visit: Open, site: Si
     for page in (left, right):
         page.open("&c=new")
     left.send("slow: left")
-    until(lambda: site.service._current is not None)
+    until(lambda: site.service.current is not None)
     right.send("echo right only")
     right.wait_for("Waiting: 1 reply ahead of this one.")
     right.wait_for("tok/s", "#ls-chat")
@@ -183,15 +192,15 @@ def test_another_conversation_can_be_read_while_a_reply_is_written(visit: Open, 
     page.new_chat()
     page.send("slow: second conversation")
     page.wait_for("Speculative decoding lets")
-    page.page.get_by_label("echo first conversation").first.check(force=True)
+    choose(page, "echo first conversation")
     page.page.wait_for_function(
         "() => !document.querySelector('#ls-chat').innerText.includes('Speculative')",
         timeout=WAIT_MS,
     )
-    assert site.service._current is not None
+    assert site.service.current is not None
     page.page.wait_for_timeout(400)
     assert "Speculative" not in page.text("#ls-chat")
-    page.page.get_by_label("slow: second conversation").first.check(force=True)
+    choose(page, "slow: second conversation")
     page.wait_for("tok/s", "#ls-chat")
     until(lambda: newest(site)["state"] == "complete")  # the log is written by its own thread
 
@@ -214,6 +223,7 @@ def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(
 ) -> None:
     page = visit()
     page.open("&c=new")
+    open_settings(page)
     said = page.text("#ls-checking")
     assert "gives up that the text is what the model alone would write" in said
     assert page.page.get_by_role("radio", name="as set").is_checked()
@@ -284,8 +294,8 @@ def test_difficult_text_is_shown_and_stored_as_it_is(visit: Open, site: Site) ->
     page.open("&c=new")
     text = "echo 👩‍👩‍👧 שלום عليكم <|im_end|> <b>x</b> &amp; 2 < 3"
     ask(page, text, "2 < 3")
-    bubbles = page.page.locator("#ls-chat .message-content").all_inner_texts()
-    assert [bubble.split("\n")[0] for bubble in bubbles[:2]] == [text, text]
+    shown = page.page.locator("#ls-chat :is([data-testid=user], [data-testid=bot])")
+    assert shown.all_inner_texts()[:2] == [text, text]
     message_id = int(str(newest(site)["message_id"]))
     assert [message.text for message in site.store.branch(message_id)] == [text, text]
 
@@ -317,6 +327,7 @@ def test_an_overflow_is_said_and_the_text_stays_in_the_box(visit: Open, site: Si
     text = "word " * 5000
     page.send(text)
     page.page.get_by_text("but the context holds 4096").wait_for()
+    page.page.get_by_role("button", name="Shorten the message").click()
     assert page.page.input_value("#ls-message textarea") == text
     page.page.fill("#ls-message textarea", "")
     ask(page, "short")
@@ -325,6 +336,7 @@ def test_an_overflow_is_said_and_the_text_stays_in_the_box(visit: Open, site: Si
 def test_drafters_are_listed_with_their_reasons_and_off_is_named(visit: Open, site: Site) -> None:
     page = visit()
     page.open("&c=new")
+    open_settings(page)
     page.wait_for("self_quant (not available): a 4-bit copy needs", "#ls-drafter-note")
     page.page.click("#ls-drafter-choice input")
     options = page.page.get_by_role("option").all_inner_texts()

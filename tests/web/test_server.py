@@ -9,25 +9,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
-from localspec.record.store import Store
-from localspec.web.server import make_app, serve
-from tests.fakes import FakeBackend, session_info
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[ChatService]:
-    store = Store.open(tmp_path / "localspec.db")
-    made = ChatService(store, session_info, lambda report: FakeBackend())
-    yield made
-    made.close()
-    store.close()
+from localspec.web.server import serve
 
 
 def never(url: str) -> None:
@@ -41,12 +29,6 @@ def test_a_taken_port_is_said_with_the_remedy(service: ChatService) -> None:
         port = other.getsockname()[1]
         with pytest.raises(SetupError, match=rf"127.0.0.1:{port}.*--port {port + 1}"):
             serve(service, "127.0.0.1", port, never)
-
-
-def test_vibe_mode_is_refused(service: ChatService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRADIO_VIBE_MODE", "1")
-    with pytest.raises(SetupError, match="every visitor of the page may run code"):
-        make_app(service, "127.0.0.1", 7860, "token")
 
 
 @pytest.mark.slow

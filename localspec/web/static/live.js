@@ -1,8 +1,12 @@
-// Fills the live strip. Asks /live about ten times a second while something happens, once a
+// Fills the live strip. Asks /live about six times a second while something happens, once a
 // second otherwise, and writes text only (never HTML), so nothing a model says can run here.
-const BUSY_MS = 100;
+const BUSY_MS = 150; // a look costs the server about 2 ms of a core that the engine may want
 const IDLE_MS = 1000;
 const AFTER_ACTION_MS = 3000;
+const SPARK_MS = 90; // of decoding between two points: less would draw the noise of single rounds
+const SPARK_POINTS = 80;
+const SPARK_WIDTH = 160;
+const SPARK_HEIGHT = 28;
 const FIGURES = ["speed", "speedup", "acceptance", "gamma", "drafter", "memory"];
 const BUSY = new Set(["loading", "prefill", "decode", "queued"]);
 
@@ -33,6 +37,60 @@ function showNotices(notices) {
   );
 }
 
+// "Off" is a state of its own: a code to look up, and what to do about it.
+function showOff(off) {
+  const line = byId("ls-off");
+  if (!line) return;
+  line.hidden = !off;
+  byId("ls-strip").dataset.off = off ? off.code : "";
+  if (!off) return;
+  write("ls-off-code", off.code);
+  write("ls-off-remedy", off.remedy);
+}
+
+function showHardware(words) {
+  const line = byId("ls-hardware");
+  if (!line) return;
+  line.hidden = !words;
+  write("ls-hardware", words ?? "");
+}
+
+// Tokens per second of what came between two looks: by the engine's own clock, so that a slow
+// page draws the same picture. It begins anew with each reply.
+const spark = {
+  rates: [],
+  tokens: 0,
+  ms: 0,
+  take(state) {
+    const tokens = state.num_output_tokens ?? 0;
+    const ms = state.decode_ms ?? 0;
+    if (tokens < this.tokens || ms < this.ms) {
+      this.rates = [];
+      this.tokens = 0;
+      this.ms = 0;
+    }
+    if (ms - this.ms < SPARK_MS) return;
+    this.rates.push((1000 * (tokens - this.tokens)) / (ms - this.ms));
+    if (this.rates.length > SPARK_POINTS) this.rates.shift();
+    this.tokens = tokens;
+    this.ms = ms;
+    this.draw();
+  },
+  draw() {
+    const box = byId("ls-spark");
+    if (!box) return;
+    box.hidden = this.rates.length < 2;
+    const top = Math.max(...this.rates) || 1;
+    const step = SPARK_WIDTH / Math.max(1, this.rates.length - 1);
+    const points = this.rates.map(
+      (rate, index) =>
+        `${(index * step).toFixed(1)},${(SPARK_HEIGHT - 2 - ((SPARK_HEIGHT - 4) * rate) / top).toFixed(1)}`,
+    );
+    byId("ls-spark-line").setAttribute("points", points.join(" "));
+    write("ls-spark-label", `${Math.min(...this.rates).toFixed(0)} to ${top.toFixed(0)} tok/s`);
+  },
+};
+
 function show(state) {
   const strip = byId("ls-strip");
   if (!strip) return;
@@ -45,6 +103,9 @@ function show(state) {
     write(`ls-${name}-sub`, state[`${name}_sub`]);
   }
   write("ls-reason", state.reason);
+  showOff(state.off);
+  showHardware(state.hardware);
+  spark.take(state);
   showNotices(state.notices);
   const chat = byId("ls-chat");
   if (chat) chat.setAttribute("aria-busy", String(BUSY.has(state.phase)));
@@ -121,14 +182,19 @@ const CODE = /(```[^]*?(?:```|$)|`[^`\n]+`)/;
 let isMessageCopied = false;
 
 function asWritten(text) {
-  const parts = text.replace(/\n?<p class="ls-(?:footer|error|lenient)">[^]*?<\/p>/g, "").split(CODE);
+  const parts = text.replace(/\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g, "").split(CODE);
   return parts
     .map((part, index) =>
       index % 2
         ? part
-        : part.replaceAll("&#33;[", "![").replaceAll("&lt;", "<").replaceAll("&amp;", "&"),
+        : part
+            .replaceAll("\u2063", "") // what messages.py marks formulas with
+            .replaceAll("&#33;[", "![")
+            .replaceAll("&lt;", "<")
+            .replaceAll("&amp;", "&"),
     )
-    .join("");
+    .join("")
+    .replace(/(```mermaid|(?<=\$))\u2063|\u2063(?=\$)/g, "$1"); // our marks (messages.py)
 }
 
 document.addEventListener(

@@ -1,0 +1,24 @@
+"""Ratios and percentiles of what was measured.
+
+Contract: of nothing they are None, never 0. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value below which `share` (0 to 1) of the values lie, on a straight line between two
+    neighbours; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -1,0 +1,111 @@
+"""Text files that go into a message: read, named and fenced.
+
+Contract: `with_attachments` gives the message with each file behind it, under its name, in a fence
+that nothing in the file can close. A name is shown and never opened: folders, control characters
+and characters that turn the direction of writing are taken out of it. UTF-8 and UTF-16 (this one
+with its mark) are read; anything else, and what holds NUL or mostly control characters, is refused
+with the file's name. Nothing is cut. Pure; raises RequestError.
+
+Drafting from the conversation itself (n-gram) is at its best here: answers quote the file.
+
+Not here: choosing files (the page), the length of the context (service.gauge).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localspec.errors import RequestError
+
+MAX_FILES = 10
+MAX_FILE_BYTES = 1_000_000
+MAX_TOTAL_BYTES = 2_000_000
+MAX_NAME_LENGTH = 100
+MAX_CONTROL_SHARE = 0.02  # of characters that no text file has, such as form-feed's neighbours
+
+# The longer mark first: UTF-32's begins with UTF-16's.
+MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+FENCES = re.compile(r"`{3,}")
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A file as it came. name: as the person's machine calls it; only shown."""
+
+    name: str
+    data: bytes
+
+
+def with_attachments(text: str, files: Sequence[Attachment]) -> str:
+    """The message with the files behind it; the message itself where there are none."""
+    _refuse_too_much(files)
+    parts = [_fenced(shown_name(file.name), text_of(file)) for file in files]
+    return "\n\n".join([*([text] if text.strip() else []), *parts]) if parts else text
+
+
+def text_of(file: Attachment) -> str:
+    """The file's text with plain line ends."""
+    encoding = next((name for mark, name in MARKS if file.data.startswith(mark)), "utf-8")
+    try:
+        text = file.data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{shown_name(file.name)} is not a text in UTF-8 or UTF-16 (byte {error.start + 1} "
+            "does not fit). If it is a text, save it as UTF-8 and attach it again; pictures and "
+            "other files cannot be attached."
+        ) from None
+    if "\0" in text or _control_share(text) > MAX_CONTROL_SHARE:
+        raise RequestError(
+            f"{shown_name(file.name)} is no text file: it holds characters that only programs "
+            "read. Attach its text instead."
+        )
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def shown_name(name: str) -> str:
+    """The last part of a name, as a line of plain text."""
+    last = re.split(r"[/\\]", name)[-1]
+    kept = "".join(" " if unicodedata.category(c) in HIDDEN else c for c in last)
+    return " ".join(kept.replace("`", "'").split())[:MAX_NAME_LENGTH] or "file"
+
+
+def _refuse_too_much(files: Sequence[Attachment]) -> None:
+    if len(files) > MAX_FILES:
+        raise RequestError(
+            f"{len(files)} files are attached, but a message takes {MAX_FILES}. Remove some."
+        )
+    for file in files:
+        if len(file.data) > MAX_FILE_BYTES:
+            raise RequestError(
+                f"{shown_name(file.name)} has {len(file.data):,} bytes, but a file may have "
+                f"{MAX_FILE_BYTES:,}. Attach the part that matters."
+            )
+    total = sum(len(file.data) for file in files)
+    if total > MAX_TOTAL_BYTES:
+        raise RequestError(
+            f"The files have {total:,} bytes together, but a message takes {MAX_TOTAL_BYTES:,}. "
+            "Attach fewer, or the parts that matter."
+        )
+
+
+def _control_share(text: str) -> float:
+    num_controls = sum(c < " " and c not in "\t\n\r\f\x1b" for c in text)
+    return num_controls / len(text) if text else 0.0
+
+
+def _fenced(name: str, text: str) -> str:
+    longest = max((len(found) for found in FENCES.findall(text)), default=2)
+    fence = "`" * (longest + 1)
+    end = "" if text.endswith("\n") or not text else "\n"
+    return f"File `{name}`:\n\n{fence}\n{text}{end}{fence}"

@@ -1,0 +1,235 @@
+"""Replay a greedy reply without speculation and say whether it comes out the same.
+
+Contract: the replay goes through the Backend seam with drafting off, from the same conversation
+and settings, and stops at the first token that differs. There the target's own candidates are
+asked for: a margin within the rounding of the precision is a tie, which one forward of several
+tokens may break otherwise than several forwards of one; anything wider is a fault and is called
+one. What cannot be replayed so is refused with the reason.
+
+Not here: sampled replies, whose distribution is what can be tested (distribution).
+Source of the fp32 bound: bench.exactness, the same figure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from localspec.backend import Backend, Candidate, Message, Request
+from localspec.chat.turn import ShownMessage, prompt_messages
+from localspec.core import OFF, SamplingParams
+from localspec.errors import LocalspecError, StoreError
+from localspec.record.store import Store
+
+Outcome = Literal["identical", "tie", "differs", "cancelled"]
+
+NUM_CANDIDATES = 8
+# Two logits this close are tied: 1e-4 in fp32, elsewhere two steps of the precision at 16 to 32,
+# where the largest logits of common models lie.
+TIES = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.032}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place in which two token sequences part. first, second: what each has there, None
+    for the end of the reply or a token outside the candidates. margin: between their logits."""
+
+    place: int
+    first: Candidate | None
+    second: Candidate | None
+    best: tuple[Candidate, ...]
+    tie: float
+
+    @property
+    def margin(self) -> float | None:
+        if self.first is not None and self.second is not None:
+            return abs(self.first.logit - self.second.logit)
+        return None
+
+    @property
+    def is_tie(self) -> bool:
+        return self.margin is not None and self.margin <= self.tie
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A logged greedy turn to be replayed. is_ended: the model ended it itself."""
+
+    messages: tuple[Message, ...]
+    sampling: SamplingParams
+    tokens: tuple[int, ...]
+    is_ended: bool
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a replay showed. num_compared: tokens that were the same."""
+
+    outcome: Outcome
+    num_compared: int
+    difference: Difference | None = None
+
+
+class Replay:
+    """The replay of one logged reply, a job for `ChatService.enqueue`. finding: None until it is
+    done, or where `refusal` says why it cannot be."""
+
+    def __init__(self, store: Store, message_id: int) -> None:
+        self._store = store
+        self._message_id = message_id
+        self.finding: Finding | None = None
+        self.refusal: str | None = None
+
+    def run(self, backend: Backend, cancel: threading.Event) -> None:
+        row = self._store.turn_of(self._message_id)
+        found = self._store.reply_tokens(self._message_id)
+        if row is None or found is None:
+            raise StoreError("The log has no tokens of this reply.")
+        loaded = backend.describe()
+        self.refusal = why_not(row, loaded.target, loaded.dtype)
+        if self.refusal is None:
+            shown = [
+                ShownMessage(
+                    "user" if one.role == "user" else "assistant", one.text, one.state, one.id
+                )
+                for one in self._store.branch(self._message_id)[:-1]
+            ]
+            messages = prompt_messages(row["system_prompt"] or "", shown)
+            self.finding = replay(backend, recorded(row, messages, found[0]), cancel)
+
+
+def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> str | None:
+    """Why this logged turn cannot be replayed; None if it can. target, dtype: what is loaded."""
+    if row["temperature"] is None or not row["num_output_tokens"]:
+        return "There is nothing to compare: this reply has no tokens, or its settings are unknown."
+    if row["temperature"] > 0:
+        return (
+            f"This reply was sampled at temperature {row['temperature']:g}, so no single text is "
+            "the right one: each draw takes random numbers in another order with a draft than "
+            "without. What can be checked is the distribution of many replies: run the "
+            "distribution test on the Race tab."
+        )
+    if row["exact"] is False:
+        return (
+            "Checking was lenient here, as you chose: another text than the plain one is allowed."
+        )
+    if row["continues_message_id"] is not None:
+        return (
+            "This reply goes on with an earlier one that was interrupted. Only replies written in "
+            "one go are replayed; regenerate it to have one."
+        )
+    if row["model"] != target:
+        return (
+            f"It was written by {row['model'] or 'a model that was not noted'}, but "
+            f"{target or 'nothing'} is loaded. Load that model and try again."
+        )
+    if row["dtype"] != dtype:
+        return (
+            f"It was written in {row['dtype']}, but the model is loaded in {dtype}; other rounding "
+            "may give another text. Load it as it was."
+        )
+    return None
+
+
+def recorded(
+    row: Mapping[str, Any], messages: tuple[Message, ...], tokens: Sequence[int]
+) -> Recorded:
+    """The turn of a log's row. messages: the conversation that it answered."""
+    penalty = row["repetition_penalty"]
+    sampling = SamplingParams(repetition_penalty=1.0 if penalty is None else penalty)
+    return Recorded(messages, sampling, tuple(tokens), row["finish_reason"] == "eos")
+
+
+def replay(backend: Backend, turn: Recorded, cancel: threading.Event) -> Finding:
+    """Decode the turn again, plainly. Raises LocalspecError when the backend cannot."""
+    # One more than was written, so that a reply that ends later than it did is seen to.
+    limit = len(turn.tokens) + (1 if turn.is_ended else 0)
+    request = Request(turn.messages, turn.sampling, limit, drafter=OFF)
+    again: list[int] = []
+    with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
+        for chunk in chunks:
+            if chunk.error is not None:
+                raise LocalspecError(chunk.error)
+            again += chunk.tokens
+            if turn.tokens[: len(again)] != tuple(again):
+                break
+    place = first_difference(turn.tokens, again)
+    if place is None:
+        return Finding("identical", len(again))
+    if cancel.is_set() and place == len(again):
+        return Finding("cancelled", place)
+    found = explain(backend, turn.messages, turn.tokens, again, place)
+    return Finding("tie" if found.is_tie else "differs", place, found)
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first token in which they differ; the end of the shorter one counts as one."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def explain(
+    backend: Backend,
+    messages: tuple[Message, ...],
+    first: Sequence[int],
+    second: Sequence[int],
+    place: int,
+) -> Difference:
+    """What the target thinks of both tokens at `place`, where the two part."""
+    shared = tuple(first[:place])
+    best = backend.candidates(messages, shared, NUM_CANDIDATES)
+    dtype = backend.describe().dtype
+    tie = next((value for name, value in TIES.items() if name in dtype), TIES["float32"])
+    return Difference(
+        place, _candidate(best, first, place), _candidate(best, second, place), best, tie
+    )
+
+
+def _candidate(best: Sequence[Candidate], tokens: Sequence[int], place: int) -> Candidate | None:
+    if place < len(tokens):
+        return next((one for one in best if one.token == tokens[place]), None)
+    # The reply ended here: the end of text is the likeliest token that shows nothing.
+    return next((one for one in best if not one.text), None)
+
+
+def sentence(finding: Finding) -> str:
+    """The finding in plain words."""
+    if finding.outcome == "identical":
+        return (
+            f"Identical: replayed without speculation, the model wrote the same "
+            f"{finding.num_compared} tokens."
+        )
+    if finding.outcome == "cancelled":
+        return f"Stopped after {finding.num_compared} tokens, which were the same."
+    assert finding.difference is not None
+    return describe(finding.difference, "The logged reply", "the plain replay")
+
+
+def describe(found: Difference, first: str, second: str) -> str:
+    """Where two texts part, and by how much. first, second: whose they are."""
+    head = (
+        f"They part at token {found.place + 1}: {first.lower()} has {shown(found.first)}, "
+        f"{second} {shown(found.second)}."
+    )
+    if found.margin is None:
+        return f"{head} One of them is not among the {len(found.best)} likeliest: this is a fault."
+    margin = f"Their logits are {found.margin:.2g} apart"
+    if found.is_tie:
+        return (
+            f"{head} {margin}, within the rounding of this precision ({found.tie:g}): a tie, which "
+            "checking several tokens at once may break the other way. Both are the model's choice."
+        )
+    return f"{head} {margin}, more than rounding explains ({found.tie:g}): this is a fault."
+
+
+def shown(candidate: Candidate | None) -> str:
+    """A candidate in a sentence."""
+    if candidate is None:
+        return "another token"
+    name = f"“{candidate.text}”" if candidate.text else "the end of the reply"
+    return f"{name} (logit {candidate.logit:.4f}, {100 * candidate.probability:.1f} %)"

@@ -1,0 +1,230 @@
+"""Keeps the backend: opens it, measures with it, lets it go, and brings it back when it is lost.
+
+Contract: one thread calls the methods; what the attributes say may be read from any. A load that
+fails becomes the phase "failed" with its sentence, never an exception. An engine that was lost is
+opened again by itself until it was lost MOST_LOSSES times in a row; then it waits for `reload`.
+
+Not here: the queue (worker), one reply (answering), where an engine runs (remote, machine.load).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from localspec.backend import Backend, Description
+from localspec.chat.turn import ServicePhase, unexpected
+from localspec.errors import EngineLost, LocalspecError
+from localspec.machine.options import LoadOptions, Offer
+
+MOST_LOSSES = 3
+SAVE_STATE_S = 10.0
+SHORTEST_CONTEXT = 512  # a conversation in less is none
+CONTEXT_STEP = 256
+
+NOTHING_LEFT = (
+    "There is no draft left to give up, and the context is as short as this conversation allows."
+)
+
+Report = Callable[[str], None]
+Opener = Callable[[Report], Backend]
+Smaller = Callable[[LoadOptions, Description], Offer | None]
+
+log = logging.getLogger(__name__)
+
+
+class Abandoned(Exception):
+    """Loading was given up because something else was asked for meanwhile."""
+
+
+class Keeper:
+    """The one backend of a service, or its absence.
+
+    opener: opens what is wanted. options: what that is, None where the caller does not say;
+    opener_for: opens other options, None where nothing else can be. smaller: what to offer when
+    memory is short and nothing is left to give up; offer: what it answered then. losses_in_a_row:
+    engines lost since the last job that went well. was_lost: whether the present one was opened
+    for that. opened_s: when it was, on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        save_state: Callable[[dict[str, Any]], None],
+        options: LoadOptions | None = None,
+        opener_for: Callable[[LoadOptions], Opener] | None = None,
+        smaller: Smaller | None = None,
+    ) -> None:
+        self.opener = opener
+        self.options = options
+        self.backend: Backend | None = None
+        self.loaded: Description | None = None  # as of the last job: asked in one thread only
+        self.notices: tuple[str, ...] = ()
+        self.needs_calibration = False
+        self.was_lost = False
+        self.losses_in_a_row = 0
+        self.phase: ServicePhase = "loading"
+        self.phrase = "Loading the model"
+        self.pause = threading.Event()  # ends measuring after the step under way
+        self.abandon = threading.Event()  # gives up what is being loaded
+        self.offer: Offer | None = None
+        self._opener_for = opener_for
+        self._smaller = smaller
+        self._save_state = save_state
+        self._saved_s: float | None = None
+        self._since_s = time.monotonic()
+        self.opened_s = self._since_s
+
+    @property
+    def seconds(self) -> float:
+        """How long the present phase has lasted."""
+        return time.monotonic() - self._since_s
+
+    @property
+    def is_unloaded(self) -> bool:
+        return self.phase == "unloaded"
+
+    def enter(self, phase: ServicePhase, phrase: str) -> None:
+        self._since_s = time.monotonic()
+        self.phase, self.phrase = phase, phrase
+
+    # open and close
+
+    def load(self) -> None:
+        """Open what is wanted, again after a loss, until it is there or will not be."""
+        self.enter("loading", "Loading the model")
+        while self.backend is None and self.phase in ("loading", "restarting"):
+            self._try_to_open()
+
+    def _try_to_open(self) -> None:
+        try:
+            backend = self.opener(self._report)
+            self.loaded = backend.describe()
+        except Abandoned:
+            self.enter("unloaded", "Loading was given up.")
+        except EngineLost as error:
+            self._count_loss(error)
+        except LocalspecError as error:
+            self.enter("failed", str(error))
+        except Exception as error:  # the edge of this thread: the page stays up and says why
+            log.exception("loading failed")
+            self.enter("failed", unexpected("Loading the model", error))
+        else:
+            self.backend, self.opened_s = backend, time.monotonic()
+            self.needs_calibration = True
+            self.enter("ready", "Ready")
+
+    def _report(self, phrase: str) -> None:
+        if self.abandon.is_set():
+            raise Abandoned
+        self.phrase = phrase
+
+    def release(self, phrase: str) -> None:
+        """Keep what was learnt and free everything; the next job loads it again."""
+        self.close()
+        self.enter("unloaded", phrase)
+
+    def close(self) -> None:
+        self.keep_state(at_most_every_s=0.0)
+        backend, self.backend, self.loaded = self.backend, None, None
+        self.needs_calibration = False
+        if backend is not None:
+            backend.close()
+
+    def reload(self) -> None:
+        """Free what is loaded, then load what is wanted; losses are counted anew."""
+        self.close()
+        self.losses_in_a_row, self.was_lost, self.notices, self.offer = 0, False, (), None
+        self.load()
+
+    def switch(self, options: LoadOptions) -> None:
+        """Free what is loaded, then load `options`."""
+        assert self._opener_for is not None, "the caller gave no way to open other options"
+        self.options, self.opener = options, self._opener_for(options)
+        self.reload()
+
+    # when the engine is lost
+
+    def revive(self, error: EngineLost) -> None:
+        """Open another engine in place of one that was lost, unless that happens too often."""
+        if self.backend is not None:
+            self.backend.close()
+        self.backend, self.needs_calibration = None, False
+        self._count_loss(error)
+        while self.backend is None and self.phase == "restarting":
+            self._try_to_open()
+
+    def _count_loss(self, error: EngineLost) -> None:
+        self.losses_in_a_row += 1
+        self.was_lost = True
+        log.warning("the engine was lost (%d in a row): %s", self.losses_in_a_row, error)
+        if self.losses_in_a_row < MOST_LOSSES:
+            self.enter("restarting", "Starting the engine again")
+            return
+        self.loaded = None
+        self.enter(
+            "failed",
+            f"The engine ended {self.losses_in_a_row} times in a row, the last time so: {error} "
+            "It is not started again by itself. Try again, or load a smaller model.",
+        )
+
+    # what it learns
+
+    def calibrate(self) -> None:
+        """Measure what is not measured yet, until done or paused."""
+        assert self.backend is not None
+        self.enter("calibrating", "Measuring this machine")
+        try:
+            for phrase in self.backend.calibrate(self.pause):
+                self.phrase = phrase
+        except EngineLost:
+            self.needs_calibration = False
+            self.notices += ("The engine ended while this machine was measured.",)
+            raise
+        except Exception as error:  # measuring is a help, not a condition
+            log.exception("calibration failed")
+            self.notices += (unexpected("Measuring this machine", error),)
+            self.needs_calibration = False
+        else:
+            self.needs_calibration = self.pause.is_set()
+        self.keep_state(at_most_every_s=0.0)
+        self.enter("ready", "Ready")
+
+    def keep_state(self, at_most_every_s: float = SAVE_STATE_S) -> None:
+        """Take a fresh description, and hand what was learnt to the log now and then."""
+        if self.backend is None:
+            return
+        now = time.monotonic()
+        try:
+            self.loaded = self.backend.describe()
+            if self._saved_s is None or now - self._saved_s >= at_most_every_s:
+                self._saved_s = now
+                self._save_state(self.backend.snapshot())
+        except EngineLost:
+            log.warning("what the engine learnt since it was last kept is gone with it")
+        except Exception:  # a colder next start must not end this one
+            log.exception("the controller's state could not be kept")
+
+    # when memory runs out and the backend has nothing left to give up
+
+    def shorter(self, num_needed_tokens: int) -> LoadOptions | None:
+        """What is loaded with a context of about half, but no less than needed; None where that
+        would not be shorter by a quarter at least."""
+        if self._opener_for is None or self.options is None or self.loaded is None:
+            return None
+        context = self.loaded.context_length
+        needed = -(-num_needed_tokens // CONTEXT_STEP) * CONTEXT_STEP
+        wanted = max(context // 2, needed, SHORTEST_CONTEXT)
+        return replace(self.options, context=wanted) if wanted <= 3 * context // 4 else None
+
+    def offer_smaller(self) -> str:
+        """Offer a smaller plan, where one is known; what to say of it."""
+        if self._smaller is not None and self.options is not None and self.loaded is not None:
+            self.offer = self._smaller(self.options, self.loaded)
+        if self.offer is None:
+            return f"{NOTHING_LEFT} Choose a smaller model, or start a new chat."
+        return f"{NOTHING_LEFT} A smaller plan: {self.offer.text}"

@@ -1,0 +1,79 @@
+"""Named sets of sampling settings with a system prompt, kept beside the conversations.
+
+Contract: a name is a line of text of at most 80 characters and names one preset; saving under a
+name that is there replaces it. Values are refused before they are stored. Raises RequestError,
+StoreError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from localspec.core import SamplingParams
+from localspec.errors import RequestError
+from localspec.record.connection import SharedConnection
+from localspec.record.rows import bind, clean
+
+MAX_NAME_LENGTH = 80
+
+SAVE = """
+INSERT INTO preset (name, system_prompt, temperature, top_p, top_k, min_p, repetition_penalty,
+    max_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET system_prompt = excluded.system_prompt,
+    temperature = excluded.temperature, top_p = excluded.top_p, top_k = excluded.top_k,
+    min_p = excluded.min_p, repetition_penalty = excluded.repetition_penalty,
+    max_tokens = excluded.max_tokens
+"""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Raises RequestError for a value out of range."""
+
+    name: str
+    system_prompt: str = ""
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or len(self.name) > MAX_NAME_LENGTH:
+            raise RequestError(
+                f"A preset's name needs 1 to {MAX_NAME_LENGTH} characters, but this has "
+                f"{len(self.name.strip())}. Choose another name."
+            )
+        if self.max_tokens < 1:
+            raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
+        # The one place that knows the ranges.
+        SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+
+class Presets:
+    """The presets of a log."""
+
+    def __init__(self, db: SharedConnection) -> None:
+        self._db = db
+
+    def all(self) -> list[Preset]:
+        """By name."""
+        with self._db.reading() as tables:
+            return [Preset(**row) for row in tables.rows("SELECT * FROM preset ORDER BY name")]
+
+    def save(self, preset: Preset) -> None:
+        kept = replace(preset, name=clean(" ".join(preset.name.split())))
+        with self._db.writing() as tables:
+            tables.execute(SAVE, *bind(asdict(kept)))
+
+    def delete(self, name: str) -> None:
+        """Nothing happens where there is none of that name."""
+        with self._db.writing() as tables:
+            tables.execute("DELETE FROM preset WHERE name = ?", clean(" ".join(name.split())))

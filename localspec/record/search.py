@@ -1,0 +1,142 @@
+"""Finding conversations by what was written in them: the index of texts, and what was typed.
+
+Contract: `ensure_index` makes the index complete where this SQLite has FTS5; where it has not,
+`drop_triggers` takes away what keeps it in step, and a later start with FTS5 builds it anew. A
+reply enters the index when it has ended. Whatever is typed is text, never syntax: all words must
+be in one message, the last one may be only begun. What FTS5's tokenizer does not see as words
+(signs, emoji, scripts without spaces) and every search without FTS5 goes by LIKE, which reads all
+texts and ignores case for the letters A to Z only.
+
+Not here: the list of conversations (history). Source: sqlite.org/fts5.html, 4.4.3 and 7.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+
+from localspec.record.connection import Tables
+from localspec.record.rows import clean
+
+# A view, so that a rebuild leaves growing replies out as the triggers do.
+INDEX = (
+    "CREATE VIEW message_search_source AS SELECT id, text FROM message WHERE state <> 'draft'",
+    """
+    CREATE VIRTUAL TABLE message_search USING fts5(
+        text, content = 'message_search_source', content_rowid = 'id',
+        tokenize = 'unicode61 remove_diacritics 2', prefix = '2 3'
+    )
+    """,
+)
+TRIGGERS = (
+    """
+    CREATE TRIGGER message_search_insert AFTER INSERT ON message WHEN new.state <> 'draft' BEGIN
+        INSERT INTO message_search (rowid, text) VALUES (new.id, new.text);
+    END
+    """,
+    """
+    CREATE TRIGGER message_search_update AFTER UPDATE OF text, state ON message BEGIN
+        INSERT INTO message_search (message_search, rowid, text)
+            SELECT 'delete', old.id, old.text WHERE old.state <> 'draft';
+        INSERT INTO message_search (rowid, text)
+            SELECT new.id, new.text WHERE new.state <> 'draft';
+    END
+    """,
+    """
+    CREATE TRIGGER message_search_delete AFTER DELETE ON message WHEN old.state <> 'draft' BEGIN
+        INSERT INTO message_search (message_search, rowid, text)
+            VALUES ('delete', old.id, old.text);
+    END
+    """,
+)
+TRIGGER_NAMES = ("message_search_insert", "message_search_update", "message_search_delete")
+REBUILD = "INSERT INTO message_search (message_search) VALUES ('rebuild')"
+OPTIMIZE = "INSERT INTO message_search (message_search) VALUES ('optimize')"
+
+NO_INDEX_NOTICE = (
+    "Search reads every text one by one, because this Python's SQLite comes without FTS5. It finds "
+    "the same words, only more slowly. A Python from python.org has FTS5."
+)
+
+# Scripts written without spaces: to FTS5 a whole clause of them is one word.
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+PLAIN_WORD = re.compile(rf"(?:(?![{UNSPACED}_])\w)+")
+MAX_WORDS = 12
+SNIPPET_BEFORE = 32
+SNIPPET_LENGTH = 120
+
+
+def has_fts5(conn: sqlite3.Connection) -> bool:
+    try:
+        conn.execute("CREATE VIRTUAL TABLE temp.fts5_probe USING fts5(text)")
+    except sqlite3.OperationalError:
+        return False
+    conn.execute("DROP TABLE temp.fts5_probe")
+    return True
+
+
+def drop_triggers(conn: sqlite3.Connection) -> None:
+    """Without FTS5: a trigger without its module would make every write fail."""
+    for name in TRIGGER_NAMES:
+        conn.execute(f"DROP TRIGGER IF EXISTS {name}")
+
+
+def ensure_index(conn: sqlite3.Connection) -> None:
+    """With FTS5: make or complete the index, inside the caller's transaction."""
+    found = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
+    if "message_search" not in found:
+        for statement in INDEX:
+            conn.execute(statement)
+    if not found.issuperset(TRIGGER_NAMES):
+        drop_triggers(conn)
+        for statement in TRIGGERS:
+            conn.execute(statement)
+        conn.execute(REBUILD)
+
+
+def words_of(typed: str) -> list[str]:
+    """The words to be found, in the letters that the texts were written in."""
+    return clean(typed).split()[:MAX_WORDS]
+
+
+def find(tables: Tables, words: Sequence[str], is_indexed: bool) -> dict[int, int]:
+    """The newest message with all words, by conversation id."""
+    indexed = [word for word in words if is_indexed and PLAIN_WORD.fullmatch(word)]
+    others = [word for word in words if word not in indexed]
+    clauses, values = ["message.state <> 'draft'"], list[str]()
+    if indexed:
+        clauses.append(
+            "message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"
+        )
+        values.append(match_of(indexed, is_last_begun=words[-1] in indexed))
+    for word in others:
+        clauses.append("message.text LIKE ? ESCAPE '\\'")
+        values.append(like_of(word))
+    rows = tables.rows(
+        "SELECT conversation_id, max(message.id) AS message_id FROM message "
+        f"WHERE {' AND '.join(clauses)} GROUP BY conversation_id",
+        *values,
+    )
+    return {row["conversation_id"]: row["message_id"] for row in rows}
+
+
+def match_of(words: Sequence[str], is_last_begun: bool) -> str:
+    """The FTS5 expression that asks for these words as text, whatever they contain."""
+    quoted = ['"' + word.replace('"', '""') + '"' for word in words]
+    return " ".join(quoted) + ("*" if is_last_begun else "")
+
+
+def like_of(word: str) -> str:
+    return "%" + re.sub(r"([\\%_])", r"\\\1", word) + "%"
+
+
+def snippet_of(text: str, words: Sequence[str]) -> str:
+    """A line of the text around the first of the words that is in it, as plain text."""
+    folded = text.lower()
+    starts = [start for word in words if (start := folded.find(word.lower())) >= 0]
+    begin = max(0, min(starts, default=0) - SNIPPET_BEFORE)
+    piece = " ".join(text[begin : begin + SNIPPET_LENGTH].split())
+    before = "…" if begin else ""
+    after = "…" if begin + SNIPPET_LENGTH < len(text) else ""
+    return f"{before}{piece}{after}"

@@ -1,0 +1,1 @@
+"""Engines that run elsewhere, behind the same seam."""

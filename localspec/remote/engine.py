@@ -1,0 +1,150 @@
+"""The engine's own process: opens a backend and answers calls over a pipe until told to end.
+
+Contract: one call at a time has the backend, in the order asked; those in BESIDE, which need no
+engine, are answered meanwhile. What a stream yields goes out with what follows within FLUSH_S,
+the first few at once; the engine waits for its reader only when the pipe itself is full. When the
+other end hangs up, for whatever reason, this process ends at once: no engine outlives its page.
+
+Not here: the other end (child), what a backend does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from localspec.backend import Backend
+from localspec.errors import EngineLost, LocalspecError
+from localspec.remote import wire
+
+BESIDE = frozenset({"count_tokens", "pieces"})
+FLUSH_S = 0.04  # a page looks about twelve times a second
+AT_ONCE = 4  # the first of a stream: somebody waits for the first words
+LOST_CODE = 3  # exit code after the engine said itself that it is lost
+
+log = logging.getLogger(__name__)
+
+
+def run(pipe: Connection, opening: wire.Opening) -> None:
+    """The whole life of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then says Close
+    if sys.stderr is not None:  # a program without a console has none
+        faulthandler.enable()
+    engine = _Engine(pipe)
+    threading.Thread(target=engine.listen, name="listen", daemon=True).start()
+    backend = engine.open(opening)
+    if backend is None:
+        return
+    beside = threading.Thread(
+        target=engine.serve, args=(backend, engine.beside), name="beside", daemon=True
+    )
+    beside.start()
+    engine.serve(backend, engine.calls)
+    backend.close()
+    pipe.close()
+    os._exit(0)  # taking torch down in good order takes a second and gives nothing
+
+
+class _Engine:
+    """The queues between the thread that listens and those that work."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.calls: SimpleQueue[wire.Call | None] = SimpleQueue()
+        self.beside: SimpleQueue[wire.Call | None] = SimpleQueue()
+        self._pipe = pipe
+        self._sending = threading.Lock()
+        self._cancels: dict[int, threading.Event] = {}
+
+    def listen(self) -> None:
+        """Sort what arrives, until the other end is gone."""
+        while True:
+            try:
+                message = wire.receive(self._pipe)
+            except wire.Hangup:
+                os._exit(0)  # whatever is under way: nobody is left to read it
+            if isinstance(message, wire.Call):
+                if message.is_stream:
+                    self._cancels[message.call_id] = threading.Event()
+                queue = self.beside if message.method in BESIDE else self.calls
+                queue.put(message)
+            elif isinstance(message, wire.Cancel):
+                cancel = self._cancels.get(message.call_id)
+                if cancel is not None:
+                    cancel.set()
+            else:
+                for cancel in list(self._cancels.values()):
+                    cancel.set()
+                self.calls.put(None)
+
+    def open(self, opening: wire.Opening) -> Backend | None:
+        """The backend; None, with the reason sent, when it cannot be opened."""
+        module, _, name = opening.function.partition(":")
+        try:
+            function: Callable[..., Backend] = vars(importlib.import_module(module))[name]
+            backend = function(**opening.keywords, report=self._report)
+        except Exception as error:  # the edge of this process: the other one says why
+            self._send(_explained(0, error))
+            return None
+        self._send(wire.Opened())
+        return backend
+
+    def serve(self, backend: Backend, queue: SimpleQueue[wire.Call | None]) -> None:
+        """Answer the calls of one queue until it ends."""
+        while (call := queue.get()) is not None:
+            try:
+                self._answer(backend, call)
+            except EngineLost as error:
+                self._send(wire.fault_of(call.call_id, error))
+                os._exit(LOST_CODE)  # a device in that state can spoil even an orderly end
+            except Exception as error:  # the edge of this process: the other one deals with it
+                self._send(_explained(call.call_id, error))
+            finally:
+                self._cancels.pop(call.call_id, None)
+
+    def _answer(self, backend: Backend, call: wire.Call) -> None:
+        method = getattr(backend, call.method)
+        if call.is_stream:
+            self._stream(method, call, self._cancels[call.call_id])
+            self._send(wire.Returned(call.call_id, None))
+        else:
+            self._send(wire.Returned(call.call_id, method(*call.arguments)))
+
+    def _stream(self, method: Any, call: wire.Call, cancel: threading.Event) -> None:
+        waiting: list[Any] = []
+        flushed_s = 0.0
+        with contextlib.closing(method(*call.arguments, cancel)) as values:
+            for number, value in enumerate(values):
+                waiting.append(value)
+                now = time.monotonic()
+                if number < AT_ONCE or now - flushed_s >= FLUSH_S:
+                    self._send(wire.Items(call.call_id, waiting))
+                    waiting, flushed_s = [], now
+        if waiting:
+            self._send(wire.Items(call.call_id, waiting))
+
+    def _report(self, phrase: str) -> None:
+        self._send(wire.Progress(phrase))
+
+    def _send(self, message: object) -> None:
+        try:
+            with self._sending:
+                wire.send(self._pipe, message)
+        except wire.Hangup:
+            os._exit(0)
+
+
+def _explained(call_id: int, error: Exception) -> wire.Fault:
+    if not isinstance(error, LocalspecError):
+        log.error("a call of the engine failed", exc_info=error)
+    return wire.fault_of(call_id, error)

@@ -1,0 +1,124 @@
+"""What is said over the pipe between the page's process and the engine's.
+
+Contract: plain picklable values both ways. Errors of errors.py and Python's own arrive as
+themselves, with their message and their fields; anything else as a RuntimeError that names it.
+Either end may vanish at any moment: `receive` then raises Hangup, `send` too.
+
+Not here: who asks what when (child, engine).
+"""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from localspec import errors
+
+
+class Hangup(Exception):
+    """The process at the other end is gone."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How the engine's process opens its backend. function: "package.module:name", imported there
+    alone, so that the page's process stays light; called with the keywords and `report`."""
+
+    function: str
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of the backend, by name. is_stream: it takes a cancel event last and yields."""
+
+    call_id: int
+    method: str
+    arguments: tuple[Any, ...]
+    is_stream: bool = False
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Set the cancel event of a call."""
+
+    call_id: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the process."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A phrase of loading."""
+
+    phrase: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The backend is there and takes calls."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error that ended a call, or the opening (call_id 0)."""
+
+    call_id: int
+    name: str
+    message: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a call returned, None at the end of a stream."""
+
+    call_id: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a stream yielded since the last Items, in order."""
+
+    call_id: int
+    values: list[Any]
+
+
+def send(pipe: Connection, message: object) -> None:
+    """Raises Hangup. Waits while the pipe is full."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    try:
+        pipe.send_bytes(data)
+    except OSError as error:
+        raise Hangup from error
+
+
+def receive(pipe: Connection) -> Any:
+    """The next message. Raises Hangup."""
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except (EOFError, OSError) as error:
+        raise Hangup from error
+
+
+def fault_of(call_id: int, error: Exception) -> Fault:
+    return Fault(call_id, type(error).__name__, str(error), dict(vars(error)))
+
+
+def error_of(fault: Fault) -> Exception:
+    """The error again, as the caller would have met it in one process."""
+    found = vars(errors).get(fault.name) or vars(builtins).get(fault.name)
+    if not isinstance(found, type) or not issubclass(found, Exception):
+        return RuntimeError(f"{fault.name}: {fault.message}")
+    error = found.__new__(found, fault.message)  # ours may take other arguments
+    error.args = (fault.message,)
+    vars(error).update(fault.fields)
+    return error

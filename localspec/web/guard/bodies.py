@@ -1,0 +1,116 @@
+"""Bodies of requests, read whole and bounded before anything behind the guard sees them.
+
+Contract: a body is no longer than its route allows, arrives within BODY_S, and at most
+MAX_AT_ONCE are being read at a time, so neither a long nor a slow nor a many-handed sender can
+fill the memory or hold the server. The application gets it as one message. A body that names a
+file is refused: Gradio would copy the file of that path, or fetch that address, for any of its
+components, whether it deals with files or not (processing_utils.async_move_files_to_cache).
+
+Not here: slow headers (connections).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from localspec.web.guard.policy import MessageDict, Receive
+
+BODY_S = 30.0
+MAX_AT_ONCE = 16
+
+
+class Refused(Exception):
+    """The body cannot be taken. status: the HTTP answer; the message: a sentence for it."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        self.status = status
+        super().__init__(sentence)
+
+
+class Gone(Exception):
+    """The sender went away before the body was complete."""
+
+
+class Bodies:
+    """Reads bodies for one server."""
+
+    def __init__(self, body_s: float = BODY_S, max_at_once: int = MAX_AT_ONCE) -> None:
+        self._body_s = body_s
+        self._max_at_once = max_at_once
+        self._num_reading = 0
+
+    async def read(self, receive: Receive, content_length: str | None, max_bytes: int) -> bytes:
+        """The whole body. Raises Refused or Gone."""
+        if content_length is not None and not _is_within(content_length, max_bytes):
+            raise Refused(413, "This is too long to be sent at once.")
+        if self._num_reading >= self._max_at_once:
+            raise Refused(503, "Too much is being sent at the same time. Try again in a moment.")
+        self._num_reading += 1
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await _collected(receive, max_bytes)
+        except TimeoutError:
+            raise Refused(408, "This arrived too slowly and was dropped. Send it again.") from None
+        finally:
+            self._num_reading -= 1
+
+
+async def _collected(receive: Receive, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    num_bytes, has_more = 0, True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part: bytes = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > max_bytes:  # also counts a body sent without a length
+            raise Refused(413, "This is too long to be sent at once.")
+        parts.append(part)
+        has_more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def refuse_files(body: bytes) -> None:
+    """Raises Refused for JSON that holds what Gradio takes for a file. Only bodies that could are
+    read: a key may be written with escapes."""
+    is_suspect = (b"meta" in body and b"path" in body) or b"\\u" in body
+    if not is_suspect:
+        return
+    try:
+        found = _has_file(json.loads(body))
+    except (ValueError, RecursionError):
+        found = True  # nothing that our page would send
+    if found:
+        raise Refused(403, "This names a file. localspec takes none by its path.")
+
+
+def _has_file(data: Any) -> bool:
+    waiting = [data]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if "path" in one and "meta" in one:
+                return True
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return False
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that hands out the body first, then what the connection says."""
+    waiting: list[MessageDict] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def wrapped() -> MessageDict:
+        return waiting.pop() if waiting else await receive()
+
+    return wrapped
+
+
+def _is_within(content_length: str, max_bytes: int) -> bool:
+    # isdecimal alone takes digits of other scripts and numbers too long to be read.
+    is_number = content_length.isascii() and content_length.isdecimal()
+    return is_number and len(content_length) <= 12 and int(content_length) <= max_bytes

@@ -1,0 +1,74 @@
+"""How uvicorn listens: no proxies believed, nothing said about itself, slow headers cut off.
+
+Contract: `server_of` is the one place where uvicorn is configured. A connection that has not
+sent a whole request head within HEAD_S is closed; uvicorn itself waits for ever. More than
+MAX_CONNECTIONS get a 503.
+
+Source: uvicorn's H11Protocol, which a subclass may replace (uvicorn.Config(http=...)).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from localspec.web.guard.policy import App
+
+HEAD_S = 15.0
+MAX_CONNECTIONS = 512  # a page holds some five
+GRACE_S = 2
+
+
+class PromptHeads(H11Protocol):
+    """uvicorn's protocol, with a deadline for the first head of each connection. Later ones on
+    the same connection are under its keep-alive deadline, which ends with their first byte."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._wait_for_a_head()
+
+    def data_received(self, data: bytes) -> None:
+        cycle_before = self.cycle
+        super().data_received(data)
+        if self.cycle is not cycle_before:
+            self._stop_waiting()
+        elif self._deadline is None and self._is_between_requests():
+            self._wait_for_a_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait_for_a_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def server_of(app: App, **changes: Any) -> Server:
+    """The uvicorn server of an application. changes: settings of tests."""
+    settings: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,  # addresses hold the token
+        "http": PromptHeads,
+        "ws": "none",
+        "proxy_headers": False,  # nobody stands between the browser and us
+        "forwarded_allow_ips": "",
+        "workers": 1,
+        "env_file": None,
+        "server_header": False,
+        "limit_concurrency": MAX_CONNECTIONS,
+        "timeout_graceful_shutdown": GRACE_S,
+    }
+    return Server(Config(app, **{**settings, **changes}))

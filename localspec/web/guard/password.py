@@ -1,0 +1,96 @@
+"""The door for other machines: a password, asked for only when localspec listens beyond loopback.
+
+Contract: the password is kept as a salted scrypt hash and compared in constant time; a wrong try
+makes its address wait, longer each time, and all addresses together get TRIES_A_MINUTE. Who
+passes gets the cookie of the guard. The page of this door needs no script.
+
+Not here: where the password comes from (app.py), who is asked for it (security).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from urllib.parse import parse_qs
+
+from localspec.errors import SetupError
+
+MIN_LENGTH = 10
+MAX_LENGTH = 1024
+FREE_TRIES = 3
+MAX_WAIT_S = 300.0
+TRIES_A_MINUTE = 30
+MAX_ADDRESSES = 1024
+FORM = """<form method="post" action="/login">
+<label>Password <input type="password" name="password" autocomplete="current-password" autofocus
+ required style="font:inherit;padding:.3rem"></label>
+<button style="font:inherit;padding:.3rem .8rem">Open localspec</button></form>"""
+
+
+class Password:
+    """A password, hashed. Raises SetupError for one that is too easily guessed."""
+
+    def __init__(self, password: str) -> None:
+        if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
+            raise SetupError(
+                f"The password has {len(password)} characters, but {MIN_LENGTH} to {MAX_LENGTH} "
+                "are needed: everyone on the network can try. Choose a longer one, several words "
+                "for example."
+            )
+        self._salt = secrets.token_bytes(16)
+        self._hash = self._hashed(password)
+
+    def is_right(self, candidate: str) -> bool:
+        """Takes some 50 ms on purpose; call it in a thread."""
+        return hmac.compare_digest(self._hashed(candidate[: MAX_LENGTH + 1]), self._hash)
+
+    def _hashed(self, password: str) -> bytes:
+        words = password.encode("utf-8", "surrogatepass")
+        return hashlib.scrypt(words, salt=self._salt, n=2**14, r=8, p=1)
+
+
+class Tries:
+    """Counts wrong tries. clock: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._recent: deque[float] = deque()
+
+    def wait_s(self, address: str) -> float:
+        """Seconds until this address may try; 0 for now."""
+        now = self._clock()
+        while self._recent and now - self._recent[0] >= 60.0:
+            self._recent.popleft()
+        for_all = 60.0 - (now - self._recent[0]) if len(self._recent) >= TRIES_A_MINUTE else 0.0
+        _, until_s = self._failures.get(address, (0, 0.0))
+        return max(0.0, until_s - now, for_all)
+
+    def begin(self, address: str) -> None:
+        """A try is made; it counts as wrong until `forget` says otherwise, so that many at once
+        gain nothing."""
+        now = self._clock()
+        self._recent.append(now)
+        num_failures = self._failures.pop(address, (0, 0.0))[0] + 1
+        over = num_failures - FREE_TRIES
+        pause_s = min(MAX_WAIT_S, 2.0**over) if over >= 0 else 0.0
+        self._failures[address] = (num_failures, now + pause_s)
+        while len(self._failures) > MAX_ADDRESSES:
+            self._failures.popitem(last=False)
+
+    def forget(self, address: str) -> None:
+        """The try was right."""
+        self._failures.pop(address, None)
+
+
+def password_in(form: bytes) -> str:
+    """The password of the posted form; empty where there is none."""
+    try:
+        fields = parse_qs(form.decode("latin-1"), encoding="utf-8", max_num_fields=4)
+    except ValueError:  # more fields than ours has
+        return ""
+    return fields.get("password", [""])[0]

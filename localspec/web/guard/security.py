@@ -1,0 +1,320 @@
+"""Who may talk to the page: this machine's browser, opened with this launch's token, nobody else.
+
+`Guard` is a pure ASGI wrapper, so streams pass through unbuffered. It refuses, in this order:
+a Host that is not ours (DNS rebinding), a foreign Origin or Sec-Fetch-Site (other pages in the
+same browser), a missing or wrong cookie, a path that is not listed (routes), and a body that is
+too long or too slow (bodies). What passes loses the headers by which a proxy would speak, and
+its answer gets the policy under which a reply can run no script and reach no other address.
+
+The cookie is set by opening the address with `?token=`; the answer to that is a small page that
+moves on by itself, since a SameSite=Strict cookie is not sent on a redirect that another
+program's page began. Where localspec listens beyond loopback, the token is good on this machine
+only, and everyone else is asked for the password.
+
+Sources: jupyter_server security documentation; fetch.spec.whatwg.org (Sec-Fetch-Site, Origin).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from localspec.web.guard.bodies import Bodies, Gone, Refused, refuse_files, replayed
+from localspec.web.guard.password import FORM, Password, Tries, password_in
+from localspec.web.guard.policy import (
+    App,
+    MessageDict,
+    Receive,
+    Scope,
+    Send,
+    content_policy,
+    script_hashes,
+    with_headers,
+)
+from localspec.web.guard.routes import HEALTH_PATH, LOGIN_PATH, Route, route_of
+
+# A second one of these would let two readers see two different requests.
+SINGLE = ("host", "origin", "content-length", "transfer-encoding", "cookie", "sec-fetch-site")
+SAFE_METHODS = ("GET", "HEAD")
+LOGIN_BYTES = 4 * 2**10
+KEPT_FOLDERS = ("/assets/", "/static/", "/localspec/")  # a browser may keep these
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">{head}
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>localspec</title>
+<body style="font:16px/1.6 system-ui,sans-serif;margin:20vh auto;max-width:34rem;padding:0 1rem">
+<main>{sentence}</main></body></html>"""
+
+NOT_HERE = "localspec answers only under its own address."
+NOT_OURS = "Another page asked for this. localspec answers only its own."
+NO_KEY = (
+    "This page needs the key of its launch. Open the address that localspec printed when it "
+    "started."
+)
+NO_ROUTE = "localspec does not use this path."
+Pairs = list[tuple[bytes, bytes]]
+
+
+class Guard:
+    """The wrapper. hosts: every `name:port` by which this server may be called, beside the
+    address a connection was made to. password: None while only loopback is served."""
+
+    def __init__(
+        self,
+        app: App,
+        token: str,
+        port: int,
+        hosts: frozenset[str],
+        password: Password | None = None,
+        bodies: Bodies | None = None,
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._port = port
+        self._hosts = hosts
+        self._password = password
+        self._tries = Tries()
+        self._bodies = bodies or Bodies()
+        self._guest_key = secrets.token_urlsafe(24)
+        self._cookie = f"localspec_{port}"  # cookies ignore the port: two servers, two names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 4403})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+        path, method = scope["path"], scope["method"]
+        if not self._is_our_host(scope, headers):
+            await _answer(send, 403, NOT_HERE)
+        elif not _is_from_our_page(scope, headers):
+            await _answer(send, 403, NOT_OURS)
+        elif method == "GET" and path == HEALTH_PATH:
+            await self._app(scope, receive, with_headers(send))
+        elif method == "GET" and path == "/" and b"token=" in scope["query_string"]:
+            await self._welcome(scope, send)
+        elif method == "POST" and path == LOGIN_PATH and self._password is not None:
+            await self._log_in(self._password, scope, headers, receive, send)
+        elif not self._has_cookie(scope, headers):
+            await self._ask_for_the_key(scope, send)
+        elif (route := route_of(method, path)) is None:
+            await _answer(send, 403, NO_ROUTE)
+        else:
+            await self._pass_on(route, scope, headers, receive, send)
+
+    # who is asking
+
+    def _is_our_host(self, scope: Scope, headers: dict[str, str]) -> bool:
+        names = [name.decode("latin-1") for name, _ in scope["headers"]]
+        if any(names.count(name) > 1 for name in SINGLE):
+            return False
+        host = headers.get("host", "").lower()
+        return host in self._hosts or host == self._own_address(scope)
+
+    def _own_address(self, scope: Scope) -> str | None:
+        """The address this connection was made to. It is a number, so no name that a stranger
+        makes point here (DNS rebinding) can equal it."""
+        server = scope.get("server")
+        if server is None:
+            return None
+        return f"[{server[0]}]:{self._port}" if ":" in server[0] else f"{server[0]}:{self._port}"
+
+    def _has_cookie(self, scope: Scope, headers: dict[str, str]) -> bool:
+        jar: SimpleCookie = SimpleCookie()
+        try:
+            jar.load(headers.get("cookie", ""))
+        except CookieError:
+            return False
+        if self._cookie not in jar:
+            return False
+        value = jar[self._cookie].value
+        if self._password is not None and _is_same(value, self._guest_key):
+            return True
+        return self._token_counts(scope) and _is_same(value, self._token)
+
+    def _token_counts(self, scope: Scope) -> bool:
+        return self._password is None or _is_this_machine(scope)
+
+    # what strangers get
+
+    async def _ask_for_the_key(self, scope: Scope, send: Send) -> None:
+        if self._password is not None and scope["method"] == "GET" and scope["path"] == "/":
+            await _ask_for_the_password(send, 401, "localspec runs on another machine here.")
+        else:
+            await _answer(send, 401, NO_KEY)
+
+    async def _welcome(self, scope: Scope, send: Send) -> None:
+        given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        if not (self._token_counts(scope) and _is_same(given.pop("token", ""), self._token)):
+            await _answer(send, 401, "This address belongs to an earlier start of localspec.")
+            return
+        page = route_of("GET", "/")
+        assert page is not None and page.query is not None
+        rest = urlencode({name: value for name, value in given.items() if name in page.query})
+        target = f"/?{rest}" if rest else "/"
+        head = f'<meta http-equiv="refresh" content="0; url={target}">'
+        link = f'<a href="{target}">Open localspec</a>'
+        await _answer(send, 200, link, head, [self._cookie_header(self._token)])
+
+    async def _log_in(
+        self,
+        password: Password,
+        scope: Scope,
+        headers: dict[str, str],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        address = (scope.get("client") or ("unknown", 0))[0]
+        try:
+            form = await self._bodies.read(receive, headers.get("content-length"), LOGIN_BYTES)
+        except Gone:
+            return
+        except Refused as refused:
+            await _answer(send, refused.status, str(refused), extra=[(b"connection", b"close")])
+            return
+        wait_s = self._tries.wait_s(address)
+        if wait_s > 0:
+            sentence = f"Too many wrong passwords. Try again in {wait_s:.0f} seconds."
+            retry = [(b"retry-after", str(int(wait_s) + 1).encode())]
+            await _answer(send, 429, sentence, extra=retry)
+            return
+        self._tries.begin(address)
+        if not await asyncio.to_thread(password.is_right, password_in(form)):
+            await _ask_for_the_password(send, 401, "That is not the password.")
+            return
+        self._tries.forget(address)
+        onwards = [self._cookie_header(self._guest_key), (b"location", b"/")]
+        await _answer(send, 303, "Open localspec.", extra=onwards)
+
+    def _cookie_header(self, value: str) -> tuple[bytes, bytes]:
+        cookie = f"{self._cookie}={value}; Path=/; HttpOnly; SameSite=Strict"
+        return (b"set-cookie", cookie.encode())
+
+    # what our page gets
+
+    async def _pass_on(
+        self, route: Route, scope: Scope, headers: dict[str, str], receive: Receive, send: Send
+    ) -> None:
+        try:
+            length = headers.get("content-length")
+            body = await self._bodies.read(receive, length, route.max_bytes)
+            refuse_files(body)
+        except Gone:
+            return
+        except Refused as refused:
+            await _answer(send, refused.status, str(refused), extra=[(b"connection", b"close")])
+            return
+        inner = _without_hearsay(scope, route)
+        receive = replayed(body, receive)
+        if scope["path"] == "/":
+            await self._send_page(inner, receive, send)
+        else:
+            await self._app(inner, receive, with_headers(_unkept(send, scope["path"])))
+
+    async def _send_page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The one page is held back until complete: its policy lists the hashes of its scripts."""
+        plain = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
+        held: list[MessageDict] = []
+
+        async def hold(message: MessageDict) -> None:
+            held.append(message)
+
+        await self._app({**scope, "headers": plain}, receive, hold)
+        body = b"".join(message.get("body", b"") for message in held)
+        send_page = with_headers(_unkept(send, "/"), content_policy(script_hashes(body)))
+        for message in held:
+            await send_page(message)
+
+
+def _is_from_our_page(scope: Scope, headers: dict[str, str]) -> bool:
+    if "upgrade" in headers:  # a WebSocket; there is none here
+        return False
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and origin.lower() != f"http://{headers['host'].lower()}":
+        return False
+    if scope["method"] not in SAFE_METHODS:  # every browser says where such a request comes from
+        return site == "same-origin" or (site is None and origin is not None)
+    if site in (None, "same-origin", "none"):
+        return True
+    # Following a link to the page itself is harmless, and the only way in from elsewhere.
+    is_visit = headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
+    return is_visit and headers.get("sec-fetch-dest") == "document"
+
+
+def _is_this_machine(scope: Scope) -> bool:
+    client, server = scope.get("client"), scope.get("server")
+    if client is None:
+        return False
+    if server is not None and client[0] == server[0]:
+        return True
+    return is_loopback(client[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this very machine's, also as IPv4 within IPv6."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _is_same(candidate: str, secret: str) -> bool:
+    return hmac.compare_digest(candidate.encode("utf-8", "replace"), secret.encode())
+
+
+def _without_hearsay(scope: Scope, route: Route) -> Scope:
+    """The request without what only a proxy would say (Gradio believes X-Forwarded-Host and
+    X-Gradio-Server without asking) and without parameters the route does not know."""
+    kept = [
+        pair
+        for pair in scope["headers"]
+        if not pair[0].startswith(b"x-") and pair[0] != b"forwarded"
+    ]
+    query: bytes = scope["query_string"]
+    if route.query is not None:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        query = urlencode([pair for pair in pairs if pair[0] in route.query]).encode()
+    return {**scope, "headers": kept, "query_string": query}
+
+
+def _unkept(send: Send, path: str) -> Send:
+    """A `send` under which a browser keeps nothing that was said, only Gradio's and our files."""
+    if path.startswith(KEPT_FOLDERS):
+        return send
+
+    async def wrapped(message: MessageDict) -> None:
+        if message["type"] == "http.response.start":
+            given = [pair for pair in message.get("headers", []) if pair[0] != b"cache-control"]
+            message = {**message, "headers": [*given, (b"cache-control", b"no-store")]}
+        await send(message)
+
+    return wrapped
+
+
+async def _ask_for_the_password(send: Send, status: int, sentence: str) -> None:
+    # Under no-referrer a browser would send the form with Origin: null.
+    await _answer(send, status, f"{sentence}{FORM}", extra=[(b"referrer-policy", b"same-origin")])
+
+
+async def _answer(
+    send: Send, status: int, sentence: str, head: str = "", extra: Pairs | None = None
+) -> None:
+    body = PAGE.format(head=head, sentence=sentence).encode()
+    headers = [
+        (b"content-type", b"text/html; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        *(extra or []),
+    ]
+    send = with_headers(send)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,215 @@
+"""One model as a card or a row: pair, licence, download, memory bar, gain, and its buttons.
+
+Contract: pure HTML of a Card; everything that is not ours is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+
+from localspec.machine.downloads.faults import Fault
+from localspec.machine.downloads.fetch import gb
+from localspec.machine.gain import Gain
+from localspec.machine.hardware import gib
+from localspec.machine.recommend import Bar, Card, Part
+
+ANYWAY = (
+    "Load it all the same? The computer may become very slow, the system may end the engine or "
+    "other programs, and replies may break off. The page and your conversations stay."
+)
+DRAFTERS = {
+    "draft_model": "a small model of the same family",
+    "self_quant": "a quantised copy of itself",
+    "ngram": "n-gram lookup: words that were said before",
+    "off": "nothing: plain decoding",
+}
+
+
+def button(label: str, act: str, model_id: str = "", off: bool = False, **more: str) -> str:
+    """A button of the tab. more: further data, for example confirm."""
+    data = {"act": act, "id": model_id, "key": f"{act}-{model_id}", **more}
+    attributes = "".join(
+        f' data-{name}="{html.escape(value)}"' for name, value in data.items() if value
+    )
+    disabled = " disabled" if off else ""
+    return (
+        f'<button type="button" class="ls-mbtn"{attributes}{disabled}>{html.escape(label)}</button>'
+    )
+
+
+def amount(num_bytes: int) -> str:
+    """Memory, as the planner and the drivers count it."""
+    return gib(num_bytes)
+
+
+def disk(num_bytes: int) -> str:
+    """Files, as disks and the hub count them."""
+    return gb(num_bytes)
+
+
+def precision_words(card: Card) -> str:
+    return f"{card.precision}, context {card.context_length:,}"
+
+
+def card_html(card: Card, title: str, fault: Fault | None) -> str:
+    drafter = html.escape(card.draft) if card.draft else DRAFTERS[card.drafter]
+    refusal = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
+    note = f'<p class="ls-mnote">{html.escape(card.offer.note)}</p>' if card.offer.note else ""
+    return (
+        f'<div class="ls-mcard"><h3>{html.escape(title)}</h3><dl>'
+        f"<dt>Target</dt><dd><b>{html.escape(card.id)}</b>, {precision_words(card)}</dd>"
+        f"<dt>Drafts</dt><dd>{drafter}</dd>"
+        f"<dt>Licence</dt><dd>{_license_html(card)}</dd>"
+        f"<dt>Download</dt><dd>{_download_html(card)}</dd>"
+        f"<dt>Gain</dt><dd>{gain_html(card.gain)}</dd></dl>"
+        f"{bar_html(card.bar)}{note}{refusal}{fault_html(fault) if fault else ''}"
+        f'<p class="ls-mbuttons">{buttons_html(card, is_main=True)}</p></div>'
+    )
+
+
+def row_html(card: Card, kind: str, is_loaded: bool = False) -> str:
+    """A model in one line, with what it would need."""
+    tag = f'<span class="ls-mtag">{kind}</span> ' if kind else ""
+    draft = f" with {html.escape(card.draft)}" if card.draft else ""
+    need = card.bar.free - card.bar.spare - card.bar.reserve
+    facts = [
+        precision_words(card),
+        f"{amount(need)} of memory",
+        _size_words(card),
+        _license_html(card),
+    ]
+    if card.gain is not None and card.refusal is None:
+        facts.append(f"gain {_range(card.gain)}{'' if card.gain.is_measured else ' (estimate)'}")
+    below = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
+    below += f'<p class="ls-mfine">{html.escape(card.offer.note)}</p>' if card.offer.note else ""
+    state = '<span class="ls-mtag ls-mon">loaded</span>' if is_loaded else buttons_html(card)
+    return (
+        f'<li><div class="ls-mline"><span>{tag}<b>{html.escape(card.id)}</b>{draft}<br>'
+        f'<span class="ls-mfine">{" · ".join(facts)}</span></span><span>{state}</span></div>'
+        f"{below}</li>"
+    )
+
+
+def buttons_html(card: Card, is_main: bool = False) -> str:
+    """What can be done with it now."""
+    target = card.parts[0]
+    if not card.is_here:
+        missing = [part for part in card.parts if not part.is_here]
+        what = "Download" if len(missing) == len(card.parts) else f"Download {missing[0].id}"
+        label = f"{what} ({_about(card)}{disk(card.download_bytes)})"
+        made = button(label, "download", card.id, main="1" if is_main else "")
+        if is_main and not card.is_exact:
+            made += button("Ask for the exact size", "size", card.id)
+        return made + (_load_buttons(card) if target.is_here else "")
+    return _load_buttons(card)
+
+
+def _load_buttons(card: Card) -> str:
+    if card.refusal is not None:
+        return button("Load anyway", "load", card.id, anyway="1", confirm=ANYWAY)
+    return button("Load", "load", card.id, main="1")
+
+
+def fault_html(fault: Fault) -> str:
+    link = ""
+    if fault.page:
+        link = (
+            f' <a href="{html.escape(fault.page)}" target="_blank" rel="noopener noreferrer">'
+            "The model's page</a>"
+        )
+    text = html.escape(f"{fault.text} {fault.remedy}")
+    return f'<p class="ls-mfault" role="alert">{text}{link}</p>'
+
+
+def _license_html(card: Card) -> str:
+    offer = card.offer
+    name = html.escape(offer.license) if offer.license else "licence: see its page"
+    address = offer.terms or offer.page
+    if address:
+        name = (
+            f'<a href="{html.escape(address)}" target="_blank" rel="noopener noreferrer">{name}</a>'
+        )
+    if offer.gated and offer.page:
+        name += (
+            ', <a href="' + html.escape(offer.page) + '" target="_blank" '
+            'rel="noopener noreferrer">terms to accept on its page first</a>'
+        )
+    return name
+
+
+def _about(card: Card) -> str:
+    return "" if card.is_exact else "about "
+
+
+def _size_words(card: Card) -> str:
+    if card.is_here:
+        held = sum(part.num_bytes for part in card.parts)
+        return f"{disk(held)} on disk" if held else "ships with localspec"
+    return f"{_about(card)}{disk(card.download_bytes)} to fetch"
+
+
+def _download_html(card: Card) -> str:
+    if card.is_here:
+        return f"nothing: {_size_words(card)}"
+    basis = "exact, asked of the hub" if card.is_exact else "estimate from its shape"
+    parts = "; ".join(_part_words(part) for part in card.parts) if len(card.parts) > 1 else ""
+    total = f"<b>{_about(card)}{disk(card.download_bytes)}</b> ({basis})"
+    left = card.disk_left_bytes
+    if left is None:
+        room = "room on the disk unknown"
+    elif left < 0:
+        room = f"<b>{disk(-left)} more than the disk has free</b>"
+    else:
+        room = f"{disk(left)} of disk left"
+    return f"{total}, {room}" + (f'<br><span class="ls-mfine">{parts}</span>' if parts else "")
+
+
+def _part_words(part: Part) -> str:
+    state = "here" if part.is_here else disk(part.num_bytes)
+    return f"{html.escape(part.id)}: {state}"
+
+
+def gain_html(gain: Gain | None) -> str:
+    if gain is None:
+        return "none: plain decoding"
+    if gain.is_measured:
+        return f"<b>{gain.low:.1f} times</b> plain speed, {html.escape(gain.basis)}"
+    return (
+        f'<b>{_range(gain)}</b> plain speed <span class="ls-mtag">estimate</span><br>'
+        f'<span class="ls-mfine">{html.escape(gain.basis[0].upper() + gain.basis[1:])}. Not '
+        "measured here: the tune-up says what it really is.</span>"
+    )
+
+
+def _range(gain: Gain) -> str:
+    low, high = f"{gain.low:.1f}", f"{gain.high:.1f}"
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def bar_html(bar: Bar) -> str:
+    """The memory, part by part: told apart by pattern as well as by colour."""
+    named = [
+        ("target", "target", bar.target),
+        ("draft", "draft", bar.draft),
+        ("kv", "conversation (KV)", bar.kv),
+        ("working", "working room", bar.working),
+        ("reserve", "reserve", bar.reserve),
+        ("spare", "spare", bar.spare),
+    ]
+    shown = [(key, name, num) for key, name, num in named if num > 0]
+    pieces = "".join(
+        f'<i class="ls-m-{key}" data-grow="{num // 2**20}" title="{name}: {amount(num)}"></i>'
+        for key, name, num in shown
+    )
+    legend = "".join(
+        f'<li><i class="ls-m-{key}" aria-hidden="true"></i>{name} <b>{amount(num)}</b></li>'
+        for key, name, num in shown
+    )
+    short = ""
+    if bar.spare < 0:
+        short = f'<p class="ls-mfine">{amount(-bar.spare)} more than is free.</p>'
+    said = ", ".join(f"{name} {amount(num)}" for _, name, num in shown)
+    return (
+        f'<div class="ls-mbar" role="img" aria-label="Memory: {said}">{pieces}</div>'
+        f'<ul class="ls-mlegend">{legend}</ul>{short}'
+    )

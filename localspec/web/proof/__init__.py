@@ -1,0 +1,1 @@
+"""That drafting changed nothing: token view, race, replay, report."""

@@ -1,0 +1,221 @@
+"""Where each token of a reply came from, as data for the token view.
+
+Contract: pure. `runs` of a Provenance, joined, are the reply's text exactly: tokens that are parts
+of one character stand in one run. Counts are of tokens, and equal the log's. Without the text of
+single tokens (an old reply whose model is not loaded) there are marks instead of runs; without
+what was drafted (an older log) there are runs without chances.
+
+Not here: reading the log (tokens), drawing (static/tokens.js).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from localspec.backend import DraftedToken
+from localspec.core import OFF, TARGET
+from localspec.record.drafted import TokenRecord
+
+Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "earlier", "unknown"]
+
+LOOKUPS = ("ngram", "lookahead", "chained")
+OWN = ("self_quant", "early_exit", "medusa", "mtp", "eagle")
+# In the order of the legend: name, what it means.
+KINDS: Mapping[Kind, tuple[str, str]] = {
+    "draft": ("draft model", "guessed by a smaller model, and the model agreed"),
+    "self": ("self-draft", "guessed by a quick part of the model itself, and the model agreed"),
+    "ngram": ("n-gram", "copied from where these words stood before, and the model agreed"),
+    "corrected": ("corrected", "the model's own, in the place of a guess it refused"),
+    "bonus": ("bonus", "the model's own, after a draft it took whole"),
+    "plain": ("plain", "the model's own, in a step without a draft"),
+}
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """One output token. round: its place among the rounds, from 0."""
+
+    kind: Kind
+    round: int
+    drafter: str
+    acceptance: float | None = None
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Text and the tokens that make it up; shown as the last of them, which completed it."""
+
+    text: str
+    tokens: tuple[ShownToken, ...]
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A guess that was rejected. instead: the text that stands in its place, None where the reply
+    ended there."""
+
+    text: str
+    instead: str | None
+    acceptance: float | None
+    confidence: float | None
+
+
+@dataclass(frozen=True)
+class ShownRound:
+    """One check by the model. num_not_reached: guesses that were never looked at."""
+
+    drafter: str
+    num_drafted: int
+    num_accepted: int
+    num_tokens: int
+    ms: float | None
+    context_length: int | None
+    is_probe: bool
+    missed: tuple[Missed, ...] = ()
+    num_not_reached: int | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """See the module. text: the whole reply, for where there are no runs."""
+
+    text: str
+    tokens: tuple[ShownToken, ...]
+    rounds: tuple[ShownRound, ...]
+    runs: tuple[Run, ...] | None
+    has_chances: bool
+    counts: Mapping[Kind, int] = field(default_factory=dict)
+
+
+def kind_of(drafter: str) -> Kind:
+    """The kind of a token that this drafter guessed."""
+    return "ngram" if drafter in LOOKUPS else "self" if drafter in OWN else "draft"
+
+
+def provenance_of(
+    text: str,
+    sources: Sequence[str],
+    steps: Sequence[Mapping[str, Any]],
+    record: TokenRecord | None,
+    pieces: Sequence[str] | None,
+) -> Provenance:
+    """sources: where each output token came from, as logged. steps: rows of the log. pieces: the
+    text of each output token, where the record does not say."""
+    rounds = record.rounds if record is not None and len(record.rounds) == len(steps) else None
+    start = record.start if record is not None else 0
+    lengths = record.lengths if record is not None else ()
+    if len(lengths) == len(sources) and lengths:
+        pieces = cut(text[start:], lengths)
+    elif pieces is not None:
+        start = max(0, len(text) - len("".join(pieces)))
+        pieces = pieces if text[start:] == "".join(pieces) else None
+    tokens, shown, done = list[ShownToken](), list[ShownRound](), 0
+    for number, step in enumerate(steps):
+        own = sources[done : done + step["num_output_tokens"]]
+        own_pieces = None if pieces is None else pieces[done : done + len(own)]
+        drafted = None if rounds is None else rounds[number]
+        tokens += _tokens(number, own, step, drafted)
+        shown.append(_round(step, own, own_pieces, drafted))
+        done += len(own)
+    counts: dict[Kind, int] = {
+        kind: found for kind in KINDS if (found := sum(one.kind == kind for one in tokens))
+    }
+    runs = None if pieces is None else _runs(text[:start], tokens, pieces)
+    return Provenance(text, tuple(tokens), tuple(shown), runs, rounds is not None, counts)
+
+
+def cut(text: str, lengths: Sequence[int]) -> list[str]:
+    """The text by tokens; what is left at the end belongs to the last."""
+    pieces, done = [], 0
+    for length in lengths:
+        pieces.append(text[done : done + length])
+        done += length
+    if pieces:
+        pieces[-1] += text[done:]
+    return pieces
+
+
+def _tokens(
+    number: int,
+    sources: Sequence[str],
+    step: Mapping[str, Any],
+    drafted: Sequence[DraftedToken] | None,
+) -> list[ShownToken]:
+    accepted = iter([one for one in drafted or () if one.outcome == "accepted"])
+    found = []
+    for source in sources:
+        if source == TARGET:
+            kind = _target_kind(step, drafted)
+            found.append(ShownToken(kind, number, TARGET))
+            continue
+        one = next(accepted, None)
+        chances = (None, None) if one is None else (one.acceptance, one.confidence)
+        found.append(ShownToken(kind_of(source), number, source, *chances))
+    return found
+
+
+def _target_kind(step: Mapping[str, Any], drafted: Sequence[DraftedToken] | None) -> Kind:
+    if not step["num_draft_tokens"]:
+        return "plain"
+    if drafted is None:  # of a chain this is all there is to know
+        return "corrected" if step["num_accepted_tokens"] < step["num_draft_tokens"] else "bonus"
+    end = _end_of(drafted)
+    is_refused = any(one.outcome == "rejected" and one.parent == end for one in drafted)
+    return "corrected" if is_refused else "bonus"
+
+
+def _end_of(drafted: Sequence[DraftedToken]) -> int:
+    """The place of the last accepted token, -1 if there is none: a path's places only grow."""
+    return max((i for i, one in enumerate(drafted) if one.outcome == "accepted"), default=-1)
+
+
+def _round(
+    step: Mapping[str, Any],
+    sources: Sequence[str],
+    pieces: Sequence[str] | None,
+    drafted: Sequence[DraftedToken] | None,
+) -> ShownRound:
+    times = (step["draft_ms"], step["verify_ms"])
+    return ShownRound(
+        drafter=OFF if not step["num_draft_tokens"] else step["drafter"],
+        num_drafted=step["num_draft_tokens"],
+        num_accepted=step["num_accepted_tokens"],
+        num_tokens=step["num_output_tokens"],
+        ms=None if None in times else sum(times),
+        context_length=step["context_length"],
+        is_probe=bool(step["is_probe"]),
+        missed=() if drafted is None else _missed(drafted, sources, pieces),
+        num_not_reached=None
+        if drafted is None
+        else sum(one.outcome == "not_reached" for one in drafted),
+    )
+
+
+def _missed(
+    drafted: Sequence[DraftedToken], sources: Sequence[str], pieces: Sequence[str] | None
+) -> tuple[Missed, ...]:
+    taken = {one.parent: one.text for one in drafted if one.outcome == "accepted"}
+    if sources and sources[-1] == TARGET and pieces is not None:
+        taken.setdefault(_end_of(drafted), pieces[-1])
+    return tuple(
+        Missed(one.text, taken.get(one.parent), one.acceptance, one.confidence)
+        for one in drafted
+        if one.outcome == "rejected"
+    )
+
+
+def _runs(earlier: str, tokens: Sequence[ShownToken], pieces: Sequence[str]) -> tuple[Run, ...]:
+    runs = [Run(earlier, ())] if earlier else []
+    waiting: tuple[ShownToken, ...] = ()
+    for token, piece in zip(tokens, pieces, strict=False):
+        waiting = (*waiting, token)
+        if piece:
+            runs.append(Run(piece, waiting))
+            waiting = ()
+    if waiting and runs:  # a control token at the end has no text of its own
+        last = runs.pop()
+        runs.append(Run(last.text, (*last.tokens, *waiting)))
+    return tuple(runs)

@@ -1,0 +1,218 @@
+"""One click: a report of what was measured here, as a zip of Markdown and its plots.
+
+Contract: figures, settings, versions and hardware; no message and no title of a conversation is in
+it, so that it can be passed on. Every figure says what it is a ratio of; unknown is a dash. Plots
+are SVG files beside report.md, which names them.
+
+Not here: the exports, which hold the texts (record.export).
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from localspec import __version__
+from localspec.backend import Description
+from localspec.chat.service import ChatService
+from localspec.errors import StoreError
+from localspec.web.live import DASH, number, percent, size
+from localspec.web.stats import figures as stats
+from localspec.web.stats.drawings import SHARED, Plot, grouped, make_plots
+from localspec.web.stats.selection import Selection, rounds_of, selection_of
+from localspec.web.stats.waits import SHARES, Waits, seconds_saved, with_and_without
+
+Row = dict[str, Any]
+WHITE = '<rect width="100%" height="100%" fill="#ffffff"/>'
+SETTINGS = (
+    "model", "draft", "device", "dtype", "context_length", "drafter_requested",
+    "num_draft_tokens_requested", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "max_tokens", "workload",
+)  # fmt: skip
+SCOPES = {"session": "this session", "conversation": "one conversation", "all": "everything logged"}
+
+
+def report_zip(service: ChatService, query: Mapping[str, str]) -> bytes:
+    """The report that an address asks for. Raises StoreError when there is nothing to report."""
+    selection = selection_of(query)
+    rows = selection.rows(service)
+    if not rows:
+        raise StoreError("There is no turn to report on yet. Send a message first.")
+    rounds = rounds_of(service, rows)
+    loaded = service.status().description
+    plots = make_plots(rows, rounds, loaded)
+    used = {row["session_id"] for row in rows}
+    sessions = [one for one in service.store.session_rows() if one["id"] in used]
+    lines = report_lines(selection, rows, rounds, sessions, loaded, plots)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("report.md", "\n".join(lines) + "\n")
+        for plot in plots:
+            archive.writestr(f"plots/{plot.name}.svg", standalone(plot.svg))
+    return packed.getvalue()
+
+
+def standalone(svg: str) -> str:
+    """The plot as a file: on white, whatever looks at it."""
+    head, _, rest = svg.partition(">")
+    return f"{head}>{WHITE}{rest}"
+
+
+def report_lines(
+    selection: Selection,
+    rows: Sequence[Row],
+    rounds: Sequence[Row],
+    sessions: Sequence[Mapping[str, Any]],
+    loaded: Description | None,
+    plots: Sequence[Plot],
+) -> Iterator[str]:
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    yield f"# localspec {__version__}: what was measured"
+    yield ""
+    yield f"Made {made}, over {SCOPES.get(selection.scope, selection.scope)}{_filters(selection)}."
+    yield "No message and no title is in this report."
+    yield ""
+    yield from _summary(rows, rounds)
+    for field, title in SHARED.items():
+        yield f"## By {title}"
+        yield ""
+        yield from _groups(rows, field, title)
+    yield from _latency(rows, rounds)
+    yield "## Plots"
+    yield ""
+    for plot in plots:
+        yield f"![{plot.name}](plots/{plot.name}.svg)"
+        yield ""
+        yield plot.note
+        yield ""
+    yield from _machine(sessions)
+    yield from _loaded(loaded)
+    yield from _settings(rows)
+
+
+def _filters(selection: Selection) -> str:
+    parts = [f"model {selection.model}"] if selection.model else []
+    parts += [f"from {selection.since}"] if selection.since else []
+    parts += [f"until {selection.until}"] if selection.until else []
+    return f", {', '.join(parts)}" if parts else ""
+
+
+def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
+    summary = stats.summarise(rows, rounds)
+    yield "## In short"
+    yield ""
+    yield from _table(
+        ("figure", "value", "what it is"),
+        (
+            ("turns", str(summary.num_turns), ""),
+            ("tokens", str(summary.num_output_tokens), "written"),
+            ("tokens per second", number(summary.tokens_per_second), "reading not counted"),
+            ("speedup", number(summary.speedup, " ×", 2), "over plain decoding measured here"),
+            ("seconds saved", number(seconds_saved(rows)), "against plain decoding here"),
+            ("acceptance rate", percent(summary.acceptance_rate), "accepted of drafted"),
+            ("α", number(summary.alpha, digits=2), "accepted of the guesses looked at"),
+            ("mean accepted length", number(summary.mean_accepted_length, digits=2),
+             "accepted a draft, and the model's own token"),
+            ("mean γ", number(summary.mean_num_draft_tokens), "drafted in a round that drafts"),
+            ("lenient turns", str(summary.num_lenient_turns), "not exact, as asked for"),
+        ),
+    )  # fmt: skip
+
+
+def _groups(rows: Sequence[Row], field: str, title: str) -> Iterator[str]:
+    lines = []
+    for label, members in grouped(rows, field).items():
+        summary = stats.summarise(members)
+        lines.append(
+            (
+                label,
+                str(summary.num_turns),
+                str(summary.num_output_tokens),
+                number(summary.tokens_per_second),
+                number(summary.speedup, " ×", 2),
+                percent(summary.acceptance_rate),
+                number(summary.mean_num_draft_tokens),
+            )
+        )
+    names = (title, "turns", "tokens", "tok/s", "speedup", "accepted", "mean γ")
+    yield from _table(names, lines)
+
+
+def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
+    yield "## Waits"
+    yield ""
+    yield "Tokens of one round arrive together: the first carries the round, the others wait 0 ms."
+    yield ""
+    drafted, plain = with_and_without(rows, rounds)
+    names = ("ms", *(f"P{100 * share:.0f}" for share in SHARES), "tokens")
+    yield from _table(names, [*_wait_rows("with drafting", drafted), *_wait_rows("without", plain)])
+
+
+def _wait_rows(name: str, waits: Waits) -> list[tuple[str, ...]]:
+    count = str(waits.num_tokens)
+    return [
+        (f"between tokens, {name}", *(number(ms) for ms in waits.between_tokens), count),
+        (f"between updates, {name}", *(number(ms) for ms in waits.between_updates), count),
+    ]
+
+
+def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "## Machine and versions"
+    yield ""
+    for session in sessions[-3:]:
+        yield f"Session {session['id']}, begun {session['started_at_utc']}:"
+        yield ""
+        named = [
+            (name, size(value) if name.endswith("_bytes") and value else _cell(value))
+            for name, value in session.items()
+            if name not in ("id", "started_at_utc")
+        ]
+        yield from _table(("what", "value"), named)
+
+
+def _loaded(loaded: Description | None) -> Iterator[str]:
+    if loaded is None:
+        return
+    yield "## Loaded when this was made"
+    yield ""
+    memory = DASH if loaded.target_bytes is None else size(loaded.target_bytes)
+    yield from _table(
+        ("what", "value"),
+        (
+            ("target", loaded.target),
+            ("draft", _cell(loaded.draft)),
+            ("device and precision", f"{loaded.device}, {loaded.dtype}"),
+            ("context", str(loaded.context_length)),
+            ("target in memory", memory),
+        ),
+    )
+    yield from _table(
+        ("drafter", "usable", "why"),
+        [(one.name, "yes" if one.is_available else "no", one.reason) for one in loaded.drafters],
+    )
+
+
+def _settings(rows: Sequence[Row]) -> Iterator[str]:
+    """Each combination that was used, and how often."""
+    counts: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        key = tuple(_cell(row[name]) for name in SETTINGS)
+        counts[key] = counts.get(key, 0) + 1
+    yield "## Settings"
+    yield ""
+    yield from _table((*SETTINGS, "turns"), [(*key, str(n)) for key, n in counts.items()])
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(names)} |"
+    yield f"|{'---|' * len(names)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in row)} |"
+    yield ""
+
+
+def _cell(value: object) -> str:
+    return DASH if value is None or value == "" else str(value)

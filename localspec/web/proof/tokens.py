@@ -1,0 +1,143 @@
+"""The data behind the token view: `/tokens?message=ID` as JSON.
+
+Contract: everything comes from the log; where an older log lacks the text of single tokens, the
+loaded model is asked, if it is the one that wrote them and free within a moment. Numbers are given
+raw, and shown by static/tokens.js as text nodes only.
+
+Not here: what came from where (provenance).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localspec.backend import Backend
+from localspec.chat.service import ChatService
+from localspec.errors import StoreError
+from localspec.record.drafted import unpack
+from localspec.web.proof.provenance import KINDS, Missed, Provenance, Run, ShownRound, provenance_of
+
+ASK_S = 2.0  # how long the model may be waited for
+
+
+def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
+    """The view of a stored reply. Raises StoreError for one that the log does not have."""
+    store = service.store
+    row = store.turn_of(message_id)
+    found = store.reply_tokens(message_id)
+    if row is None or found is None:
+        raise StoreError(
+            "The log has no tokens of this reply: it is not finished, was not recorded, or its "
+            "text was not to be logged."
+        )
+    tokens, sources = found
+    text = store.branch(message_id)[-1].text
+    packed = store.drafted(message_id)
+    record = None if packed is None else unpack(packed)
+    steps = store.step_rows(row["turn_id"])
+    pieces = None
+    if record is None or len(record.lengths) != len(tokens):
+        pieces = _ask_for_pieces(service, row, tokens)
+    return as_json(row, provenance_of(text, sources, steps, record, pieces))
+
+
+def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:
+    """Lists instead of objects where there are many: [kind, round, drafter, acceptance,
+    confidence] of a token, [text, tokens] of a run."""
+    return {
+        "message": row["message_id"],
+        "temperature": row["temperature"],
+        "is_exact": row["exact"],
+        "num_draft_tokens": row["num_draft_tokens"],
+        "num_accepted_tokens": row["num_accepted_tokens"],
+        "num_output_tokens": row["num_output_tokens"],
+        "num_drafts": row["num_drafts"],
+        "text": found.text,
+        "runs": None if found.runs is None else [_run(run) for run in found.runs],
+        "tokens": [_token(token) for token in found.tokens],
+        "rounds": [_round(round_) for round_ in found.rounds],
+        "legend": [
+            {"kind": kind, "label": KINDS[kind][0], "meaning": KINDS[kind][1], "count": count}
+            for kind, count in found.counts.items()
+        ],
+        "notes": _notes(row, found),
+    }
+
+
+def _run(run: Run) -> list[Any]:
+    return [run.text, [_token(token) for token in run.tokens]]
+
+
+def _token(token: Any) -> list[Any]:
+    return [token.kind, token.round, token.drafter, token.acceptance, token.confidence]
+
+
+def _round(shown: ShownRound) -> dict[str, Any]:
+    return {
+        "drafter": shown.drafter,
+        "drafted": shown.num_drafted,
+        "accepted": shown.num_accepted,
+        "tokens": shown.num_tokens,
+        "ms": shown.ms,
+        "is_probe": shown.is_probe,
+        "not_reached": shown.num_not_reached,
+        "missed": [_missed(one) for one in shown.missed],
+    }
+
+
+def _missed(missed: Missed) -> dict[str, Any]:
+    return {
+        "text": missed.text,
+        "instead": missed.instead,
+        "acceptance": missed.acceptance,
+        "confidence": missed.confidence,
+    }
+
+
+def _notes(row: Mapping[str, Any], found: Provenance) -> list[str]:
+    notes = []
+    if not found.has_chances:
+        notes.append(
+            "This reply was logged before localspec kept what was drafted: where each token came "
+            "from is shown, but not what was refused, nor any chance."
+        )
+    if found.runs is None:
+        notes.append(
+            "Which letters belong to which token is not known: only the model that wrote them "
+            f"({row['model'] or 'unknown'}) can say, and it is not loaded or is busy."
+        )
+    if row["exact"] is False:
+        notes.append(
+            "Checking was lenient here, as you chose: the chances are those of the lenient rule."
+        )
+    elif row["temperature"] == 0:
+        notes.append(
+            "At temperature 0 the check is yes or no: a guess is right or it is not, so every "
+            "chance is 100 % or 0 %."
+        )
+    return notes
+
+
+def _ask_for_pieces(
+    service: ChatService, row: Mapping[str, Any], tokens: Sequence[int]
+) -> tuple[str, ...] | None:
+    status = service.status()
+    loaded = status.description
+    if (
+        loaded is None
+        or loaded.target != row["model"]
+        or status.phase not in ("ready", "calibrating")
+    ):
+        return None
+    found: list[tuple[str, ...]] = []
+
+    def ask(backend: Backend, cancel: threading.Event) -> None:
+        if not cancel.is_set():
+            found.append(backend.pieces(tuple(tokens)))
+
+    task = service.enqueue("the text of single tokens", ask)
+    if not task.done.wait(ASK_S):
+        task.cancel.set()
+    return found[0] if found else None

@@ -1,0 +1,119 @@
+// The conversation: small links under messages, following the text down, what a screen reader
+// hears, and the dialog for a context that is too small.
+import { announce, byId, command, make, messageBox, onNews, question } from "./ui.js";
+
+const NEAR_THE_END_PX = 80;
+const ASKED_MS = 1500; // a scroll this soon after a wheel, key or finger is the person's
+
+// Small links under messages (messages.py): the class names the command and the message.
+const numberIn = (link) => Number(/\bls-m-(\d+)\b/.exec(link.className)?.[1]);
+const nameIn = (link) => /\bls-(edit|show|continue|all)\b/.exec(link.className)?.[1];
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a.ls-do");
+  if (!link) return;
+  event.preventDefault();
+  command({ do: nameIn(link), message: numberIn(link) });
+});
+
+export function editLast() {
+  const links = document.querySelectorAll("#ls-chat a.ls-edit");
+  links[links.length - 1]?.click();
+}
+
+onNews("announce", announce);
+
+onNews("all", (text) => {
+  const whole = make("textarea", { readOnly: true, rows: 18, className: "ls-whole", value: text });
+  whole.setAttribute("aria-label", "The whole message");
+  question({ title: "The whole message", body: whole, choices: [["Close", null, true]], wide: true });
+});
+
+// The column scrolls with the text unless the person has scrolled up to read.
+let isAtEnd = true;
+
+function followDown(column) {
+  const toEnd = () => { if (isAtEnd) column.scrollTop = column.scrollHeight; };
+  const jump = make("button", {
+    type: "button",
+    id: "ls-to-end",
+    hidden: true,
+    textContent: "↓",
+    ariaLabel: "To the newest message",
+    onclick: () => { isAtEnd = true; toEnd(); },
+  });
+  byId("ls-compose")?.prepend(jump);
+  // Only the person's own scrolling leaves the end; the text's growing and shrinking does not.
+  let askedAt = -Infinity;
+  for (const kind of ["wheel", "touchmove", "keydown", "pointerdown"])
+    column.addEventListener(kind, () => { askedAt = performance.now(); }, { passive: true });
+  column.addEventListener("scroll", () => {
+    const left = column.scrollHeight - column.scrollTop - column.clientHeight;
+    if (left < NEAR_THE_END_PX) isAtEnd = true;
+    else if (performance.now() - askedAt < ASKED_MS) isAtEnd = false;
+    jump.hidden = left < NEAR_THE_END_PX;
+  }, { passive: true });
+  const sized = new ResizeObserver(toEnd);
+  for (const id of ["ls-written", "ls-growing"]) if (byId(id)) sized.observe(byId(id));
+  sized.observe(column);
+  onNews("sent", () => { isAtEnd = true; toEnd(); });
+}
+
+// One announcement at the end replaces a live region that would read every few words.
+function calm(column) {
+  const quiet = () => {
+    for (const log of column.querySelectorAll('[role="log"]')) {
+      log.setAttribute("aria-live", "off");
+      log.removeAttribute("role"); // the column around both is the region
+      log.removeAttribute("aria-label");
+    }
+    // Gradio repeats each message, our notes included, as the name of an element without a role.
+    for (const message of column.querySelectorAll("[data-testid][aria-label]")) message.removeAttribute("aria-label");
+    // The note under a message is no message.
+    for (const note of column.querySelectorAll('[data-testid="user"]:has(p.ls-own)')) note.dataset.testid = "note";
+    for (const box of column.querySelectorAll('[role="complementary"]')) box.removeAttribute("role");
+  };
+  quiet();
+  new MutationObserver(quiet).observe(column, { childList: true, subtree: true });
+  column.tabIndex = 0;
+  column.setAttribute("role", "region");
+  column.setAttribute("aria-label", "Conversation");
+}
+
+// What scrolls sideways must be reached by keyboard too.
+const reachCode = () => setTimeout(() => {
+  for (const block of document.querySelectorAll("#ls-written :is(pre, table)"))
+    block.tabIndex = block.scrollWidth > block.clientWidth ? 0 : -1;
+}, 500);
+onNews("announce", reachCode);
+onNews("moved", reachCode);
+window.addEventListener("resize", reachCode);
+
+const count = (number) => Number(number).toLocaleString("en");
+
+// Nothing is cut unless the person says so here.
+onNews("overflow", async (news) => {
+  const body = [
+    make("p", { textContent: news.sentence }),
+    make("meter", { min: 0, max: Math.max(news.context, news.prompt + news.reply), value: news.prompt, high: news.context, ariaLabel: "Tokens needed" }),
+  ];
+  const choices = [["Shorten the message", "shorten", true]];
+  if (news.room) choices.push([`Allow a reply of at most ${count(news.room)} tokens`, "room"]);
+  if (news.left_out) {
+    const noun = news.left_out === 1 ? "the oldest message" : `the ${count(news.left_out)} oldest messages`;
+    choices.push([`Go on without ${noun}`, "leave"]);
+  }
+  const chosen = await question({ title: "This does not fit the context", body, choices });
+  messageBox()?.focus();
+  if (chosen === "room") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { max_tokens: news.room } }));
+  if (chosen === "leave") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { left_out: news.left_out } }));
+});
+
+function begin(triesLeft) {
+  const column = byId("ls-chat");
+  if (column && byId("ls-compose")) {
+    followDown(column);
+    calm(column);
+  } else if (triesLeft > 0) setTimeout(begin, 50, triesLeft - 1);
+}
+begin(400);

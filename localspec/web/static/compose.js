@@ -1,0 +1,224 @@
+// The message box: attached files, long pastes, editing an earlier message, the context gauge.
+// Files are read here and travel with the message; nothing is uploaded beforehand.
+import { asBase64, byId, command, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
+
+const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
+const MAX_FILE_BYTES = 1_000_000; // these three as in chat/attachments.py, which has the last word
+const MAX_TOTAL_BYTES = 2_000_000;
+const MAX_FILES = 10;
+const PART_BYTES = 900_000;
+const GAUGE_MS = 350;
+
+let files = []; // {name, size, data}
+let editing = null; // the message that the next one replaces
+let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
+
+window.lsExtras = () => {
+  const added = { ...decided };
+  if (files.length) added.files = files.map(({ name, data }) => ({ name, data }));
+  if (editing !== null) added.edits = editing;
+  decided = {};
+  return Object.keys(added).length ? JSON.stringify(added) : "";
+};
+
+// Files
+
+function showChips() {
+  const chips = files.map((file) =>
+    make(
+      "li",
+      { className: "ls-chip" },
+      make("span", { textContent: file.name, title: file.name }),
+      make("small", { textContent: inWords(file.size) }),
+      make("button", {
+        type: "button",
+        ariaLabel: `Remove ${file.name}`,
+        textContent: "×",
+        onclick: () => { files = files.filter((one) => one !== file); showChips(); messageBox()?.focus(); },
+      }),
+    ),
+  );
+  byId("ls-chips")?.replaceChildren(...chips);
+  gaugeSoon();
+}
+
+// Returns the sentence that says why a file cannot be attached, null when it can.
+function refusal(name, size) {
+  const total = files.reduce((sum, file) => sum + file.size, size);
+  if (files.length >= MAX_FILES) return `A message takes at most ${MAX_FILES} files. Remove one, or send this one first.`;
+  if (size > MAX_FILE_BYTES) return `${name} is ${inWords(size)}, but a file may have at most ${inWords(MAX_FILE_BYTES)}. Attach the part that matters.`;
+  if (total > MAX_TOTAL_BYTES) return `With ${name} the files would be ${inWords(total)}, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Attach the part that matters.`;
+  return size ? null : `${name} is empty, so it was not attached.`;
+}
+
+async function attach(blobs) {
+  for (const blob of blobs) {
+    const why = refusal(blob.name, blob.size);
+    if (why) { toast(why); continue; }
+    const file = { name: blob.name, size: blob.size, data: "" };
+    files.push(file);
+    try {
+      file.data = await asBase64(blob);
+    } catch {
+      files = files.filter((one) => one !== file);
+      toast(`${blob.name} could not be read. A folder cannot be attached; choose the files in it.`);
+    }
+  }
+  showChips();
+}
+
+// In parts that are small enough for one file each; false where it is too much for a message.
+function attachText(text) {
+  const size = new Blob([text]).size;
+  if (size + files.reduce((sum, file) => sum + file.size, 0) > MAX_TOTAL_BYTES) {
+    toast(`This text is ${inWords(size)}, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Nothing was taken of it; paste the part that matters.`);
+    return false;
+  }
+  const numParts = Math.ceil(size / PART_BYTES);
+  const length = Math.ceil(text.length / numParts);
+  const parts = [];
+  for (let start = 0; start < text.length; ) {
+    let end = Math.min(start + length, text.length);
+    if (/[\ud800-\udbff]/.test(text[end - 1]) && end < text.length) end += 1; // never within a pair
+    const number = files.filter((file) => file.name.startsWith("pasted text")).length + parts.length;
+    const name = number ? `pasted text ${number + 1}.txt` : "pasted text.txt";
+    parts.push(new File([text.slice(start, end)], name, { type: "text/plain" }));
+    start = end;
+  }
+  attach(parts);
+  return true;
+}
+
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#ls-attach")) byId("ls-attach-file")?.click();
+});
+document.addEventListener("change", (event) => {
+  if (event.target.id !== "ls-attach-file") return;
+  attach([...event.target.files]);
+  event.target.value = "";
+});
+
+const holdsFiles = (event) => [...(event.dataTransfer?.types || [])].includes("Files");
+document.addEventListener("dragover", (event) => {
+  if (!holdsFiles(event)) return;
+  event.preventDefault();
+  document.body.classList.add("ls-dropping");
+});
+document.addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) document.body.classList.remove("ls-dropping");
+});
+document.addEventListener("drop", (event) => {
+  document.body.classList.remove("ls-dropping");
+  if (!holdsFiles(event)) return;
+  event.preventDefault();
+  attach([...event.dataTransfer.files]);
+});
+
+// Long text goes into a file before the box, or Gradio behind it, has to lay it out.
+const isBox = (element) => element?.matches?.("#ls-message textarea");
+
+document.addEventListener("paste", (event) => {
+  if (!isBox(event.target)) return;
+  const pasted = [...(event.clipboardData?.files || [])];
+  const text = event.clipboardData?.getData("text/plain") || "";
+  if (!text && pasted.length) { event.preventDefault(); attach(pasted); return; }
+  if (text.length + event.target.value.length <= MAX_BOX_CHARACTERS) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  attachText(text);
+}, { capture: true });
+
+document.addEventListener("input", (event) => {
+  if (!isBox(event.target)) return;
+  if (event.target.value.length > MAX_BOX_CHARACTERS) {
+    const text = event.target.value;
+    event.target.value = "";
+    attachText(text);
+  }
+  gaugeSoon();
+}, { capture: true });
+
+// Editing
+
+function showEditing() {
+  const line = byId("ls-editing");
+  if (line) line.hidden = editing === null;
+}
+
+export function stopEditing() {
+  if (editing === null) return false;
+  editing = null;
+  files = [];
+  showEditing();
+  showChips();
+  setMessage("");
+  return true;
+}
+
+onNews("edit", ({ message, text, files: before }) => {
+  editing = message;
+  files = before;
+  showChips();
+  showEditing();
+  setMessage(text);
+  messageBox()?.focus();
+});
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#ls-edit-cancel")) { stopEditing(); messageBox()?.focus(); }
+});
+
+onNews("sent", () => {
+  files = [];
+  editing = null;
+  showEditing();
+  showChips();
+});
+
+window.addEventListener("ls-decide", (event) => {
+  decided = event.detail;
+  document.querySelector("#ls-message .submit-button")?.click();
+});
+
+// The gauge: tokens are counted by the model's own tokenizer, when typing pauses
+
+let gaugeTimer = 0;
+
+export function gaugeSoon() {
+  clearTimeout(gaugeTimer);
+  gaugeTimer = setTimeout(() => {
+    const text = messageBox()?.value ?? "";
+    command({ do: "gauge", text, files: files.map(({ name, data }) => ({ name, data })) }, { mayRepeat: true });
+  }, GAUGE_MS + 4 * files.reduce((sum, file) => sum + file.size, 0) / 4096);
+}
+
+onNews("gauge", (gauge) => {
+  const [bar, words] = [byId("ls-gauge"), byId("ls-gauge-text")];
+  if (!bar || !words) return;
+  const count = (number) => Number(number).toLocaleString("en");
+  if (!gauge) {
+    words.textContent = "";
+    bar.hidden = true;
+    return;
+  }
+  words.classList.toggle("ls-problem", Boolean(gauge.problem));
+  words.title = gauge.problem || "";
+  if (gauge.problem) {
+    words.textContent = gauge.problem;
+    bar.hidden = true;
+    return;
+  }
+  const share = (gauge.used + gauge.reply) / gauge.context;
+  bar.hidden = false;
+  bar.dataset.state = share > 1 ? "over" : share > 0.85 ? "tight" : "";
+  bar.style.setProperty("--used", `${Math.min(100, (100 * gauge.used) / gauge.context)}%`);
+  bar.style.setProperty("--reply", `${Math.min(100, 100 * share)}%`);
+  const without = gauge.left_out ? `, without the ${count(gauge.left_out)} oldest messages` : "";
+  words.textContent = `${count(gauge.used)} of ${count(gauge.context)} tokens${without}`;
+  const said = `Context: ${words.textContent}; the reply may take ${count(gauge.reply)}`;
+  bar.setAttribute("aria-label", said);
+  bar.title = said;
+});
+onNews("announce", gaugeSoon);
+onNews("moved", () => { stopEditing(); gaugeSoon(); });
+for (const id of ["ls-settings", "ls-system"])
+  document.addEventListener("change", (event) => { if (event.target.closest?.(`#${id}`)) gaugeSoon(); });

@@ -1,0 +1,110 @@
+// The Models tab: shows the parts that the server makes, asks again while the tab is seen, and
+// sends what a button asks. Only parts whose text changed are put in place anew, and whatever had
+// the focus or was open has and is it again.
+
+const PATH = '/models';
+const EVERY_MS = 1000;
+const shown = new Map();
+let timer = 0;
+let isAsking = false;
+
+const root = () => document.getElementById('ls-models');
+const isSeen = () => root() !== null && root().offsetParent !== null && !document.hidden;
+
+function say(text, isBad = false) {
+  const place = document.getElementById('ls-models-said');
+  if (!place) return;
+  place.textContent = text || '';
+  place.classList.toggle('ls-mfault', isBad && Boolean(text));
+}
+
+function place(section, text) {
+  const held = document.activeElement && section.contains(document.activeElement)
+    ? document.activeElement.dataset.key : null;
+  const typed = held === 'folder' ? section.querySelector('[data-key="folder"]').value : null;
+  const open = [...section.querySelectorAll('details[open]')].map((each) => each.dataset.key);
+  section.innerHTML = text;
+  for (const each of section.querySelectorAll('[data-grow]')) each.style.flexGrow = each.dataset.grow;
+  for (const each of section.querySelectorAll('details')) {
+    each.open = open.includes(each.dataset.key);
+  }
+  if (held === null) return;
+  const again = section.querySelector(`[data-key="${CSS.escape(held)}"]`);
+  if (again) {
+    if (typed !== null) again.value = typed;
+    again.focus({ preventScroll: true });
+  }
+}
+
+function show(parts) {
+  for (const section of root().querySelectorAll('[data-part]')) {
+    const text = parts[section.dataset.part] || '';
+    const isChosen = section.contains(document.activeElement)
+      && document.activeElement.tagName === 'SELECT';
+    // A part that Gradio made anew is empty again, whatever was shown before.
+    if ((shown.get(section.dataset.part) === text && section.childNodes.length) || isChosen) continue;
+    shown.set(section.dataset.part, text);
+    place(section, text);
+  }
+  root().setAttribute('aria-busy', 'false');
+}
+
+async function look() {
+  if (isAsking || !isSeen()) return;
+  isAsking = true;
+  try {
+    const answer = await fetch(PATH, { headers: { accept: 'application/json' } });
+    if (answer.ok && root()) show((await answer.json()).parts);
+  } catch (error) {
+    say('localspec does not answer. Is it still running?', true);
+  } finally {
+    isAsking = false;
+  }
+}
+
+async function act(said) {
+  say('');
+  root().setAttribute('aria-busy', 'true');
+  try {
+    const answer = await fetch(PATH, {
+      method: 'POST',
+      headers: { 'content-type': 'application/json' },
+      body: JSON.stringify(said),
+    });
+    const told = await answer.json().catch(() => ({ error: 'localspec refused this request.' }));
+    say(told.error || told.message, Boolean(told.error));
+  } catch (error) {
+    say('localspec does not answer. Is it still running?', true);
+  }
+  await look();
+}
+
+document.addEventListener('click', (event) => {
+  const button = event.target.closest('#ls-models button[data-act]');
+  if (!button) return;
+  const said = { act: button.dataset.act, id: button.dataset.id || '' };
+  if (button.dataset.anyway) said.anyway = true;
+  if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) return;
+  button.disabled = true;
+  act(said).finally(() => { button.disabled = false; });
+});
+
+document.addEventListener('change', (event) => {
+  const choice = event.target.closest('#ls-models select[data-act]');
+  if (!choice) return;
+  choice.blur();
+  act({ act: choice.dataset.act, value: Number(choice.value) });
+});
+
+document.addEventListener('submit', (event) => {
+  const form = event.target.closest('#ls-models form[data-act]');
+  if (!form) return;
+  event.preventDefault();
+  act({ act: form.dataset.act, value: new FormData(form).get('value') });
+}, true);
+
+window.lsModels = () => {
+  requestAnimationFrame(look);
+  if (!timer) timer = setInterval(look, EVERY_MS);
+};
+window.lsModels();

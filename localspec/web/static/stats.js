@@ -1,0 +1,52 @@
+// Saves a plot of the Stats tab as SVG or PNG, made from the picture on the page: on white, with
+// the colours of a light page, whatever the page looks like now.
+const SCALE = 2; // pixels of the PNG for one unit of the picture
+const INK = "#1f2937";
+
+function standalone(plot) {
+  const copy = plot.cloneNode(true);
+  const [, , width, height] = plot.getAttribute("viewBox").split(" ").map(Number);
+  copy.setAttribute("width", String(width));
+  copy.setAttribute("height", String(height));
+  copy.setAttribute("color", INK);
+  copy.removeAttribute("class");
+  const ground = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+  for (const [name, value] of [["width", "100%"], ["height", "100%"], ["fill", "#ffffff"]]) {
+    ground.setAttribute(name, value);
+  }
+  copy.prepend(ground);
+  return { text: new XMLSerializer().serializeToString(copy), width, height };
+}
+
+function offer(blob, name) {
+  const address = URL.createObjectURL(blob);
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+async function savePng(picture, name) {
+  const image = new Image();
+  const encoded = btoa(String.fromCharCode(...new TextEncoder().encode(picture.text)));
+  image.src = `data:image/svg+xml;base64,${encoded}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  canvas.width = picture.width * SCALE;
+  canvas.height = picture.height * SCALE;
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  canvas.toBlob((blob) => offer(blob, `${name}.png`), "image/png");
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("button.ls-save");
+  const plot = button?.closest("figure")?.querySelector("svg.ls-plot");
+  if (!plot) return;
+  const name = `localspec-${button.closest("figure").dataset.name}`;
+  const picture = standalone(plot);
+  if (button.dataset.as === "png") savePng(picture, name);
+  else offer(new Blob([picture.text], { type: "image/svg+xml" }), `${name}.svg`);
+});

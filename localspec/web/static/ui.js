@@ -1,0 +1,135 @@
+// What the page's scripts share: commands to the server, news from it, dialogs, passing messages.
+// Text only ever becomes a text node; nothing here writes HTML.
+const REPEAT_MS = 400; // the same command again within this is a double click
+
+export const byId = (id) => document.getElementById(id);
+
+let lastCommand = "";
+let lastCommandAt = -REPEAT_MS;
+
+export function command(what, { mayRepeat = false } = {}) {
+  const written = JSON.stringify(what).slice(0, 2000);
+  const now = performance.now();
+  if (!mayRepeat && written === lastCommand && now - lastCommandAt < REPEAT_MS) return;
+  [lastCommand, lastCommandAt] = [written, now];
+  // Each of the two bridges (layout.py) takes its own; one that is not there yet finds it waiting.
+  if (window.lsBridges !== 2) (window.lsWaiting ||= []).push(what);
+  window.dispatchEvent(new CustomEvent("ls-command", { detail: what }));
+}
+
+const listeners = new Map();
+
+export function onNews(name, react) {
+  listeners.set(name, [...(listeners.get(name) || []), react]);
+}
+
+window.addEventListener("ls-signal", (event) => {
+  const news = JSON.parse(event.detail);
+  for (const [name, value] of Object.entries(news))
+    for (const react of listeners.get(name) || []) react(value);
+});
+
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+// A modal question. choices: [label, value, isMain]. Resolves to the value, null when left.
+export function question({ title, body, choices, wide = false }) {
+  return new Promise((resolve) => {
+    const dialog = make("dialog", { className: `ls-dialog${wide ? " ls-wide" : ""}` });
+    dialog.setAttribute("aria-labelledby", "ls-dialog-title");
+    const buttons = choices.map(([label, value, isMain]) =>
+      make("button", {
+        type: "button",
+        className: isMain ? "ls-main" : "",
+        textContent: label,
+        onclick: () => dialog.close(JSON.stringify({ value })),
+      }),
+    );
+    dialog.append(
+      make("h2", { id: "ls-dialog-title", textContent: title }),
+      ...[body].flat(),
+      make("div", { className: "ls-dialog-buttons" }, ...buttons),
+    );
+    const before = document.activeElement;
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(""); });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      before?.focus?.();
+      resolve(dialog.returnValue ? JSON.parse(dialog.returnValue).value : null);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+    (dialog.querySelector("input, textarea") || dialog.querySelector(".ls-main"))?.focus();
+  });
+}
+
+// Asks for one line of text; null when left or empty.
+export async function askForLine(title, label, value, confirm) {
+  const input = make("input", { type: "text", value, maxLength: 200, id: "ls-line" });
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault();
+    input.closest("dialog").close(JSON.stringify({ value: true }));
+  });
+  const body = make("label", { className: "ls-line" }, label, input);
+  setTimeout(() => input.select());
+  const isMeant = await question({ title, body, choices: [["Cancel", null], [confirm, true, true]] });
+  return isMeant ? input.value.trim() || null : null;
+}
+
+const TOAST_S = 12;
+
+export function toast(text, label, react) {
+  let box = byId("ls-toasts");
+  if (!box) document.body.append((box = make("div", { id: "ls-toasts", role: "status" })));
+  const line = make("div", { className: "ls-toast" }, make("span", { textContent: text }));
+  const away = () => line.remove();
+  if (label) line.append(make("button", { type: "button", textContent: label, onclick: () => { away(); react(); } }));
+  line.append(make("button", { type: "button", className: "ls-icon", ariaLabel: "Close", textContent: "×", onclick: away }));
+  box.replaceChildren(line);
+  setTimeout(away, TOAST_S * 1000);
+}
+
+onNews("warning", (text) => toast(text));
+
+// Says something to a screen reader, once.
+export function announce(text) {
+  let box = byId("ls-announcer");
+  if (!box) document.body.append((box = make("div", { id: "ls-announcer", className: "ls-sr", role: "status" })));
+  box.textContent = "";
+  setTimeout(() => { box.textContent = text; }, 60);
+}
+
+export const messageBox = () => document.querySelector("#ls-message textarea");
+
+// Gradio listens to the input event; a value set without one would be lost to it.
+export function setMessage(text) {
+  const box = messageBox();
+  if (!box) return;
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+export async function asBase64(blob) {
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+  return url.slice(url.indexOf(",") + 1);
+}
+
+export function inWords(numBytes) {
+  if (numBytes < 1024) return `${numBytes} B`;
+  if (numBytes < 1024 * 1024) return `${Math.round(numBytes / 1024)} KB`;
+  return `${(numBytes / 1024 / 1024).toFixed(1)} MB`;
+}

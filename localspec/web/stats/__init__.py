@@ -1,0 +1,1 @@
+"""The Stats tab: figures of the log, their plots and their filters."""

@@ -1,0 +1,182 @@
+"""The plots of the Stats tab and of the report: rows of the log in, SVG out.
+
+Contract: pure. Rates over several turns are ratios of sums. A plot without data is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from localspec.backend import Description
+from localspec.web.stats import figures as stats
+from localspec.web.stats.colours import COLOURS
+from localspec.web.stats.cost_curve import CostCurve, cost_curves
+from localspec.web.stats.svg import Axes, Group, Series, bars, lines
+from localspec.web.stats.waits import SHARES, with_and_without
+
+Row = dict[str, Any]
+MAX_ROUNDS = 300  # of γ over time: the newest
+SHARED = {"temperature": "temperature", "drafter": "drafter", "workload": "kind of text"}
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """name: of the file it is saved as. note: what it shows, in words."""
+
+    name: str
+    svg: str
+    note: str
+
+
+def make_plots(
+    rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | None
+) -> list[Plot]:
+    """All that have something to show. rounds: of these rows, oldest first."""
+    found = [
+        _speed(rows),
+        *(_compared(rows, field) for field in SHARED),
+        *(_accepted(rows, field) for field in SHARED),
+        _gamma(rounds),
+        _waits(rows, rounds),
+        *_costs(rows, rounds, loaded),
+    ]
+    return [plot for plot in found if plot.svg]
+
+
+def _speed(rows: Sequence[Row]) -> Plot:
+    points = stats.by_turn(rows, "tokens_per_second")
+    by_arm: dict[str, list[tuple[float, float]]] = {}
+    for turn, rate, name in zip(
+        points["turn"], points["tokens_per_second"], points["drafter"], strict=True
+    ):
+        by_arm.setdefault(name, []).append((float(turn), rate))
+    series = [
+        Series(name, found, COLOURS.get(name), is_line=False) for name, found in by_arm.items()
+    ]
+    axes = Axes("Tokens per second by turn", "turn", "tokens per second")
+    return Plot("speed-by-turn", lines(axes, series), "One mark for each turn.")
+
+
+def grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
+    """Rows by what they share in this column, lenient turns apart."""
+    groups: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: str(row[field])):
+        if row["num_output_tokens"]:
+            label = f"{row[field]:.2f}" if isinstance(row[field], float) else str(row[field] or "")
+            lenient = " (lenient)" if row["exact"] is False else ""
+            groups.setdefault(f"{label or UNKNOWN}{lenient}", []).append(row)
+    return groups
+
+
+def _compared(rows: Sequence[Row], field: str) -> Plot:
+    groups = {
+        label: stats.summarise(members).speedup for label, members in grouped(rows, field).items()
+    }
+    axes = Axes(
+        f"Speedup by {SHARED[field]}", SHARED[field], "times plain decoding",
+        line=1.0, line_label="plain", y_digits=2,
+    )  # fmt: skip
+    shown = [Group(label, (value,)) for label, value in groups.items() if value is not None]
+    note = "Time that plain decoding would have taken here, over the time it took."
+    return Plot(f"speedup-by-{field}", bars(axes, ("speedup",), shown), note)
+
+
+def _accepted(rows: Sequence[Row], field: str) -> Plot:
+    shown = []
+    for label, members in grouped(rows, field).items():
+        summary = stats.summarise(members)
+        rate = summary.acceptance_rate
+        share = _ratio(members, "num_accepted_tokens", "num_output_tokens")
+        if rate is not None:
+            shown.append(Group(label, (100 * rate, None if share is None else 100 * share)))
+    axes = Axes(f"Acceptance by {SHARED[field]}", SHARED[field], "%", y_top=100)
+    note = "Accepted of what was guessed, and how much of the text was guessed."
+    names = ("accepted of the guesses", "guessed of the text")
+    return Plot(f"acceptance-by-{field}", bars(axes, names, shown), note)
+
+
+def _ratio(rows: Sequence[Row], above: str, below: str) -> float | None:
+    total = sum(row[below] or 0 for row in rows)
+    return sum(row[above] or 0 for row in rows) / total if total else None
+
+
+def _gamma(rounds: Sequence[Row]) -> Plot:
+    newest = rounds[-MAX_ROUNDS:]
+    first = len(rounds) - len(newest) + 1
+    drafted = [(float(first + n), float(one["num_draft_tokens"])) for n, one in enumerate(newest)]
+    accepted = [
+        (float(first + n), float(one["num_accepted_tokens"])) for n, one in enumerate(newest)
+    ]
+    is_used = any(value for _, value in drafted)
+    series = [Series("γ, guessed", drafted), Series("accepted", accepted)] if is_used else []
+    axes = Axes("Draft length γ over time", "round", "tokens in a round")
+    note = (
+        f"The newest {len(newest)} rounds: how many tokens were guessed, and how many were right."
+    )
+    return Plot("gamma-over-time", lines(axes, series), note)
+
+
+def _waits(rows: Sequence[Row], rounds: Sequence[Row]) -> Plot:
+    drafted, plain = with_and_without(rows, rounds)
+    kinds = [("with drafting", drafted), ("without", plain)]
+    known = [(name, waits) for name, waits in kinds if waits.num_tokens]
+    names = [name for name, _ in known]
+    groups = [
+        Group(f"P{100 * share:.0f}", [waits.between_tokens[i] for _, waits in known])
+        for i, share in enumerate(SHARES)
+    ]
+    axes = Axes("Wait between tokens", "percentile", "ms", y_digits=1)
+    note = (
+        "Tokens of one round arrive together: with drafting most waits are 0 and the rounds stand "
+        "in the upper percentiles."
+    )
+    return Plot("waits", bars(axes, names, groups) if known else "", note)
+
+
+def usual_context(rows: Sequence[Row]) -> int:
+    """Tokens before the ones decoded, in the middle of these turns."""
+    known = [
+        row["num_prompt_tokens"] + (row["num_output_tokens"] or 0) // 2
+        for row in rows
+        if row["num_prompt_tokens"] is not None
+    ]
+    return int(median(known)) if known else 0
+
+
+def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | None) -> list[Plot]:
+    context = usual_context(rows)
+    curves = cost_curves(None if loaded is None else loaded.calibration, context)
+    series = [
+        Series(curve.drafter, [(float(g), ms) for g, ms in enumerate(curve.round_ms)],
+               COLOURS.get(curve.drafter))
+        for curve in curves
+    ]  # fmt: skip
+    axes = Axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", "ms")
+    note = "Measured on this machine: one check of γ + 1 tokens and γ steps of the drafter."
+    return [Plot("cost-curve", lines(axes, series), note), _break_even(rows, rounds, curves)]
+
+
+def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[CostCurve]) -> Plot:
+    series = []
+    for curve in curves:
+        points = [
+            (float(g), 100 * rate) for g, rate in enumerate(curve.break_even, 1) if rate is not None
+        ]
+        series.append(Series(curve.drafter, points, COLOURS.get(curve.drafter)))
+    measured = stats.summarise([row for row in rows if row["num_draft_tokens"]], rounds)
+    if measured.alpha is not None and measured.mean_num_draft_tokens is not None:
+        point = (measured.mean_num_draft_tokens, 100 * measured.alpha)
+        series.append(Series("measured", [point], "#dc2626", is_line=False))
+    axes = Axes(
+        "Acceptance needed to break even", "draft length γ", "% of guesses looked at", y_top=100
+    )
+    note = (
+        "Above its line a drafter gains, below it loses. The mark is what was measured over all "
+        "drafters at the mean γ; α counts the guesses that were looked at, since one after a wrong "
+        "one never is."
+    )
+    return Plot("break-even", lines(axes, series) if curves else "", note)

@@ -1,0 +1,257 @@
+"""The settings: the fields at the side, what they mean as settings of a reply, and presets.
+
+Contract: `Form` holds the fields in the order in which `lay_out` returns them; a field may be
+empty while it is being typed, which means its default. A preset sets some of the fields.
+
+Not here: who listens to the fields (wiring), where presets are kept (chat/journal).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import gradio as gr
+
+from localspec.chat.service import ChatService, ReplySettings
+from localspec.core import AUTO, OFF, SamplingParams
+from localspec.leniency import THRESHOLD
+from localspec.record.store import Preset
+from localspec.workloads import AS_SET, EXACT
+
+LENIENT = "lenient"  # of the checking field: by the rule of its own field
+RULES = (
+    ("the drafter is sure: the kind of text's threshold", THRESHOLD),
+    ("the model finds it likely enough: typical acceptance", "typical"),
+    ("twice as likely as exact checking takes it: factor 2", "factor:2"),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The settings as the page's fields hold them; numbers may be missing while being typed."""
+
+    temperature: float | None
+    top_p: float | None
+    max_tokens: float | None
+    seed: float | None
+    system_prompt: str | None
+    drafter: str | None
+    top_k: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    fixed_gamma: float | None
+    workload: str | None = None
+    checking: str | None = None
+    lenient_rule: str | None = None
+
+    def settings(self) -> ReplySettings:
+        """Raises RequestError for a value out of range."""
+        return ReplySettings(
+            sampling=SamplingParams(
+                temperature=_or(self.temperature, 0.0),
+                top_k=int(_or(self.top_k, 0)),
+                top_p=_or(self.top_p, 1.0),
+                min_p=_or(self.min_p, 0.0),
+                repetition_penalty=_or(self.repetition_penalty, 1.0),
+                seed=None if self.seed is None else int(self.seed),
+            ),
+            max_tokens=int(_or(self.max_tokens, 512)),
+            drafter=self.drafter or AUTO,
+            num_draft_tokens=None if self.fixed_gamma is None else int(self.fixed_gamma),
+            system_prompt=self.system_prompt or "",
+            workload=self.workload or AUTO,
+            checking=self._checking(),
+        )
+
+    def _checking(self) -> str:
+        if self.checking == LENIENT:
+            return self.lenient_rule or THRESHOLD
+        return self.checking or AS_SET
+
+
+def preset_of(name: str, form: Form) -> Preset:
+    """The form as a preset. Raises RequestError for a value out of range."""
+    settings = form.settings()
+    sampling = settings.sampling
+    return Preset(
+        name=name,
+        system_prompt=settings.system_prompt,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        max_tokens=settings.max_tokens,
+    )
+
+
+def with_preset(form: Form, preset: Preset) -> Form:
+    """The form with the preset's values, the other fields as they are."""
+    return replace(
+        form,
+        system_prompt=preset.system_prompt,
+        temperature=preset.temperature,
+        top_p=preset.top_p,
+        top_k=preset.top_k,
+        min_p=preset.min_p,
+        repetition_penalty=preset.repetition_penalty,
+        max_tokens=preset.max_tokens,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+class Choices(NamedTuple):
+    """What may be chosen, as label and name. set_lenient: kinds of text that are lenient by a
+    profile of the person's own."""
+
+    drafters: Sequence[tuple[str, str]]
+    first_drafter: str
+    workloads: Sequence[tuple[str, str]]
+    set_lenient: Sequence[str]
+
+
+class FormPage(NamedTuple):
+    """The components of the settings. fields: in the order of Form."""
+
+    fields: Sequence[gr.components.Component]
+    drafter: gr.Dropdown
+    drafter_note: gr.Markdown
+    system_prompt: gr.Textbox
+
+
+def choices_of(service: ChatService) -> Choices:
+    drafters, _ = drafter_choices(service)
+    return Choices(drafters, service.drafter, *workload_choices(service))
+
+
+def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[str]]:
+    """The kinds of text that can be chosen, and the titles of those the person set to lenient."""
+    kinds = service.workloads.values()
+    choices = [("recognised from the message", AUTO), *((kind.title, kind.name) for kind in kinds)]
+    return choices, [kind.title for kind in kinds if kind.lenient]
+
+
+def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:
+    """The drafters that can be chosen, and a line about each that cannot or why it can."""
+    choices = [("auto: whatever is fastest", AUTO), ("off: plain decoding", OFF)]
+    loaded = service.status().description
+    if loaded is None:
+        if service.drafter not in (AUTO, OFF):  # asked for at the start, not known yet
+            choices.append((service.drafter, service.drafter))
+        return choices, "The drafters are known once the model is loaded."
+    notes = []
+    for drafter in loaded.drafters:
+        if drafter.is_available:
+            choices.append((drafter.name, drafter.name))
+        mark = "" if drafter.is_available else " (not available)"
+        notes.append(f"**{drafter.name}**{mark}: {html.escape(drafter.reason)}")
+    return choices, "\n\n".join(notes)
+
+
+def lay_out(choices: Choices) -> FormPage:
+    """The fields, in the column that is open."""
+    system_prompt = gr.Textbox(
+        label="System prompt",
+        info="Stands before everything that is said in this chat.",
+        lines=2,
+        max_lines=8,
+        elem_id="ls-system",
+    )
+    temperature = gr.Slider(
+        0,
+        2,
+        value=0.7,
+        step=0.05,
+        label="Temperature",
+        info="0 always takes the likeliest word; higher is freer. γ adapts to it.",
+    )
+    top_p = gr.Slider(
+        0.05, 1, value=1.0, step=0.05, label="Top-p", info="1 leaves every word possible."
+    )
+    max_tokens = gr.Number(value=512, minimum=1, maximum=32768, precision=0, label="Max tokens")
+    drafter = gr.Dropdown(
+        choices=list(choices.drafters),
+        value=choices.first_drafter,
+        label="Drafter",
+        filterable=False,
+        elem_id="ls-drafter-choice",
+    )
+    drafter_note = gr.Markdown("", elem_id="ls-drafter-note")
+    workload, checking = _checking(choices)
+    with gr.Accordion("Advanced", open=False):
+        seed, gamma, top_k, min_p, penalty, rule = _advanced()
+    fields = [
+        temperature,
+        top_p,
+        max_tokens,
+        seed,
+        system_prompt,
+        drafter,
+        top_k,
+        min_p,
+        penalty,
+        gamma,
+        workload,
+        checking,
+        rule,
+    ]
+    return FormPage(fields, drafter, drafter_note, system_prompt)
+
+
+def _checking(choices: Choices) -> tuple[gr.Dropdown, gr.Radio]:
+    """The kind of text, and whether lenient checking is wanted."""
+    workload = gr.Dropdown(
+        choices=list(choices.workloads),
+        value=AUTO,
+        label="Kind of text",
+        filterable=False,
+        info="Sets the first draft length, and the threshold where checking is lenient (chat has "
+        "none and stays exact).",
+        elem_id="ls-workload",
+    )
+    own = f" You set it to lenient for: {', '.join(choices.set_lenient)}."
+    checking = gr.Radio(
+        choices=[("as set", AS_SET), ("exact", EXACT), ("lenient", LENIENT)],
+        value=AS_SET,
+        label="Checking",
+        info="Lenient gives up that the text is what the model alone would write: guesses it "
+        "would have refused may stay, and the reply says how many. As set is exact, unless a "
+        f"profile of yours says otherwise.{own if choices.set_lenient else ''}",
+        elem_id="ls-checking",
+    )
+    return workload, checking
+
+
+def _advanced() -> tuple[gr.components.Component, ...]:
+    seed = gr.Number(
+        value=None,
+        precision=0,
+        label="Seed",
+        info="Repeats a sampled reply, for a fixed drafter and γ only.",
+    )
+    gamma = gr.Number(
+        value=None,
+        minimum=0,
+        maximum=64,
+        precision=0,
+        label="Fixed γ",
+        info="Empty: chosen anew each round.",
+    )
+    top_k = gr.Number(value=0, minimum=0, precision=0, label="Top-k", info="0: not used.")
+    min_p = gr.Slider(0, 1, value=0, step=0.01, label="Min-p", info="0: not used.")
+    penalty = gr.Slider(1, 2, value=1, step=0.05, label="Repetition penalty", info="1: not used.")
+    rule = gr.Dropdown(
+        choices=list(RULES),
+        value=THRESHOLD,
+        label="Lenient rule",
+        filterable=False,
+        info="Used only where checking is lenient.",
+        elem_id="ls-lenient-rule",
+    )
+    return seed, gamma, top_k, min_p, penalty, rule

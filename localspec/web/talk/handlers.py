@@ -1,0 +1,286 @@
+"""What the page does with one turn: ask for a reply, follow it, show what came of it.
+
+A turn takes three steps, each an event of its own: `send` (or its like) begins it, `follow` shows
+the bubble that grows and nothing else, `settle` shows what the log holds in the end. Following
+never blocks a thread and never slows the engine: it looks at the reply's view at most twelve times
+a second. One follower lives per open page; a newer one (another conversation chosen, another
+message sent) makes the older one end quietly, while the reply itself goes on. When a page is gone,
+presence decides what becomes of its replies.
+
+Not here: components (layout), messages as Markdown (messages), the list at the side (commands).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage
+from localspec.errors import ContextOverflow, LocalspecError, RequestError
+from localspec.web.talk import context
+from localspec.web.talk.extras import Extras
+from localspec.web.talk.form import Form
+from localspec.web.talk.history import Row, history_html
+from localspec.web.talk.messages import ChatMessage, chat_messages, growing
+from localspec.web.talk.presence import Presence
+
+FIRST_LOOK_S = 0.015  # how often the reply is looked at until its first words
+LOOK_S = 0.085  # and then: 10 to 12 times a second
+CHARACTERS_A_LOOK = 40_000  # a text this long is looked at half as often: its Markdown is dearer
+SETTLE_S = 1.0  # how long the end of a reply waits for the log, to show what it holds
+
+log = logging.getLogger(__name__)
+
+NOTHING = Extras()
+STILL_WRITING = "A reply is still being written. Stop it, or wait until it is complete."
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What changed on the page; None leaves a part as it is.
+
+    chat: the messages that stand; growing: the reply being written. handle: the conversation
+    shown, placed where `is_moved`. history: the list at the side. presets, preset: their names, and
+    the one chosen. warning: a passing message; signal: news for our scripts, as plain data.
+    """
+
+    chat: list[ChatMessage] | None = None
+    growing: list[ChatMessage] | None = None
+    handle: int | None = None
+    is_moved: bool = False
+    history: str | None = None
+    is_running: bool | None = None
+    message: str | None = None
+    system_prompt: str | None = None
+    presets: list[str] | None = None
+    preset: str | None = None
+    warning: str | None = None
+    signal: dict[str, Any] | None = None
+
+
+class Handlers:
+    """One for each server; pages are told apart by their session hash."""
+
+    def __init__(self, service: ChatService, presence: Presence | None = None) -> None:
+        self.service = service
+        self.presence = presence or Presence(service.stop)
+        self._searches: dict[str, str] = {}
+        self._left_out: dict[int, int] = {}
+
+    # conversations
+
+    def rows(self, search: str = "") -> list[Row]:
+        """The conversations for the list: pinned first, then newest; the unrecorded ones on top."""
+        waiting = [Row(talk.handle, talk.title) for talk in self.service.journal.unstored_talks()]
+        stored = [
+            Row(item.id, item.title, item.is_pinned, item.updated_at_utc, item.snippet)
+            for item in self.service.journal.conversations(search)
+        ]
+        return [*([] if search.strip() else reversed(waiting)), *stored]
+
+    def history(self, page: str, handle: int | None) -> str:
+        """The list at the side, as the page last searched it."""
+        search = self._searches.get(page, "")
+        return history_html(self.rows(search), handle, search)
+
+    def search(self, page: str, words: str) -> None:
+        self._searches[page] = words
+
+    def choose(self, wanted: str | None) -> int | None:
+        """The conversation a page opens with: the one its address names, else the newest."""
+        rows = self.rows()
+        if wanted is None:
+            newest = max(
+                rows, key=lambda row: (not row.is_stored, row.updated_at_utc), default=None
+            )
+            return newest.handle if newest is not None else None
+        known = {row.handle for row in rows}
+        return int(wanted) if wanted.isdecimal() and int(wanted) in known else None
+
+    async def open(self, page: str, handle: int | None) -> Shown:
+        """Show a conversation; `follow` then shows its reply if one is being written."""
+        me = self.presence.take_over(page)
+        try:
+            reply = self.service.running(handle) if handle is not None else None
+            chat = await asyncio.to_thread(self._chat, handle, reply)
+            history = await asyncio.to_thread(self.history, page, handle)
+            prompt = None if handle is None else self.service.journal.system_prompt(handle)
+        except LocalspecError as error:  # the log cannot be read
+            return Shown([], [], None, True, "", is_running=False, warning=str(error))
+        if reply is not None:
+            self.presence.remember(page, reply)
+            self.presence.follow(page, me, reply)
+        self.presence.arrived(handle)
+        return Shown(
+            chat,
+            [],
+            handle,
+            True,
+            history,
+            reply is not None,
+            system_prompt=prompt,
+            signal={"moved": True},
+        )
+
+    # one turn
+
+    async def send(
+        self, page: str, handle: int | None, text: str, form: Form, extras: Extras = NOTHING
+    ) -> Shown:
+        """Send a message, or another version of one. An unusable message stays in its box."""
+
+        def begin(settings: ReplySettings) -> Reply | None:
+            whole = extras.joined(text)
+            if handle is not None and self.service.running(handle) is not None:
+                raise RequestError(STILL_WRITING)
+            if extras.edits is not None and handle is not None:
+                return self.service.edit(handle, extras.edits, whole, settings)
+            return self.service.submit(handle, whole, settings)
+
+        asked = await self._ask(page, handle, text, form, extras, begin)
+        if asked.is_running:
+            return replace(asked, message="", signal={"sent": True})
+        return asked
+
+    async def regenerate(self, page: str, handle: int | None, form: Form) -> Shown:
+        """Another reply to the last message."""
+        if handle is None:
+            return Shown(warning="There is no message to answer again yet.")
+
+        def begin(settings: ReplySettings) -> Reply | None:
+            return self.service.regenerate(handle, settings)
+
+        refusal = "There is nothing to answer again, or a reply is being written."
+        return await self._ask(page, handle, "", form, NOTHING, begin, refusal)
+
+    async def proceed(self, page: str, handle: int | None, form: Form) -> Shown:
+        """Go on with the last reply where it ended."""
+
+        def begin(settings: ReplySettings) -> Reply | None:
+            return None if handle is None else self.service.proceed(handle, settings)
+
+        refusal = "There is no reply that could go on, or one is being written."
+        return await self._ask(page, handle, "", form, NOTHING, begin, refusal)
+
+    async def _ask(
+        self,
+        page: str,
+        handle: int | None,
+        text: str,
+        form: Form,
+        extras: Extras,
+        begin: Callable[[ReplySettings], Reply | None],
+        refusal: str | None = None,
+    ) -> Shown:
+        """Begin a reply; what cannot begin is said, and nothing is lost."""
+        try:
+            settings = self.settled(handle, form, extras)
+            reply = await asyncio.to_thread(begin, settings)
+        except ContextOverflow as error:
+            news = await asyncio.to_thread(
+                context.overflow, self.service, handle, extras.joined(text), settings, error
+            )
+            return Shown(signal={"overflow": news})
+        except LocalspecError as error:
+            return Shown(warning=str(error))
+        if reply is None:
+            return Shown(warning=refusal)
+        if settings.num_left_out:
+            self._left_out[reply.handle] = settings.num_left_out
+        me = self.presence.take_over(page)
+        self.presence.remember(page, reply)
+        self.presence.follow(page, me, reply)
+        chat = await asyncio.to_thread(self._chat, reply.handle, reply)
+        history = await asyncio.to_thread(self.history, page, reply.handle)
+        return Shown(chat, growing(reply.view), reply.handle, True, history, is_running=True)
+
+    def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
+        """The form's settings, with what the person decided about an overflow. Raises
+        RequestError."""
+        settings = form.settings()
+        left_out = max(extras.num_left_out, self._left_out.get(handle or 0, 0))
+        max_tokens = extras.max_tokens or settings.max_tokens
+        return replace(settings, num_left_out=left_out, max_tokens=max_tokens)
+
+    def stop(self, handle: int | None) -> None:
+        """Stop the reply of this conversation."""
+        reply = self.service.running(handle) if handle is not None else None
+        if reply is not None:
+            self.service.stop(reply)
+
+    def leave(self, page: str) -> None:
+        """The page was closed or reloaded."""
+        self._searches.pop(page, None)
+        self.presence.leave(page)
+
+    async def follow(self, page: str) -> AsyncIterator[list[ChatMessage]]:
+        """The growing bubble of the reply that the page reads, until it ends or the page moves
+        on. Yields nothing where the page reads none, or another follower already does."""
+        claimed = self.presence.claim(page)
+        if claimed is None:
+            return
+        me, reply = claimed
+        if reply is None:
+            # What the follower before sent at its last moment may have arrived after we cleared.
+            await asyncio.sleep(2 * LOOK_S)
+            if self.presence.is_follower(page, me):
+                yield []
+            return
+        seen = None
+        try:
+            while not reply.done.is_set() and self.presence.is_follower(page, me):
+                view = reply.view
+                if view is not seen:
+                    seen = view
+                    yield growing(view)
+                await asyncio.sleep(_pause_s(len(view.text)))
+        except (GeneratorExit, asyncio.CancelledError):
+            self.presence.leave(page)
+            raise
+
+    async def settle(self, page: str) -> Shown:
+        """The reply that the page followed has ended: show what the log holds of it."""
+        reply = self.presence.finished(page)
+        if reply is None:
+            return Shown()
+        await asyncio.to_thread(self.service.journal.flush, SETTLE_S)
+        chat = await asyncio.to_thread(self._chat, reply.handle, None)
+        history = await asyncio.to_thread(self.history, page, reply.handle)
+        if self.presence.has_moved_on(page, reply):
+            return Shown()
+        news = {"announce": _ending(reply)}
+        return Shown(chat, [], reply.handle, True, history, is_running=False, signal=news)
+
+    # messages as the chat component takes them
+
+    def _chat(self, handle: int | None, reply: Reply | None) -> list[ChatMessage]:
+        """The messages that stand: without the reply that is still being written."""
+        shown = self.shown(handle) if reply is None else self.service.messages_before(reply)
+        if not shown:
+            return []
+        rows = {row["message_id"]: row for row in self.service.journal.turn_rows(handle, None)}
+        return chat_messages(shown, rows, is_running=reply is not None)
+
+    def shown(self, handle: int | None) -> list[ShownMessage]:
+        return self.service.messages(handle)
+
+
+def _newness(row: Row) -> tuple[bool, str, int]:
+    return (not row.is_stored, row.updated_at_utc, row.handle)
+
+
+def _pause_s(num_characters: int) -> float:
+    if not num_characters:
+        return FIRST_LOOK_S
+    return LOOK_S * (1 + num_characters / CHARACTERS_A_LOOK)
+
+
+def _ending(reply: Reply) -> str:
+    """What a screen reader is told, once."""
+    view = reply.view
+    words = {"cancelled": "stopped", "error": "failed", "length": "ended at the length limit"}
+    num_tokens = view.stats.num_output_tokens if view.stats is not None else 0
+    return f"The reply is {words.get(view.finish_reason or '', 'complete')}: {num_tokens} tokens."

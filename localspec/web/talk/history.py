@@ -1,0 +1,86 @@
+"""The list of conversations at the side, as HTML: titles, pins, what a search found.
+
+Contract: pure; every title is escaped. Each row is a button that opens its conversation and one
+that opens its menu; static/side.js turns clicks into commands. Times are UTC in, days out.
+
+Not here: which conversations there are (chat/journal), what a click does (commands).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+
+MAX_SHOWN_CONVERSATIONS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list. handle: negative while it is not recorded yet. snippet: the words
+    around what was searched for."""
+
+    handle: int
+    title: str
+    is_pinned: bool = False
+    updated_at_utc: str = ""
+    snippet: str = ""
+
+    @property
+    def is_stored(self) -> bool:
+        return self.handle > 0
+
+
+def history_html(
+    rows: Sequence[Row], current: int | None, search: str = "", now: datetime | None = None
+) -> str:
+    """The whole list. current: the conversation that is shown."""
+    if not rows:
+        words = f"Nothing found for “{search.strip()}”." if search.strip() else "No chats yet."
+        return f'<p class="ls-none">{html.escape(words)}</p>'
+    shown = rows[:MAX_SHOWN_CONVERSATIONS]
+    if search.strip():
+        return _group("Found", shown, current)
+    today = (now or datetime.now(UTC)).astimezone()
+    groups = groupby(shown, key=lambda row: _age(row, today))
+    return "".join(_group(title, group, current) for title, group in groups)
+
+
+def _group(title: str, rows: Iterable[Row], current: int | None) -> str:
+    lines = "".join(_line(row, row.handle == current) for row in rows)
+    return f'<section><h2 class="ls-group">{title}</h2><ul class="ls-list">{lines}</ul></section>'
+
+
+def _line(row: Row, is_current: bool) -> str:
+    title = html.escape(row.title) or "Untitled"
+    mark = ' aria-current="true"' if is_current else ""
+    snippet = f'<span class="ls-snippet">{html.escape(row.snippet)}</span>' if row.snippet else ""
+    waiting = "" if row.is_stored else '<span class="ls-snippet">not recorded yet</span>'
+    pinned = ' data-pinned="1"' if row.is_pinned else ""
+    more = (
+        f'<button type="button" class="ls-more" aria-haspopup="menu" aria-label="More: {title}">'
+        '<span aria-hidden="true">⋯</span></button>'
+        if row.is_stored
+        else ""
+    )
+    return (
+        f'<li class="ls-row" data-handle="{row.handle}"{pinned}>'
+        f'<button type="button" class="ls-open"{mark} title="{title}">'
+        f'<span class="ls-title" dir="auto">{title}</span>{snippet}{waiting}</button>{more}</li>'
+    )
+
+
+def _age(row: Row, today: datetime) -> str:
+    """The heading a row stands under."""
+    if row.is_pinned:
+        return "Pinned"
+    if not row.updated_at_utc:
+        return "Today"
+    day = datetime.fromisoformat(row.updated_at_utc).astimezone(today.tzinfo).date()
+    if day >= today.date():  # a clock that was set back must not hide a chat
+        return "Today"
+    if day == today.date() - timedelta(days=1):
+        return "Yesterday"
+    return "Last 7 days" if day > today.date() - timedelta(days=7) else "Older"

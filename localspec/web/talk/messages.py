@@ -1,0 +1,215 @@
+"""The messages of a conversation as the chat component takes them: Markdown, notes, small links.
+
+Contract: nothing that a person or a model wrote becomes markup of ours. `as_text` keeps tags,
+entities and images as the characters they are; `formulas` marks what is surely LaTeX, so that an
+amount in dollars stays one. Notes are `<p class="ls-footer">` (`ls-own` under the person's), a part
+of their own, so that an open code fence cannot swallow them and copying can leave them out
+(static/live.js).
+Links of class `ls-do` are the page's small buttons: static/chat.js turns a click into a command.
+
+Not here: which messages there are (chat/service), what a click does (commands).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localspec.chat.service import ShownMessage, TurnView
+from localspec.web.live import badge, footer, percent
+
+MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
+SHORTENED_TO = 2_000
+MAX_NESTING = 16  # of quotes and lists; deeper is written out, since parsers recurse
+SHONE = 0.3  # of a reply that n-grams guessed, from which on it is worth saying
+N_GRAM_DRAFTERS = ("ngram", "lookahead", "chained")
+
+# What copying and KaTeX know an inline formula by: an invisible separator beside the dollar.
+MARK = "\u2063"
+LATEX_DELIMITERS: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": "\\[", "right": "\\]", "display": True},
+    {"left": "\\(", "right": "\\)", "display": False},
+    {"left": f"{MARK}$", "right": f"${MARK}", "display": False},
+]
+
+# A file as chat/attachments writes it: nothing in it can close its fence.
+FILE = re.compile(
+    r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
+)
+# Fenced code, also while its end is still to come, and code within a line.
+CODE = re.compile(
+    r"(^[ ]{0,3}```.*?(?:^[ ]{0,3}```[^\S\n]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE
+)
+# Gradio would draw these, and a drawing may name pictures and scripts: they stay code.
+DIAGRAM = re.compile(r"(```mermaid)(?=\s)")
+ENTITY = re.compile(r"&(?=#?\w{1,31};)")
+FORMULA = re.compile(r"(?<![\\$\w])\$(?=[^\s$])([^$\n]{1,300}?)(?<=[^\s\\])\$(?![\w$])")
+LOOKS_LIKE_MATHS = re.compile(r"[\\^_=<>{}+*/]|^[A-Za-z]('|\([A-Za-z]\))?$")
+AMOUNT = re.compile(r"^\d[\d,.]*\s?([A-Za-z%]*[+*/]?|/[a-z]+)$")
+NESTED = re.compile(rf"^((?:[ ]?>[ ]?){{{MAX_NESTING}}})([ >]*)", re.MULTILINE)
+INDENTED = re.compile(rf"^[ \t]{{{4 * MAX_NESTING},}}", re.MULTILINE)
+BRACKETS = re.compile(r"[\[\]]{20,}|[*_~]{40,}")
+
+ChatMessage = dict[str, Any]
+ENDINGS = {"stopped": "stopped", "interrupted": "interrupted"}
+CAN_GO_ON = ("stopped", "interrupted")
+
+
+def chat_messages(
+    shown: Sequence[ShownMessage], rows: Mapping[int | None, dict[str, Any]], is_running: bool
+) -> list[ChatMessage]:
+    """Every message with its notes. rows: the logged turn of each reply, by message id.
+    is_running: a reply is under way, so nothing can be edited or continued now."""
+    last = len(shown) - 1
+    return [
+        _person(message, is_running)
+        if message.role == "user"
+        else _reply(message, rows.get(message.message_id), index == last and not is_running)
+        for index, message in enumerate(shown)
+    ]
+
+
+def growing(view: TurnView) -> list[ChatMessage]:
+    """The bubble of a reply that is being written, or what it waits for."""
+    if view.text:
+        return [_text("assistant", view.text)]
+    if view.phase == "loading":
+        return [_text("assistant", "*The model is still loading; this is answered right after.*")]
+    if view.phase == "queued" and view.position:
+        noun = "reply" if view.position == 1 else "replies"
+        return [_text("assistant", f"*Waiting: {view.position} {noun} ahead of this one.*")]
+    return []
+
+
+def _person(message: ShownMessage, is_running: bool) -> ChatMessage:
+    handle = message.message_id
+    text, files = parted(message.text)
+    notes = [_chip(name, content) for name, content in files]
+    if len(text) > MAX_SHOWN_CHARACTERS:
+        notes.append(f"the first {SHORTENED_TO:,} of {len(text):,} characters; all were sent")
+        text = f"{text[:SHORTENED_TO]}…"
+    if notes and handle is not None:
+        notes.append(_do("show all", handle, "all"))
+    if not is_running and handle is not None:
+        notes += [_do("edit", handle), _branches(message)]
+    return _text("user", text, _note(notes, "ls-own"))
+
+
+def parted(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """What the person wrote, and the name and text of each file behind it (attachments)."""
+    files = [(found[1], found[3]) for found in FILE.finditer(text)]
+    return FILE.sub("", text), files
+
+
+def _chip(name: str, content: str) -> str:
+    size = len(content.encode("utf-8", "replace"))
+    shown = f"{size:,} bytes" if size < 1000 else f"{size / 1000:,.0f} KB"
+    return f'<span class="ls-file">{html.escape(name)}, {shown}</span>'
+
+
+def _reply(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> ChatMessage:
+    notes = []
+    if message.state == "error":
+        stored = row["error"] if row is not None else None
+        error = message.error or stored or "The reply failed. Send the message again."
+        notes.append(f'<p class="ls-error">{html.escape(error)}</p>')
+    if row is not None and (label := badge(row)):
+        notes.append(f'<p class="ls-lenient">{html.escape(label)}</p>')
+    notes.append(_note(_reply_parts(message, row, is_last)))
+    return _text("assistant", message.text, "\n".join(note for note in notes if note))
+
+
+def _reply_parts(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> list[str]:
+    parts = [ENDINGS[message.state]] if message.state in ENDINGS else []
+    if row is not None and row["num_output_tokens"]:
+        parts.append(html.escape(footer(row)))
+        parts.append(html.escape(_shone(row)))
+    if message.message_id is None:
+        return parts
+    if is_last and _can_go_on(message, row):
+        parts.append(_do("continue", message.message_id))
+    parts.append(_branches(message))
+    if row is not None and row["num_output_tokens"]:
+        link = f'<a class="ls-tokens ls-m-{message.message_id}" href="#tokens">tokens</a>'
+        parts.append(link)
+    return parts
+
+
+def _can_go_on(message: ShownMessage, row: dict[str, Any] | None) -> bool:
+    is_cut = row is not None and row["finish_reason"] == "length"
+    return bool(message.text) and (message.state in CAN_GO_ON or is_cut)
+
+
+def _shone(row: dict[str, Any]) -> str:
+    """A word of praise where looking words up in the text did much of the work."""
+    share = row["draft_share"]
+    if row["drafter"] not in N_GRAM_DRAFTERS or share is None or share < SHONE:
+        return ""
+    return f"{percent(share)} looked up in the text above"
+
+
+def _branches(message: ShownMessage) -> str:
+    """‹ 2/3 › where a message was written in more than one way."""
+    if len(message.siblings) < 2 or message.message_id not in message.siblings:
+        return ""
+    place = message.siblings.index(message.message_id)
+    before = message.siblings[place - 1] if place > 0 else None
+    after = message.siblings[place + 1] if place + 1 < len(message.siblings) else None
+    shown = f'<span class="ls-place">{place + 1}/{len(message.siblings)}</span>'
+    back, on = _arrow("‹", "earlier version", before), _arrow("›", "later version", after)
+    return f"{back}{shown}{on}"
+
+
+def _arrow(sign: str, title: str, message_id: int | None) -> str:
+    if message_id is None:
+        return f'<span class="ls-arrow">{sign}</span>'
+    return f'<a class="ls-do ls-show ls-m-{message_id}" href="#show" title="{title}">{sign}</a>'
+
+
+def _do(words: str, message_id: int, name: str | None = None) -> str:
+    name = name or words
+    return f'<a class="ls-do ls-{name} ls-m-{message_id}" href="#{name}">{words}</a>'
+
+
+def _note(parts: Sequence[str], name: str = "ls-footer") -> str:
+    said = [part for part in parts if part]
+    return f'<p class="{name}">{" · ".join(said)}</p>' if said else ""
+
+
+def as_text(text: str) -> str:
+    """Markdown that shows markup instead of obeying it: outside code, tags, entities and images
+    stay as they were written. Nothing in a message can then load or run anything."""
+    parts = CODE.split(text)
+    for index in range(0, len(parts), 2):
+        plain = ENTITY.sub("&amp;", formulas(parts[index])).replace("<", "&lt;")
+        parts[index] = _flat(plain.replace("![", "&#33;["))
+    return DIAGRAM.sub(rf"\1{MARK}", "".join(parts))
+
+
+def formulas(text: str) -> str:
+    """Mark the inline formulas between single dollars; amounts and shell variables are none."""
+    return FORMULA.sub(_marked, text) if text.count("$") > 1 else text
+
+
+def _marked(match: re.Match[str]) -> str:
+    inside = match.group(1)
+    is_formula = LOOKS_LIKE_MATHS.search(inside) and not AMOUNT.search(inside)
+    return f"{MARK}${inside}${MARK}" if is_formula else match.group()
+
+
+def _flat(text: str) -> str:
+    """Bound what a Markdown parser would follow down; nobody writes this deep by intention."""
+    text = NESTED.sub(lambda match: match.group(1) + match.group(2).replace(">", "&gt;"), text)
+    text = INDENTED.sub(" " * (4 * MAX_NESTING), text)
+    return BRACKETS.sub(lambda match: "".join(f"\\{sign}" for sign in match.group()), text)
+
+
+def _text(role: str, text: str, note: str = "") -> ChatMessage:
+    """A message; the note is a part of its own, so that an open code fence cannot swallow it."""
+    parts = [{"type": "text", "text": as_text(text)}] if text else []
+    if note:
+        parts.append({"type": "text", "text": note})
+    return {"role": role, "content": parts or [{"type": "text", "text": ""}]}

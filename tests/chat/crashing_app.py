@@ -1,0 +1,52 @@
+"""An app for tests to kill: forks one for each line on its input, so that none has to start anew.
+
+Contract: a line is the path of a log. The fork answers one message there and prints, a line each:
+its process id, "kept" once the message is said to be kept, "done" at the end. A line is written
+whole or not at all, also where Python does not buffer its output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from localspec.chat import answering
+from localspec.chat.service import ChatService, ReplySettings
+from localspec.record.store import Store
+from tests.fakes import FakeBackend, Script, session_info
+
+answering.CHECKPOINT_S = 0.01
+SCRIPT = Script(round_s=0.004, context_length=10**6)  # room for a conversation of many turns
+
+
+def say(text: str) -> None:
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
+def app(path: Path) -> None:
+    store = Store.open(path)
+    service = ChatService(store, session_info, lambda report: FakeBackend(SCRIPT))
+    service.start()
+    while service.status().phase != "ready":
+        time.sleep(0.001)
+    stored = store.conversations()
+    say(str(os.getpid()))
+    reply = service.submit(
+        stored[0].id if stored else None, f"Are you there, {os.getpid()}?", ReplySettings()
+    )
+    assert reply is not None
+    say("kept")
+    reply.done.wait()
+    service.close()
+    say("done")
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        if os.fork() == 0:
+            app(Path(line.strip()))
+            os._exit(0)
+        os.wait()
+        say("over")

@@ -1,0 +1,503 @@
+"""Editing, answering again and going on make branches; nothing that was said is ever lost."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Message, Request
+from localspec.chat import journal as journal_module
+from localspec.chat.branches import conversation, follow_up, rephrased
+from localspec.chat.entries import Entry, Talk
+from localspec.chat.service import ChatService, Reply, ReplySettings
+from localspec.errors import ContextOverflow, RequestError, StoreError
+from localspec.record.export import Scope, export
+from localspec.record.store import Begun, SessionInfo, Store, Turn, TurnSettings
+from tests.chat.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
+from tests.fakes import BreakableStore, FakeBackend, Script
+from tests.record.samples import SETTINGS as TURN_SETTINGS
+
+SETTINGS = ReplySettings()
+WHOLE = str(FAST.reply)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[ChatService, FakeBackend]]:
+    service, backend = open_service(tmp_path)
+    yield service, backend
+    close(service)
+
+
+@pytest.fixture
+def service(started: tuple[ChatService, FakeBackend]) -> ChatService:
+    return started[0]
+
+
+def id_at(service: ChatService, handle: int, place: int) -> int:
+    found = service.messages(handle)[place].message_id
+    assert found is not None
+    return found
+
+
+# Editing and branches
+
+
+def test_an_edited_message_is_a_sibling_and_answered_with_what_stood_before_it(
+    started: tuple[ChatService, FakeBackend],
+) -> None:
+    service, backend = started
+    handle = ask(service, "one").handle
+    ask(service, "two", handle)
+    ask(service, "three", handle)
+    old = id_at(service, handle, 2)
+    ended(service, service.edit(handle, old, "two, better", SETTINGS))
+    assert texts(service, handle) == ["one", WHOLE, "two, better", WHOLE]
+    assert [one.content for one in backend.requests[-1].messages] == ["one", WHOLE, "two, better"]
+    shown = service.messages(handle)
+    assert shown[2].siblings == (old, shown[2].message_id)
+    assert shown[0].siblings == (shown[0].message_id,)
+    service.show_branch(handle, old)
+    assert texts(service, handle) == ["one", WHOLE, "two", WHOLE, "three", WHOLE]
+    service.show_branch(handle, shown[2].message_id or 0)
+    assert texts(service, handle) == ["one", WHOLE, "two, better", WHOLE]
+
+
+def test_the_first_message_can_be_edited_too(service: ChatService) -> None:
+    handle = ask(service, "one").handle
+    ended(service, service.edit(handle, id_at(service, handle, 0), "uno", SETTINGS))
+    assert texts(service, handle) == ["uno", WHOLE]
+    assert len(service.messages(handle)[0].siblings) == 2
+
+
+def test_a_rewritten_reply_is_stored_and_what_follows_builds_on_it(
+    started: tuple[ChatService, FakeBackend],
+) -> None:
+    service, backend = started
+    handle = ask(service, "one").handle
+    assert service.edit(handle, id_at(service, handle, 1), "Eleven.", SETTINGS) is None
+    assert texts(service, handle) == ["one", "Eleven."]
+    assert len(service.messages(handle)[1].siblings) == 2
+    ask(service, "and?", handle)
+    assert backend.requests[-1].messages[1] == Message("assistant", "Eleven.")
+    assert len(service.store.turn_rows()) == 2  # nobody generated the rewritten one
+
+
+def test_arrows_of_replies_lead_to_each_of_them(service: ChatService) -> None:
+    handle = ask(service, "one").handle
+    ended(service, service.regenerate(handle, SETTINGS))
+    ended(service, service.regenerate(handle, SETTINGS))
+    siblings = service.messages(handle)[1].siblings
+    assert len(siblings) == 3 and service.messages(handle)[1].message_id == siblings[2]
+    for one in siblings:
+        service.show_branch(handle, one)
+        assert service.messages(handle)[1].message_id == one
+        assert service.messages(handle)[1].siblings == siblings
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\t"])
+def test_an_empty_edit_does_nothing(service: ChatService, text: str) -> None:
+    handle = ask(service, "one").handle
+    assert service.edit(handle, id_at(service, handle, 0), text, SETTINGS) is None
+    assert len(service.store.messages(handle)) == 2
+
+
+def test_a_message_of_another_conversation_is_refused(service: ChatService) -> None:
+    first, second = ask(service, "one").handle, ask(service, "two").handle
+    foreign = id_at(service, second, 0)
+    with pytest.raises(RequestError, match="older than the log"):
+        service.edit(first, foreign, "x", SETTINGS)
+    with pytest.raises(RequestError, match="older than the log"):
+        service.show_branch(first, foreign)
+    with pytest.raises(RequestError, match="older than the log"):
+        service.edit(first, 999, "x", SETTINGS)
+    assert texts(service, first) == ["one", WHOLE]
+
+
+def test_an_edit_that_does_not_fit_is_refused_with_nothing_stored(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, Script(reply="ok", round_s=0.001, context_length=600))
+    handle = ask(service, "one").handle
+    with pytest.raises(ContextOverflow):
+        service.edit(handle, id_at(service, handle, 0), "word " * 900, SETTINGS)
+    assert len(service.store.messages(handle)) == 2
+    close(service)
+
+
+def test_while_a_reply_is_written_its_conversation_stays_as_it_is(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, Script(round_s=0.05))
+    reply = service.submit(None, "one", SETTINGS)
+    assert reply is not None
+    until(lambda: reply.view.text != "")
+    handle = reply.handle
+    asked = id_at(service, handle, 0)
+    assert service.edit(handle, asked, "uno", SETTINGS) is None
+    assert service.regenerate(handle, SETTINGS) is None
+    assert service.proceed(handle, SETTINGS) is None
+    with pytest.raises(RequestError, match="still being written"):
+        service.show_branch(handle, asked)
+    service.stop(reply)
+    ended(service, reply)
+    close(service)
+
+
+def test_a_double_click_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, _ = open_service(tmp_path, Script(reply=WHOLE, round_s=0.3))
+    handle = ask(service, "one").handle
+
+    def slowly(*asked: Any) -> Entry | None:
+        time.sleep(0.05)
+        return rephrased(*asked)
+
+    monkeypatch.setattr("localspec.chat.branches.rephrased", slowly)
+    found: list[Reply | None] = []
+    clicks = [
+        threading.Thread(target=lambda: found.append(service.regenerate(handle, SETTINGS)))
+        for _ in range(4)
+    ]
+    for click in clicks:
+        click.start()
+    for click in clicks:
+        click.join()
+    (reply,) = [one for one in found if one is not None]
+    ended(service, reply)
+    assert len(service.messages(handle)[1].siblings) == 2
+    close(service)
+
+
+# Going on
+
+
+def cut(service: ChatService, num_tokens: int = 4) -> int:
+    """A conversation whose reply was cut by its length; its handle."""
+    reply = ask(service, "Count.", max_tokens=num_tokens)
+    assert reply.view.finish_reason == "length"
+    return reply.handle
+
+
+def test_going_on_makes_one_text_with_the_numbers_of_both_turns_apart(
+    started: tuple[ChatService, FakeBackend],
+) -> None:
+    service, backend = started
+    handle = cut(service)
+    first = id_at(service, handle, 1)
+    reply = service.proceed(handle, SETTINGS)
+    assert reply is not None and reply.view.text == service.store.branch(first)[-1].text
+    ended(service, reply)
+    assert texts(service, handle) == ["Count.", WHOLE] and reply.view.text == WHOLE
+    assert service.messages(handle)[1].siblings == (reply.entry.turn.message_id,)  # type: ignore[union-attr]
+    before, after = service.store.turn_rows()
+    tokens = [service.store.reply_tokens(row["message_id"]) for row in (before, after)]
+    assert [len(one[0]) for one in tokens if one] == [
+        before["num_output_tokens"],
+        after["num_output_tokens"],
+    ]
+    assert (before["num_output_tokens"], before["continues_message_id"]) == (4, None)
+    assert after["continues_message_id"] == first and after["continued_from"] == "tokens"
+    request = backend.requests[-1]
+    assert request.continues and request.messages[-1].role == "assistant"
+    assert list(request.begun_tokens) == tokens[0][0]  # type: ignore[index]
+
+
+def test_going_on_again_hands_over_every_token_so_far(
+    started: tuple[ChatService, FakeBackend],
+) -> None:
+    service, backend = started
+    handle = cut(service)
+    for _ in range(2):
+        ended(service, service.proceed(handle, ReplySettings(max_tokens=3)))
+    ended(service, service.proceed(handle, SETTINGS))
+    assert texts(service, handle) == ["Count.", WHOLE]
+    assert [len(one.begun_tokens) for one in backend.requests] == [0, 4, 7, 10]
+    assert len(service.messages(handle)[1].siblings) == 1
+    assert sum(row["num_output_tokens"] for row in service.store.turn_rows()) == len(
+        service.journal.tokens_of(id_at(service, handle, 1))
+    )
+
+
+def test_a_stopped_reply_can_be_gone_on_with(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, Script(round_s=0.03))
+    reply = service.submit(None, "Explain.", SETTINGS)
+    assert reply is not None
+    until(lambda: len(reply.view.text) > 20)
+    service.stop(reply)
+    stopped = ended(service, reply).view.text
+    again = ended(service, service.proceed(reply.handle, SETTINGS))
+    assert again.view.text.startswith(stopped) and again.view.text == Script().reply
+    close(service)
+
+
+def test_an_interrupted_reply_goes_on_from_its_text(tmp_path: Path) -> None:
+    with closing(Store.open(tmp_path / "localspec.db")) as store:
+        made = store.create_conversation("chat")
+        asked = store.add_user_message(made, None, "Count.")
+        session = store.start_session(SessionInfo())
+        turn = store.begin_turn(session, made, asked, TURN_SETTINGS)
+        store.checkpoint_reply(turn.message_id, "One two thr\ufffd")
+    service, backend = open_service(tmp_path)
+    assert service.messages(made)[1].state == "interrupted"
+    ended(service, service.proceed(made, SETTINGS))
+    # Half a character at the end is written anew.
+    assert backend.requests[-1].messages[-1] == Message("assistant", "One two thr")
+    assert backend.requests[-1].begun_tokens == ()
+    assert texts(service, made) == ["Count.", WHOLE]
+    assert service.store.turn_rows()[-1]["continued_from"] == "text"
+    close(service)
+
+
+def test_without_a_word_so_far_the_message_is_answered_from_the_start(
+    started: tuple[ChatService, FakeBackend],
+) -> None:
+    service, backend = started
+    made = service.store.create_conversation("a crash came before the reply")
+    service.store.add_user_message(made, None, "Count.")
+    ended(service, service.proceed(made, SETTINGS))
+    assert texts(service, made) == ["Count.", WHOLE]
+    assert not backend.requests[-1].continues
+    empty = service.store.create_conversation("nothing at all")
+    assert service.proceed(empty, SETTINGS) is None
+
+
+def test_going_on_that_fails_at_once_keeps_the_text(tmp_path: Path) -> None:
+    script = Script(reply=WHOLE, round_s=0.001)
+    service, backend = open_service(tmp_path, script)
+    handle = cut(service)
+    begun = texts(service, handle)[1]
+    script.fault, script.fail_at_round = ZeroDivisionError("broken"), backend.num_rounds
+    failed = ended(service, service.proceed(handle, SETTINGS))
+    assert failed.view.finish_reason == "error" and failed.view.text == begun
+    assert texts(service, handle) == ["Count.", begun]
+    script.fault = None
+    ended(service, service.proceed(handle, SETTINGS))
+    assert texts(service, handle) == ["Count.", WHOLE]
+    close(service)
+
+
+def test_a_reply_gone_on_with_from_another_branch_leaves_that_branch_its_place(
+    service: ChatService,
+) -> None:
+    handle = cut(service)
+    first = id_at(service, handle, 1)
+    ended(service, service.regenerate(handle, SETTINGS))
+    second = id_at(service, handle, 1)
+    service.show_branch(handle, first)
+    ended(service, service.proceed(handle, SETTINGS))
+    whole = id_at(service, handle, 1)
+    assert service.messages(handle)[1].siblings == (second, whole)
+
+
+def test_the_export_holds_both_turns_and_the_whole_text(
+    service: ChatService, tmp_path: Path
+) -> None:
+    handle = cut(service)
+    ended(service, service.proceed(handle, SETTINGS))
+    export(service.store, Scope(conversation_id=handle), "csv", tmp_path / "out.csv")
+    lines = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 3 and WHOLE in lines[2] and "continues_message_id" in lines[0]
+
+
+# A log that fails
+
+
+def test_editing_and_going_on_work_while_the_log_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.05)
+    service, backend = open_service(tmp_path)
+    handle = ask(service, "one").handle
+    asked = id_at(service, handle, 0)
+    store = service.store
+    assert isinstance(store, BreakableStore)
+    store.fault = "The disk is full. Free some space and try again."
+    ended(service, service.edit(handle, asked, "uno", ReplySettings(max_tokens=4)))
+    assert texts(service, handle)[0] == "uno"
+    ended(service, service.proceed(handle, ReplySettings(max_tokens=3)))
+    ended(service, service.proceed(handle, SETTINGS))
+    assert texts(service, handle) == ["uno", WHOLE]
+    assert [len(one.begun_tokens) for one in backend.requests] == [0, 0, 4, 7]
+    with pytest.raises(RequestError, match="recorded"):
+        service.show_branch(handle, asked)
+    ask(service, "two", handle)
+    assert texts(service, handle) == ["uno", WHOLE, "two", WHOLE]
+    store.fault = None
+    until(lambda: service.journal.notice is None and not service.journal.talk(handle).entries)
+    assert texts(service, handle) == ["uno", WHOLE, "two", WHOLE]
+    rows = store.turn_rows()
+    assert [row["continued_from"] for row in rows] == [None, None, "tokens", "tokens", None]
+    service.show_branch(handle, asked)
+    assert texts(service, handle) == ["one", WHOLE]
+    close(service)
+
+
+class DyingStore(Store):
+    """A store whose process dies after n writes: none after that reaches the disk."""
+
+    num_left = 10**9
+
+    def _write(self) -> None:
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise StoreError("The process is gone.")
+
+    def start_session(self, info: SessionInfo) -> int:
+        self._write()
+        return super().start_session(info)
+
+    def create_conversation(self, title: str) -> int:
+        self._write()
+        return super().create_conversation(title)
+
+    def add_message(self, *place: Any) -> int:
+        self._write()
+        return super().add_message(*place)
+
+    def begin_turn(
+        self,
+        session_id: int,
+        conversation_id: int,
+        parent_id: int | None,
+        settings: TurnSettings,
+        begun: Begun | None = None,
+    ) -> Turn:
+        self._write()
+        return super().begin_turn(session_id, conversation_id, parent_id, settings, begun)
+
+    def finish_turn(self, turn: Turn, **ending: Any) -> None:
+        self._write()
+        super().finish_turn(turn, **ending)
+
+
+def live(service: ChatService) -> None:
+    """Every kind of turn, one after the other; each as far as the log still goes."""
+    handle = ask(service, "one", max_tokens=4).handle
+    ended(service, service.proceed(handle, SETTINGS))
+    ended(service, service.regenerate(handle, ReplySettings(max_tokens=4)))
+    ended(service, service.proceed(handle, SETTINGS))
+    message_id = service.messages(handle)[0].message_id
+    if message_id is not None:
+        ended(service, service.edit(handle, message_id, "uno", SETTINGS))
+
+
+@pytest.mark.parametrize("num_writes", range(15))
+def test_a_crash_after_any_write_leaves_a_tree_that_goes_on(
+    tmp_path: Path, num_writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 60.0)
+    dying = DyingStore.open(tmp_path / "localspec.db")
+    assert isinstance(dying, DyingStore)
+    service, _ = open_service(tmp_path, FAST, dying)
+    dying.num_left = num_writes
+    live(service)
+    assert (dying.num_left < 0) == (num_writes < 14)
+    close(service)
+    with closing(sqlite3.connect(tmp_path / "localspec.db")) as conn:
+        assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert conn.execute("PRAGMA foreign_key_check").fetchall() == []
+    again, _ = open_service(tmp_path)
+    for row in again.journal.conversations():
+        shown = again.messages(row.id)
+        assert shown[0].role == "user" and shown[0].text in ("one", "uno")
+        assert all(one.state != "draft" and WHOLE.startswith(one.text) for one in shown[1:])
+        ended(again, again.proceed(row.id, SETTINGS))
+        assert texts(again, row.id)[-1] == WHOLE
+        ask(again, "and then?", row.id)
+    close(again)
+
+
+# Depth
+
+
+def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Path) -> None:
+    script = Script(reply="ok", round_s=0.001, context_length=10**6)
+    service, _ = open_service(tmp_path, script)
+    store = service.store
+    made = store.create_conversation("deep")
+    with store._db.writing() as tables:
+        for n in range(5000):
+            tables.insert(
+                "message",
+                {
+                    "conversation_id": made,
+                    "parent_id": n or None,
+                    "role": "user" if n % 2 == 0 else "assistant",
+                    "text": f"message {n}",
+                    "state": "complete",
+                    "created_at_utc": "2026-01-01T00:00:00.000+00:00",
+                },
+            )
+        tables.update("conversation", made, {"tip_message_id": 5000})
+    started_s = time.process_time()
+    assert len(service.messages(made)) == 5000
+    ended(service, service.edit(made, 5, "edited", SETTINGS))
+    assert len(service.messages(made)) == 6
+    service.show_branch(made, 5)
+    assert len(service.messages(made)) == 5000
+    ended(service, service.proceed(made, SETTINGS))
+    service.journal.delete(made)
+    assert store.history.purge() == 1
+    assert time.process_time() - started_s < 20
+    close(service)
+
+
+def test_a_long_chain_of_unstored_turns_is_walked_not_climbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = open_service(tmp_path)
+    talk = Talk(-1, "deep")
+    for n in range(3000):
+        talk.tip = follow_up(service.journal, talk, f"message {n}")
+    for _ in range(3000):
+        talk.tip = Entry(talk, "again", rephrases=talk.tip)
+    assert talk.tip is not None and talk.tip.base_id is None
+    assert len(conversation(service.journal, talk)) == 6000
+    close(service)
+
+
+# The context gauge
+
+
+def test_the_gauge_counts_conversation_and_draft(service: ChatService) -> None:
+    settings = ReplySettings(max_tokens=100, system_prompt="Be brief.")
+    empty = service.gauge(None, "", settings)
+    typed = service.gauge(None, "some more words", settings)
+    assert empty is not None and typed is not None
+    assert empty.num_tokens < typed.num_tokens
+    assert (typed.num_reply_tokens, typed.context_length) == (100, 4096)
+    handle = ask(service, "one").handle
+    talked = service.gauge(handle, "some more words", settings)
+    assert talked is not None and talked.num_tokens > typed.num_tokens and not talked.is_over
+    flooded = service.gauge(handle, "word " * 5000, settings)
+    assert flooded is not None and flooded.is_over
+
+
+def test_the_gauge_is_unknown_while_nothing_is_loaded(tmp_path: Path) -> None:
+    gate = threading.Event()
+    store = Store.open(tmp_path / "localspec.db")
+
+    def open_backend(report: object) -> FakeBackend:
+        gate.wait(WAIT_S)
+        return FakeBackend()
+
+    service = ChatService(store, SessionInfo, open_backend)
+    service.start()
+    assert service.gauge(None, "hi", SETTINGS) is None
+    gate.set()
+    until(lambda: service.gauge(None, "hi", SETTINGS) is not None)
+    close(service)
+
+
+def test_an_attached_file_is_part_of_what_is_asked(
+    started: tuple[ChatService, FakeBackend],
+) -> None:
+    from localspec.chat.attachments import Attachment, with_attachments
+
+    service, backend = started
+    text = with_attachments("What does it say?", [Attachment("notes.txt", b"Buy bread.\n")])
+    ask(service, text)
+    asked: Request = backend.requests[-1]
+    assert "Buy bread." in asked.messages[-1].content and "`notes.txt`" in texts(service, 1)[0]

@@ -1,0 +1,256 @@
+"""The journal keeps the list of conversations, and texts off the disk where that is asked for."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from localspec.chat import journal as journal_module
+from localspec.chat.entries import title_line
+from localspec.chat.service import ChatService, ReplySettings
+from localspec.errors import RequestError, StoreError
+from localspec.record.export import Scope, export
+from localspec.record.store import Preset, Store
+from tests.chat.services import FAST, ask, close, ended, open_service, texts, until
+from tests.fakes import BreakableStore, Script
+
+SETTINGS = ReplySettings(system_prompt="Speak like a pirate.")
+SECRETS = ("mellon", "pirate", "Three rings")
+SECRET = Script(reply="Three rings for the kings under the sky.", round_s=0.001)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ChatService]:
+    opened, _ = open_service(tmp_path)
+    yield opened
+    close(opened)
+
+
+def titles(service: ChatService, search: str = "") -> list[str]:
+    return [row.title for row in service.journal.conversations(search)]
+
+
+def test_a_title_is_the_first_line_until_it_is_renamed(service: ChatService) -> None:
+    handle = ask(service, "  What is\n\na <b>title</b>?  " + "x" * 100).handle
+    assert titles(service)[0].startswith("What is a <b>title</b>? xxx")
+    assert len(titles(service)[0]) == 48
+    service.journal.rename(handle, " New\x00 \x1b[31mname\n ")
+    assert titles(service) == ["New [31mname"]
+    with pytest.raises(RequestError, match="at least one character"):
+        service.journal.rename(handle, " \n\0")
+    assert titles(service) == ["New [31mname"]
+
+
+def test_a_title_of_any_length_and_kind_is_one_line_of_text() -> None:
+    assert title_line("a\ud800b\u2028c\u0085d") == "a b c d"
+    assert title_line("👩‍👩‍👧 שלום") == "👩‍👩‍👧 שלום"
+    assert len(title_line("x" * 1000)) == 200
+
+
+def test_a_deleted_conversation_takes_no_message_and_comes_back(service: ChatService) -> None:
+    handle = ask(service, "one").handle
+    service.journal.delete(handle)
+    assert titles(service) == []
+    with pytest.raises(RequestError, match="was deleted"):
+        service.submit(handle, "two", ReplySettings())
+    with pytest.raises(RequestError, match="was deleted"):
+        service.regenerate(handle, ReplySettings())
+    service.journal.restore(handle)
+    ask(service, "two", handle)
+    assert titles(service) == ["one"] and len(texts(service, handle)) == 4
+
+
+def test_deleted_is_gone_for_good_at_the_next_start(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path)
+    handle = ask(service, "mellon").handle
+    ask(service, "stays")
+    service.journal.delete(handle)
+    close(service)
+    again, _ = open_service(tmp_path)
+    assert again.journal.flush()
+    with pytest.raises(StoreError, match="no conversation"):
+        again.journal.restore(handle)
+    assert titles(again) == ["stays"]
+    close(again)
+    assert all(b"mellon" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_conversation_not_yet_stored_is_changed_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.02)
+    service, _ = open_service(tmp_path)
+    store = service.store
+    assert isinstance(store, BreakableStore)
+    store.fault = "The disk is full. Free some space and try again."
+    kept, gone = ask(service, "kept").handle, ask(service, "gone").handle
+    service.journal.rename(kept, "renamed")
+    service.journal.pin(kept, True)
+    service.journal.delete(gone)
+    assert [talk.title for talk in service.journal.unstored_talks()] == ["renamed"]
+    assert service.journal.system_prompt(kept) == ""
+    store.fault = None
+    until(lambda: service.journal.notice is None)
+    (row,) = service.journal.conversations()
+    assert (row.title, row.is_pinned) == ("renamed", True)
+    service.journal.restore(gone)
+    assert titles(service) == ["renamed", "gone"]
+    close(service)
+
+
+def test_a_conversation_remembers_its_system_prompt(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path)
+    handle = ended(service, service.submit(None, "one", SETTINGS)).handle
+    other = ask(service, "two").handle
+    for _ in range(2):
+        assert service.journal.system_prompt(handle) == "Speak like a pirate."
+        assert service.journal.system_prompt(other) == ""
+        close(service)
+        service, _ = open_service(tmp_path)
+    close(service)
+
+
+# Presets
+
+
+def test_presets_are_kept_by_name(tmp_path: Path) -> None:
+    precise = Preset("Precise", "Be brief.", 0.0, 1.0, 40, 0.05, 1.1, 256)
+    service, _ = open_service(tmp_path)
+    service.journal.save_preset(precise)
+    service.journal.save_preset(Preset("  <b>Crea\ttive</b>  ", temperature=1.2))
+    service.journal.save_preset(Preset("Precise", "Be briefer."))
+    close(service)
+    again, _ = open_service(tmp_path)
+    assert again.journal.presets() == [
+        Preset("<b>Crea tive</b>", temperature=1.2),
+        Preset("Precise", "Be briefer."),
+    ]
+    again.journal.delete_preset("Precise")
+    again.journal.delete_preset("Precise")
+    assert [one.name for one in again.journal.presets()] == ["<b>Crea tive</b>"]
+    close(again)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": " "}, "name needs"),
+        ({"name": "x" * 81}, "name needs"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"repetition_penalty": 99.0}, "repetition_penalty"),
+        ({"max_tokens": 0}, "max tokens"),
+    ],
+)
+def test_a_preset_out_of_range_is_refused(values: dict[str, object], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        Preset(**{"name": "mine", **values})  # type: ignore[arg-type]
+
+
+# Texts that are not written down
+
+
+def assert_unwritten(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name.startswith("localspec.db"):
+            for secret in SECRETS:
+                assert secret.encode() not in path.read_bytes(), f"{secret} in {path.name}"
+
+
+def quiet_talk(service: ChatService) -> int:
+    """Every kind of write that carries text; the conversation's handle."""
+    handle = ended(service, service.submit(None, "Speak, mellon", SETTINGS)).handle
+    short = ReplySettings(max_tokens=3, system_prompt=SETTINGS.system_prompt)
+    ended(service, service.regenerate(handle, short))
+    ended(service, service.proceed(handle, SETTINGS))
+    asked = service.messages(handle)[0].message_id or 0
+    ended(service, service.edit(handle, asked, "Say mellon", SETTINGS))
+    service.edit(handle, service.messages(handle)[1].message_id or 0, "Three rings!", SETTINGS)
+    service.journal.rename(handle, "mellon")
+    return handle
+
+
+def test_without_logging_no_text_reaches_the_disk_and_the_session_has_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.chat.answering.CHECKPOINT_S", 0.0)
+    service, backend = open_service(tmp_path, SECRET)
+    service.journal.keep_text(False)
+    handle = quiet_talk(service)
+    assert_unwritten(tmp_path)
+    assert texts(service, handle) == ["Say mellon", "Three rings!"]
+    assert titles(service) == titles(service, "mello") == titles(service, "RINGS") == ["mellon"]
+    assert backend.requests[2].begun_tokens != ()
+    assert service.journal.system_prompt(handle) == "Speak like a pirate."
+    ask(service, "go on", handle)
+    assert [one.content for one in backend.requests[-1].messages] == [
+        "Say mellon",
+        "Three rings!",
+        "go on",
+    ]
+    export(service.store, Scope(), "jsonl", tmp_path / "asked-for.jsonl")
+    assert b"mellon" in (tmp_path / "asked-for.jsonl").read_bytes()
+    close(service)
+    assert_unwritten(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "localspec.db")) as conn:
+        assert conn.execute("SELECT count(*) FROM message WHERE text <> ''").fetchone() == (0,)
+        assert conn.execute("SELECT sum(num_output_tokens) > 20 FROM turn").fetchone() == (1,)
+        hidden = "SELECT count(token_ids), count(drafted), count(system_prompt) FROM turn"
+        assert conn.execute(hidden).fetchone() == (0, 0, 0)
+
+
+def test_without_logging_the_statistics_stay(tmp_path: Path) -> None:
+    rows = []
+    for is_wanted in (True, False):
+        service, _ = open_service(tmp_path / str(is_wanted), SECRET)
+        service.journal.keep_text(is_wanted)
+        ask(service, "mellon")
+        (row,) = service.store.turn_rows()
+        assert len(service.store.step_rows(row["turn_id"])) == row["num_steps"] > 1
+        rows.append({name: row[name] for name in row if name.startswith("num_")})
+        close(service)
+    assert rows[0] == rows[1]
+
+
+def test_the_switch_is_remembered_and_later_conversations_are_empty_of_text(
+    tmp_path: Path,
+) -> None:
+    service, _ = open_service(tmp_path, SECRET)
+    written = ask(service, "written").handle
+    service.journal.keep_text(False)
+    quiet_talk(service)
+    ask(service, "Three rings more", written)
+    close(service)
+    again, _ = open_service(tmp_path, SECRET)
+    assert not again.journal.logs_text
+    assert titles(again) == ["written"]  # of the other one nothing is left to read
+    shown = again.messages(written)
+    assert [one.text for one in shown] == ["written", SECRET.reply, "", ""]
+    again.journal.keep_text(True)
+    ask(again, "mellon again")
+    close(again)
+    third = Store.open(tmp_path / "localspec.db")
+    assert third.logs_text and len(third.history.rows("mellon")) == 1
+    third.close()
+
+
+def test_logging_switched_off_in_the_middle_of_a_reply_takes_its_text_along(
+    tmp_path: Path,
+) -> None:
+    service, _ = open_service(tmp_path, Script(reply=SECRET.reply, round_s=0.05))
+    reply = service.submit(None, "hi", ReplySettings())
+    assert reply is not None
+    until(lambda: reply.view.text != "")
+    service.store.logs_text = False
+    ended(service, reply)
+    assert texts(service, reply.handle) == ["hi", SECRET.reply]
+    close(service)
+    again, _ = open_service(tmp_path, FAST)
+    assert texts(again, reply.handle) == ["hi", ""]
+    assert again.journal.logs_text  # it was for that run only
+    close(again)

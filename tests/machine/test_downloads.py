@@ -1,0 +1,268 @@
+"""Downloads as the page drives them: processes of their own, against a hub on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+from localspec.config import PROJECT_FOLDER
+from localspec.machine.downloads import ledger
+from localspec.machine.downloads.desk import WORKER, Downloads
+from localspec.machine.downloads.faults import Fault
+from localspec.machine.downloads.ledger import Unfinished
+from localspec.machine.downloads.listing import HubFile, Survey
+from localspec.machine.downloads.progress import (
+    Download,
+    FileProgress,
+    duration,
+    in_words,
+    so_far,
+    with_sample,
+)
+from tests import waiting
+from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
+
+MODEL, OTHER = "someone/model", "someone/other"
+wait = partial(waiting.until, wait_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("hub")
+    for number, each in enumerate((MODEL, OTHER)):
+        (root / each).mkdir(parents=True)
+        (root / each / "config.json").write_text('{"model_type": "llama"}')
+        (root / each / "tokenizer.json").write_text("{}")
+        rows = numpy.random.default_rng(number).random((512, 256), numpy.float32)
+        save_file({"weight": rows}, root / each / "model.safetensors")
+    return {each: root / each for each in (MODEL, OTHER)}
+
+
+@pytest.fixture
+def hub(models: dict[str, Path]) -> Iterator[HubStub]:
+    with serving(models) as stub:
+        yield stub
+
+
+@pytest.fixture
+def cache(hub: HubStub, tmp_path: Path) -> Iterator[Path]:
+    with client_of(hub.endpoint, tmp_path / "cache"):  # this process looks at the same cache
+        yield tmp_path / "cache"
+
+
+@pytest.fixture
+def environment(hub: HubStub, cache: Path) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HOME": str(cache.parent / "hf"),
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "downloads.json"
+
+
+@pytest.fixture
+def desk(path: Path, environment: dict[str, str]) -> Iterator[Downloads]:
+    desk = Downloads(path, environment)
+    try:
+        yield desk
+    finally:
+        desk.close()
+
+
+def state(desk: Downloads, model_id: str = MODEL) -> str:
+    found = desk.find(model_id)
+    return found.state if found is not None else "absent"
+
+
+def in_part(desk: Downloads) -> Download:
+    """Once a good part of the weights is here."""
+
+    def look() -> Download | None:
+        found = desk.find(MODEL)
+        assert found is not None and found.state != "failed", found
+        return found if found.state == "fetching" and found.have_bytes > 200_000 else None
+
+    return wait(look)  # type: ignore[no-any-return]
+
+
+def test_two_models_come_one_after_the_other_and_are_whole(
+    desk: Downloads, cache: Path, models: dict[str, Path]
+) -> None:
+    desk.ask(MODEL)
+    desk.ask(OTHER)
+    desk.ask(MODEL)  # a second click
+    assert [each.model_id for each in desk.downloads] == [MODEL, OTHER]
+    wait(lambda: state(desk, OTHER) == "done")
+    for each in desk.downloads:
+        assert each.state == "done" and each.have_bytes == each.num_bytes
+        assert all(file.is_checked for file in each.files)
+    for model_id, folder in models.items():
+        place = cache / f"models--{model_id.replace('/', '--')}" / "snapshots" / COMMIT
+        weights = "model.safetensors"
+        assert (place / weights).read_bytes() == (folder / weights).read_bytes()
+
+
+def test_a_paused_download_goes_on_from_where_it_was(
+    desk: Downloads, hub: HubStub, cache: Path
+) -> None:
+    hub.pace_s = 0.1
+    desk.ask(MODEL)
+    seen = in_part(desk)
+    assert seen.num_bytes is not None and "of" in in_words(seen)
+    desk.pause(MODEL)
+    assert state(desk) == "paused"
+    (part,) = wait(lambda: list(cache.rglob("*.incomplete")))
+    hub.pace_s = 0.0
+    desk.resume(MODEL)
+    wait(lambda: state(desk) == "done")
+    assert not part.exists()
+    (asked,) = hub.ranges
+    assert int(asked.removeprefix("bytes=").removesuffix("-")) > 100_000
+
+
+@pytest.mark.parametrize("state", ["paused", "waiting", "failed"])
+def test_what_an_ended_process_still_says_changes_nothing(desk: Downloads, state: Any) -> None:
+    """Its last lines may be read after a click on Pause, or even after one on Continue."""
+    known = Download(MODEL, state, (FileProgress("a", 9, 5),), 9)
+    desk._put(known)
+    for line in (
+        {"file": "a", "bytes": 7, "phase": "fetching"},
+        {"folder": "/somewhere"},
+        {"fault": {"code": "other", "text": "No.", "remedy": "None."}},
+    ):
+        desk._take(MODEL, line)
+    assert desk.find(MODEL) == known
+
+
+def test_after_a_kill_the_next_start_offers_to_continue(
+    desk: Downloads, hub: HubStub, path: Path, environment: dict[str, str]
+) -> None:
+    hub.pace_s = 0.1
+    desk.ask(MODEL)
+    in_part(desk)
+    assert desk._process is not None
+    os.kill(desk._process.pid, signal.SIGKILL)
+    failed = wait(lambda: (found := desk.find(MODEL)) and found.state == "failed" and found)
+    assert failed.fault.code == "worker_ended" and "Continue" in failed.fault.remedy
+    again = Downloads(path, environment)
+    try:
+        (found,) = again.downloads
+        assert found.state == "paused" and found.num_bytes is not None
+        assert 100_000 < found.have_bytes < found.num_bytes, "read from the cache, not remembered"
+        hub.pace_s = 0.0
+        again.resume(MODEL)
+        wait(lambda: state(again) == "done")
+        assert hub.ranges, "what had arrived was not fetched again"
+    finally:
+        again.close()
+    assert ledger.load(path) == []
+
+
+def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[str, str]) -> None:
+    hub.pace_s = 0.1
+    command = [sys.executable, "-m", WORKER, MODEL]
+    worker = subprocess.Popen(
+        command, cwd=PROJECT_FOLDER, env={**os.environ, **environment}, stdout=subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    worker.stdout.close()
+    assert worker.wait(30) != 0
+
+
+def test_cancel_deletes_the_part_and_forgets(desk: Downloads, hub: HubStub, cache: Path) -> None:
+    hub.pace_s = 0.1
+    desk.ask(MODEL)
+    in_part(desk)
+    desk.cancel(MODEL)
+    assert desk.downloads == () and not list(cache.rglob("*.incomplete"))
+    assert ledger.load(desk._path) == []
+
+
+def test_a_dropped_download_says_so_and_a_click_continues_it(desk: Downloads, hub: HubStub) -> None:
+    hub.fault = "closed"
+    desk.ask(MODEL)
+    failed = wait(lambda: (found := desk.find(MODEL)) and found.state == "failed" and found)
+    assert failed.fault.code == "dropped"
+    assert 0.4 * failed.num_bytes < failed.have_bytes < 0.7 * failed.num_bytes
+    hub.fault = None
+    desk.resume(MODEL)
+    wait(lambda: state(desk) == "done")
+    assert hub.ranges
+
+
+def test_the_dry_run_gives_the_exact_size_and_fetches_nothing(
+    desk: Downloads, hub: HubStub, models: dict[str, Path]
+) -> None:
+    found = desk.survey(MODEL)
+    assert isinstance(found, Survey)
+    assert found.num_bytes == sum(file.stat().st_size for file in models[MODEL].iterdir())
+    assert desk.downloads == () and not hub.asked_for("resolve")
+    hub.refusal = Refusal(401, "GatedRepo")
+    refused = desk.survey(MODEL)
+    assert isinstance(refused, Fault) and refused.code == "gated"
+
+
+def test_nothing_starts_by_itself(path: Path, hub: HubStub, environment: dict[str, str]) -> None:
+    ledger.save(path, [Unfinished(MODEL, None)])
+    again = Downloads(path, environment)
+    assert [each.state for each in again.downloads] == ["paused"]
+    assert hub.requests == [] and again._process is None
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["", "[", '{"a": 1}', "[1]", '[{"model_id": "a/b"}]'])
+def test_a_ledger_that_cannot_be_read_is_empty(path: Path, text: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    assert ledger.load(path) == []
+
+
+def test_a_ledger_keeps_what_belongs_to_a_download(path: Path) -> None:
+    kept = Unfinished(MODEL, Survey(MODEL, COMMIT, (HubFile("a", 3, "x", True),)))
+    ledger.save(path, [kept, Unfinished(OTHER, None)])
+    assert ledger.load(path) == [kept, Unfinished(OTHER, None)]
+
+
+def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
+    samples: tuple[tuple[float, int], ...] = ()
+    for second, have in ((0.0, 0), (100.0, 1_000_000), (102.0, 5_000_000)):
+        samples = with_sample(samples, second, have)
+    assert samples[0] == (100.0, 1_000_000), "older ones are dropped"
+    files = (FileProgress("a", 9_000_000, 5_000_000),)
+    found = Download(MODEL, "fetching", files, 9_000_000, samples=samples)
+    assert (found.bytes_per_s, found.seconds_left) == (2e6, 2.0)
+    assert in_words(found) == "5 of 9 MB, 2.0 MB/s, 2 s left"
+    unknown = Download(MODEL, "fetching", files, None)
+    assert unknown.bytes_per_s is None and unknown.seconds_left is None
+    assert in_words(unknown) == "5 MB of unknown size"
+
+
+def test_how_much_is_here_is_said_in_one_unit_where_it_can_be() -> None:
+    def said(have: int, total: int | None) -> str:
+        return so_far(Download(MODEL, "paused", (FileProgress("a", 5, have),), total))
+
+    assert said(3_100_000_000, 5_000_000_000) == "3.1 of 5.0 GB"
+    assert said(900_000_000, 5_000_000_000) == "900 MB of 5.0 GB"
+    assert said(0, None) == "0 kB of unknown size"
+
+
+def test_durations_are_in_words() -> None:
+    found = [duration(each) for each in (0.2, 59.4, 61, 3000, 3700)]
+    assert found == ["0 s", "59 s", "1 min 1 s", "50 min", "1 h 1 min"]

@@ -1,0 +1,290 @@
+"""Fetching a model from a hub that drops, stalls, lies about lengths and sends wrong bytes."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localspec.machine.cache import cached_models
+from localspec.machine.downloads import fetch as fetching
+from localspec.machine.downloads.faults import Fault, fault_of
+from localspec.machine.downloads.fetch import fetch
+from localspec.machine.downloads.listing import Survey, held_bytes, shelfmark, survey
+from localspec.machine.options import LoadOptions
+from localspec.machine.sources import resolve
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
+from tests.tiny import tiny_llama
+
+TARGET = "someone/target"
+UNWANTED = ("pytorch_model.bin", "modeling_target.py", "README.md", "onnx/model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    module = tiny_llama(num_layers=1, vocab_size=VOCAB_SIZE)
+    folder = save_model(tmp_path_factory.mktemp("hub") / TARGET, module)
+    for name in UNWANTED:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("never asked for")
+    return folder
+
+
+@pytest.fixture
+def hub(folder: Path) -> Iterator[HubStub]:
+    with serving({TARGET: folder}) as stub:
+        yield stub
+
+
+@pytest.fixture
+def cache(hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    with client_of(hub.endpoint, tmp_path / "cache", is_offline=False):
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+        real = vars(_http)["time"]
+        quick = SimpleNamespace(sleep=lambda seconds: None, time=real.time)
+        monkeypatch.setattr(_http, "time", quick)
+        yield tmp_path / "cache"
+
+
+def fetched(reports: list[tuple[str, int, str]] | None = None) -> Path:
+    kept: list[Survey] = []
+    said = reports if reports is not None else []
+    return fetch(TARGET, kept.append, lambda *report: said.append(report))
+
+
+def fault(has_token: bool = False) -> Fault:
+    """Why it did not go; the sentence is one that can be shown."""
+    with pytest.raises(Exception) as caught:
+        fetched()
+    found = fault_of(caught.value, TARGET, has_token, 10.0)
+    for text in (found.text, found.remedy):
+        assert text.endswith(".") and "\n" not in text and len(text) < 300, text
+    return found
+
+
+def weights(cache: Path) -> list[Path]:
+    return list(cache.rglob("model.safetensors"))
+
+
+def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
+    hub: HubStub, cache: Path, folder: Path
+) -> None:
+    reports: list[tuple[str, int, str]] = []
+    place = fetched(reports)
+    for file in place.iterdir():
+        assert file.read_bytes() == (folder / file.name).read_bytes()
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        file.name for file in place.iterdir()
+    }
+    assert not any(hub.asked_for(name) for name in UNWANTED)
+    assert place.name == COMMIT
+    arriving = [num for name, num, phase in reports if (name, phase) == (WEIGHTS, "fetching")]
+    assert arriving == sorted(arriving) and len(arriving) > 3
+    assert arriving[-1] == (folder / WEIGHTS).stat().st_size
+    assert {phase for _, _, phase in reports} == {"fetching", "checking", "done"}
+    assert not list(cache.rglob("*.incomplete"))
+
+
+WEIGHTS = "model.safetensors"
+
+
+def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) -> None:
+    from huggingface_hub import constants
+
+    place = fetched()
+    hub.requests.clear()
+    constants.HF_HUB_OFFLINE = True
+    assert resolve(LoadOptions(model=TARGET, fetches=False)).target == place
+    assert hub.requests == []
+    (listed,) = cached_models()
+    assert (listed.id, listed.folder) == (TARGET, place) and listed.num_bytes > 0
+
+
+def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folder: Path) -> None:
+    found = survey(TARGET)
+    wanted = [f for f in folder.iterdir() if f.is_file() and f.name not in UNWANTED]
+    assert found.num_bytes == sum(file.stat().st_size for file in wanted)
+    assert found.commit == COMMIT and not hub.asked_for("resolve")
+    assert sum(held_bytes(found).values()) == 0 and not weights(cache)
+
+
+@pytest.mark.parametrize("kind", ["closed", "reset", "stalled", "short", "long"])
+def test_a_fault_that_passes_is_gone_on_from_by_range(
+    hub: HubStub, cache: Path, folder: Path, kind: Any
+) -> None:
+    hub.fault, hub.num_faults = kind, 1
+    place = fetched()
+    assert (place / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    if kind != "long":  # there everything had come before the connection ended
+        size = (folder / WEIGHTS).stat().st_size
+        start = int(hub.ranges[-1].removeprefix("bytes=").removesuffix("-"))
+        # A reset also takes what had arrived and was not read yet.
+        assert (0 if kind == "reset" else 0.5 * size) < start <= 0.6 * size, hub.ranges
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("closed", "dropped"),
+        ("reset", "dropped"),
+        ("stalled", "stalled"),
+        ("short", "wrong_size"),
+        ("wrong", "wrong_bytes"),
+        ("page", "captive_portal"),
+        ("portal", "captive_portal"),
+    ],
+)
+def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it(
+    hub: HubStub, cache: Path, folder: Path, kind: Any, code: str
+) -> None:
+    hub.fault = kind
+    assert fault().code == code
+    assert not weights(cache), "nothing unverified has a name in the cache"
+    assert cached_models() == []
+    num_requests = len(hub.requests)
+    assert num_requests < 80, "a fault is retried a bounded number of times"
+    parts = list(cache.rglob("*.incomplete"))
+    assert bool(parts) is (kind in ("closed", "reset", "stalled", "short"))
+    hub.fault = None
+    hub.ranges.clear()
+    assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert bool(hub.ranges) is bool(parts), "what had arrived was not fetched again"
+
+
+def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
+    hub: HubStub, cache: Path, folder: Path
+) -> None:
+    found = survey(TARGET)
+    file = next(each for each in found.files if each.name == WEIGHTS)
+    part = shelfmark(found).part(file)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * (file.num_bytes // 2))
+    assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+
+
+def test_a_part_longer_than_the_file_is_dropped(hub: HubStub, cache: Path, folder: Path) -> None:
+    found = survey(TARGET)
+    file = next(each for each in found.files if each.name == WEIGHTS)
+    part = shelfmark(found).part(file)
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * (file.num_bytes + 9))
+    assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "has_token", "code", "words"),
+    [
+        (Refusal(401, "GatedRepo"), False, "gated", ("terms", "log in", "page")),
+        (Refusal(403, "GatedRepo", only_files=True), True, "gated", ("agreed yet", "page")),
+        (Refusal(404, "RepoNotFound"), False, "unknown_model", ("spelling", "HF_TOKEN")),
+        (Refusal(401, "RepoNotFound"), False, "unknown_model", ("spelling",)),
+        (Refusal(401, "Other"), True, "unauthorised", ("token", "401")),
+        (Refusal(403, "Other", only_files=True), True, "forbidden", ("403",)),
+        (Refusal(404, "EntryNotFound", only_files=True), False, "missing_file", ("404",)),
+        (Refusal(429, "", retry_after="90"), False, "too_many_requests", ("90 seconds",)),
+        (Refusal(429, "", only_files=True), False, "too_many_requests", ("some minutes",)),
+        (Refusal(503, "Broken"), False, "hub_down", ("503",)),
+    ],
+)
+def test_a_refusal_is_said_with_its_remedy(
+    hub: HubStub, cache: Path, refusal: Refusal, has_token: bool, code: str, words: tuple[str, ...]
+) -> None:
+    hub.refusal = refusal
+    found = fault(has_token)
+    assert found.code == code
+    assert all(word in str(found) for word in words), str(found)
+    if code == "gated":
+        assert found.page == f"{hub.endpoint}/{TARGET}"
+
+
+def test_no_hub_at_all_is_said(folder: Path, tmp_path: Path) -> None:
+    with serving({TARGET: folder}) as stub:
+        pass
+    with client_of(stub.endpoint, tmp_path / "cache", is_offline=False):
+        assert fault().code == "no_network"
+
+
+def test_a_disk_without_room_is_said_before_the_first_byte(
+    hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(free=fetching.SPARE_DISK_BYTES + 1000)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda folder: usage)
+    found = fault()
+    assert found.code == "too_little_disk" and "Nothing was fetched" in found.remedy
+    assert not hub.asked_for("resolve")
+
+
+def test_a_disk_that_fills_up_keeps_what_arrived(
+    hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import file_download
+
+    real = file_download.http_get
+
+    def fills(url: str, stream: Any, **said: Any) -> None:
+        if said["displayed_filename"] == WEIGHTS:
+            stream.write(b"x" * 1000)
+            raise OSError(errno.ENOSPC, "No space left on device", stream.name)
+        real(url, stream, **said)
+
+    monkeypatch.setattr(file_download, "http_get", fills)
+    found = fault()
+    assert found.code == "disk_full" and "is full" in found.text and "kept" in found.remedy
+    assert [part.stat().st_size for part in cache.rglob("*.incomplete")] == [1000]
+
+
+def test_a_model_in_pickle_alone_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80")
+    with (
+        serving({TARGET: folder}) as stub,
+        client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
+    ):
+        assert fault().code == "no_safetensors" and not stub.asked_for("resolve")
+
+
+def test_weights_whose_header_does_not_fit_are_refused_though_the_checksum_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / WEIGHTS).write_bytes(b"\xff" * 4096)
+    with (
+        serving({TARGET: folder}) as stub,
+        client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
+    ):
+        found = fault()
+        assert found.code == "wrong_bytes" and "header" in found.text
+        assert not weights(tmp_path / "cache")
+
+
+def test_the_token_is_the_hubs_alone(
+    hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights lie at another address; a token sent there would be given away."""
+    monkeypatch.setenv("HF_TOKEN", "hf_ofatest")
+    elsewhere = hub.endpoint.replace("127.0.0.1", "localhost")
+    hub.cdn = elsewhere
+    fetched()
+    assert any("resolve" in path for path in hub.tokens)
+    assert not any(path.startswith("/cdn/") for path in hub.tokens)
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, "tokenizer.json"])
+def test_an_incomplete_model_is_not_listed_as_ready(hub: HubStub, cache: Path, name: str) -> None:
+    (fetched() / name).unlink()
+    assert cached_models() == []
+    assert fetched().is_dir() and len(cached_models()) == 1, "and the next attempt completes it"

@@ -1,0 +1,125 @@
+"""The line that says what was found, and who else uses the GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from localspec.machine import nvml
+from localspec.machine.found import found_line
+from localspec.machine.hardware import confirmed_by_torch, probe
+from localspec.machine.host import Host, TorchBuild
+from localspec.machine.planning import full_precision, room_for
+from tests.machine.fake_nvml import GIB, FakeNvml
+
+LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, False)
+MAC = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
+NAMES = {11: "chrome", 12: "Xorg", 13: "gnome-shell", 14: "python3", 15: "firefox-bin"}
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_name_of", NAMES.get)
+
+
+def line(nvml: FakeNvml, host: Host = LINUX) -> str:
+    return found_line(probe(nvml, host, TorchBuild("2.13.0", "13.0")))
+
+
+def mib(amount: int) -> int:
+    return amount * 2**20
+
+
+@pytest.mark.parametrize(
+    ("processes", "said"),
+    [
+        ((), ""),
+        (((11, mib(1024)), (12, mib(400)), (13, mib(300))), " (Chrome and the desktop use 1.7)"),
+        (((14, mib(512)),), " (python3 uses 0.5)"),
+        (((12, mib(512)),), " (the desktop uses 0.5)"),
+        (((99, mib(512)),), " (another program uses 0.5)"),
+        (((11, None), (12, None)), " (Chrome and the desktop use an unknown part)"),
+        (((11, 1), (12, 1), (14, 1), (15, 1)), " (Chrome, python3 and 2 others use 0.0)"),
+    ],
+)
+def test_the_line_names_the_gpu_its_memory_and_who_else_uses_it(
+    processes: tuple[tuple[int, int | None], ...], said: str
+) -> None:
+    found = line(FakeNvml(free_gib=10.3, total_gib=12.0, processes=processes))
+    assert found == f"Found RTX 4070, 12.0 GiB, 10.3 GiB free{said}."
+
+
+def test_what_the_driver_does_not_tell_is_unknown() -> None:
+    silent = FakeNvml(failing={"nvmlDeviceGetComputeRunningProcesses": 3})
+    assert line(silent).endswith("free (what other programs use is unknown).")
+    blind = FakeNvml(failing={"nvmlDeviceGetMemoryInfo": 999, "nvmlDeviceGetMemoryInfo_v2": 999})
+    assert line(blind) == "Found RTX 4070. The driver does not say how much memory it has."
+
+
+def test_the_engine_this_program_started_is_not_another_program() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        processes = ((child.pid, mib(4096)), (os.getpid(), mib(100)), (14, mib(512)))
+        gpu = probe(FakeNvml(processes=processes), LINUX, TorchBuild("2.13.0", "13.0")).gpu
+        assert gpu is not None and gpu.used_by_others_bytes == mib(512)
+        assert [user.name for user in gpu.users or ()] == ["python3"]
+    finally:
+        child.communicate(b"\n")
+
+
+def test_without_a_gpu_the_processor_is_named() -> None:
+    found = line(FakeNvml(failing={"nvmlInit": 12}))
+    assert found == "No GPU that can be used: A CPU, 8 cores, RAM 32.0 GiB, 20.0 GiB free."
+
+
+# -- a Mac, faked: nothing here has run on one ----------------------------------------------
+
+
+def a_mac() -> Any:
+    return probe(FakeNvml(failing={"nvmlInit": 12}), MAC, TorchBuild("2.13.0", None))
+
+
+def test_a_mac_plans_for_its_gpu_in_shared_memory_and_half_precision() -> None:
+    hardware = a_mac()
+    assert (hardware.device, hardware.notices) == ("mps", ())
+    said = "Found an Apple GPU (Apple M4), which shares the RAM: 32.0 GiB, 20.0 GiB free."
+    assert found_line(hardware) == said
+    assert full_precision(None, hardware) == "fp16"
+    room = room_for(hardware)
+    assert (room.device, room.free_bytes) == ("mps", 20 * GIB)
+
+
+def test_an_intel_mac_has_no_such_gpu() -> None:
+    intel = Host("Darwin", "25.0", "x86_64", "Intel", 4, 16 * GIB, 8 * GIB)
+    assert (
+        probe(FakeNvml(failing={"nvmlInit": 12}), intel, TorchBuild("2.13.0", None)).device == "cpu"
+    )
+
+
+@pytest.mark.parametrize(("is_there", "device"), [(True, "mps"), (False, "cpu")])
+def test_a_mac_whose_torch_lacks_mps_falls_back_and_says_so(is_there: bool, device: str) -> None:
+    torch = SimpleNamespace(
+        backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: is_there))
+    )
+    found = confirmed_by_torch(a_mac(), torch)
+    assert found.device == device
+    assert is_there or "cannot use the Apple GPU" in found.notices[-1]
+
+
+def test_on_a_mac_models_are_placed_on_mps_in_float16_and_never_quantised() -> None:
+    import torch
+
+    from localspec.machine.planner import precisions_for
+    from localspec.machine.plans import PlanRequest
+    from localspec.machine.room import _device, _dtype
+    from tests.machine.test_shapes import LLAMA_8B
+
+    hardware = a_mac()
+    assert _device(hardware, torch) == torch.device("mps")
+    assert _dtype(None, hardware, torch) == torch.float16
+    assert precisions_for(PlanRequest(LLAMA_8B, room_for(hardware), full="fp16")) == ("fp16",)

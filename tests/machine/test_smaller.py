@@ -1,0 +1,71 @@
+"""When memory is short, what is offered is smaller and lies on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.config import Profile, load_profiles
+from localspec.machine.options import LoadOptions
+from localspec.machine.smaller import smaller_offer
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.tiny import tiny_llama
+
+PROFILE = """
+title = "Two"
+default = "two/large"
+[models."two/large"]
+license = "MIT"
+folder = "FOLDER/large"
+drafts = ["two/draft"]
+[models."two/small"]
+license = "MIT"
+folder = "FOLDER/small"
+drafts = []
+[models."two/draft"]
+license = "MIT"
+folder = "FOLDER/draft"
+drafts = []
+[models."two/absent"]
+license = "MIT"
+folder = "FOLDER/absent"
+drafts = []
+"""
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
+    folder = tmp_path_factory.mktemp("profiles")
+    for name, num_layers in (("large", 4), ("small", 2), ("draft", 3)):
+        save_model(folder / name, tiny_llama(vocab_size=VOCAB_SIZE, num_layers=num_layers))
+    (folder / "two.toml").write_text(PROFILE.replace("FOLDER", folder.as_posix()))
+    return dict(load_profiles((folder,)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "fewer"),
+    [("float32", "8-bit"), ("bfloat16", "8-bit"), ("float16", "8-bit"), ("8-bit", "4-bit")],
+)
+def test_fewer_bits_of_the_same_model_come_first(
+    profiles: dict[str, Profile], precision: str, fewer: str
+) -> None:
+    options = LoadOptions(model="two/large", context=512)
+    offer = smaller_offer(options, "two/large", precision, profiles)
+    assert offer is not None and fewer in offer.text
+    assert offer.options == LoadOptions(model="two/large", context=512, dtype=fewer)
+
+
+def test_after_four_bits_the_next_smaller_model_here_that_is_no_draft(
+    profiles: dict[str, Profile],
+) -> None:
+    offer = smaller_offer(LoadOptions(context=512), "two/large", "4-bit", profiles)
+    assert offer is not None and "two/small" in offer.text
+    assert offer.options == LoadOptions(model="two/small", context=512)
+
+
+def test_below_the_smallest_nothing_is_offered(
+    profiles: dict[str, Profile], tmp_path: Path
+) -> None:
+    assert smaller_offer(LoadOptions(), "two/small", "4-bit", profiles) is None
+    assert smaller_offer(LoadOptions(model=str(tmp_path)), "unknown", "4-bit", profiles) is None

@@ -1,0 +1,268 @@
+"""The list of conversations: its order, what deleting means, and nothing half done on the way."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.errors import RequestError, StoreError
+from localspec.record import rows
+from localspec.record.chats import read_replies
+from localspec.record.export import Scope, export
+from localspec.record.past import past_texts
+from localspec.record.store import Begun, ImportedConversation, ImportedMessage, Preset, Store
+from tests.record.samples import SETTINGS, begin, finish, open_store
+
+IMPORTED = ImportedConversation(
+    "imported",
+    (
+        ImportedMessage(None, "user", "q", "complete"),
+        ImportedMessage(0, "assistant", "a", "complete"),
+        ImportedMessage(0, "assistant", "b", "stopped"),
+    ),
+    tip=1,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path)
+    yield opened
+    opened.close()
+
+
+def talk(store: Store, text: str) -> int:
+    """A finished conversation of one turn; its id."""
+    finish(store, begin(store, text))
+    return store.conversations()[-1].id
+
+
+def titles(store: Store, typed: str = "") -> list[str]:
+    return [row.title for row in store.history.rows(typed)]
+
+
+def everything(store: Store) -> object:
+    ids = [one.id for one in store.conversations()]
+    messages = [store.messages(one) for one in ids]
+    return messages, store.conversations(), store.turn_rows(), store.presets.all()
+
+
+def test_pinned_come_first_then_the_newest(store: Store) -> None:
+    first, second = talk(store, "first"), talk(store, "second")
+    talk(store, "third")
+    store.history.pin(first, True)
+    assert titles(store) == ["first", "third", "second"]
+    store.history.pin(first, False)
+    store.add_user_message(second, None, "again")
+    assert titles(store) == ["second", "third", "first"]
+
+
+def test_a_clock_set_back_does_not_change_the_order(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(store, "before")
+    for module in ("store", "writes"):
+        monkeypatch.setattr(
+            f"localspec.record.{module}.now", lambda: "1999-01-01T00:00:00.000+00:00"
+        )
+    talk(store, "after")
+    assert titles(store) == ["after", "before"]
+    assert store.history.rows()[0].updated_at_utc < store.history.rows()[1].updated_at_utc
+
+
+def test_a_conversation_without_a_message_is_not_listed(store: Store) -> None:
+    store.create_conversation("a crash came before its first message")
+    assert titles(store) == []
+
+
+def test_titles_are_kept_as_they_are_and_survive_reopening(tmp_path: Path) -> None:
+    title = "<b>שלום</b> 👩‍👩‍👧 'q'; -- %_\""
+    with closing(open_store(tmp_path)) as store:
+        store.history.rename(talk(store, "hi"), title)
+    with closing(open_store(tmp_path)) as again:
+        assert titles(again) == [title]
+
+
+def test_what_is_deleted_is_nowhere_and_comes_back_whole(store: Store, tmp_path: Path) -> None:
+    gone = talk(store, "a secret")
+    talk(store, "open")
+    before = everything(store)
+    store.history.delete(gone)
+    store.history.delete(gone)
+    assert titles(store) == titles(store, "o") == ["open"]
+    assert titles(store, "secret") == []
+    assert [one.id for one in store.history.deleted()] == [gone]
+    assert [row["conversation_id"] for row in store.turn_rows()] != [gone]
+    assert len(store.turn_rows()) == 1
+    assert "a secret" not in past_texts(store)
+    assert store.path is not None
+    assert [one.conversation_id for one in read_replies(store.path)] != [gone]
+    for form in ("csv", "jsonl", "markdown", "sqlite"):
+        export(store, Scope(), form, tmp_path / form)
+        assert b"secret" not in (tmp_path / form).read_bytes()
+    store.history.restore(gone)
+    assert everything(store) == before
+    assert titles(store, "secret") == ["a secret"]
+
+
+def test_a_purge_takes_text_numbers_and_index_off_the_disk(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        # Some builds of SQLite have it on by themselves, so the bytes alone prove too little.
+        assert store._db._writer.rows("PRAGMA secure_delete") == [{"secure_delete": 1}]
+        gone = talk(store, "zanzibar")
+        talk(store, "stays")
+        store.history.delete(gone)
+        assert store.history.purge() == 1
+        assert store.history.purge() == 0
+        for path in tmp_path.iterdir():
+            assert b"zanzibar" not in path.read_bytes(), path.name
+        with pytest.raises(StoreError, match="no conversation"):
+            store.history.restore(gone)
+        assert store.conversation(gone) is None and len(store.turn_rows()) == 1
+    with closing(sqlite3.connect(tmp_path / "localspec.db")) as conn:
+        assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert conn.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert conn.execute("SELECT count(*) FROM message").fetchone() == (2,)
+        assert conn.execute("SELECT count(*) FROM step").fetchone() == (3,)
+
+
+def test_opening_alone_purges_nothing(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        gone = talk(store, "hi")
+        store.history.delete(gone)
+    with closing(open_store(tmp_path)) as other:  # an export, say, while the page could still undo
+        other.history.restore(gone)
+        assert titles(other) == ["hi"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store, gone: store.history.rename(gone, "x"),
+        lambda store, gone: store.history.pin(gone, True),
+        lambda store, gone: store.history.rename(99, "x"),
+        lambda store, gone: store.history.delete(99),
+        lambda store, gone: store.history.restore(99),
+    ],
+)
+def test_what_is_gone_cannot_be_changed(store: Store, use: Callable[[Store, int], None]) -> None:
+    gone = talk(store, "hi")
+    store.history.delete(gone)
+    with pytest.raises(StoreError, match="no conversation"):
+        use(store, gone)
+
+
+def test_an_import_is_a_conversation_like_any_other(store: Store) -> None:
+    (made,) = store.history.take_in([IMPORTED])
+    asked, first, second = store.messages(made)
+    assert (first.parent_id, second.parent_id, second.state) == (asked.id, asked.id, "stopped")
+    assert store.conversation(made) is not None
+    assert [one.text for one in store.branch(first.id)] == ["q", "a"]
+    assert store.conversations()[-1].tip_message_id == first.id
+    assert store.sibling_groups(made)[asked.id] == (first.id, second.id)
+    assert titles(store, "b") == ["imported"]
+
+
+# Faults at every single statement
+
+
+class FailingConnection:
+    """Raises before its n-th statement, and at none after that."""
+
+    def __init__(self, conn: sqlite3.Connection, n: int) -> None:
+        self._conn, self._left = conn, n
+
+    @property
+    def has_failed(self) -> bool:
+        return self._left <= 0
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._conn.in_transaction
+
+    def execute(self, sql: str, values: Any = ()) -> sqlite3.Cursor:
+        self._left -= 1
+        if self._left == 0:
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._conn.execute(sql, values)
+
+
+@contextmanager
+def failing_at(store: Store, n: int) -> Iterator[FailingConnection]:
+    writer = store._db._writer
+    whole = writer.conn
+    writer.conn = failing = FailingConnection(whole, n)  # type: ignore[assignment]
+    try:
+        yield failing
+    finally:
+        writer.conn = whole
+
+
+def continued(store: Store) -> None:
+    asked = store.messages(1)[0]
+    turn = store.begin_turn(1, 1, asked.id, SETTINGS, Begun(asked.id + 1, "hello"))
+    finish(store, turn, "hello again")
+
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "rename": lambda store: store.history.rename(1, "new"),
+    "pin": lambda store: store.history.pin(1, True),
+    "delete": lambda store: store.history.delete(1),
+    "restore": lambda store: store.history.restore(2),
+    "purge": lambda store: store.history.purge(),
+    "import": lambda store: store.history.take_in([IMPORTED, IMPORTED]),
+    "rewrite": lambda store: store.add_message(1, 1, "assistant", "rewritten"),
+    "preset": lambda store: store.presets.save(Preset("mine")),
+    "no preset": lambda store: store.presets.delete("old"),
+    "privacy": lambda store: store.keep_text(True),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_fails_at_any_statement_leaves_all_as_it_was(store: Store, name: str) -> None:
+    talk(store, "one")
+    store.history.delete(talk(store, "two"))
+    store.presets.save(Preset("old"))
+    for n in range(1, 200):
+        before = everything(store), store.history.deleted()
+        with failing_at(store, n):
+            try:
+                WRITES[name](store)
+                break
+            except StoreError as error:
+                assert "disk is full" in str(error)
+        assert (everything(store), store.history.deleted()) == before, f"at statement {n}"
+    assert n > 3  # BEGIN, at least one statement, COMMIT
+    with store._db.writing() as tables:
+        assert tables.rows("PRAGMA integrity_check") == [{"integrity_check": "ok"}]
+        assert tables.rows("PRAGMA foreign_key_check") == []
+
+
+def test_going_on_that_fails_at_any_statement_keeps_the_old_reply(store: Store) -> None:
+    talk(store, "one")
+    for n in range(1, 200):
+        with failing_at(store, n) as conn, suppress(StoreError):
+            continued(store)
+        reply = store.messages(1)[1]
+        assert (reply.text, reply.state) == ("hello", "complete")
+        begun = [one for one in store.messages(1)[2:] if one.state == "draft"]
+        assert all(one.text == "hello" for one in begun)
+        if not conn.has_failed:
+            break
+    assert n > 15 and store.messages(1)[-1].text == "hello again"
+
+
+def test_importing_while_texts_are_not_written_is_refused(store: Store) -> None:
+    store.logs_text = False
+    with pytest.raises(RequestError, match="switched off"):
+        store.history.take_in([IMPORTED])
+    assert titles(store) == []
+
+
+def test_times_are_utc() -> None:
+    assert rows.now().endswith("+00:00")

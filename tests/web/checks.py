@@ -1,0 +1,103 @@
+"""What the checks of the page have in common: asking, waiting, reading the log.
+
+Contract: helpers over a `Visit` and its `Site` (conftest); nothing here asserts what a check is
+about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.web.conftest import WAIT_MS, Site, Visit
+
+READY = "() => document.querySelector('#ls-strip').dataset.phase === 'ready'"
+FOOTERS = "#ls-chat .bot .ls-footer"
+
+
+def ask(visit: Visit, text: str, answer: str = "only sooner.") -> None:
+    """Send and wait until the reply is complete, with its line of figures."""
+    num_before = visit.page.locator(FOOTERS).count()
+    visit.send(text)
+    wait_for_reply(visit, num_before, answer)
+
+
+def wait_for_reply(visit: Visit, num_before: int, answer: str = "only sooner.") -> None:
+    visit.page.wait_for_function(
+        "([selector, n]) => document.querySelectorAll(selector).length > n",
+        arg=[FOOTERS, num_before],
+        timeout=WAIT_MS,
+    )
+    visit.wait_for(answer)
+    visit.page.wait_for_function(READY, timeout=WAIT_MS)
+
+
+def newest(site: Site) -> dict[str, Any]:
+    """The log's row of the latest turn."""
+    assert site.service.journal.flush()
+    return site.store.turn_rows()[-1]
+
+
+def num_rows(site: Site) -> int:
+    assert site.service.journal.flush()
+    return len(site.store.turn_rows())
+
+
+@dataclass
+class Traffic:
+    """Every request of a browser context, and the answers that failed."""
+
+    urls: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def num_of(self, part: str) -> int:
+        return sum(part in url for url in self.urls)
+
+
+@contextmanager
+def recorded(context: Any, origin: str) -> Iterator[Traffic]:
+    """Record a context's requests; what would leave `origin` is stopped and noted."""
+    traffic = Traffic()
+
+    def route(one: Any) -> None:
+        url = one.request.url
+        if url.startswith((f"{origin}/", "data:", "blob:")):
+            one.continue_()
+        else:
+            traffic.refused.append(url)
+            one.abort()
+
+    def answered(response: Any) -> None:
+        if response.status >= 400:
+            traffic.failed.append(f"{response.status} {response.url}")
+
+    context.on("request", lambda request: traffic.urls.append(request.url))
+    context.on("response", answered)
+    context.route("**/*", route)
+    yield traffic
+    context.unroute("**/*")
+
+
+def open_tab(visit: Visit, name: str) -> None:
+    visit.page.get_by_role("tab", name=name, exact=True).first.click()
+
+
+def bubbles(visit: Visit, role: str = "bot") -> list[str]:
+    """The texts of the messages of one side, their notes left out."""
+    script = """(role) => [...document.querySelectorAll(`#ls-chat [data-testid="${role}"]`)]
+      .map((one) => one.cloneNode(true))
+      .filter((one) => !one.querySelector('.ls-footer, .ls-error, .ls-lenient'))
+      .map((one) => one.innerText.trim()).filter(Boolean)"""
+    return list(visit.page.evaluate(script, role))
+
+
+def best_of(num_tries: int, measure: Callable[[], float], enough: float) -> float:
+    """The smallest of several measurements, as soon as one is at most `enough`: tests share two
+    cores with whatever else runs."""
+    found: list[float] = []
+    while len(found) < num_tries and (not found or min(found) > enough):
+        found.append(measure())
+    return min(found)

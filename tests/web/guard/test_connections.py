@@ -1,0 +1,165 @@
+"""Over real sockets: a sender that is slow, long or speaks another protocol holds nothing up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from localspec.web.guard import bodies, connections
+from localspec.web.guard.connections import server_of
+from localspec.web.guard.security import Guard
+from tests.web.conftest import TOKEN, until
+
+Connect = Callable[[], socket.socket]
+
+
+async def inner(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the length of what came in."""
+    if scope["type"] != "http":
+        return
+    message = await receive()
+    answer = str(len(message["body"])).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": answer})
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
+    """Connections to a guarded server whose patience is short."""
+    monkeypatch.setattr(connections, "HEAD_S", 0.4)
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    port = bound.getsockname()[1]
+    hosts = frozenset({"ours"})
+    guard = Guard(inner, TOKEN, port, hosts, bodies=bodies.Bodies(body_s=0.4))
+    server = server_of(guard, lifespan="off", timeout_graceful_shutdown=1, limit_concurrency=20)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    opened: list[socket.socket] = []
+
+    def make() -> socket.socket:
+        opened.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+    server.should_exit = True
+    thread.join(timeout=10)
+    bound.close()
+
+
+def head(to: socket.socket, first_line: str, **headers: str) -> bytes:
+    port = to.getpeername()[1]
+    given = {
+        "host": "ours",
+        "origin": "http://ours",
+        "cookie": f"localspec_{port}={TOKEN}",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    lines = [first_line, *(f"{name}: {value}" for name, value in given.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the other side closes."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_whole_request_is_answered_and_the_server_says_nothing_of_itself(
+    connect: Connect,
+) -> None:
+    one = connect()
+    one.sendall(
+        head(one, "POST /gradio_api/cancel HTTP/1.1", content_length="5", connection="close")
+        + b"hello"
+    )
+    answer = read_all(one)
+    assert answer.startswith(b"HTTP/1.1 200") and b"\r\n\r\n1\r\n5\r\n" in answer
+    assert b"server:" not in answer.lower().split(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HT", b"GET /live HTTP/1.1\r\nhost: ours\r\nx-slow: "]
+)
+def test_a_head_that_does_not_come_is_given_up(connect: Connect, sent: bytes) -> None:
+    one = connect()
+    started_s = time.monotonic()
+    one.sendall(sent)
+    assert read_all(one) == b""
+    assert time.monotonic() - started_s < 5.0
+
+
+def test_a_second_head_that_drips_is_given_up_too(connect: Connect) -> None:
+    one = connect()
+    one.sendall(head(one, "GET /live HTTP/1.1"))
+    one.sendall(b"GET /live HT")
+    assert read_all(one).count(b"HTTP/1.1 200") == 1
+
+
+def test_a_body_that_drips_gets_408_and_the_connection_ends(connect: Connect) -> None:
+    one = connect()
+    one.sendall(head(one, "POST /gradio_api/queue/join HTTP/1.1", content_length="1000"))
+    started_s = time.monotonic()
+    with pytest.raises((ConnectionError, AssertionError)):  # closed while we were still dripping
+        for _ in range(200):
+            one.sendall(b"x")
+            time.sleep(0.02)
+        raise AssertionError("the server listened for ever")
+    assert time.monotonic() - started_s < 3.5
+
+
+def test_a_body_longer_than_it_said_or_may_be_is_refused(connect: Connect) -> None:
+    for length in (str(2**31), "99999999999999999999"):
+        one = connect()
+        one.sendall(head(one, "POST /gradio_api/queue/join HTTP/1.1", content_length=length))
+        assert read_all(one).startswith(b"HTTP/1.1 413")
+    one = connect()
+    one.sendall(head(one, "POST /gradio_api/cancel HTTP/1.1", transfer_encoding="chunked"))
+    piece = b"8000\r\n" + bytes(0x8000) + b"\r\n"
+    one.sendall(piece * 3)
+    assert read_all(one).startswith(b"HTTP/1.1 413")
+
+
+def test_a_web_socket_is_refused(connect: Connect) -> None:
+    one = connect()
+    handshake = {"upgrade": "websocket", "connection": "upgrade", "sec_websocket_version": "13"}
+    one.sendall(
+        head(one, "GET /gradio_api/queue/data HTTP/1.1", sec_websocket_key="eA==", **handshake)
+    )
+    assert one.recv(65536).startswith(b"HTTP/1.1 403")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b"host: evil.test\r\n",
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+    ],
+)
+def test_a_request_that_could_be_read_in_two_ways_is_refused(
+    connect: Connect, extra: bytes
+) -> None:
+    one = connect()
+    whole = head(one, "POST /gradio_api/cancel HTTP/1.1")
+    one.sendall(whole[:-2] + extra + b"\r\n")
+    assert read_all(one)[9:12] in (b"400", b"403", b"413", b"408")
+
+
+def test_slow_senders_do_not_keep_others_out(connect: Connect) -> None:
+    for _ in range(12):
+        one = connect()
+        one.sendall(head(one, "POST /gradio_api/queue/join HTTP/1.1", content_length="1000"))
+    other = connect()
+    other.sendall(head(other, "GET /live HTTP/1.1", connection="close"))
+    assert read_all(other).startswith(b"HTTP/1.1 200")

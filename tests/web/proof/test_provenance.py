@@ -1,0 +1,132 @@
+"""Runs joined are the reply, counts are the log's, and every token says where it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localspec.backend import DraftedToken
+from localspec.core import TARGET
+from localspec.record.drafted import TokenRecord
+from localspec.web.proof.provenance import Provenance, kind_of, provenance_of
+
+A, R, N = "accepted", "rejected", "not_reached"
+
+
+def step(drafted: int, accepted: int, tokens: int, drafter: str = "draft_model") -> dict[str, Any]:
+    return {
+        "drafter": drafter,
+        "num_draft_tokens": drafted,
+        "num_accepted_tokens": accepted,
+        "num_output_tokens": tokens,
+        "draft_ms": 1.0,
+        "verify_ms": 2.0,
+        "context_length": 9,
+        "is_probe": 0,
+    }
+
+
+def guess(text: str, parent: int, outcome: Any, acceptance: float | None = 0.5) -> DraftedToken:
+    return DraftedToken(1, text, parent, 0.9, acceptance, outcome)
+
+
+STEPS = [step(3, 1, 2), step(2, 2, 3, "ngram"), step(0, 0, 1, "off")]
+SOURCES = ["draft_model", TARGET, "ngram", "ngram", TARGET, TARGET]
+ROUNDS = (
+    (guess("The", -1, A), guess(" dog", 0, R, 0.1), guess(" ran", 1, N, None)),
+    (guess(" sat", -1, A), guess(" on", 0, A)),
+    (),
+)
+TEXT = "The cat sat on it."
+LENGTHS = (3, 4, 4, 3, 3, 1)
+
+
+def found(**changes: Any) -> Provenance:
+    record = TokenRecord(LENGTHS, ROUNDS)
+    given: dict[str, Any] = {"text": TEXT, "record": record, "pieces": None} | changes
+    return provenance_of(given["text"], SOURCES, STEPS, given["record"], given["pieces"])
+
+
+def joined(shown: Provenance) -> str:
+    assert shown.runs is not None
+    return "".join(run.text for run in shown.runs)
+
+
+def test_every_token_has_its_kind_and_the_counts_are_the_logs() -> None:
+    shown = found()
+    kinds = [token.kind for token in shown.tokens]
+    assert kinds == ["draft", "corrected", "ngram", "ngram", "bonus", "plain"]
+    assert shown.counts == {"draft": 1, "ngram": 2, "corrected": 1, "bonus": 1, "plain": 1}
+    accepted = sum(one["num_accepted_tokens"] for one in STEPS)
+    assert sum(shown.counts.get(kind, 0) for kind in ("draft", "self", "ngram")) == accepted
+    assert joined(shown) == TEXT
+
+
+def test_a_refused_guess_says_what_stands_instead() -> None:
+    missed = found().rounds[0].missed
+    assert [(one.text, one.instead, one.acceptance) for one in missed] == [(" dog", " cat", 0.1)]
+    assert [one.num_not_reached for one in found().rounds] == [1, 0, 0]
+
+
+def test_a_refused_sibling_gave_way_to_the_one_taken() -> None:
+    rounds = (
+        (guess(" a", -1, R), guess(" b", -1, A), guess(" c", 1, A)),
+        *ROUNDS[1:],
+    )
+    steps = [step(3, 2, 3), *STEPS[1:]]
+    sources = ["draft_tree", "draft_tree", TARGET, *SOURCES[2:]]
+    record = TokenRecord((1, 1, 1, 1, 1, 1, 1), rounds)
+    shown = provenance_of("abcdefg", sources, steps, record, None)
+    assert [(one.text, one.instead) for one in shown.rounds[0].missed] == [(" a", " b")]
+    assert shown.tokens[2].kind == "bonus"  # the path itself came to its end
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("ab\U0001f408cd", (1, 1, 0, 0, 2, 1)),  # an emoji of three tokens over two rounds
+        ("\u05d0\u200d\u05d1e\u0301xy", (2, 1, 2, 0, 1, 1)),
+        ("a\0b\ufffdc\n", (1, 1, 1, 1, 1, 1)),
+        ("abcdef and what a flush left", (1, 1, 1, 1, 1, 1)),
+    ],
+)
+def test_runs_joined_are_the_text_and_no_character_is_cut(
+    text: str, lengths: tuple[int, ...]
+) -> None:
+    shown = found(text=text, record=TokenRecord(lengths, ROUNDS))
+    assert joined(shown) == text
+    assert shown.runs is not None and sum(len(run.tokens) for run in shown.runs) == 6
+    assert all(run.text for run in shown.runs)
+
+
+def test_a_reply_that_went_on_shows_what_was_there_before() -> None:
+    shown = found(text="Before. " + TEXT, record=TokenRecord(LENGTHS, ROUNDS, start=8))
+    assert joined(shown) == "Before. " + TEXT
+    assert shown.runs is not None and shown.runs[0].tokens == ()
+
+
+def test_an_old_log_still_shows_where_tokens_came_from() -> None:
+    pieces = ["The", " cat", " sat", " on", " it", "."]
+    shown = found(record=None, pieces=pieces)
+    assert [token.kind for token in shown.tokens] == [
+        "draft", "corrected", "ngram", "ngram", "bonus", "plain",
+    ]  # fmt: skip
+    assert joined(shown) == TEXT and not shown.has_chances
+    assert all(one.missed == () and one.num_not_reached is None for one in shown.rounds)
+
+
+def test_without_the_text_of_tokens_there_are_marks_but_no_invented_runs() -> None:
+    assert found(record=None).runs is None
+    assert found(record=None, pieces=["not", "this", "text", "at", "all", "!"]).runs is None
+    assert len(found(record=None).tokens) == 6
+
+
+def test_drafters_belong_to_kinds() -> None:
+    kinds = {name: kind_of(name) for name in ("draft_tree", "lookahead", "early_exit", "eagle")}
+    assert kinds == {
+        "draft_tree": "draft",
+        "lookahead": "ngram",
+        "early_exit": "self",
+        "eagle": "self",
+    }

@@ -1,0 +1,63 @@
+"""The Race tab runs a race and the distribution test from the page, and stops them with it."""
+
+from __future__ import annotations
+
+from localspec.web.proof.race_html import trial_html
+from localspec.web.proof.race_tab import Runs
+from tests.web.conftest import Open, Site, until
+
+
+def on_tab(visit: Open) -> object:
+    one = visit()
+    one.open()
+    one.page.click("button[role=tab]:has-text('Race')")
+    one.page.wait_for_selector("#ls-race-start")
+    return one
+
+
+def test_a_race_shows_both_lanes_and_the_verdict(site: Site, visit: Open) -> None:
+    one = on_tab(visit)
+    one.page.click("#ls-race-start")  # type: ignore[attr-defined]
+    one.page.wait_for_selector("#ls-race-verdict")  # type: ignore[attr-defined]
+    said = one.text("#ls-race-verdict")  # type: ignore[attr-defined]
+    assert "identical, token by token" in said and "times" in said
+    texts = one.page.locator(".ls-lane-text").all_inner_texts()  # type: ignore[attr-defined]
+    assert len(texts) == 2 and texts[0] == texts[1] != ""
+    assert site.store.turn_rows() == []  # a race is not logged
+
+
+def test_closing_the_page_ends_the_race(site: Site, visit: Open) -> None:
+    one = on_tab(visit)
+    one.page.fill("#ls-race-prompt textarea", "slow please")  # type: ignore[attr-defined]
+    one.page.click("#ls-race-start")  # type: ignore[attr-defined]
+    one.page.wait_for_selector(".ls-lane[data-phase=writing]")  # type: ignore[attr-defined]
+    one.page.close()  # type: ignore[attr-defined]
+    until(lambda: site.service.worker.current is None)
+
+
+def test_the_distribution_test_can_be_stopped_and_says_what_it_found(
+    site: Site, visit: Open
+) -> None:
+    one = on_tab(visit)
+    one.page.click("#ls-trial-start")  # type: ignore[attr-defined]
+    one.page.wait_for_selector("#ls-trial progress")  # type: ignore[attr-defined]
+    one.page.wait_for_timeout(1500)  # type: ignore[attr-defined]
+    one.page.click("#ls-trial-stop")  # type: ignore[attr-defined]
+    one.page.wait_for_selector("#ls-trial-verdict")  # type: ignore[attr-defined]
+    drafted = [request for request in site.backend.requests if request.num_draft_tokens == 4]
+    assert drafted and all(request.sampling.temperature == 1.0 for request in drafted)
+
+
+def test_who_goes_first_alternates(site: Site) -> None:
+    until(lambda: site.service.status().phase == "ready")
+    runs = Runs(site.service)
+    first = [runs.race("hi", 0.0, 8, "auto").view.plain.place for _ in range(4)]
+    assert first == [1, 2, 1, 2]
+
+
+def test_the_test_takes_the_drafter_asked_for_or_the_first_there_is(site: Site) -> None:
+    until(lambda: site.service.status().phase == "ready")
+    runs = Runs(site.service)
+    assert runs.drafters() == ["draft_model", "ngram"]
+    trial = runs.trial(1.0, 5.0, "auto")
+    assert trial is not None and "0 replies each, 0 of 5 s" in trial_html(trial.view)

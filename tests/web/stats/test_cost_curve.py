@@ -1,0 +1,41 @@
+"""The cost curve reads the calibration, and breaks even where the formula says."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.web.stats.cost_curve import at, break_even, cost_curves, expected_tokens
+
+CALIBRATION = {
+    "verify_ms": {"1": {"100": 10.0, "500": 14.0}, "2": {"100": 11.0}, "4": {"100": 13.0}},
+    "draft_step_ms": {"draft_model": {"100": 2.0}},
+}
+
+
+def test_a_round_is_one_check_and_its_steps() -> None:
+    (curve,) = cost_curves(CALIBRATION, 100)
+    assert curve.drafter == "draft_model"
+    assert curve.round_ms[:4] == pytest.approx((10.0, 13.0, 16.0, 19.0))
+    assert curve.round_ms[8] == pytest.approx(13.0 + 16.0)  # beyond what was measured: the widest
+
+
+def test_context_is_interpolated_and_flat_outside() -> None:
+    points = {"100": 10.0, "500": 14.0}
+    assert [at(points, context) for context in (0, 100, 300, 900)] == [10.0, 10.0, 12.0, 14.0]
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+@pytest.mark.parametrize("cost", [1.2, 1.9])
+def test_the_break_even_acceptance_pays_exactly(cost: float, gamma: int) -> None:
+    alpha = break_even(cost, gamma)
+    assert alpha is not None and expected_tokens(alpha, gamma) == pytest.approx(cost)
+
+
+def test_what_can_never_pay_has_no_break_even() -> None:
+    assert break_even(2.1, 1) is None
+    assert break_even(0.99, 1) == 0.0
+
+
+def test_nothing_measured_is_no_curve() -> None:
+    assert cost_curves(None, 10) == []
+    assert cost_curves({"verify_ms": {"1": {"9": 1.0}}, "draft_step_ms": {}}, 10) == []

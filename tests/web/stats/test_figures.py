@@ -1,0 +1,136 @@
+"""The Stats tab counts turns as ratios of sums and compares with the formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localspec.web.stats import figures as stats
+from localspec.web.stats.panels import summary_html
+
+ROW: dict[str, Any] = {
+    "turn_id": 1,
+    "drafter": "draft_model",
+    "temperature": 0.7,
+    "num_output_tokens": 100,
+    "num_drafts": 25,
+    "num_draft_tokens": 100,
+    "num_accepted_tokens": 75,
+    "decode_ms": 1000.0,
+    "plain_decode_ms": 2000.0,
+    "tokens_per_second": 100.0,
+    "speedup": 2.0,
+    "acceptance_rate": 0.75,
+    "draft_share": 0.75,
+    "mean_accepted_length": 4.0,
+    "mean_num_draft_tokens": 4.0,
+    "ttft_ms": 12.3,
+    "finish_reason": "eos",
+    "exact": True,
+    "num_lenient_tokens": 0,
+    "workload": "chat",
+}
+LENIENT = ROW | {"exact": False, "num_lenient_tokens": 7, "workload": "code"}
+OFF = ROW | {
+    "drafter": "off",
+    "temperature": 0.0,
+    "num_drafts": 0,
+    "num_draft_tokens": 0,
+    "num_accepted_tokens": 0,
+    "acceptance_rate": None,
+    "mean_accepted_length": None,
+    "mean_num_draft_tokens": None,
+    "plain_decode_ms": None,
+    "speedup": None,
+    "decode_ms": 3000.0,
+    "num_output_tokens": 90,
+    "tokens_per_second": 30.0,
+}
+NOTHING = {name: None for name in ROW} | {"turn_id": 3, "finish_reason": "error"}
+
+
+def test_several_turns_are_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
+    summary = stats.summarise([ROW, OFF, NOTHING])
+    assert summary.num_turns == 3
+    assert summary.tokens_per_second == pytest.approx(190 / 4)
+    assert summary.acceptance_rate == pytest.approx(0.75)
+    assert summary.speedup == pytest.approx(2.0)  # the turn without a measured baseline is left out
+    assert summary.mean_accepted_length == pytest.approx(4.0)
+
+
+def test_nothing_measured_is_unknown_not_zero() -> None:
+    summary = stats.summarise([NOTHING])
+    assert summary.tokens_per_second is None and summary.speedup is None
+    assert summary.acceptance_rate is None and summary.expected_length is None
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "length"), [(0.5, 1, 1.5), (0.5, 2, 1.75), (0.0, 4, 1.0), (1.0, 4, 5.0)]
+)
+def test_expected_length_is_the_formula(alpha: float, gamma: float, length: float) -> None:
+    assert stats.expected_length(alpha, gamma) == pytest.approx(length)
+
+
+def test_alpha_counts_the_guesses_that_were_reached() -> None:
+    rounds = [
+        {"num_draft_tokens": 4, "num_accepted_tokens": 4},  # all taken: 4 reached
+        {"num_draft_tokens": 4, "num_accepted_tokens": 1},  # 1 taken, 1 refused: 2 reached
+        {"num_draft_tokens": 0, "num_accepted_tokens": 0},
+    ]
+    assert stats.reached_acceptance(rounds) == pytest.approx(5 / 6)
+    assert stats.reached_acceptance([]) is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "word", "band"),
+    [
+        (0.7, "excellent", "excellent"),
+        (0.699, "good", "good"),
+        (0.5, "good", "good"),
+        (0.49, "another draft, or off", "low"),
+        (None, "Nothing has been drafted", "none"),
+    ],
+)
+def test_bands_of_acceptance(rate: float | None, word: str, band: str) -> None:
+    assert word in stats.verdict(rate)
+    assert stats.band(rate) == band
+
+
+def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
+    table = stats.turn_table([ROW, OFF, NOTHING])
+    assert [line[0] for line in table] == [3, 2, 1]
+    by_name = dict(zip(stats.TURN_COLUMNS, table[1], strict=True))
+    assert (by_name["Speedup"], by_name["Accepted"], by_name["tok/s"]) == ("–", "–", "30.0")
+    assert "0" not in table[0][1:]
+
+
+def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
+    summary = stats.summarise([ROW, LENIENT, NOTHING])
+    counted = (summary.num_lenient_turns, summary.num_lenient_tokens)
+    assert (*counted, summary.num_lenient_output_tokens) == (1, 7, 100)
+    shown = summary_html(summary)
+    assert "1 turn was lenient: 7 of 100 tokens would have been refused" in shown
+    assert "lenient" not in summary_html(stats.summarise([ROW, NOTHING]))
+    lines = [
+        dict(zip(stats.TURN_COLUMNS, line, strict=True))
+        for line in stats.turn_table([NOTHING, ROW, LENIENT])
+    ]
+    assert [line["Checked"] for line in lines] == [
+        "lenient: 7 of 100 tokens would have been refused",
+        "exact",
+        "–",
+    ]
+    assert [line["Kind"] for line in lines] == ["code", "chat", "–"]
+    arms = ["draft_model", "draft_model (lenient)"]
+    assert stats.by_turn([ROW, LENIENT], "tokens_per_second")["drafter"] == arms
+    assert stats.by_temperature([ROW, LENIENT], "acceptance_rate")["drafter"] == arms
+
+
+def test_plots_leave_out_what_was_not_measured() -> None:
+    rows = [ROW, OFF, NOTHING]
+    assert stats.by_turn(rows, "acceptance_rate", 100.0)["turn"] == [1]
+    assert stats.by_turn(rows, "tokens_per_second")["turn"] == [1, 2]
+    by_temperature = stats.by_temperature(rows, "tokens_per_second")
+    assert by_temperature["temperature"] == ["0.00", "0.70"]
+    assert stats.by_temperature(rows, "acceptance_rate", 100.0)["acceptance_rate"] == [75.0]

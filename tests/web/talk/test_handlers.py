@@ -1,0 +1,261 @@
+"""Text is shown as it was written, forms become settings, and followers do not get in each
+other's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localspec.chat.service import ChatService
+from localspec.core import SamplingParams
+from localspec.errors import RequestError
+from localspec.record.store import Store
+from localspec.web.talk.form import Form, drafter_choices, workload_choices
+from localspec.web.talk.handlers import STILL_WRITING, Handlers, Shown
+from localspec.web.talk.messages import ChatMessage, as_text
+from localspec.web.talk.presence import Presence
+from localspec.workloads import AS_SET
+from tests.fakes import FakeBackend, Script, session_info
+from tests.web.conftest import until
+
+FORM = Form(0.7, 0.9, 64, None, "", "auto", None, None, None, None)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ChatService]:
+    store = Store.open(tmp_path / "localspec.db")
+    opened = ChatService(store, session_info, lambda report: FakeBackend(Script(round_s=0.02)))
+    opened.start()
+    until(lambda: opened.status().phase == "ready")
+    yield opened
+    opened.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "markdown"),
+    [
+        ("a < b & c", "a &lt; b & c"),
+        ("<b>x</b>", "&lt;b>x&lt;/b>"),
+        ("&lt;", "&amp;lt;"),
+        ("![x](http://a/b.png)", "&#33;[x](http://a/b.png)"),
+        ("use `a < b` here", "use `a < b` here"),
+        ("```html\n<b>\n```\n<i>", "```html\n<b>\n```\n&lt;i>"),
+        ("```html\n<b> still open", "```html\n<b> still open"),
+        ("`open <b>", "`open &lt;b>"),
+        ("`a\n<b>`", "`a\n&lt;b>`"),
+        ("**bold**", "**bold**"),
+    ],
+)
+def test_markup_is_shown_and_code_is_left_alone(written: str, markdown: str) -> None:
+    assert as_text(written) == markdown
+
+
+def test_a_form_with_empty_fields_means_not_used() -> None:
+    settings = FORM.settings()
+    assert settings.sampling == SamplingParams(temperature=0.7, top_p=0.9)
+    assert (settings.max_tokens, settings.num_draft_tokens) == (64, None)
+
+
+def test_a_value_out_of_range_is_refused_in_words() -> None:
+    with pytest.raises(RequestError, match="temperature is 9"):
+        Form(9.0, 1, 1, None, "", "auto", None, None, None, None).settings()
+
+
+@pytest.mark.parametrize(
+    ("checking", "rule", "asked"),
+    [
+        (None, None, AS_SET),
+        (AS_SET, "typical", AS_SET),
+        ("exact", "typical", "exact"),
+        ("lenient", None, "threshold"),
+        ("lenient", "factor:2", "factor:2"),
+    ],
+)
+def test_only_the_lenient_switch_asks_for_a_lenient_rule(
+    checking: str | None, rule: str | None, asked: str
+) -> None:
+    form = replace(FORM, workload="code", checking=checking, lenient_rule=rule)
+    assert (form.settings().workload, form.settings().checking) == ("code", asked)
+    assert form.settings().sampling.leniency is None  # settled with the message
+
+
+def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatService) -> None:
+    choices, lenient = workload_choices(service)
+    assert [name for _, name in choices] == ["auto", "chat", "code", "json", "story"]
+    assert lenient == []
+    code = replace(service.workloads["code"], lenient=True)
+    service.workloads = {**service.workloads, "code": code}
+    assert workload_choices(service)[1] == ["Code"]
+
+
+def test_unavailable_drafters_are_named_but_cannot_be_chosen(service: ChatService) -> None:
+    choices, note = drafter_choices(service)
+    assert [value for _, value in choices] == ["auto", "off", "draft_model", "ngram"]
+    assert "self_quant** (not available): a 4-bit copy" in note
+
+
+def handlers_of(service: ChatService) -> Handlers:
+    return Handlers(service, Presence(service.stop, grace_s=0.05))
+
+
+SLOW = replace(FORM, max_tokens=512.0)
+
+
+def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
+    handlers = handlers_of(service)
+
+    async def run() -> None:
+        assert (await handlers.send("page", None, "hi", FORM)).is_running
+        follower = handlers.follow("page")
+        await anext(follower)
+        await handlers.open("page", None)  # New chat
+        assert [one async for one in follower] == []
+        assert await handlers.settle("page") == Shown()
+
+    asyncio.run(run())
+    until(lambda: service.current is None)
+    assert service.latest is not None and service.latest.view.finish_reason == "length"
+
+
+def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
+    handlers = handlers_of(service)
+
+    async def run() -> None:
+        await handlers.send("page", None, "hi", SLOW)
+        follower = handlers.follow("page")
+        await anext(follower)
+        await follower.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(run())
+    until(lambda: service.current is None)
+    assert service.latest is not None and service.latest.view.finish_reason == "cancelled"
+
+
+def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatService) -> None:
+    handlers = handlers_of(service)
+
+    async def run() -> None:
+        await handlers.send("page", None, "hi", SLOW)
+        await handlers.open("page", None)
+        handlers.leave("another page")
+        assert service.current is not None and not service.current.cancel.is_set()
+        handlers.leave("page")
+
+    asyncio.run(run())
+    until(lambda: service.current is None)
+    assert service.latest is not None and service.latest.view.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
+    service: ChatService, is_named: bool
+) -> None:
+    """A reload: the new page's request comes first, then the old page goes, then the new opens."""
+    handlers = handlers_of(service)
+
+    async def run() -> tuple[Shown, list[list[ChatMessage]], Shown]:
+        handle = (await handlers.send("old page", None, "hi", SLOW)).handle
+        assert handle is not None
+        handlers.presence.expect(handle if is_named else handle + 1)
+        handlers.leave("old page")
+        await asyncio.sleep(0.2)
+        opened = await handlers.open("new page", handle)
+        bubbles = [one async for one in handlers.follow("new page")]
+        return opened, bubbles, await handlers.settle("new page")
+
+    opened, bubbles, last = asyncio.run(run())
+    until(lambda: service.current is None)
+    assert service.latest is not None
+    assert service.latest.view.finish_reason == ("eos" if is_named else "cancelled")
+    assert opened.is_running is is_named
+    assert any(bubbles) is is_named
+    shown = last.chat if is_named else opened.chat
+    assert shown is not None and len(shown) == 2
+
+
+def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(service: ChatService) -> None:
+    handlers = handlers_of(service)
+
+    async def run() -> None:
+        handle = (await handlers.send("first", None, "hi", SLOW)).handle
+        await handlers.open("second", handle)
+        second = handlers.follow("second")
+        await anext(second)
+        handlers.leave("first")
+        async for _ in second:
+            pass
+
+    asyncio.run(run())
+    assert service.latest is not None and service.latest.view.finish_reason == "eos"
+
+
+def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None:
+    handlers = handlers_of(service)
+
+    async def run() -> None:
+        begun = await handlers.send("page", None, "hi", FORM)
+        assert begun.chat is not None and len(begun.chat) == 1 and begun.message == ""
+        bubbles = [one async for one in handlers.follow("page")]
+        assert len(bubbles) > 2 and all(len(one) <= 1 for one in bubbles)
+        assert [one async for one in handlers.follow("page")] == []
+        settled = await handlers.settle("page")
+        assert settled.chat is not None and len(settled.chat) == 2 and settled.growing == []
+        assert await handlers.settle("page") == Shown()
+
+    asyncio.run(run())
+
+
+def test_a_second_message_waits_for_the_reply_and_stays_in_its_box(service: ChatService) -> None:
+    handlers = handlers_of(service)
+
+    async def run() -> None:
+        handle = (await handlers.send("page", None, "hi", SLOW)).handle
+        refused = await handlers.send("page", handle, "and this", SLOW)
+        assert refused == Shown(warning=STILL_WRITING)
+        handlers.stop(handle)
+
+    asyncio.run(run())
+    until(lambda: service.current is None)
+
+
+def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> None:
+    handlers = Handlers(service)
+
+    async def run() -> None:
+        shown = await handlers.send("page", None, "word " * 9000, FORM)
+        assert shown.signal is not None and shown.signal["overflow"]["context"] == 4096
+        assert shown.message is None and shown.chat is None
+
+    asyncio.run(run())
+    assert service.journal.conversations() == []
+
+
+def test_the_address_chooses_the_conversation_else_the_newest(service: ChatService) -> None:
+    handlers = Handlers(service)
+    assert handlers.choose(None) is None
+    ids = [service.store.create_conversation(title) for title in ("old", "new")]
+    for one in ids:
+        service.store.add_user_message(one, None, "hi")
+    assert handlers.choose(None) == ids[1]
+    assert handlers.choose(str(ids[0])) == ids[0]
+    assert handlers.choose("new") is None and handlers.choose("999") is None
+
+
+def test_pages_are_updated_no_more_than_fifteen_times_a_second(service: ChatService) -> None:
+    handlers = Handlers(service)
+
+    async def run() -> tuple[int, float]:
+        loop = asyncio.get_running_loop()
+        num_updates, started = 0, loop.time()
+        await handlers.send("page", None, "hi", FORM)
+        async for _ in handlers.follow("page"):
+            num_updates += 1
+        return num_updates, loop.time() - started
+
+    num_updates, seconds = asyncio.run(run())
+    assert num_updates <= 15 * seconds + 6  # the first and the last ones come at once

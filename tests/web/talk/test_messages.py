@@ -1,0 +1,147 @@
+"""Messages as Markdown with notes: what is a formula, what is a link of ours, what stays text."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from localspec.chat.attachments import Attachment, with_attachments
+from localspec.chat.service import ShownMessage
+from localspec.web.talk.messages import (
+    MARK,
+    MAX_SHOWN_CHARACTERS,
+    as_text,
+    chat_messages,
+    formulas,
+    parted,
+)
+
+ROW: dict[str, Any] = {
+    "tokens_per_second": 62.0,
+    "speedup": 2.1,
+    "num_draft_tokens": 10,
+    "acceptance_rate": 0.7,
+    "mean_num_draft_tokens": 5.0,
+    "drafter": "draft_model",
+    "num_output_tokens": 12,
+    "ttft_ms": 40.0,
+    "workload": "chat",
+    "exact": True,
+    "num_lenient_tokens": 0,
+    "draft_share": 0.5,
+    "error": None,
+    "finish_reason": "eos",
+}
+
+
+def person(text: str, message_id: int | None = 1, siblings: tuple[int, ...] = (1,)) -> ShownMessage:
+    return ShownMessage("user", text, "complete", message_id, siblings=siblings)
+
+
+def reply(state: str = "complete", text: str = "hello") -> ShownMessage:
+    return ShownMessage("assistant", text, state, 2, siblings=(2,))
+
+
+def notes(message: ShownMessage, row: dict[str, Any] | None = None, running: bool = False) -> str:
+    shown = chat_messages([message], {} if row is None else {message.message_id: row}, running)
+    parts = shown[0]["content"]
+    return str(parts[-1]["text"]) if len(parts) > 1 or not message.text else ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "costs $5 and $10",
+        "from $5 to $10, or US$7",
+        "$5/month or $6/month",
+        "PATH=$HOME/bin:$PATH",
+        "echo $A_B $C_D",
+        "about $20-$30 each",
+        "a $ b $ c",
+        "between $1,000 and $2,000",
+        "one $ only",
+        "set $HOME$ or $PATH$",
+        "exactly $5$ or $20+$",
+    ],
+)
+def test_an_amount_or_a_variable_is_no_formula(text: str) -> None:
+    assert formulas(text) == text
+
+
+@pytest.mark.parametrize(
+    "inside", ["a^2 + b^2 = c^2", "x", "x_1", "\\alpha", "f(x)", "n/2", "2x+1"]
+)
+def test_a_formula_between_dollars_is_marked(inside: str) -> None:
+    assert formulas(f"so ${inside}$ holds, $9") == f"so {MARK}${inside}${MARK} holds, $9"
+
+
+def test_dollars_in_code_stay_as_they_are() -> None:
+    assert as_text("`$a^2$` and\n```\n$b^2$\n```") == "`$a^2$` and\n```\n$b^2$\n```"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [">" * 20_000 + " x", "> " * 20_000, "[" * 20_000, "*" * 20_000, " " * 20_000 + "- x"],
+)
+def test_nesting_without_end_is_bounded_and_quick(text: str) -> None:
+    started_s = time.perf_counter()
+    written = as_text(text)
+    assert time.perf_counter() - started_s < 2.0
+    assert written.count(">") <= 16 and "[[" not in written and "**" not in written
+    assert len(written) - len(written.lstrip(" ")) <= 64
+
+
+def test_a_reply_ends_with_its_token_link_and_a_cut_one_can_go_on() -> None:
+    link = '<a class="ls-tokens ls-m-2" href="#tokens">tokens</a></p>'
+    assert notes(reply(), ROW).endswith(link)
+    assert "ls-continue" not in notes(reply(), ROW)
+    for state, reason in (("stopped", "cancelled"), ("interrupted", None), ("complete", "length")):
+        said = notes(reply(state), {**ROW, "finish_reason": reason})
+        assert 'class="ls-do ls-continue ls-m-2"' in said and said.endswith(link)
+    assert "ls-continue" not in notes(reply("stopped"), ROW, running=True)
+    assert "ls-continue" not in notes(reply("stopped", text=""), ROW)
+
+
+def test_arrows_lead_to_the_versions_before_and_after() -> None:
+    said = notes(person("b", 5, (3, 5, 9)))
+    assert "ls-show ls-m-3" in said and "ls-show ls-m-9" in said and ">2/3<" in said
+    first = notes(person("a", 3, (3, 5)))
+    assert "ls-show ls-m-5" in first and "ls-m-3" not in first.replace("ls-edit ls-m-3", "")
+    assert "ls-show" not in notes(person("only"))
+
+
+def test_nothing_can_be_edited_while_a_reply_is_written_or_before_it_is_stored() -> None:
+    assert "ls-edit ls-m-1" in notes(person("x"))
+    assert notes(person("x"), running=True) == ""
+    assert notes(person("x", None, ())) == ""
+
+
+def test_n_grams_that_shone_are_praised_and_others_are_not() -> None:
+    shone = {**ROW, "drafter": "ngram", "draft_share": 0.64}
+    assert "64 % looked up in the text above" in notes(reply(), shone)
+    assert "looked up" not in notes(reply(), {**shone, "draft_share": 0.1})
+    assert "looked up" not in notes(reply(), ROW)
+
+
+def test_an_error_is_shown_as_text() -> None:
+    message = ShownMessage("assistant", "", "error", 2, "<img src=x> failed. Try again.")
+    assert "&lt;img src=x&gt; failed." in notes(message)
+
+
+def test_attached_files_are_chips_and_come_back_whole() -> None:
+    files = [Attachment("a.py", b"x = '```'\n"), Attachment("<b>.md", "# ü".encode())]
+    text = with_attachments("look at this", files)
+    assert parted(text) == ("look at this", [("a.py", "x = '```'"), ("<b>.md", "# ü")])
+    shown = chat_messages([person(text)], {}, False)[0]["content"]
+    assert shown[0]["text"] == "look at this"
+    assert "a.py, 9 bytes" in shown[1]["text"] and "&lt;b&gt;.md" in shown[1]["text"]
+
+
+def test_a_very_long_message_is_shown_by_its_beginning_and_says_so() -> None:
+    text = "word " * 60_000
+    shown = chat_messages([person(text)], {}, False)[0]["content"]
+    assert len(shown[0]["text"]) < 3000 < MAX_SHOWN_CHARACTERS
+    assert "the first 2,000 of 300,000 characters; all were sent" in shown[1]["text"]
+    assert "ls-all ls-m-1" in shown[1]["text"]

@@ -1,0 +1,255 @@
+"""Checks 15, 16 and 18: memory that runs out, a killed server, and a download that breaks off."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Backend, Chunk, Request
+from localspec.chat.service import ChatService
+from localspec.machine.options import LoadOptions
+from localspec.record.store import Store
+from tests.fakes import REPLY, FakeBackend, Script, session_info
+from tests.web.checks import READY, bubbles, wait_for_reply
+from tests.web.conftest import TOKEN, WAIT_MS, Site, Visit, serving
+from tests.web.models_site import TARGET, models_site
+
+pytestmark = pytest.mark.slow
+
+KEPT = "Memory ran out. What was written is kept."
+DROPPED = "The draft model is given up; n-grams still draft."
+
+
+@dataclass
+class Hungry(FakeBackend):
+    """Memory runs out at round `at_round` of a reply. drafts: what is left to give up; without
+    any it runs out until the context is at most `enough`."""
+
+    at_round: int | None = None
+    drafts: int = 0
+    enough: int = 2048
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        chunks = super().generate(request, cancel)
+        return chunks if self.at_round is None else self._short(chunks, self.at_round)
+
+    def _short(self, chunks: Iterator[Chunk], at_round: int) -> Iterator[Chunk]:
+        for number, chunk in enumerate(chunks):
+            if number == at_round and self.script.context_length > self.enough:
+                is_relieved, self.drafts = self.drafts > 0, self.drafts - 1
+                said = f"{KEPT} {DROPPED}" if is_relieved else KEPT
+                stats = chunk.stats
+                yield Chunk(
+                    "done", stats, finish_reason="error", error=said, is_relieved=is_relieved
+                )
+                return
+            yield chunk
+
+
+@dataclass
+class Place:
+    """A served service whose backend is hungry; a newer one is opened for every context."""
+
+    service: ChatService
+    store: Store
+    visit: Visit
+    backend: Hungry
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Place]:
+    store = Store.open(tmp_path_factory.mktemp("hungry") / "localspec.db")
+    made = Place(None, store, None, Hungry())  # type: ignore[arg-type]
+
+    def opener_for(options: LoadOptions) -> Callable[[Callable[[str], None]], Backend]:
+        def open_backend(report: Callable[[str], None]) -> Backend:
+            context = options.context or 4096
+            script = Script(prefill_s=0.0, round_s=0.003, context_length=context)
+            made.backend = Hungry(script, at_round=made.backend.at_round)
+            return made.backend
+
+        return open_backend
+
+    first = LoadOptions(context=4096)
+    made.service = ChatService(
+        store, session_info, opener_for(first), options=first, opener_for=opener_for
+    )
+    with serving(made.service) as port:
+        context = browser.new_context()
+        context.set_default_timeout(WAIT_MS)
+        site = Site("127.0.0.1", port, made.service, store, made.backend)
+        made.visit = Visit(context.new_page(), site)
+        made.visit.open("&c=new")
+        yield made
+        context.close()
+    made.service.close()
+    store.close()
+
+
+def errors_of(visit: Visit) -> int:
+    return int(visit.page.locator("#ls-chat .ls-error").count())
+
+
+def test_check_15_memory_that_runs_out_at_any_step_keeps_what_was_written(place: Place) -> None:
+    page = place.visit
+    for at_round in range(1, 21):
+        place.backend.at_round, place.backend.drafts = at_round, 1
+        if at_round in (1, 8, 15):  # a chat grows; a new one keeps the pages short
+            page.new_chat()
+        num_errors = errors_of(page)
+        page.send(f"runs out at round {at_round}")
+        page.page.wait_for_function(
+            "n => document.querySelectorAll('#ls-chat .ls-error').length > n", arg=num_errors
+        )
+        assert DROPPED in page.page.locator("#ls-chat .ls-error").last.inner_text()
+        page.page.wait_for_function(READY, timeout=WAIT_MS)
+        assert place.service.journal.flush()
+        row = place.store.turn_rows()[-1]
+        kept = place.store.branch(row["message_id"])[-1].text
+        assert row["finish_reason"] == "error" and REPLY.startswith(kept)
+        assert (kept != "") is (at_round > 1)
+        assert kept[:20].replace("*", "") in page.text("#ls-chat")
+        place.backend.at_round = None
+        if at_round in (1, 7, 20):
+            num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
+            page.send("and the next turn")
+            wait_for_reply(page, num_before)
+            assert place.store.turn_rows()[-1]["state"] == "complete"
+
+
+def test_check_15_then_the_context_is_shortened_and_the_turn_after_works(place: Place) -> None:
+    page = place.visit
+    page.new_chat()
+    place.backend.at_round, place.backend.drafts = 4, 0
+    page.send("nothing is left to give up")
+    page.wait_for("context of 2048 instead of 4096", "#ls-chat .ls-error")
+    page.wait_for("context of 2048", "#ls-notices")
+    page.page.wait_for_function(READY, timeout=WAIT_MS)
+    place.backend.at_round = None
+    num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
+    page.send("and now?")
+    wait_for_reply(page, num_before)
+    assert place.service.options == LoadOptions(context=2048)
+
+
+def start(root: Path, home: Path, port: int, round_s: float) -> tuple[subprocess.Popen[str], str]:
+    """The fake's server in a process of its own, and the address that it printed."""
+    flags = {"--load-s": 0, "--home": home, "--port": port, "--round-s": round_s}
+    words = [str(word) for pair in flags.items() for word in pair]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes", *words], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    return server, server.stdout.readline().strip()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_check_16_a_killed_server_comes_back_with_everything(
+    browser: Any, tmp_path: Path, root: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server, url = start(root, tmp_path, port, round_s=0.15)
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MS)
+    page = Visit(context.new_page(), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
+    try:
+        page.page.goto(url)
+        page.page.wait_for_function("() => window.lsBridges === 2")
+        page.page.wait_for_timeout(300)
+        page.send("are you there?")
+        page.wait_for("keeps the ones it agrees with")
+        page.page.wait_for_timeout(1200)  # a checkpoint a second
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+        with sqlite3.connect(tmp_path / "localspec.db") as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        database.close()
+        assert server.stdout is not None
+        server.stdout.close()
+        server, again = start(root, tmp_path, port, round_s=0.01)
+        assert again != url, "a new launch has a new key"
+        page.page.goto(again)
+        page.wait_for("are you there?")
+        page.wait_for("interrupted")
+        assert bubbles(page, "user") == ["are you there?"]
+        assert "Speculative decoding lets" in bubbles(page)[0]
+        page.page.wait_for_function(READY, timeout=WAIT_MS)
+        page.page.wait_for_timeout(500)
+        num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
+        page.send("and now?")
+        wait_for_reply(page, num_before)
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+        context.close()
+
+
+DOWNLOADS = '#ls-models [data-part="downloads"]'
+
+
+def models_page(browser: Any, port: int) -> Any:
+    page = browser.new_context(viewport={"width": 1200, "height": 900}).new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+    page.get_by_role("tab", name="Models").first.click()
+    button = page.locator(f'#ls-models button[data-act="download"][data-id="{TARGET}"]').first
+    button.wait_for(state="attached")
+    if not button.is_visible():
+        page.locator('#ls-models [data-part="others"] summary').click()
+    button.click()
+    return page
+
+
+def test_check_18_a_download_cut_at_60_percent_goes_on_by_range(
+    browser: Any, tmp_path: Path
+) -> None:
+    with models_site(tmp_path, Script()) as models, serving(models.service) as port:
+        models.hub.fault = "short"
+        page = models_page(browser, port)
+        row = page.locator(f"{DOWNLOADS} li", has_text=TARGET).first
+        go_on = row.get_by_role("button", name=re.compile(r"^Continue"))
+        go_on.wait_for()
+        assert re.search(r"[\d.]+ of 2(\.\d)? MB|60 %|server", row.inner_text())
+        models.hub.fault = None
+        models.hub.ranges.clear()
+        go_on.click()
+        row.get_by_text("every file checked").wait_for()
+        starts = [int(asked.removeprefix("bytes=").split("-")[0]) for asked in models.hub.ranges]
+        assert starts and min(starts) > 1_000_000, "what had arrived was not fetched again"
+        page.context.close()
+
+
+def test_check_18_a_full_disk_is_said_before_anything_is_fetched(
+    browser: Any, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(cache)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be made here: mounting is not permitted")
+    try:
+        with models_site(tmp_path, Script()) as models, serving(models.service) as port:
+            page = models_page(browser, port)
+            row = page.locator(f"{DOWNLOADS} li", has_text=TARGET).first
+            row.get_by_text(re.compile(r"needs [\d.]+ .*B more on the disk")).wait_for()
+            weights = [one for one in models.hub.requests if "model.safetensors" in one]
+            assert not [one for one in weights if one.startswith("GET")], "nothing was fetched"
+            page.context.close()
+    finally:
+        subprocess.run(["umount", "-l", str(cache)], check=True)

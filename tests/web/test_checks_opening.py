@@ -1,0 +1,173 @@
+"""Checks 1 to 3: the page opens at once, asks nobody else, and only with the key of its launch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.chat.service import ChatService
+from localspec.record.store import Store
+from tests.fakes import FakeBackend, Script, session_info
+from tests.web.checks import ask, best_of, open_tab, recorded
+from tests.web.conftest import TOKEN, WAIT_MS, Open, Site, launch, serving
+
+pytestmark = pytest.mark.slow
+
+MAX_OPEN_S = 3.0
+NET_LOG_FLAGS = ("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",)
+# Chromium's own errands (updates, accounts, autofill), whatever page is open. What a page asks
+# for is caught in the test before, these hosts included.
+BROWSERS_OWN = re.compile(r"https?://(?!fonts)[\w.-]+\.(googleapis|google|gvt1|gstatic)\.com[/:]")
+
+
+def test_check_1_the_page_is_there_within_three_seconds(browser: Any, site: Site) -> None:
+    errors: list[str] = []
+
+    def opened_s() -> float:
+        context = browser.new_context()
+        page = context.new_page()
+        page.on("console", lambda m: m.type in ("error", "warning") and errors.append(m.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        started_s = time.monotonic()
+        page.goto(site.url)
+        page.wait_for_function(
+            """() => document.activeElement?.closest('#ls-message')
+              && document.querySelector('#ls-strip')?.getBoundingClientRect().height > 0""",
+            timeout=WAIT_MS,
+        )
+        taken_s = time.monotonic() - started_s
+        page.wait_for_timeout(500)
+        assert page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+        assert page.is_visible("#ls-strip")
+        context.close()
+        return taken_s
+
+    assert best_of(3, opened_s, MAX_OPEN_S) <= MAX_OPEN_S
+    assert errors == []
+
+
+def test_check_2_a_whole_session_asks_nobody_else(visit: Open, site: Site) -> None:
+    page = visit()
+    with recorded(page.page.context, site.origin) as traffic:
+        page.open("&c=new")
+        ask(page, "Say something with a [link](http://198.51.100.7/), please.")
+        ask(page, "xss", "the end")
+        page.page.locator("#ls-chat a.ls-tokens").last.click()
+        page.page.wait_for_selector("#ls-tv-text", timeout=WAIT_MS)
+        page.page.keyboard.press("Escape")
+        for tab in page.page.get_by_role("tab").all():
+            if tab.is_visible():
+                tab.click()
+                page.page.wait_for_timeout(300)
+        open_tab(page, "Chat")
+        page.reload()
+        page.wait_for("only sooner.")
+    assert traffic.refused == []
+    assert traffic.failed == [], "the page is complete: nothing it asks for is missing"
+    assert traffic.num_of("/assets/") > 20 and traffic.num_of("queue/join") > 2
+    shown = page.page.evaluate("[...document.images].map(i => [i.src, i.complete, i.naturalWidth])")
+    assert all(complete and width for _, complete, width in shown), shown
+    fonts = page.page.evaluate("[...document.fonts].filter(f => f.status === 'error').length")
+    assert fonts == 0
+
+
+def test_check_2_chromium_itself_sees_no_other_address(
+    playwright: Any, site: Site, tmp_path: Path
+) -> None:
+    log = tmp_path / "net.json"
+    with contextlib.closing(launch(playwright, f"--log-net-log={log}", *NET_LOG_FLAGS)) as browser:
+        page = browser.new_page()
+        page.goto(f"{site.url}&c=new")
+        page.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
+        page.wait_for_timeout(800)
+        page.fill("#ls-message textarea", "echo [a](http://leak.test/) http://leak2.test/ done")
+        page.press("#ls-message textarea", "Enter")
+        page.wait_for_selector("#ls-chat .bot a[href='http://leak.test/']", timeout=WAIT_MS)
+        page.hover("#ls-chat .bot a[href='http://leak.test/']")
+        page.wait_for_timeout(800)
+        with contextlib.suppress(Exception):  # a control: the log does hold what is tried
+            browser.new_page().goto("http://control.test/")
+    written = log.read_text(encoding="utf-8")
+    events = json.loads(written)["events"]
+    urls = {str(event["params"]["url"]) for event in events if "url" in event.get("params", {})}
+    ours = {url for url in urls if url.startswith(site.origin)}
+    assert len(ours) > 20, "the log holds the session"
+    assert "leak" not in "".join(urls - ours)
+    looked_up = {str(event.get("params", {}).get("host", "")) for event in events}
+    assert not [host for host in looked_up if "leak" in host], "a link is not even looked up"
+    assert "http://control.test/" in urls
+    inner = ("data:", "blob:", "chrome", "about:", "http://control.test/")
+    others = {one for one in urls - ours if not one.startswith(inner)}
+    assert {one for one in others if not BROWSERS_OWN.match(one)} == set()
+
+
+def status_of(url: str, cookie: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"cookie": cookie} if cookie else {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_check_3_without_the_token_there_is_no_data(browser: Any, site: Site, visit: Open) -> None:
+    page = visit()
+    page.open("&c=new")
+    ask(page, "echo a secret of mine", "echo a secret of mine")
+    for path in ("/", "/?c=1", "/live", "/export?format=csv", "/config", "/tokens?message=1"):
+        status, body = status_of(f"{site.origin}{path}")
+        assert status == 401 and "secret" not in body and "gradio" not in body.lower()
+    stranger = browser.new_context().new_page()
+    answer = stranger.goto(site.origin)
+    assert answer.status == 401
+    assert "Open the address that localspec printed" in stranger.inner_text("body")
+    stranger.context.close()
+
+
+def test_check_3_the_token_becomes_a_cookie_and_leaves_the_address(
+    browser: Any, site: Site
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto("about:blank")
+    page.goto(site.url)
+    page.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
+    assert TOKEN not in page.url and TOKEN not in page.content()
+    cookie = next(one for one in context.cookies() if one["name"] == f"localspec_{site.port}")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["expires"] == -1
+    assert TOKEN not in page.evaluate("document.cookie + document.referrer")
+    entries = page.evaluate("performance.getEntriesByType('navigation').map(e => e.name).join()")
+    assert TOKEN not in entries
+    page.go_back()
+    assert TOKEN not in page.url, "the address with the token is no entry of the history"
+    tab = context.new_page()  # several tabs, and a reload, need no token any more
+    assert tab.goto(site.origin).status == 200
+    assert tab.reload().status == 200
+    tab.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
+    context.close()
+
+
+def test_check_3_the_cookie_of_an_earlier_launch_is_useless(tmp_path: Path) -> None:
+    def launch(port: int, token: str, cookies: tuple[str, ...]) -> tuple[int, list[int]]:
+        store = Store.open(tmp_path / "localspec.db")
+        service = ChatService(store, session_info, lambda *_: FakeBackend(Script()))
+        with serving(service, port, token) as bound:
+            origin = f"http://127.0.0.1:{bound}/live"
+            found = [status_of(origin, f"localspec_{bound}={one}")[0] for one in cookies]
+        service.close()
+        store.close()
+        return bound, found
+
+    port, found = launch(0, "first-launch", ("first-launch",))
+    assert found == [200]
+    assert launch(port, "second-launch", ("first-launch", "second-launch"))[1] == [401, 200]

@@ -1,0 +1,126 @@
+"""Check 20: a long reply in a long chat neither outruns the page nor is held up by it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Request
+from localspec.chat.service import ChatService, ReplySettings
+from localspec.record.store import Store
+from tests.fakes import FakeBackend, Script, session_info
+from tests.web.checks import FOOTERS
+from tests.web.conftest import WAIT_MS, Site, Visit, serving, until
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 5000
+TOKENS_A_SECOND = 300
+NUM_MESSAGES = 100
+# As asked for. On two cores that browser, server and fake engine share: 0.996, 0.32 s and 95 ms.
+MIN_SHARE = 0.95
+MAX_BEHIND_S = 1.0
+MAX_TASK_MS = 200
+
+
+LINES = itertools.cycle(
+    (
+        "A line of plain words that goes on for a while. ",
+        "\n\n- an item with `code`\n- another\n\n",
+        "**bold** and *slanted* words. ",
+        "\n\n```python\nfor number in range(10):\n    print(number)\n```\n\n",
+    )
+)
+LONG = "".join(itertools.islice(LINES, 900))
+SHORT = "An answer with **words**, `code` and a list:\n\n- one\n- two\n" * 3
+TOKENS_A_ROUND = 4.43  # of the fake's script, on average
+
+
+def reply_to(request: Request) -> str:
+    return LONG if "long" in request.messages[-1].content else SHORT
+
+
+def pace_of(request: Request) -> float:
+    is_long = "long" in request.messages[-1].content
+    return TOKENS_A_ROUND / TOKENS_A_SECOND if is_long else 0.001
+
+
+@pytest.fixture
+def long_chat(tmp_path: Path) -> Iterator[tuple[ChatService, Store, int]]:
+    """A service with a chat of 100 messages."""
+    store = Store.open(tmp_path / "localspec.db")
+    script = Script(reply=reply_to, prefill_s=0.0, round_s=pace_of, context_length=10**6)
+    service = ChatService(store, session_info, lambda report: FakeBackend(script))
+    service.start()
+    handle: int | None = None
+    for number in range(NUM_MESSAGES // 2):
+        reply = service.submit(handle, f"question {number}", ReplySettings())
+        assert reply is not None and reply.done.wait(30) and service.journal.flush()
+        handle = reply.handle
+    assert handle is not None
+    yield service, store, handle
+    service.close()
+    store.close()
+
+
+def alone(service: ChatService, num_tokens: int) -> float:
+    """Tokens a second of a long reply that nobody looks at."""
+    started_s = time.monotonic()
+    reply = service.submit(None, "a long one", ReplySettings(max_tokens=num_tokens))
+    assert reply is not None and reply.done.wait(120)
+    return num_tokens / (time.monotonic() - started_s)
+
+
+# The longest task of the page's thread, and when the reply's end was on the page.
+OBSERVE = """() => {
+  window.tasks = [];
+  new PerformanceObserver((list) => {
+    for (const one of list.getEntries()) window.tasks.push(Math.round(one.duration));
+  }).observe({type: 'longtask'});
+}"""
+
+
+def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
+    long_chat: tuple[ChatService, Store, int], browser: Any, record_property: Any
+) -> None:
+    service, store, handle = long_chat
+    plain = alone(service, 1000)
+    with serving(service) as port:
+        context = browser.new_context(viewport={"width": 1500, "height": 900})
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        visit = Visit(page, Site("127.0.0.1", port, service, store, FakeBackend()))
+        visit.open(f"&c={handle}")
+        visit.wait_for("question 49")
+        if not page.locator("#ls-settings").evaluate("e => e.classList.contains('open')"):
+            page.keyboard.press("Control+,")
+        page.get_by_label("Max tokens").fill(str(NUM_TOKENS))
+        page.keyboard.press("Tab")
+        num_before = page.locator(FOOTERS).count()
+        page.evaluate(OBSERVE)
+        visit.send("a long one")
+        until(lambda: service.current is not None)
+        reply = service.running(handle)
+        assert reply is not None and reply.done.wait(60)
+        ended_s = time.monotonic()
+        page.wait_for_function(
+            "([s, n]) => document.querySelectorAll(s).length > n", arg=[FOOTERS, num_before]
+        )
+        behind_s = time.monotonic() - ended_s
+        view = reply.view
+        assert view.stats is not None and view.stats.num_output_tokens == NUM_TOKENS
+        seen = NUM_TOKENS / view.seconds
+        tasks = page.evaluate("window.tasks")
+        context.close()
+    longest_ms = max(tasks, default=0)
+    said = f"{seen / plain:.3f} of {plain:.0f} tok/s, {behind_s:.2f} s behind, {longest_ms} ms"
+    record_property("measured", said)
+    print(said)
+    assert seen / plain >= MIN_SHARE, said
+    assert behind_s <= MAX_BEHIND_S, said
+    assert longest_ms <= MAX_TASK_MS, said

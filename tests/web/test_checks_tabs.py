@@ -1,0 +1,101 @@
+"""Checks 7 to 9: a closed tab, a reload, and two tabs at once lose and mix nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.fakes import REPLY
+from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
+from tests.web.conftest import Open, Site, until
+
+pytestmark = pytest.mark.slow
+
+MAX_IDLE_S = 2.0
+END = "only sooner."
+
+
+def test_check_7_a_closed_tab_leaves_the_engine_idle_and_the_text_kept(
+    visit: Open, site: Site
+) -> None:
+    page = visit()
+    page.open("&c=new")
+    page.send("steady: to be left")
+    page.wait_for("Speculative decoding lets")
+    page.page.close()
+    closed_s = time.monotonic()
+    until(lambda: site.service.current is None, wait_s=15)
+    assert time.monotonic() - closed_s <= MAX_IDLE_S
+    num_rounds = site.backend.num_rounds
+    row = newest(site)
+    assert row["state"] == "stopped"
+    again = visit()
+    again.open()
+    again.wait_for("steady: to be left")
+    again.wait_for("Speculative decoding lets")
+    again.wait_for("stopped")
+    assert site.backend.num_rounds == num_rounds
+    assert bubbles(again, "user") == ["steady: to be left"] and len(bubbles(again)) == 1
+
+
+def test_check_8_a_reload_finds_the_running_reply_again(visit: Open, site: Site) -> None:
+    page = visit()
+    page.open("&c=new")
+    before = num_rows(site)
+    page.send("steady: through a reload")
+    page.wait_for("Speculative decoding lets")
+    page.page.wait_for_url("**/?c=*")
+    address = page.page.url
+    page.reload()
+    page.wait_for("Speculative decoding lets")
+    wait_for_reply(page, 0, END)
+    assert page.page.url == address
+    assert bubbles(page, "user") == ["steady: through a reload"]
+    assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
+    assert num_rows(site) == before + 1 and newest(site)["state"] == "complete"
+    assert site.store.branch(newest(site)["message_id"])[-1].text == REPLY
+
+
+def test_check_8_a_reload_after_the_reply_shows_it_once(visit: Open, site: Site) -> None:
+    page = visit()
+    page.open("&c=new")
+    ask(page, "echo complete before the reload", "complete before the reload")
+    for _ in range(2):
+        page.reload()
+        page.wait_for("tok/s")
+        assert bubbles(page, "user") == bubbles(page) == ["echo complete before the reload"]
+
+
+def test_check_9_two_tabs_queue_and_their_texts_stay_apart(visit: Open, site: Site) -> None:
+    left, right = visit(), visit()
+    for page in (left, right):
+        page.open("&c=new")
+    left.send("steady: the left one")
+    until(lambda: site.service.current is not None)
+    right.send("echo the right one")
+    right.wait_for("Waiting: 1 reply ahead of this one.")
+    wait_for_reply(right, 0, "the right one")
+    wait_for_reply(left, 0, END)
+    assert bubbles(left, "user") == ["steady: the left one"]
+    assert bubbles(right, "user") == bubbles(right) == ["echo the right one"]
+    assert len(bubbles(left)) == 1 and "right" not in bubbles(left)[0]
+    texts = [site.store.branch(row["message_id"])[-1].text for row in site.store.turn_rows()[-2:]]
+    assert texts == [REPLY, "echo the right one"], "in the order in which they were asked"
+
+
+def test_check_9_the_same_chat_in_two_tabs_shows_the_same_end(visit: Open, site: Site) -> None:
+    first = visit()
+    first.open("&c=new")
+    ask(first, "echo one", "echo one")
+    handle = first.page.url.split("c=")[1]
+    second = visit()
+    second.open(f"&c={handle}")
+    second.wait_for("echo one")
+    first.send("steady: two")
+    first.wait_for("Speculative decoding lets")
+    second.reload()
+    second.wait_for("Speculative decoding lets")
+    wait_for_reply(first, 1, END)
+    wait_for_reply(second, 1, END)
+    assert bubbles(first) == bubbles(second) and len(bubbles(first)) == 2

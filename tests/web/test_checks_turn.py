@@ -1,0 +1,166 @@
+"""Checks 4 to 6: one turn as it is seen while it runs, as it is kept, and as it is stopped."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.checks import READY, ask, bubbles, newest, open_tab
+from tests.web.conftest import WAIT_MS, Site, Visit, until
+
+pytestmark = pytest.mark.slow
+
+MAX_BUBBLE_MS = 200
+MAX_STOP_MS = 500
+
+# Notes, frame by frame, what a person would see from the key press on.
+WATCH = """(sent) => {
+  const seen = window.seen = {phases: [], speeds: [], clocks: [], sent: null, bubble: null,
+                              first: null, phaseAtBubble: null, stopped: null, changed: null};
+  const isThere = () => [...document.querySelectorAll('#ls-chat [data-testid=user]')]
+    .some((one) => one.innerText.includes(sent));
+  const note = (list, id) => {
+    const text = document.getElementById(id).textContent;
+    if (list.at(-1) !== text) list.push(text);
+  };
+  const growing = () => [...document.querySelectorAll('#ls-growing .bot .message-content')]
+    .map((one) => one.innerText).join('');
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter') seen.sent ??= performance.now();
+  }, true);
+  document.addEventListener('click', (event) => {
+    if (event.target.closest('#ls-stop')) seen.stopped ??= performance.now();
+  }, true);
+  let last = '';
+  const look = () => {
+    if (seen.sent !== null) {
+      note(seen.phases, 'ls-phase');
+      note(seen.speeds, 'ls-speed');
+      note(seen.clocks, 'ls-clock');
+      if (seen.bubble === null && isThere()) {
+        seen.bubble = performance.now();
+        seen.phaseAtBubble = document.getElementById('ls-phase').textContent;
+      }
+      const text = growing();
+      if (text && seen.first === null) seen.first = performance.now();
+      if (text && text !== last) { last = text; seen.changed = performance.now(); }
+    }
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+
+
+def watched(page: Visit, text: str) -> dict[str, Any]:
+    """Send and wait for the end; what was seen on the way."""
+    page.page.evaluate(WATCH, text)
+    ask(page, text)
+    return dict(page.page.evaluate("window.seen"))
+
+
+def test_check_4_the_bubble_comes_at_once_and_the_figures_move(page: Visit, site: Site) -> None:
+    ask(page, "warm up")
+    site.backend.script.prefill_s = 0.6
+    try:
+        seen = watched(page, "steady: what is speculation?")
+    finally:
+        site.backend.script.prefill_s = 0.02
+    assert seen["bubble"] - seen["sent"] <= MAX_BUBBLE_MS
+    assert seen["first"] > seen["bubble"]
+    assert {"Reading the prompt", "Writing"} <= set(seen["phases"]), "said before the first token"
+    assert seen["phases"].index("Reading the prompt") < seen["phases"].index("Writing")
+    assert len(seen["speeds"]) >= 4 and len(seen["clocks"]) >= 5, "the first is from before"
+    footer = page.page.locator("#ls-chat .bot .ls-footer").last.inner_text()
+    for part in (r"[\d.]+ tok/s", r"first after \d+ ms", r"\d+ % accepted", r"γ [\d.]+"):
+        assert re.search(part, footer), (part, footer)
+
+
+def test_check_5_shown_logged_and_exported_numbers_are_the_same(
+    page: Visit, site: Site, tmp_path: Path
+) -> None:
+    ask(page, "count this")
+    row = newest(site)
+    rate = row["num_accepted_tokens"] / row["num_draft_tokens"]
+    assert row["acceptance_rate"] == pytest.approx(rate)
+    assert row["tokens_per_second"] == pytest.approx(
+        1000 * row["num_output_tokens"] / row["decode_ms"]
+    )
+    assert page.text("#ls-speed") == f"{row['tokens_per_second']:.1f}"
+    assert page.text("#ls-speedup") == f"{row['speedup']:.2f} ×"
+    assert page.text("#ls-acceptance") == f"{100 * rate:.0f} %"
+    footer = page.page.locator("#ls-chat .bot .ls-footer").last.inner_text()
+    for part in (
+        f"{row['tokens_per_second']:.1f} tok/s",
+        f"{100 * rate:.0f} % accepted",
+        f"γ {row['mean_num_draft_tokens']:.1f}",
+        f"{row['num_output_tokens']} tokens",
+        f"first after {row['ttft_ms']:.0f} ms",
+    ):
+        assert part in footer
+    answer = page.page.request.get(f"{site.origin}/export?format=csv&scope=all")
+    lines = list(csv.DictReader(io.StringIO(answer.text().removeprefix("\ufeff"))))
+    for name in ("tokens_per_second", "speedup", "ttft_ms", "num_output_tokens"):
+        assert float(lines[-1][name]) == pytest.approx(row[name])
+    assert float(lines[-1]["acceptance_rate"]) == pytest.approx(rate)
+    open_tab(page, "Stats")
+    page.wait_for(f"{row['tokens_per_second']:.1f}", "#ls-turns")
+
+
+def _bare(text: str) -> str:
+    """Without blanks and emphasis: a reply may be stopped between the two stars of a `**`."""
+    return "".join(text.replace("*", "").split())
+
+
+def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site) -> None:
+    page.page.evaluate(WATCH, "steady: to be halted")
+    page.send("steady: to be halted")
+    page.wait_for("Speculative decoding lets")
+    page.page.click("#ls-stop")
+    page.wait_for("stopped")
+    page.page.wait_for_function(READY, timeout=WAIT_MS)
+    num_rounds = site.backend.num_rounds
+    text = bubbles(page)[-1]
+    page.page.wait_for_timeout(700)
+    assert site.backend.num_rounds == num_rounds and bubbles(page)[-1] == text
+    seen = page.page.evaluate("window.seen")
+    assert seen["changed"] - seen["stopped"] <= MAX_STOP_MS
+    row = newest(site)
+    assert (row["state"], row["finish_reason"]) == ("stopped", "cancelled")
+    stored = site.store.branch(row["message_id"])[-1].text
+    assert _bare(stored) == _bare(text)
+    ask(page, "and now?")
+    assert newest(site)["state"] == "complete"
+
+
+@pytest.mark.parametrize("moment", ["at once", "while the prompt is read", "twice"])
+def test_check_6_stop_works_at_every_moment(page: Visit, site: Site, moment: str) -> None:
+    site.backend.script.prefill_s = 1.5 if moment == "while the prompt is read" else 0.02
+    try:
+        page.send("steady: stop me")
+        page.page.wait_for_selector("#ls-stop:not([disabled])", timeout=WAIT_MS)
+        if moment == "while the prompt is read":
+            page.wait_for("Reading the prompt", "#ls-phase")
+        for _ in range(2 if moment == "twice" else 1):
+            page.page.click("#ls-stop", force=True)
+        until(lambda: site.service.current is None, wait_s=10)
+    finally:
+        site.backend.script.prefill_s = 0.02
+    assert newest(site)["state"] == "stopped"
+    page.page.wait_for_function(READY, timeout=WAIT_MS)
+    ask(page, "and now?")
+
+
+def test_check_6_a_double_click_on_send_is_one_turn(page: Visit, site: Site) -> None:
+    num_before = len(site.backend.requests)
+    page.page.fill("#ls-message textarea", "echo once")
+    page.page.dblclick("#ls-message .submit-button")
+    page.wait_for("tok/s")
+    page.page.wait_for_function(READY, timeout=WAIT_MS)
+    page.page.wait_for_timeout(400)
+    assert len(site.backend.requests) == num_before + 1
+    assert bubbles(page, "user") == ["echo once"]

@@ -1,0 +1,278 @@
+"""Conversations in a real browser: branches, going on, the list, files, presets, keys, themes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
+
+pytestmark = pytest.mark.slow
+
+
+def begin(visit: Open) -> Visit:
+    page = visit()
+    page.open("&c=new")
+    return page
+
+
+def ask(page: Visit, text: str, num_replies: int) -> None:
+    """Send, and wait until so many replies stand with their line of figures."""
+    page.send(text)
+    stand(page, num_replies)
+
+
+def stand(page: Visit, num_replies: int) -> None:
+    page.page.wait_for_function(
+        "n => document.querySelectorAll('#ls-written .ls-footer').length === n",
+        arg=num_replies,
+        timeout=WAIT_MS,
+    )
+
+
+def menu(page: Visit, title: str, choice: str) -> None:
+    row = page.page.locator("#ls-history .ls-row", has_text=title).first
+    row.hover()
+    row.locator(".ls-more").click()
+    page.page.get_by_role("menuitem", name=choice).click()
+
+
+def paste(page: Visit, script: str) -> None:
+    page.page.evaluate(
+        """(script) => {
+          const box = document.querySelector('#ls-message textarea');
+          box.focus();
+          const data = new DataTransfer();
+          data.setData('text/plain', new Function('return ' + script)());
+          const event = { clipboardData: data, bubbles: true, cancelable: true };
+          box.dispatchEvent(new ClipboardEvent('paste', event));
+        }""",
+        script,
+    )
+
+
+def test_an_edited_message_is_another_branch_and_arrows_restore_the_first(
+    visit: Open, site: Site
+) -> None:
+    page = begin(visit)
+    ask(page, "echo one", 1)
+    ask(page, "echo two", 2)
+    page.page.locator("#ls-chat a.ls-edit").first.click()
+    page.page.wait_for_function(
+        "document.querySelector('#ls-message textarea').value === 'echo one'"
+    )
+    ask(page, "echo uno", 1)
+    page.wait_for("2/2")
+    assert "two" not in page.text("#ls-chat")
+    page.page.get_by_title("earlier version").click()
+    page.wait_for("1/2")
+    page.wait_for("echo two")
+    first, second = (site.store.siblings(m) for m in _roots(site))
+    assert first == second and len(first) == 2
+
+
+def _roots(site: Site) -> list[int]:
+    handle = site.service.journal.conversations()[0].id
+    root = site.service.messages(handle)[0]
+    return list(root.siblings)
+
+
+def test_escape_stops_and_the_reply_goes_on_where_it_ended(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    page.send("a slow one to go on with")
+    page.wait_for("Speculative decoding lets")
+    page.page.keyboard.press("Escape")
+    page.page.locator("#ls-chat a.ls-continue").wait_for()
+    page.page.locator("#ls-chat a.ls-continue").click()
+    page.wait_for("only sooner.")
+    stand(page, 1)
+    assert page.text("#ls-written").count("Speculative decoding lets") == 1
+    assert page.page.locator("#ls-chat a.ls-continue").count() == 0
+
+
+def test_the_list_renames_pins_finds_deletes_and_undoes(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    ask(page, "echo about owls", 1)
+    page.new_chat()
+    ask(page, "echo about bees", 1)
+    menu(page, "about owls", "Rename")
+    page.page.fill("#ls-line", "<b>Night</b> birds")
+    page.page.press("#ls-line", "Enter")
+    page.wait_for("<b>Night</b> birds", "#ls-history")
+    menu(page, "Night", "Pin to the top")
+    page.wait_for("Pinned", "#ls-history")
+    page.page.fill("#ls-search", "owls")
+    page.wait_for("Found", "#ls-history")
+    assert "bees" not in page.text("#ls-history")
+    page.page.fill("#ls-search", "")
+    page.wait_for("bees", "#ls-history")
+    menu(page, "about bees", "Delete")
+    page.page.wait_for_function(
+        "!document.querySelector('#ls-history').innerText.includes('bees')", timeout=WAIT_MS
+    )
+    page.page.get_by_role("button", name="Undo").click()
+    page.wait_for("bees", "#ls-history")
+    page.wait_for("echo about bees", "#ls-chat")
+
+
+def test_files_travel_with_the_message_and_come_back_on_edit(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    code = b"def f():\n    return '```'\n" * 30
+    picture = bytes(range(256))
+    page.page.set_input_files(
+        "#ls-attach-file",
+        files=[
+            {"name": "f.py", "mimeType": "text/x-python", "buffer": code},
+            {"name": "x.png", "mimeType": "image/png", "buffer": picture},
+        ],
+    )
+    page.wait_for("x.png is not a text", "#ls-gauge-text")
+    page.send("what is this?")
+    page.wait_for("x.png is not a text", "#ls-toasts")
+    assert page.page.input_value("#ls-message textarea") == "what is this?"
+    page.page.get_by_role("button", name="Remove x.png").click()
+    page.page.press("#ls-message textarea", "Enter")
+    stand(page, 1)
+    assert code.decode() in site.backend.requests[-1].messages[-1].content
+    page.wait_for("f.py, 779 bytes", "#ls-chat")
+    page.page.locator("#ls-chat a.ls-edit").click()
+    page.page.locator(".ls-chip", has_text="f.py").wait_for()
+    page.page.keyboard.press("Escape")
+    assert page.page.locator(".ls-chip").count() == 0
+
+
+def test_a_megabyte_pasted_holds_nothing_up_and_is_not_cut(visit: Open) -> None:
+    page = begin(visit)
+    paste(page, "'word '.repeat(209715)")
+    page.page.evaluate("() => { window.at = performance.now(); }")
+    page.page.click("#ls-keys")
+    waited_ms = page.page.evaluate("() => performance.now() - window.at")
+    assert waited_ms < 1000, "the page took the click far later than it was made"
+    page.page.keyboard.press("Escape")
+    page.page.locator(".ls-chip").first.wait_for()
+    assert page.page.input_value("#ls-message textarea") == ""
+    page.page.press("#ls-message textarea", "Enter")
+    dialog = page.page.get_by_role("dialog")
+    dialog.get_by_text("but the context holds 4096. Nothing was cut.").wait_for()
+    dialog.get_by_role("button", name="Shorten the message").click()
+    assert page.page.locator(".ls-chip").count() == 2
+    assert page.page.locator("#ls-chat [data-testid=user]").count() == 0
+
+
+def test_too_much_is_cut_only_where_the_person_says_so(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    long = "echo " + "word " * 900
+    ask(page, long, 1)
+    ask(page, long, 2)
+    num_requests = len(site.backend.requests)
+    page.send(long)
+    page.page.get_by_role("button", name="Allow a reply of at most").wait_for()
+    assert len(site.backend.requests) == num_requests
+    page.page.get_by_role("button", name="Go on without the 2 oldest messages").click()
+    stand(page, 3)
+    assert len(site.backend.requests[-1].messages) == 3
+    page.wait_for("without the 2 oldest messages", "#ls-gauge-text")
+
+
+def test_a_preset_is_saved_chosen_and_deleted_and_a_chat_keeps_its_prompt(
+    visit: Open, site: Site
+) -> None:
+    page = begin(visit)
+    page.page.keyboard.press("Control+,")
+    page.page.fill("#ls-system textarea", "Be brief.")
+    page.page.click("#ls-preset-save")
+    page.page.fill("#ls-line", "Brief")
+    page.page.press("#ls-line", "Enter")
+    chosen = "document.querySelector('#ls-preset input').value === '{}'"
+    page.page.wait_for_function(chosen.format("Brief"))
+    ask(page, "echo with a prompt", 1)
+    assert site.backend.requests[-1].messages[0].content == "Be brief."
+    page.page.fill("#ls-system textarea", "")
+    page.page.click("#ls-preset input")
+    page.page.get_by_role("option", name="Brief").click()
+    prompt = "document.querySelector('#ls-system textarea').value === 'Be brief.'"
+    page.page.wait_for_function(prompt)
+    page.page.click("#ls-preset-delete")
+    page.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    page.page.wait_for_function(chosen.format(""))
+    page.page.fill("#ls-system textarea", "")
+    page.page.reload()
+    page.page.wait_for_selector("#ls-system textarea", state="attached")
+    page.page.wait_for_function(prompt)
+
+
+def test_the_keyboard_reaches_everything(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    ask(page, "echo by keyboard", 1)
+    page.page.evaluate("document.activeElement.blur()")
+    page.page.keyboard.press("?")
+    page.page.get_by_role("dialog").get_by_text("Answer the last message again").wait_for()
+    page.page.keyboard.press("Escape")
+    page.page.evaluate("document.activeElement.blur()")
+    page.page.keyboard.press("/")
+    assert page.page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+    page.page.keyboard.press("ArrowUp")
+    page.page.wait_for_function("document.querySelector('#ls-message textarea').value !== ''")
+    page.page.keyboard.press("Escape")
+    assert page.page.input_value("#ls-message textarea") == ""
+    page.page.keyboard.press("Alt+KeyR")
+    page.wait_for("2/2")
+    page.page.keyboard.press("Alt+KeyF")
+    assert page.page.evaluate("document.activeElement.id") == "ls-search"
+    page.page.keyboard.press("Alt+KeyN")
+    page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(visit: Open) -> None:
+    page = begin(visit)
+    is_dark = "document.body.classList.contains('dark')"
+    page.page.emulate_media(color_scheme="dark")
+    page.page.wait_for_function(is_dark)
+    page.page.click("#ls-theme")  # light
+    page.page.wait_for_function(f"!{is_dark}")
+    page.page.reload()
+    page.page.wait_for_selector("#ls-theme[title='Theme: light']")
+    assert not page.page.evaluate(is_dark)
+
+
+def test_mathematics_is_set_and_an_amount_is_not(visit: Open) -> None:
+    page = begin(visit)
+    ask(page, r"echo $a^2$ for $5 or $10, \(x_1\) and $$\frac{1}{2}$$", 1)
+    page.page.wait_for_function(
+        "document.querySelectorAll('#ls-written [data-testid=bot] .katex').length === 3"
+    )
+    assert "for $5 or $10," in page.text("#ls-written [data-testid=bot]")
+
+
+def test_one_announcement_tells_of_the_end_and_no_region_floods(visit: Open) -> None:
+    page = begin(visit)
+    page.page.evaluate(
+        """() => {
+          window.heard = [];
+          new MutationObserver(() => {
+            const said = document.querySelector('#ls-announcer')?.textContent;
+            if (said && heard.at(-1) !== said) heard.push(said);
+          }).observe(document.body, { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    page.send("tell me")
+    stand(page, 1)
+    page.page.wait_for_function("heard.length > 0")
+    page.page.wait_for_timeout(400)
+    heard = page.page.evaluate("heard")
+    assert len(heard) == 1 and heard[0].startswith("The reply is complete: ")
+    live = "[...document.querySelectorAll('#ls-chat [aria-live]')].map((e) => e.ariaLive)"
+    assert set(page.page.evaluate(live)) == {"off"}
+
+
+def test_a_double_click_on_everything_does_it_once(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    page.page.fill("#ls-message textarea", "echo once")
+    page.page.dblclick("#ls-message .submit-button")
+    stand(page, 1)
+    page.page.dblclick("#ls-regenerate")
+    page.wait_for("2/2")
+    page.page.wait_for_timeout(500)
+    assert "/3" not in page.text("#ls-chat")
+    page.page.dblclick("#ls-new")
+    page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
+    until(lambda: site.service.current is None)

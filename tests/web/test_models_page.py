@@ -1,0 +1,179 @@
+"""The Models tab in a real browser: card, downloads, load, tune-up, narrow screens, focus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import Script
+from tests.web.conftest import TOKEN, WAIT_MS, serving
+from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
+
+CARDS = "#ls-models .ls-mcard"
+DOWNLOADS = '#ls-models [data-part="downloads"]'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[ModelsSite]:
+    with models_site(tmp_path, Script(prefill_s=0.0, round_s=0.002)) as place:
+        yield place
+
+
+@pytest.fixture
+def page(place: ModelsSite, browser: Any) -> Iterator[Any]:
+    """The page on its Models tab; every request elsewhere and every console error is a failure."""
+    with serving(place.service) as port:
+        context = browser.new_context(viewport={"width": 1200, "height": 900})
+        opened = context.new_page()
+        wrong: list[str] = []
+        opened.on(
+            "request",
+            lambda each: wrong.append(each.url) if f"127.0.0.1:{port}/" not in each.url else None,
+        )
+        opened.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+        opened.on("pageerror", lambda error: wrong.append(str(error)))
+        opened.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+        opened.get_by_role("tab", name="Models").first.click(timeout=WAIT_MS)
+        opened.wait_for_selector(CARDS, timeout=WAIT_MS)
+        yield opened
+        assert wrong == []
+        context.close()
+
+
+def row(page: Any, model_id: str, part: str) -> Any:
+    return page.locator(f'#ls-models [data-part="{part}"] li', has_text=model_id).first
+
+
+def others(page: Any) -> None:
+    page.locator('#ls-models [data-part="others"] summary').click()
+
+
+def start_download(page: Any, place: ModelsSite) -> None:
+    """By the button of its row, wherever the model stands."""
+    button = page.locator(f'#ls-models button[data-act="download"][data-id="{TARGET}"]').first
+    if not button.is_visible():
+        others(page)
+    button.click()
+
+
+def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
+    page: Any, place: ModelsSite
+) -> None:
+    text = page.inner_text(CARDS)
+    for word in ("Target", "Drafts", "Licence", "Download", "Gain", "estimate", "disk left"):
+        assert word.lower() in text.lower(), word
+    label = page.get_attribute("#ls-models .ls-mbar", "aria-label")
+    assert label.startswith("Memory: target ") and "spare" in label
+    widths = page.eval_on_selector_all(
+        "#ls-models .ls-mcard .ls-mbar i", "all => all.map(e => e.getBoundingClientRect().width)"
+    )
+    assert len(widths) >= 4 and max(widths) > 10 * min(widths) > 0, widths
+    assert "free" in page.inner_text("#ls-models .ls-mfound")
+    assert place.hub.requests == [], "nothing is asked of the hub without a click"
+
+
+def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSite) -> None:
+    place.hub.pace_s = 0.1
+    start_download(page, place)
+    target = row(page, TARGET, "downloads")
+    target.get_by_text(re.compile(r"\d MB/s")).wait_for(timeout=WAIT_MS)
+    target.get_by_role("button", name="Pause").click()
+    target.get_by_text("paused").wait_for(timeout=WAIT_MS)
+    go_on = target.get_by_role("button", name=re.compile(r"Continue \([\d.]+( kB| MB)? of 2 MB\)"))
+    go_on.wait_for(timeout=WAIT_MS)
+    place.hub.pace_s = 0.0
+    go_on.click()
+    target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    row(page, DRAFT, "downloads").get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    assert place.hub.ranges, "what had arrived was not fetched again"
+    load = page.locator(f'#ls-models button[data-act="load"][data-id="{TARGET}"]').first
+    load.wait_for(timeout=WAIT_MS)
+    load.click()
+    page.wait_for_function("() => true")
+    wait_until(page, lambda: len(place.opened) > 1)
+    assert (place.opened[-1].model, place.opened[-1].draft) == (TARGET, DRAFT)
+
+
+def wait_until(page: Any, until: Any) -> None:
+    for _ in range(WAIT_MS // 50):
+        if until():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it did not come to that")
+
+
+def test_a_download_that_breaks_off_says_why_and_a_click_completes_it(
+    page: Any, place: ModelsSite
+) -> None:
+    place.hub.fault = "short"
+    start_download(page, place)
+    target = row(page, TARGET, "downloads")
+    target.get_by_text("the server keeps sending").wait_for(timeout=WAIT_MS)
+    place.hub.fault = None
+    place.hub.ranges.clear()
+    target.get_by_role("button", name="Continue").click()
+    target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    assert place.hub.ranges
+
+
+def test_what_has_the_focus_keeps_it_while_the_figures_change(page: Any, place: ModelsSite) -> None:
+    place.hub.pace_s = 0.2
+    start_download(page, place)
+    pause = row(page, TARGET, "downloads").get_by_role("button", name="Pause")
+    pause.wait_for(timeout=WAIT_MS)
+    pause.focus()
+    before = page.inner_text(DOWNLOADS)
+    wait_until(page, lambda: page.inner_text(DOWNLOADS) != before)
+    page.wait_for_timeout(1200)
+    assert page.evaluate("() => document.activeElement.dataset.act") == "pause"
+    page.keyboard.press("Enter")
+    row(page, TARGET, "downloads").get_by_text("paused").wait_for(timeout=WAIT_MS)
+
+
+def test_the_tune_up_is_one_click_and_ends_in_words(page: Any, place: ModelsSite) -> None:
+    page.get_by_role("button", name="Start the tune-up").click(timeout=WAIT_MS)
+    page.locator("#ls-models .ls-mverdict").wait_for(timeout=WAIT_MS)
+    assert "times" in page.inner_text("#ls-models .ls-mverdict")
+    assert page.locator("#ls-models .ls-mtune tbody tr").count() == 3
+
+
+def test_load_anyway_is_asked_once_more(page: Any, place: ModelsSite) -> None:
+    """A model that does not fit is loaded only by somebody who was told what may come."""
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.evaluate(
+        """() => { const made = document.createElement('button'); made.dataset.act = 'load';
+        made.dataset.id = 'someone/huge'; made.dataset.anyway = '1';
+        made.dataset.confirm = 'Load it all the same?';
+        document.querySelector('#ls-models').append(made); made.click(); }"""
+    )
+    assert asked == ["Load it all the same?"] and len(place.opened) <= 1
+
+
+@pytest.mark.parametrize("width", [360, 760])
+def test_nothing_is_wider_than_a_narrow_screen(page: Any, width: int) -> None:
+    others(page)
+    page.set_viewport_size({"width": width, "height": 780})
+    page.wait_for_timeout(300)
+    wide = page.evaluate(
+        """() => [...document.querySelectorAll('#ls-models *')]
+        .filter(e => !e.closest('.ls-mscroll') && e.getBoundingClientRect().right > innerWidth + 1)
+        .map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert wide == []
+
+
+def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:
+    from types import SimpleNamespace
+
+    from localspec.web.models.tab import is_here
+
+    for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        assert is_here(SimpleNamespace(host=host))
+    for host in ("192.0.2.7", "::ffff:192.0.2.7", "testclient", ""):
+        assert not is_here(SimpleNamespace(host=host))
+    assert not is_here(None)
