@@ -48,6 +48,7 @@ class Request:
     messages: the whole conversation, the person's newest message last.
     drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
     controller choose it each round. first_num_draft_tokens: γ until acceptance was learnt here.
+    workload: the kind of text, for which acceptance is learnt apart; "" is none in particular.
     continues: the last message is a reply to go on with, and only what follows it is answered.
     begun_tokens: the ids of that reply where they are known; its text is encoded again where they
     are not, or do not spell it.
@@ -60,6 +61,7 @@ class Request:
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     first_num_draft_tokens: int | None = None
+    workload: str = ""
     continues: bool = False
     begun_tokens: tuple[int, ...] = ()
 

@@ -54,7 +54,7 @@ def generate(
     seed: Annotated[int | None, typer.Option()] = None,
     max_tokens: Annotated[int, typer.Option()] = 256,
     workload: Annotated[
-        str, typer.Option(help="Kind of text: chat, code, json, story; auto recognises it.")
+        str, typer.Option(help="Kind of text: chat, code, json, rework, story; auto recognises it.")
     ] = "auto",
     lenient: Annotated[
         str | None,
@@ -90,6 +90,7 @@ def generate(
         drafter=drafter or AUTO,
         num_draft_tokens=num_draft_tokens,
         first_num_draft_tokens=decision.workload.first_num_draft_tokens,
+        workload=decision.workload.name,
     )
     options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
     result = labelled(answer(options, request, home), decision)

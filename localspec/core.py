@@ -10,7 +10,7 @@ Not here: any algorithm; what a turn is to the page and the log (backend).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -175,12 +175,25 @@ class Growth:
     chance(confidence): estimated chance that a token of this confidence is accepted, given that
     its parent was; a node's worth is the product along its path. node_prices[i]: expected tokens
     that node i (from 0) must bring to pay for its place in the target's forward. step_price: what
-    one more step of the drafter must bring.
+    one more step of the drafter must bring. fixed_price: what a draft of any size must bring
+    besides, where a forward of several tokens costs more than their places.
     """
 
     chance: Callable[[float], float]
     node_prices: tuple[float, ...]
     step_price: float
+    fixed_price: float = 0.0
+
+    def pays(self, worths: Iterable[float]) -> bool:
+        """Whether a draft of nodes worth so much is worth all that it costs. Only for drafts that
+        were found: to drop drawn tokens for what they are would change the distribution."""
+        found = list(worths)
+        return sum(found) > self.fixed_price + sum(self.node_prices[: len(found)])
+
+    def may_pay(self, chance: float) -> bool:
+        """Whether a draft whose every token has this chance could be."""
+        price = self.fixed_price + min(self.node_prices, default=0.0)
+        return chance >= 1.0 or chance / (1.0 - chance) > price
 
 
 @dataclass(frozen=True)

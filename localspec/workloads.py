@@ -24,7 +24,7 @@ from localspec.errors import ConfigError, RequestError
 from localspec.leniency import THRESHOLD, Leniency, Threshold, parsed
 
 SHIPPED_WORKLOADS = PROJECT_FOLDER / "profiles" / "workloads"
-CHAT, CODE, JSON, STORY = "chat", "code", "json", "story"
+CHAT, CODE, JSON, REWORK, STORY = "chat", "code", "json", "rework", "story"
 MAX_FIRST = 15
 
 # What a request asks of checking, besides a rule (see leniency.parsed).
@@ -46,6 +46,14 @@ SIGNS = (
         ),
     ),
     (
+        REWORK,
+        re.compile(
+            r"\b(?:summari[sz]e|summary of|main points of|rewrite|rephrase|shorten|proofread"
+            r"|translate|correct|replace)\b[^?!\n]{0,90}:",
+            re.IGNORECASE,
+        ),
+    ),
+    (
         STORY,
         re.compile(
             r"\b(?:write|tell|continue|make up|invent|compose|finish)\b[^.?!\n]{0,40}"
@@ -54,6 +62,7 @@ SIGNS = (
             re.IGNORECASE,
         ),
     ),
+    (REWORK, re.compile(r"\n\s*\S[\s\S]{250,}")),  # a long text below what is asked of it
 )
 
 

@@ -35,7 +35,7 @@ def written(folder: Path, text: str, name: str = "code") -> Path:
 
 def test_the_shipped_kinds_have_their_thresholds_and_none_is_lenient() -> None:
     thresholds = {name: kind.threshold for name, kind in SHIPPED.items()}
-    assert thresholds == {"chat": None, "code": 0.75, "json": 0.65, "story": 0.5}
+    assert thresholds == {"chat": None, "code": 0.75, "json": 0.65, "rework": None, "story": 0.5}
     assert not any(kind.lenient for kind in SHIPPED.values())
     assert all(kind.first_num_draft_tokens for kind in SHIPPED.values())
 
@@ -57,6 +57,11 @@ def test_the_shipped_kinds_have_their_thresholds_and_none_is_lenient() -> None:
         ("Tell me a short story about a fox", "story"),
         ("Once upon a time there was", "story"),
         ("Write a poem on rain", "story"),
+        ("Summarise this text in two sentences:\n\nThe village lies in a valley.", "rework"),
+        ("Translate German to English: Guten Morgen", "rework"),
+        ("What is this about?\n\n" + "The bees live in a hive. " * 20, "rework"),
+        ("Write a summary of this story in three sentences:\nNora found a key.", "rework"),
+        ("What does this do?\n```\n" + "x = x + 1\n" * 40 + "```", "code"),
         ("The class was a success, and so was the story of it.", "chat"),
         ("I read a novel yesterday. Was that wise?", "chat"),
     ],

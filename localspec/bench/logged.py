@@ -93,7 +93,8 @@ def _stretches(turns: Sequence[LoggedTurn]) -> tuple[tuple[Stretch, ...], list[i
         context = turn.steps[0].context_length
         starts.append(start)
         if length:
-            made.append(Stretch(start, length, UNKNOWN_PROMPT if context is None else context + 1))
+            prompt_length = UNKNOWN_PROMPT if context is None else context + 1
+            made.append(Stretch(start, length, prompt_length, turn.workload))
         start += length
     return tuple(made), starts
 

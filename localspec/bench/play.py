@@ -164,7 +164,7 @@ def play_adaptive(world: World, requested: str, seed: int) -> Played:
     controller = controller_of(world, readers)
     game = _Game(world, readers, Random(seed))
     for turn in world.turns:
-        game.turn(turn, controller.policy(game.sampling, requested, None))
+        game.turn(turn, controller.policy(game.sampling, requested, None, kind=turn.workload))
     return game.result(is_timed=True)
 
 

@@ -56,12 +56,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt, ready to run. seed: the same for every arm."""
+    """One prompt, ready to run. seed: the same for every arm. workload: the kind of text that the
+    app would take it for."""
 
     id: str
     task: str
     prompt: tuple[int, ...]
     seed: int
+    workload: str = ""
 
     def sampling(self, temperature: float) -> SamplingParams:
         return SamplingParams(temperature=temperature, seed=self.seed)
@@ -152,7 +154,7 @@ def begin(
     turn = engine.start(case.prompt, sampling, max_tokens, stage.end_ids)
     started = perf_counter()
     engine.prefill(turn, threading.Event())
-    policy = controller.policy(sampling, drafter, num_draft_tokens)
+    policy = controller.policy(sampling, drafter, num_draft_tokens, kind=case.workload)
     engine.prepare(turn, policy)
     return Begun(turn, policy, 1000.0 * (perf_counter() - started))
 

@@ -61,11 +61,13 @@ class Track:
 
 @dataclass(frozen=True)
 class Stretch:
-    """One turn: `length` tokens of the text from `start`, after a prompt."""
+    """One turn: `length` tokens of the text from `start`, after a prompt. workload: its kind of
+    text, as the controller is told."""
 
     start: int
     length: int
     prompt_length: int
+    workload: str = ""
 
 
 @dataclass(frozen=True)

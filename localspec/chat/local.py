@@ -208,6 +208,7 @@ class LocalBackend:
                 request.drafter,
                 request.num_draft_tokens,
                 request.first_num_draft_tokens,
+                request.workload,
             )
             stats = replace(
                 stats,

@@ -21,6 +21,7 @@ from localspec.backend import Backend, Message, Request, TurnStats
 from localspec.chat.audit import Difference, explain, first_difference
 from localspec.core import OFF, FinishReason, SamplingParams
 from localspec.errors import LocalspecError
+from localspec.workloads import recognise
 
 Name = Literal["plain", "speculative"]
 LanePhase = Literal["waiting", "reading", "writing", "done"]
@@ -155,7 +156,13 @@ def race_request(
 ) -> Request:
     """One message, answered twice. Raises RequestError for a value out of range."""
     system = (Message("system", system_prompt),) if system_prompt.strip() else ()
-    return Request((*system, Message("user", prompt)), sampling, max_tokens, drafter=drafter)
+    return Request(
+        (*system, Message("user", prompt)),
+        sampling,
+        max_tokens,
+        drafter=drafter,
+        workload=recognise(prompt),
+    )
 
 
 def _refuse_failure(error: str | None) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from localspec.backend import Backend, Chunk, Message, Request
 from localspec.core import OFF, SamplingParams
+from localspec.workloads import recognise
 
 BUDGET_S = 10.0
 WARM_UP_S = 0.3
@@ -241,6 +242,7 @@ def _run(
         max_tokens=MOST_TOKENS,
         drafter=drafter,
         num_draft_tokens=None if drafter == OFF else sample.num_draft_tokens,
+        workload=recognise(sample.text),
     )
     last: Chunk | None = None
     with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]

@@ -226,6 +226,7 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], entry: Entry)
         drafter=settings.drafter,
         num_draft_tokens=settings.num_draft_tokens,
         first_num_draft_tokens=settings.first_num_draft_tokens,
+        workload="" if settings.workload == AUTO else settings.workload,
     )
 
 

@@ -67,12 +67,16 @@ class BestFirst:
         best = leaves[:width]
         if self._growth is None or not best:
             return best
+        if not self._growth.may_pay(self._worths[best[0]]):
+            return []
         yield_so_far = self._worth_brought / self._worth_expanded
         brings = yield_so_far * sum(self._worths[node] for node in best)
         return best if brings > self._growth.step_price else []
 
     def proposal(self, num_steps: int) -> Proposal:
         chosen = self.chosen()
+        if self._growth and not self._growth.pays(self._worths[node] for node in chosen):
+            return Proposal(num_steps=num_steps)
         place = {node: index for index, node in enumerate(chosen)} | {ROOT: ROOT}
         return Proposal(
             tokens=tuple(self.tokens[node] for node in chosen),

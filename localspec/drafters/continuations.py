@@ -87,7 +87,8 @@ class _Tree:
     def __init__(self, lookup: Lookup, growth: Growth, floor: float) -> None:
         """floor: no node is worth less than this."""
         self._lookup = lookup
-        self._chance_of = growth.chance
+        self._growth = growth
+        self._worths = list[float]()
         self._floor = floor
         self._candidates = list[Candidate]()
         self._tokens = list[int]()
@@ -125,7 +126,7 @@ class _Tree:
         return False
 
     def proposal(self) -> Proposal:
-        if not self._tokens:
+        if not self._tokens or not self._growth.pays(self._worths):
             return Proposal()
         shape = tuple(self._tokens), tuple(self._parents)
         return Proposal(*shape, None, tuple(self._confidences), num_steps=1)
@@ -136,11 +137,12 @@ class _Tree:
         self._tokens.append(token)
         self._parents.append(offer.parent)
         self._confidences.append(chance)
+        self._worths.append(worth)
 
     def _put(self, offer: _Offer, token: int | None, chance: float) -> None:
         if chance < LEAST_CHANCE:
             return
-        worth = offer.worth * self._chance_of(chance)
+        worth = offer.worth * self._growth.chance(chance)
         if worth > self._floor:
             self._num_put += 1
             heappush(self._candidates, (-worth, self._num_put, offer, token, chance))

@@ -112,6 +112,8 @@ class Growing:
             worth, parent = max((self._worth_of_next(node), -node) for node in self._open)
             if worth <= self._price(0) or worth < bar:
                 return
+            if not self.nodes and not self._growth.may_pay(worth):
+                return  # decided before anything is drawn
             self._add(-parent, worth)
             bar = self._best_expected()
 

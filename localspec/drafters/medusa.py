@@ -115,7 +115,8 @@ def grown(levels: Several[tuple[Guess, ...]], max_nodes: int, growth: Growth | N
     one that is.
     """
     prices = growth.node_prices if growth else (0.0,) * max_nodes
-    tokens, parents, confidences = list[int](), list[int](), list[float]()
+    tokens, parents = list[int](), list[int]()
+    confidences, worths = list[float](), list[float]()
     waiting = list[tuple[float, int, int, int, int, float]]()
 
     def offer(parent: int, depth: int, rank: int, above: float) -> None:
@@ -133,8 +134,9 @@ def grown(levels: Several[tuple[Guess, ...]], max_nodes: int, growth: Growth | N
         tokens.append(levels[depth][rank].token)
         parents.append(parent)
         confidences.append(levels[depth][rank].confidence)
+        worths.append(-negative)
         offer(parent, depth, rank + 1, above)
         offer(node, depth + 1, 0, -negative)
-    if not tokens:
+    if not tokens or (growth and not growth.pays(worths)):
         return Proposal()
     return Proposal(tuple(tokens), tuple(parents), None, tuple(confidences), num_steps=1)

@@ -1,9 +1,9 @@
 """Chooses the drafter and the draft length of each round.
 
 Contract: maximises expected tokens per ms, R(γ) = E(γ) / T(γ), over every drafter and every
-γ, with E from learnt acceptance (per drafter, signal and temperature bucket) and T from costs
-measured here. Plain decoding is the option with γ = 0. The controller holds what is learnt over
-turns; the policy it hands out for a turn decides its rounds.
+γ, with E from learnt acceptance (per drafter, signal, temperature bucket and kind of text) and T
+from costs measured here. Plain decoding is the option with γ = 0. The controller holds what is
+learnt over turns; the policy it hands out for a turn decides its rounds.
 
 Not here: the decisions of a round (policy), measuring costs (calibrate), counting acceptance
 (acceptance), drafting.
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from localspec.core import (
@@ -34,9 +33,10 @@ from localspec.core import (
     Verdict,
 )
 from localspec.engine.acceptance import (
+    ALL_KINDS,
     LENIENT,
-    PRIOR_WEIGHT,
     Acceptance,
+    Situation,
     expected_tokens,
     temperature_bucket,
 )
@@ -44,13 +44,13 @@ from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.costs import Costs
 from localspec.engine.fixed import FixedPolicy
 from localspec.engine.policy import AdaptivePolicy
-from localspec.engine.probing import Probing
+from localspec.engine.prices import MAX_DRAFT_TOKENS, PriceList, Prices
+from localspec.engine.probing import ALLOWANCE, Probing
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 USUAL_NODES = 4  # of a drafter that shapes itself, before its rounds have shown
 ASKED_MS = 0.01  # drafting that took less did not happen
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
-MAX_DRAFT_TOKENS = 15  # with the root 16 tokens wide, the widest width measured
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def best_length(rates: list[float], round_ms: list[float]) -> tuple[int, float]:
 
 
 def bucket_of(sampling: SamplingParams) -> int:
-    """What is learnt together: turns of one temperature bucket, exact and lenient ones apart."""
+    """Turns of one temperature bucket, exact and lenient ones apart."""
     return temperature_bucket(sampling.temperature) + (LENIENT if sampling.leniency else 0)
 
 
@@ -102,11 +102,14 @@ class Controller:
         self.costs = costs
         self.sampled_costs = costs if sampled_costs is None else sampled_costs
         self.acceptance = acceptance
-        self.probing: dict[int, Probing] = {}
-        self.length_probing: dict[int, Probing] = {}
-        self.contenders: dict[int, Contenders] = {}
-        self.rests: dict[int, Rest] = {}
+        self.probing: dict[Situation, Probing] = {}
+        self.length_probing: dict[Situation, Probing] = {}
+        self.contenders: dict[Situation, Contenders] = {}
+        self.rests: dict[Situation, Rest] = {}
         self.incumbents: dict[tuple[Hashable, ...], str] = {}
+        self._is_plain_run = False  # the round before was plain decoding and nothing else
+        self._price_list = PriceList()
+        self._options: dict[tuple[Hashable, ...], tuple[int, Prices, Option | None]] = {}
 
     def policy(
         self,
@@ -114,59 +117,90 @@ class Controller:
         requested: str,
         num_draft_tokens: int | None,
         first_num_draft_tokens: int | None = None,
+        kind: str = ALL_KINDS,
     ) -> Policy:
-        """requested: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ or None.
-        first_num_draft_tokens: γ of a chain until anything was learnt here, None: our own guess."""
+        """The policy of the turn that begins now. requested: AUTO, OFF or a drafter's name.
+        num_draft_tokens: fixed γ or None. first_num_draft_tokens: γ of a chain until anything was
+        learnt here, None: our own guess. kind: of text, which is learnt apart."""
+        self.acceptance.begin_turn()
+        self._is_plain_run = False
+        situation, first = Situation(bucket_of(sampling), kind), first_num_draft_tokens
         if requested == OFF or num_draft_tokens == 0:
-            return FixedPolicy(self, OFF, 0, "Off: you chose plain decoding.")
+            return FixedPolicy(self, situation, OFF, 0, "Off: you chose plain decoding.")
         if requested != AUTO and num_draft_tokens is not None:
             reason = f"{requested} with {num_draft_tokens} tokens a round, as you chose."
-            return FixedPolicy(self, requested, num_draft_tokens, reason)
-        bucket, first = bucket_of(sampling), first_num_draft_tokens
+            return FixedPolicy(self, situation, requested, num_draft_tokens, reason)
         if requested == AUTO:
-            return AdaptivePolicy(self, bucket, tuple(self.drafters), True, num_draft_tokens, first)
-        return AdaptivePolicy(self, bucket, (requested,), False, None, first)
+            everybody = tuple(self.drafters)
+            return AdaptivePolicy(self, situation, everybody, True, num_draft_tokens, first)
+        return AdaptivePolicy(self, situation, (requested,), False, None, first)
+
+    def probing_in(self, situation: Situation) -> Probing:
+        """When to look at what lost there; with an allowance where nothing was learnt before."""
+        if situation not in self.probing:
+            allowance = 0.0 if self.acceptance.is_known(situation) else ALLOWANCE
+            self.probing[situation] = Probing(allowance=allowance)
+        return self.probing[situation]
 
     def option(
         self,
         name: str,
         signal: Hashable,
-        bucket: int,
-        curve: list[float],
+        situation: Situation,
+        prices: Prices,
         fixed_length: int | None = None,
         first_length: int | None = None,
-    ) -> Option:
-        """The drafter at its best length, or at the one asked for. first_length: the length of a
-        chain before its first round.
+    ) -> Option | None:
+        """The drafter at its best length, or at the one asked for; None while its cost is not
+        known. first_length: the length of a chain before its first round. Kept until it would
+        come out otherwise."""
+        key = (name, signal, situation, fixed_length, first_length)
+        version = self.acceptance.version(name, signal)
+        known = self._options.get(key)
+        if known is not None and known[0] == version and known[1] is prices:
+            return known[2]
+        made = self._option(name, signal, situation, prices, fixed_length, first_length)
+        self._options[key] = (version, prices, made)
+        return made
 
-        The expectation by position is weighed against what its rounds really gave: positions
-        late in a draft are reached by confident drafts only, and look better than they are.
-        """
-        rates = self.acceptance.rates(name, signal, bucket)
+    def _option(
+        self,
+        name: str,
+        signal: Hashable,
+        situation: Situation,
+        prices: Prices,
+        fixed_length: int | None,
+        first_length: int | None,
+    ) -> Option | None:
+        """The expectation by position is weighed against what its rounds really gave: positions
+        late in a draft are reached by confident drafts only, and look better than they are."""
+        curve = prices.curve(name, self._steps_a_token(name))
+        if curve is None:
+            return None
+        rates = self.acceptance.rates(name, signal, situation)
         shapes_itself = self.drafters[name].shapes_itself
-        usual = USUAL_NODES if shapes_itself else best_length(rates, curve)[0]
-        tokens, ms = self.acceptance.realised(name, signal, bucket)
-        expected = PRIOR_WEIGHT * expected_tokens(rates, fixed_length or usual)
-        round_ms = curve[min(fixed_length or usual, len(curve) - 1)]
-        rate = (tokens + expected) / (ms + PRIOR_WEIGHT * round_ms)
-        ceiling = max((n + 1) / curve[n] for n in range(1, len(curve)))
-        if first_length is not None and not self.acceptance.num_rounds(name, signal, bucket):
-            usual = min(first_length, len(curve) - 1)
+        usual = USUAL_NODES if shapes_itself else best_length(rates, curve.round_ms)[0]
+        expected = expected_tokens(rates, fixed_length or usual)
+        round_ms = curve.round_ms[min(fixed_length or usual, MAX_DRAFT_TOKENS)]
+        rate = self.acceptance.rate(name, signal, situation, expected, round_ms)
+        if first_length is not None and not self.acceptance.num_rounds(name, signal, situation):
+            usual = min(first_length, MAX_DRAFT_TOKENS)
         length = fixed_length or (MAX_DRAFT_TOKENS if shapes_itself else usual)
-        return Option(name, signal, length, rate, ceiling, rates[0], round_ms)
+        return Option(name, signal, length, rate, curve.ceiling, rates[0], round_ms)
 
-    def growth(self, option: Option, context: int, bucket: int, rate: float) -> Growth | None:
+    def growth(self, option: Option, prices: Prices, bucket: int, rate: float) -> Growth | None:
         """What a tree of this drafter may spend at the going rate, tokens per ms; None before its
         step was measured. A node's price is what its place in the forward takes."""
-        costs, acceptance = self.costs_at(bucket), self.acceptance
-        widths = range(1, MAX_DRAFT_TOKENS + 2)
-        known = [ms for w in widths if (ms := costs.verify_ms(w, context)) is not None]
-        step_ms = costs.draft_ms(option.drafter, 1, context)
-        if step_ms is None or len(known) < len(widths):
+        step_ms = prices.step_ms(option.drafter)
+        if step_ms is None:
             return None
-        prices = tuple(rate * max(0.0, after - ms) for ms, after in pairwise(known))
-        chance = partial(acceptance.chance, option.drafter, bucket)
-        return Growth(chance, prices, rate * step_ms)
+        nodes = tuple(rate * ms for ms in prices.place_ms)
+        chance = partial(self.acceptance.chance, option.drafter, bucket)
+        return Growth(chance, nodes, rate * step_ms, rate * prices.jump_ms)
+
+    def prices(self, bucket: int, context: int) -> Prices | None:
+        """What rounds cost here; None until measured."""
+        return self._price_list.at(self.costs_at(bucket), bucket % LENIENT == 0, context)
 
     def costs_at(self, bucket: int) -> Costs:
         """The costs of rounds in this temperature bucket: drawing tokens takes time as well."""
@@ -179,17 +213,6 @@ class Controller:
     def plain_ms(self, sequence: Sequence, context: int) -> float | None:
         """One step of plain decoding of this sequence at this context; None until measured."""
         return self.costs_at(bucket_of(sequence.sampling)).plain_ms(context)
-
-    def round_curve(self, drafter: str, context: int, bucket: int) -> list[float] | None:
-        """Cost of a round at γ = 0, 1, … MAX_DRAFT_TOKENS; None until measured."""
-        lengths, costs = range(MAX_DRAFT_TOKENS + 1), self.costs_at(bucket)
-        a_token = self._steps_a_token(drafter)
-        curve = [
-            costs.round_ms(drafter, length, context, max(1.0, a_token * length))
-            for length in lengths
-        ]
-        known = [ms for ms in curve if ms is not None]
-        return known if len(known) == len(curve) else None
 
     def _steps_a_token(self, drafter: str) -> float:
         if not self.drafters[drafter].shapes_itself:
@@ -216,16 +239,20 @@ class Controller:
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
         self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
+        self._price_list.clear()
+        self._options.clear()
         return True
 
-    def learn(self, sequence: Sequence, outcome: Outcome) -> None:
+    def learn(self, situation: Situation, outcome: Outcome) -> None:
         """What every round teaches, whichever policy planned it."""
         step, verdict = outcome.step, outcome.verdict
-        width, context = step.num_draft_tokens + 1, step.context_length
-        self.acceptance.tick()
-        bucket = bucket_of(sequence.sampling)
-        costs = self.costs_at(bucket)
-        costs.observe(width, context, step.verify_ms)
+        context = step.context_length
+        self.acceptance.tick(situation.kind)
+        self._price_list.tick()
+        costs = self.costs_at(situation.bucket)
+        is_settled = self._is_settled(step)
+        if step.num_draft_tokens > 0 or is_settled:
+            costs.observe(step.num_draft_tokens + 1, context, step.verify_ms)
         if step.num_draft_tokens == 0:
             return
         num_steps = step.num_draft_steps or step.num_draft_tokens
@@ -236,7 +263,7 @@ class Controller:
         self.acceptance.observe(
             step.drafter,
             step.signal,
-            bucket,
+            situation,
             # Censored where the path ends at a leaf: nothing further was tried.
             accepted + was_tried_beyond(outcome.proposal, verdict),
             accepted,
@@ -246,17 +273,26 @@ class Controller:
         )
         if step.confidences is not None:
             taken = judged(outcome.proposal, verdict)
-            self.acceptance.observe_confidences(step.drafter, bucket, step.confidences, taken)
+            self.acceptance.observe_confidences(
+                step.drafter, situation.bucket, step.confidences, taken
+            )
 
-    def learn_of_nothing(self, sequence: Sequence, asked: DraftPlan, step: Step) -> None:
+    def _is_settled(self, step: Step) -> bool:
+        """Whether a plain round shows what plain decoding costs by itself: right after a draft was
+        made the target's weights are no longer where a processor's caches had them, and the round
+        takes longer than those after it."""
+        is_plain = step.num_draft_tokens == 0 and step.draft_ms < ASKED_MS
+        was_plain, self._is_plain_run = self._is_plain_run, is_plain
+        return is_plain and was_plain
+
+    def learn_of_nothing(self, situation: Situation, asked: DraftPlan, step: Step) -> None:
         """A drafter was asked and proposed nothing: a round that gave one token and cost the
         asking. (Where there was no room for a draft it was not asked, which takes no time.)"""
         if step.draft_ms < ASKED_MS:
             return
-        bucket = bucket_of(sequence.sampling)
-        plain_ms = self.costs_at(bucket).plain_ms(step.context_length)
+        plain_ms = self.costs_at(situation.bucket).plain_ms(step.context_length)
         cost_ms = step.round_ms if plain_ms is None else plain_ms + step.draft_ms
-        self.acceptance.observe(asked.drafter, asked.signal, bucket, 0, 0, cost_ms)
+        self.acceptance.observe(asked.drafter, asked.signal, situation, 0, 0, cost_ms)
 
 
 def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:

@@ -32,9 +32,11 @@ class Curve:
 
     def at(self, context: int) -> float:
         """Linear between points, constant before the first, the last slope beyond the last."""
+        if len(self.points) == 1:
+            return next(iter(self.points.values()))
         contexts = sorted(self.points)
         place = bisect_left(contexts, context)
-        if place == 0 or len(contexts) == 1:
+        if place == 0:
             return self.points[contexts[0]]
         right = min(place, len(contexts) - 1)
         left = right - 1
@@ -70,12 +72,14 @@ class Costs:
 
     def verify_ms(self, width: int, context: int) -> float | None:
         """Cost of verifying `width` tokens, None before anything was measured."""
+        if width in self._verify:
+            return self._cell(width, context)
         if not self._verify:
             return None
         widths = sorted(self._verify)
         right = min(bisect_left(widths, width), len(widths) - 1)
-        if widths[right] == width or right == 0:
-            return self._cell(widths[right], context)
+        if right == 0:
+            return self._cell(widths[0], context)
         left = right - 1
         low, high = self._cell(widths[left], context), self._cell(widths[right], context)
         share = (width - widths[left]) / (widths[right] - widths[left])
@@ -106,7 +110,9 @@ class Costs:
         if expected is None or expected <= 0.0:
             return
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, verify_ms / expected - 1.0))
-        nearest = min(self._verify, key=lambda known: abs(known - width))
+        nearest = width
+        if width not in self._verify:
+            nearest = min(self._verify, key=lambda known: abs(known - width))
         lately = self._surprises.get(nearest, 0.0)
         self._surprises[nearest] = lately + SURPRISE_RATE * (surprise - lately)
         if width in self._verify:  # between measured widths the surprise may be interpolation

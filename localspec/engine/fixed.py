@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 from localspec.core import OFF, DraftPlan, Outcome, Sequence
 
 if TYPE_CHECKING:
+    from localspec.engine.acceptance import Situation
     from localspec.engine.controller import Controller
 
 
 class FixedPolicy:
     """One drafter at one length, as asked; still teaches the controller."""
 
-    def __init__(self, controller: Controller, drafter: str, length: int, reason: str) -> None:
+    def __init__(
+        self, controller: Controller, situation: Situation, drafter: str, length: int, reason: str
+    ) -> None:
         self._controller = controller
+        self._situation = situation
         self._drafter = drafter
         self._length = length
         self._reason = reason
@@ -34,4 +38,4 @@ class FixedPolicy:
         return () if self._drafter == OFF else (self._drafter,)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        self._controller.learn(sequence, outcome)
+        self._controller.learn(self._situation, outcome)

@@ -4,8 +4,9 @@ Contract: a policy plans each round from what the controller has learnt and teac
 of it. The adaptive one takes the option with the highest expected rate; plain decoding is one
 of them. Within a round a drafter that knows its confidence goes on only while the next
 token's expected gain exceeds its cost at that rate. What lost is looked at again at doubling
-intervals, within PROBE_BUDGET of the time, and never while even full acceptance could not make
-it win. A drafter whose guess is free is scored every round, used or not.
+intervals, within PROBE_BUDGET of the time and an allowance where nothing is known, as long as what
+is not known of it leaves room to win. A drafter whose guess is free is scored every round, used or
+not.
 
 Not here: what is learnt over turns (controller), drafting.
 Source: the marginal rule is Dinkelbach's method on the rate, with the threshold form of SpecDec++
@@ -14,12 +15,13 @@ Source: the marginal rule is Dinkelbach's method on the rate, with the threshold
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence
-from localspec.engine.acceptance import expected_tokens
+from localspec.engine.acceptance import Situation, expected_tokens
 from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.probing import Probing
 from localspec.engine.reasons import why_drafting, why_off
@@ -27,8 +29,11 @@ from localspec.engine.shadow import Shadow
 
 if TYPE_CHECKING:
     from localspec.engine.controller import Controller, Option
+    from localspec.engine.prices import Prices
 
 HYSTERESIS = 1.03
+SPREAD = 0.7  # of what an option never looked at may turn out to be, in what is expected of it
+PLAIN_LOOK = 2  # rounds: the first after a draft is not like the others (controller)
 PREPARED_SHARE = 0.8  # of the best rate: who is below it does not read the prompt in advance
 FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
@@ -40,34 +45,36 @@ class AdaptivePolicy:
     def __init__(
         self,
         controller: Controller,
-        bucket: int,
+        situation: Situation,
         allowed: tuple[str, ...],
         may_be_off: bool,
         fixed_length: int | None,
         first_length: int | None = None,
     ) -> None:
         self._controller = controller
-        self._bucket = bucket
+        self._situation = situation
         self._allowed = allowed
         self._may_be_off = may_be_off
         self._fixed_length = fixed_length
         self._first_length = first_length
-        self._probing = controller.probing.setdefault(bucket, Probing())
+        self._probing = controller.probing_in(situation)
         self._length_probing = controller.length_probing.setdefault(
-            bucket, Probing(FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET)
+            situation, Probing(FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET)
         )
         self._looking = self._probing  # which of them the present look is charged to
-        self._curves: dict[tuple[str, int], list[float]] = {}
-        self._known: dict[tuple[str, Hashable], tuple[int, list[float], Option]] = {}
-        self._contenders = controller.contenders.setdefault(bucket, Contenders())
-        self._shadow = Shadow(controller, bucket)
+        self._contenders = controller.contenders.setdefault(situation, Contenders())
+        self._shadow = Shadow(controller, situation)
         self._far: list[tuple[str, Hashable]] = []  # far behind this round, though asked
         self._is_full_look = True
-        self._rest = controller.rests.setdefault(bucket, Rest())
+        self._rest = controller.rests.setdefault(situation, Rest())
         self._rest.end()  # the one of the turn before
         self._is_planned = True  # this round
         self._off_plan = DraftPlan(OFF, 0)
         self._asked = DraftPlan(OFF, 0)
+        self._num_plain_looks_left = 0
+        self._options: list[Option] = []
+        self._settled: tuple[object, ...] | None = None  # what led to the last plan, if that is off
+        self._prices: Prices | None = None
         self._plain_ms = 0.0
         self._best_rate = 0.0
 
@@ -75,19 +82,24 @@ class AdaptivePolicy:
         self._is_planned = not self._rest.goes_on()
         if not self._is_planned:
             return self._off_plan
-        context = len(sequence.tokens) - 1
-        plain_ms = self._plain_at(context)
-        if plain_ms is None:
+        if not self._reads_prices(sequence):
             return self._unmeasured(sequence)
-        self._plain_ms = plain_ms
+        if self._num_plain_looks_left > 0:
+            self._num_plain_looks_left -= 1
+            return self._asked
         is_look_due = not self._may_be_off or self._probing.is_time
-        options, contenders = self._weighed(sequence, context, is_look_due)
-        plan = self._asked = self._plan(options, contenders, context)
-        if plan is self._off_plan and not contenders:
-            self._rest.begin(plain_ms)
-        far = (option for place in self._far if (option := self._option(*place, context)))
-        self._shadow.cast(sequence, chain(options, far), plan.drafter)
-        return plan
+        is_full = self._is_full_look = self._contenders.begin(is_look_due)
+        signals = self._signals(sequence)
+        state = (signals, self._prices, self._controller.acceptance.revision)
+        if is_full or state != self._settled:
+            self._options, contenders = self._weighed(signals)
+            self._asked = self._plan(self._options, contenders)
+            self._settled = state if self._asked is self._off_plan else None
+            if self._settled and not contenders:
+                self._rest.begin(self._plain_ms)
+        far = (option for place in self._far if (option := self._option(*place)))
+        self._shadow.cast(sequence, chain(self._options, far), self._asked.drafter)
+        return self._asked
 
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
         """Those that could win if every token were accepted and that are not far behind as
@@ -95,28 +107,28 @@ class AdaptivePolicy:
         asked for by name."""
         if not self._may_be_off:
             return self._allowed
-        context = len(sequence.tokens) - 1
-        plain_ms = self._plain_at(context)
-        if plain_ms is None:
+        if not self._reads_prices(sequence):
             return ()
-        self._plain_ms = plain_ms
-        options, _ = self._weighed(sequence, context, wants_all=True)
+        self._is_full_look = self._contenders.begin(wants_all=True)
+        options, _ = self._weighed(self._signals(sequence))
         wanted = max((option.rate for option in options), default=0.0) * PREPARED_SHARE
-        hopeless = {o.drafter for o in options if o.ceiling * plain_ms <= 1.0 or o.rate < wanted}
+        hopeless = {
+            o.drafter for o in options if o.ceiling * self._plain_ms <= 1.0 or o.rate < wanted
+        }
         return tuple(name for name in self._allowed if name not in hopeless)
 
-    def _plan(self, options: list[Option], contenders: list[Option], context: int) -> DraftPlan:
+    def _plan(self, options: list[Option], contenders: list[Option]) -> DraftPlan:
         """contenders: those of the options that are not far behind."""
         if not options and not self._may_be_off:  # it may still have more to say than it signals
             name, length = self._allowed[0], self._fixed_length or UNMEASURED_LENGTH
             return DraftPlan(name, length, reason=f"{name}, as you chose: nothing to go by here.")
         best = self._choose(contenders, 1.0 / self._plain_ms)
         self._best_rate = 1.0 / self._plain_ms if best is None else best.rate
-        look = self._second_look(best, options, context) if self._may_be_off else None
+        look = self._second_look(best, options) if self._may_be_off else None
         if look is not None:
             return look
         if best is not None:
-            return self._drafting(best, context)
+            return self._drafting(best)
         if self._is_full_look:
             self._off_plan = DraftPlan(OFF, 0, reason=why_off(options, self._plain_ms))
         return self._off_plan
@@ -125,9 +137,9 @@ class AdaptivePolicy:
         step = outcome.step
         if self._is_planned:
             self._rest.planned(step.plan_ms)
-        self._controller.learn(sequence, outcome)
+        self._controller.learn(self._situation, outcome)
         if step.num_draft_tokens == 0 and self._asked.drafter != OFF:
-            self._controller.learn_of_nothing(sequence, self._asked, step)
+            self._controller.learn_of_nothing(self._situation, self._asked, step)
         self._probing.ran(step.round_ms)
         self._length_probing.ran(step.round_ms)
         if step.is_probe:
@@ -136,13 +148,9 @@ class AdaptivePolicy:
             self._looking.probed(looked_at, step.round_ms - worth_ms, step.round_ms)
         self._shadow.score(sequence)
 
-    def _weighed(
-        self, sequence: Sequence, context: int, wants_all: bool
-    ) -> tuple[list[Option], list[Option]]:
+    def _weighed(self, signals: dict[str, Hashable]) -> tuple[list[Option], list[Option]]:
         """Every drafter that has something to propose, at its best length, and of these the
         contenders. Between full looks the others are not weighed: both are the same then."""
-        is_full = self._is_full_look = self._contenders.begin(wants_all)
-        signals = self._signals(sequence)
         options: list[Option] = []
         self._far = []
         for name, signal in signals.items():
@@ -150,9 +158,9 @@ class AdaptivePolicy:
                 continue
             if self._contenders.is_far(name, signal):
                 self._far.append((name, signal))
-            elif (option := self._option(name, signal, context)) is not None:
+            elif (option := self._option(name, signal)) is not None:
                 options.append(option)
-        if not is_full or not self._may_be_off:
+        if not self._is_full_look or not self._may_be_off:
             return options, options
         return options, self._contenders.weigh(signals, options, 1.0 / self._plain_ms)
 
@@ -164,42 +172,20 @@ class AdaptivePolicy:
             if not need_not_ask(name)
         }
 
-    def _option(self, name: str, signal: Hashable, context: int) -> Option | None:
-        """The controller's option, kept until it would come out otherwise; None while its cost is
-        not known."""
-        curve = self._curve(name, context)
-        if curve is None:
-            return None
-        version = self._controller.acceptance.version(name)
-        known = self._known.get((name, signal))
-        if known is not None and known[0] == version and known[1] is curve:
-            return known[2]
-        option = self._controller.option(
-            name, signal, self._bucket, curve, self._fixed_length, self._first_length
+    def _option(self, name: str, signal: Hashable) -> Option | None:
+        """The controller's option; None while its cost is not known."""
+        assert self._prices is not None, "prices are read before options are weighed"
+        return self._controller.option(
+            name, signal, self._situation, self._prices, self._fixed_length, self._first_length
         )
-        self._known[name, signal] = (version, curve, option)
-        return option
 
-    def _plain_at(self, context: int) -> float | None:
-        """One plain step, kept as long as the curves: compared are costs of one moment."""
-        key = (OFF, context // 64)
-        if key not in self._curves:
-            costs = self._controller.costs_at(self._bucket)
-            plain_ms = costs.plain_ms(context)
-            if plain_ms is None or not costs.is_measured:
-                return None
-            self._curves[key] = [plain_ms]
-        return self._curves[key][0]
-
-    def _curve(self, name: str, context: int) -> list[float] | None:
-        """The controller's curve, kept for 64 tokens of context: making one is host time."""
-        key = (name, context // 64)
-        if key not in self._curves:
-            curve = self._controller.round_curve(name, context, self._bucket)
-            if curve is None:
-                return None
-            self._curves[key] = curve
-        return self._curves[key]
+    def _reads_prices(self, sequence: Sequence) -> bool:
+        """Take up what rounds cost now; False until it is known."""
+        self._prices = self._controller.prices(self._situation.bucket, len(sequence.tokens) - 1)
+        if self._prices is None:
+            return False
+        self._plain_ms = self._prices.plain_ms
+        return True
 
     def _choose(self, options: list[Option], plain_rate: float) -> Option | None:
         """The best option, None for plain decoding; changes its mind only for HYSTERESIS."""
@@ -207,7 +193,7 @@ class AdaptivePolicy:
             return None
         best = max(options, key=lambda option: option.rate)
         rates = {option.drafter: option for option in options}
-        key = (self._bucket, *((option.drafter, option.signal) for option in options))
+        key = (self._situation, *((option.drafter, option.signal) for option in options))
         incumbent = self._controller.incumbents.get(key)
         if incumbent == OFF and self._may_be_off and best.rate <= HYSTERESIS * plain_rate:
             return None
@@ -217,13 +203,11 @@ class AdaptivePolicy:
         self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
         return chosen
 
-    def _second_look(
-        self, best: Option | None, options: list[Option], context: int
-    ) -> DraftPlan | None:
+    def _second_look(self, best: Option | None, options: list[Option]) -> DraftPlan | None:
         """Now and then a round of what lost: a drafter that could win if it got better, or
         plain decoding, whose cost is what every gain is measured against."""
         self._looking = self._probing
-        other_length = None if best is None else self._other_length(best, context)
+        other_length = None if best is None else self._other_length(best)
         if other_length is not None:
             self._looking = self._length_probing
             return other_length
@@ -233,14 +217,15 @@ class AdaptivePolicy:
             option
             for option in options
             if option is not best
-            and option.ceiling > self._best_rate
+            and self._promise(option) > self._best_rate
             and self._probing.has_waited((option.drafter, option.signal))
         ]
         may_be_plain = best is not None and self._probing.has_waited((OFF, None))
         if may_be_plain and (not hopeful or self._probing.num_probes % 2 == 1):
             loss_ms = self._plain_ms - 1.0 / self._best_rate
-            if not self._probing.is_due((OFF, None), loss_ms, self._plain_ms):
+            if not self._probing.is_due((OFF, None), PLAIN_LOOK * loss_ms, self._plain_ms):
                 return None
+            self._num_plain_looks_left = PLAIN_LOOK - 1
             reason = "A round of plain decoding, to keep its cost measured."
             return DraftPlan(OFF, 0, True, reason)
         if not hopeful:
@@ -251,18 +236,17 @@ class AdaptivePolicy:
         if not self._probing.is_due((option.drafter, option.signal), loss_ms, option.round_ms):
             return None
         reason = f"A look at {option.drafter}: it lost before, things may have changed."
-        growth = self._growth(option, context)
+        growth = self._growth(option)
         return DraftPlan(
             option.drafter, option.num_draft_tokens, True, reason, option.signal, growth=growth
         )
 
     def _promise(self, option: Option) -> float:
-        """What a look may find: the rate as it stands, and the more above it the less is known."""
-        known = self._controller.acceptance.evidence(option.drafter, option.signal, self._bucket)
-        best_case = min(option.ceiling, 2.0 * self._best_rate)
-        return option.rate + max(0.0, best_case - option.rate) / (1.0 + known)
+        """The rate that a look may find: the further above what is believed, the less is known."""
+        known = self._controller.acceptance.evidence(option.drafter, option.signal, self._situation)
+        return min(option.ceiling, option.rate * (1.0 + SPREAD / math.sqrt(1.0 + known)))
 
-    def _other_length(self, best: Option, context: int) -> DraftPlan | None:
+    def _other_length(self, best: Option) -> DraftPlan | None:
         """A round of the best drafter at about twice or half its length: a width whose cost was
         measured wrongly would never be used again, and so never be found out."""
         probing = self._length_probing
@@ -270,10 +254,10 @@ class AdaptivePolicy:
             return None
         if self._shapes_itself(best):
             return None
-        curve, length = self._curve_of(best, context), best.num_draft_tokens
+        curve, length = self._curve_of(best), best.num_draft_tokens
         longer, shorter = min(len(curve) - 1, 2 * length + 1), max(1, length // 2)
         tried = shorter if probing.num_probes % 2 == 1 and shorter != length else longer
-        rates = self._controller.acceptance.rates(best.drafter, best.signal, self._bucket)
+        rates = self._controller.acceptance.rates(best.drafter, best.signal, self._situation)
         worth_ms = expected_tokens(rates, tried) / self._best_rate
         looked_at, loss_ms = (best.drafter, best.signal), max(0.0, curve[tried] - worth_ms)
         is_due = probing.has_waited(looked_at) and probing.is_due(looked_at, loss_ms, curve[tried])
@@ -282,46 +266,50 @@ class AdaptivePolicy:
         reason = f"A look at {best.drafter} with {tried} tokens a round, to keep its cost measured."
         return DraftPlan(best.drafter, tried, True, reason, best.signal)
 
-    def _drafting(self, option: Option, context: int) -> DraftPlan:
+    def _drafting(self, option: Option) -> DraftPlan:
         name, length = option.drafter, option.num_draft_tokens
         shapes_itself = self._shapes_itself(option)
         reason = why_drafting(option, self._plain_ms, shapes_itself)
         if shapes_itself:
-            growth = self._growth(option, context)
+            growth = self._growth(option)
             return DraftPlan(name, length, False, reason, option.signal, growth=growth)
-        knows_confidence = self._controller.acceptance.knows_confidence(name, self._bucket)
+        knows_confidence = self._controller.acceptance.knows_confidence(
+            name, self._situation.bucket
+        )
         if self._fixed_length is not None or not knows_confidence:
             return DraftPlan(name, length, False, reason, option.signal)
         # The length is an average; a confident draft may go further, an unsure one stops early.
-        reach = min(len(self._curve_of(option, context)) - 1, 2 * length + 2)
-        rule = self._marginal_rule(option, context)
+        reach = min(len(self._curve_of(option)) - 1, 2 * length + 2)
+        rule = self._marginal_rule(option)
         return DraftPlan(name, reach, False, reason, option.signal, rule)
 
     def _shapes_itself(self, option: Option) -> bool:
         return self._controller.drafters[option.drafter].shapes_itself
 
-    def _growth(self, option: Option, context: int) -> Growth | None:
+    def _growth(self, option: Option) -> Growth | None:
         """Prices at the going rate; None for a chain, and for a length that was asked for."""
         if self._fixed_length is not None or not self._shapes_itself(option):
             return None
         rate = max(option.rate, self._best_rate)
-        return self._controller.growth(option, context, self._bucket, rate)
+        assert self._prices is not None, "prices are read before options are weighed"
+        return self._controller.growth(option, self._prices, self._situation.bucket, rate)
 
-    def _curve_of(self, option: Option, context: int) -> list[float]:
-        curve = self._curve(option.drafter, context)
+    def _curve_of(self, option: Option) -> list[float]:
+        assert self._prices is not None, "prices are read before options are weighed"
+        curve = self._prices.curve(option.drafter, 1.0)  # made when it was weighed
         assert curve is not None, "an option has a cost curve"
-        return curve
+        return curve.round_ms
 
-    def _marginal_rule(self, option: Option, context: int) -> Callable[[int, float], bool]:
+    def _marginal_rule(self, option: Option) -> Callable[[int, float], bool]:
         """Go on while the next token's chance to survive exceeds its cost at the going rate."""
-        curve = self._curve_of(option, context)
-        acceptance, bucket, drafter = self._controller.acceptance, self._bucket, option.drafter
+        curve = self._curve_of(option)
+        acceptance, bucket = self._controller.acceptance, self._situation.bucket
         rate = max(option.rate, 1.0 / self._plain_ms)
         survival = 1.0
 
         def keep_drafting(index: int, confidence: float) -> bool:
             nonlocal survival
-            chance = acceptance.chance(drafter, bucket, confidence)
+            chance = acceptance.chance(option.drafter, bucket, confidence)
             survival *= chance
             drafted = index + 1
             if drafted + 1 >= len(curve):

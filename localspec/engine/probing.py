@@ -2,7 +2,8 @@
 
 Contract: each option that lost is looked at again at doubling intervals of its own, sooner while
 its loss may still be bad luck, and only while all looks together have cost no more than their
-budget, a share of the time. What looks at an option took beyond what was expected (it may have to
+budget: a share of the time, and where nothing was known an allowance besides, since what is found
+early pays longest. What looks at an option took beyond what was expected (it may have to
 read the whole conversation first) is expected of the next ones; what they gave is luck.
 
 Not here: what is looked at (policy).
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 FIRST_PROBE, LAST_PROBE = 4, 512  # rounds between looks at an option that lost
 PUT_OFF = 16  # rounds until it is asked again whether anybody has waited long enough
 PROBE_BUDGET = 0.01
+ALLOWANCE = 20.0  # rounds that looks may cost besides, in a situation that is new
 SURCHARGE_RATE = 0.3  # memory of what looks took beyond expectation: three looks
 EAGER_PROBES = 6  # looks at an option before a loss makes its next one come later
 
@@ -33,10 +35,12 @@ class _Wait:
 
 @dataclass
 class Probing:
-    """When to look again, in one temperature bucket. Rounds are counted from the first."""
+    """When to look again, in one situation. Rounds are counted from the first. allowance: in
+    rounds of the usual length."""
 
     first: int = FIRST_PROBE
     budget: float = PROBE_BUDGET
+    allowance: float = 0.0
     num_rounds: int = 0
     total_ms: float = 0.0
     lost_ms: float = 0.0
@@ -52,8 +56,8 @@ class Probing:
     def is_time(self) -> bool:
         """Whether there could be a look, if it costs what the last one asked for was to cost."""
         next_ms = self._expected_ms + max(0.0, self._next_surcharge_ms)
-        is_affordable = self.lost_ms + next_ms <= self.budget * self.total_ms
-        return self.num_rounds >= self._not_before and is_affordable
+        allowed_ms = self.total_ms * (self.budget + self.allowance / max(1, self.num_rounds))
+        return self.num_rounds >= self._not_before and self.lost_ms + next_ms <= allowed_ms
 
     def has_waited(self, option: Hashable) -> bool:
         """Whether this option's own interval has passed."""

@@ -19,9 +19,11 @@ def why_off(options: Sequence[Option], plain_ms: float) -> str:
     best = max(options, key=lambda option: option.rate)
     if all(option.ceiling * plain_ms <= 1.0 for option in options):
         return f"Off: even with every token accepted {best.drafter} would not pay."
+    gain = best.rate * plain_ms
+    doubt = ", too little to be sure of" if gain > 1.0 else ""
     return (
-        f"Off: {best.drafter} would reach {best.rate * plain_ms:.2f}x of plain "
-        f"decoding here (first draft token accepted {best.acceptance:.0%} of the time)."
+        f"Off: {best.drafter} would reach {gain:.2f}x of plain decoding here{doubt} "
+        f"(first draft token accepted {best.acceptance:.0%} of the time)."
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from localspec.core import Sequence
 
 if TYPE_CHECKING:
+    from localspec.engine.acceptance import Situation
     from localspec.engine.controller import Controller, Option
 
 
@@ -31,9 +32,9 @@ class _Guess:
 class Shadow:
     """Of one turn."""
 
-    def __init__(self, controller: Controller, bucket: int) -> None:
+    def __init__(self, controller: Controller, situation: Situation) -> None:
         self._controller = controller
-        self._bucket = bucket
+        self._situation = situation
         self._held: _Guess | None = None
 
     def cast(self, sequence: Sequence, options: Iterable[Option], used: str) -> None:
@@ -64,7 +65,7 @@ class Shadow:
         self._controller.acceptance.observe(
             option.drafter,
             option.signal,
-            self._bucket,
+            self._situation,
             len(guess),
             agreed,
             option.round_ms,

@@ -25,7 +25,7 @@ from localspec.record.learnt import STATE_KEY
 BUSY_TIMEOUT_S = 5.0
 
 STEPS = """
-SELECT step.*, turn.model, turn.draft, turn.device, turn.dtype, turn.temperature
+SELECT step.*, turn.model, turn.draft, turn.device, turn.dtype, turn.temperature, {workload} AS kind
 FROM step JOIN turn ON turn.id = step.turn_id
 WHERE turn.exact IS NOT 0
 ORDER BY step.turn_id, step.n
@@ -57,6 +57,7 @@ class LoggedTurn:
     dtype: str | None
     temperature: float | None
     steps: tuple[LoggedStep, ...]
+    workload: str = ""  # none in particular
 
     @property
     def combination(self) -> tuple[str | None, ...]:
@@ -67,7 +68,9 @@ class LoggedTurn:
 def read_turns(database: Path) -> list[LoggedTurn]:
     """Every turn that has steps, but lenient ones: what they accepted says nothing here."""
     with reading(database) as db:
-        rows = db.execute(STEPS).fetchall()
+        columns = {row["name"] for row in db.execute("PRAGMA table_info(turn)")}
+        workload = "turn.workload" if "workload" in columns else "NULL"  # a log of an old version
+        rows = db.execute(STEPS.format(workload=workload)).fetchall()
     return [_turn(list(group)) for _, group in groupby(rows, key=lambda row: row["turn_id"])]
 
 
@@ -93,6 +96,7 @@ def _turn(rows: list[Mapping[str, Any]]) -> LoggedTurn:
         first["dtype"],
         first["temperature"],
         tuple(_step(row) for row in rows),
+        first["kind"] or "",
     )
 
 

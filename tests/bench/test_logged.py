@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ def test_logged_guesses_stay_as_they_were() -> None:
     assert world.num_tokens == len(right) == 4 + 5 + 2 + 1
     assert right[4:8] == (True,) * 4  # the fifth token was the target's own: not known
     assert right[9:12] == (True, False, False)
+
+
+def test_turns_keep_their_kind_of_text() -> None:
+    turns = [replace(turn(*PLAIN, *DRAFTS), workload=kind) for kind in ("code", "")]
+    (world,), _ = worlds_of(turns, {}, 0)
+    assert [each.workload for each in world.turns] == ["code", ""]
 
 
 def share_of(turns: list[LoggedTurn], start: int, end: int) -> float:

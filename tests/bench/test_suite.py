@@ -19,7 +19,7 @@ from localspec.bench.suite import BenchSettings, compare, listed, listed_numbers
 from localspec.core import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
-from localspec.engine.acceptance import Acceptance
+from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
@@ -290,9 +290,9 @@ def test_an_arm_learns_apart_from_the_others(stage: Stage) -> None:
     one, other = own_controller(stage), own_controller(stage)
     case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
     run_engine(stage, one, "draft_model", 3, case, SamplingParams(), 16)
-    assert one.acceptance.num_rounds("draft_model", "model", 0) > 0
-    assert other.acceptance.num_rounds("draft_model", "model", 0) == 0
-    assert stage.controller.acceptance.num_rounds("draft_model", "model", 0) == 0
+    assert one.acceptance.num_rounds("draft_model", "model", Situation(0)) > 0
+    assert other.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
+    assert stage.controller.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
 
 
 def test_forgetting_empties_every_cache(stage: Stage) -> None:

@@ -6,6 +6,28 @@ from localspec.core import DraftPlan, Growth
 from localspec.drafters.best_first import ROOT, BestFirst
 
 
+def test_a_tree_that_cannot_pay_for_the_jump_is_not_proposed() -> None:
+    def proposed(fixed_price: float) -> int:
+        growth = Growth(lambda c: c, (0.05,) * 8, 0.0, fixed_price)
+        tree = BestFirst(DraftPlan("test", 8, growth=growth))
+        tree.add(-1, (5, 6), (0.6, 0.2))
+        tree.add(0, (7,), (0.5,))
+        return len(tree.proposal(2).tokens)
+
+    assert proposed(0.0) == proposed(0.9) == 3, "0.6 + 0.2 + 0.3 of a token, for 0.15 and the jump"
+    assert proposed(1.0) == 0
+
+
+def test_no_step_is_taken_where_even_a_chain_of_such_tokens_would_not_pay() -> None:
+    def wanted(fixed_price: float) -> list[int]:
+        growth = Growth(lambda c: c, (0.05,) * 8, 0.0, fixed_price)
+        tree = BestFirst(DraftPlan("test", 8, growth=growth))
+        tree.add(-1, (5,), (0.6,))
+        return tree.frontier(2)
+
+    assert wanted(1.4) == [0] and wanted(1.5) == []
+
+
 def plan(limit: int, prices: tuple[float, ...] | None = None, step_price: float = 0.0) -> DraftPlan:
     growth = None if prices is None else Growth(lambda c: c, prices, step_price)
     return DraftPlan("test", limit, growth=growth)

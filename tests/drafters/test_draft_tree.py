@@ -186,6 +186,19 @@ def test_prices_end_the_growth() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_jump_that_a_chain_could_not_pay_ends_it_before_anything_is_drawn(
+    temperature: float,
+) -> None:
+    for fixed_price, is_drafted in ((0.8, True), (1.0, False)):  # a half, a quarter, … of a token
+        growth = Growth(lambda confidence: 0.5, (0.1,) * 4, 0.0, fixed_price)
+        sequence = sequence_of(SamplingParams(temperature))
+        state = sequence.rng.get_state()
+        proposal = drafter_of().propose(sequence, plan_of(growth))
+        assert bool(proposal.tokens) == is_drafted
+        assert is_drafted or bool((sequence.rng.get_state() == state).all())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 5, 12])
 def test_never_more_tokens_than_planned(size: int, temperature: float) -> None:
     for growth in (None, WIDE):

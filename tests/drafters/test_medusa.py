@@ -38,6 +38,13 @@ def priced(*prices: float) -> Growth:
     return Growth(lambda confidence: confidence, prices, 0.0)
 
 
+def test_a_tree_must_pay_for_the_jump_as_well() -> None:
+    levels = [level(0.6, 0.2), level(0.5)]
+    for fixed_price, count in ((0.9, 3), (1.1, 0)):
+        growth = Growth(lambda confidence: confidence, (0.05,) * 3, 0.0, fixed_price)
+        assert len(grown(levels, 3, growth).tokens) == count
+
+
 def worths_of_all(levels: list[tuple[Guess, ...]]) -> list[float]:
     """Every node of the whole Cartesian tree, best first."""
     found = []

@@ -201,6 +201,19 @@ def test_a_dearer_later_node_ends_the_tree_there() -> None:
     assert len(NgramDrafter().propose(sequence_of(*FORKED), plan).tokens) == 2
 
 
+def test_a_long_copy_pays_for_a_jump_that_its_first_token_could_not() -> None:
+    """Checking two tokens costs 0.9 of a token more than one, the others next to nothing."""
+
+    def proposed(tokens: tuple[int, ...]) -> int:
+        growth = Growth(lambda chance: chance, (0.01,) * 15, 0.0, 0.9)
+        plan = DraftPlan("ngram", 15, growth=growth)
+        return len(NgramDrafter().propose(sequence_of(*tokens), plan).tokens)
+
+    copied = tuple(range(3, 23))
+    assert proposed((*copied, 1, *copied[:6])) >= 10
+    assert proposed((7, 8, 1, 2, 9, 7, 8)) == 0, "two tokens once before: too little is likely"
+
+
 def test_what_was_learnt_of_confidences_decides() -> None:
     growth = Growth(lambda chance: 0.0, (0.01,) * 4, 0.0)
     plan = DraftPlan("ngram", 4, growth=growth)

@@ -21,7 +21,7 @@ from localspec.core import (
 )
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.self_quant import SelfQuantDrafter
-from localspec.engine.acceptance import Acceptance
+from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
@@ -213,7 +213,7 @@ def controller_with(
     round_ms = costs.round_ms(NAME, 4, 128)
     assert round_ms is not None
     for index in range(20):
-        acceptance.observe(NAME, "model", 0, 4, 4 if index % 2 else 2, round_ms)
+        acceptance.observe(NAME, "model", Situation(0), 4, 4 if index % 2 else 2, round_ms)
     # Lookup has nothing to say about PROMPT, so the choice is the self-draft or plain decoding.
     return Controller({"ngram": NgramDrafter(), NAME: drafter}, costs, acceptance)
 

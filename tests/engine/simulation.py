@@ -20,8 +20,9 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import MAX_DRAFT_TOKENS, Controller
+from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
+from localspec.engine.prices import MAX_DRAFT_TOKENS
 
 PLAIN_MS = 10.0
 WIDTH_MS = 0.2  # each further token of a round's forward
@@ -71,6 +72,7 @@ class World:
         self.drafters = drafters
         self.rng = random.Random(seed)
         self.noise = 0.0
+        self.kind = ""  # of the text of the turns to come
         costs = Costs()
         if is_measured:
             for width in WIDTHS:
@@ -93,7 +95,7 @@ class World:
         while left > 0:
             rng: Any = None
             sequence = Sequence((1, 2), sampling, 10**9, frozenset(), rng)
-            policy = self.controller.policy(sampling, requested, length)
+            policy = self.controller.policy(sampling, requested, length, kind=self.kind)
             while left > 0 and len(sequence.tokens) < TURN:
                 left -= 1
                 self._round(sequence, policy)

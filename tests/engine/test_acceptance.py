@@ -11,20 +11,23 @@ import pytest
 
 from localspec.engine.acceptance import (
     CONFIDENCE_BINS,
-    DISCOUNT,
-    MAX_POSITIONS,
     PRIOR,
-    PRIOR_ROUNDS,
     Acceptance,
+    Situation,
     confidence_bin,
     temperature_bucket,
 )
+from localspec.engine.records import MAX_POSITIONS, PRIOR_ROUNDS
+
+COLD = Situation(0)
 
 
 def observe(acceptance: Acceptance, drafted: int, accepted: int, **where: Any) -> None:
-    place = {"drafter": "d", "signal": "s", "bucket": 0, **where}
-    acceptance.tick()
-    acceptance.observe(place["drafter"], place["signal"], place["bucket"], drafted, accepted, 10.0)
+    place = {"drafter": "d", "signal": "s", "situation": COLD, **where}
+    acceptance.tick(place["situation"].kind)
+    acceptance.observe(
+        place["drafter"], place["signal"], place["situation"], drafted, accepted, 10.0
+    )
 
 
 def learn(acceptance: Acceptance, rate: float, rounds: int, drafted: int = 4, **where: Any) -> None:
@@ -50,14 +53,14 @@ def test_confidence_bins_cover_all_and_are_finer_towards_one() -> None:
 
 
 def test_unknown_drafters_start_from_the_prior() -> None:
-    assert Acceptance().rates("d", "s", 0) == pytest.approx([PRIOR] * MAX_POSITIONS)
+    assert Acceptance().rates("d", "s", COLD) == pytest.approx([PRIOR] * MAX_POSITIONS)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_rates_are_learnt_at_every_position(rate: float) -> None:
     acceptance = Acceptance()
     learn(acceptance, rate, 600)
-    assert acceptance.rates("d", "s", 0)[0] == pytest.approx(rate, abs=0.15)
+    assert acceptance.rates("d", "s", COLD)[0] == pytest.approx(rate, abs=0.15)
 
 
 def test_full_acceptance_is_censored() -> None:
@@ -65,11 +68,11 @@ def test_full_acceptance_is_censored() -> None:
     acceptance = Acceptance()
     for _ in range(100):
         observe(acceptance, 2, 2)
-    rates = acceptance.rates("d", "s", 0)
+    rates = acceptance.rates("d", "s", COLD)
     assert min(rates) > 0.9
     for _ in range(100):
         observe(acceptance, 4, 2, drafter="e")
-    rates = acceptance.rates("e", "s", 0)
+    rates = acceptance.rates("e", "s", COLD)
     assert rates[0] > 0.9 and rates[1] > 0.9 and rates[2] < 0.1
 
 
@@ -85,7 +88,7 @@ def test_a_change_is_followed() -> None:
     acceptance = Acceptance()
     learn(acceptance, 0.9, 500)
     learn(acceptance, 0.1, 120)
-    assert acceptance.rates("d", "s", 0)[0] < 0.3
+    assert acceptance.rates("d", "s", COLD)[0] < 0.3
 
 
 def test_old_counts_fade_while_others_draft() -> None:
@@ -95,12 +98,12 @@ def test_old_counts_fade_while_others_draft() -> None:
         acceptance = Acceptance()
         learn(acceptance, 0.05, 300)
         for _ in range(4):
+            acceptance.begin_turn()
             for _ in range(absence):
                 acceptance.tick()
             observe(acceptance, 4, 4)
-        rates[absence] = acceptance.rates("d", "s", 0)[0]
+        rates[absence] = acceptance.rates("d", "s", COLD)[0]
     assert rates[0] < 0.25 and rates[100] > 0.5
-    assert DISCOUNT < 1.0
 
 
 def test_signals_drafters_and_temperatures_are_learnt_apart() -> None:
@@ -108,16 +111,16 @@ def test_signals_drafters_and_temperatures_are_learnt_apart() -> None:
     learn(acceptance, 0.95, 200)
     learn(acceptance, 0.05, 200, signal="t")
     learn(acceptance, 0.5, 200, drafter="e")
-    assert acceptance.rates("d", "s", 0)[0] > 0.85
-    assert acceptance.rates("d", "t", 0)[0] < 0.2
-    assert 0.3 < acceptance.rates("e", "s", 0)[0] < 0.7
+    assert acceptance.rates("d", "s", COLD)[0] > 0.85
+    assert acceptance.rates("d", "t", COLD)[0] < 0.2
+    assert 0.3 < acceptance.rates("e", "s", COLD)[0] < 0.7
 
 
 def test_a_new_temperature_starts_from_its_neighbour() -> None:
     acceptance = Acceptance()
-    learn(acceptance, 0.95, 200, bucket=2)
-    assert acceptance.rates("d", "s", 3)[0] > 0.85
-    assert acceptance.rates("d", "s", 5)[0] == pytest.approx(PRIOR)
+    learn(acceptance, 0.95, 200, situation=Situation(2))
+    assert acceptance.rates("d", "s", Situation(3))[0] > 0.85
+    assert acceptance.rates("d", "s", Situation(5))[0] == pytest.approx(PRIOR)
 
 
 def test_confidence_is_taken_at_its_word_until_seen_otherwise() -> None:
@@ -136,11 +139,12 @@ def test_confidences_after_a_rejection_are_not_counted() -> None:
     assert acceptance.chance("d", 0, 0.2) == pytest.approx(0.2)
 
 
-def test_realised_tokens_and_time_are_sums() -> None:
+def test_the_rate_is_what_its_rounds_gave_and_before_them_what_is_expected() -> None:
     acceptance = Acceptance()
-    assert acceptance.realised("d", "s", 0) == (0.0, 0.0)
-    observe(acceptance, 4, 4)
-    assert acceptance.realised("d", "s", 0) == (5.0, 10.0)
+    assert acceptance.rate("d", "s", COLD, 2.0, 8.0) == pytest.approx(0.25)
+    for _ in range(300):
+        observe(acceptance, 4, 4)  # five tokens in 10 ms
+    assert acceptance.rate("d", "s", COLD, 2.0, 8.0) == pytest.approx(0.5, abs=0.01)
 
 
 def test_restored_state_has_the_same_rates_and_counts_for_little() -> None:
@@ -149,11 +153,13 @@ def test_restored_state_has_the_same_rates_and_counts_for_little() -> None:
     for _ in range(400):
         acceptance.observe_confidences("d", 0, (0.9,), (True,))
     again = Acceptance.restored(json.loads(json.dumps(acceptance.snapshot())))
-    assert again.rates("d", "s", 0)[0] == pytest.approx(acceptance.rates("d", "s", 0)[0], abs=0.05)
-    assert again.num_rounds("d", "s", 0) <= PRIOR_ROUNDS
+    assert again.rates("d", "s", COLD)[0] == pytest.approx(
+        acceptance.rates("d", "s", COLD)[0], abs=0.05
+    )
+    assert again.num_rounds("d", "s", COLD) <= PRIOR_ROUNDS
     learn(again, 0.1, 60)
     learn(acceptance, 0.1, 60)
-    assert again.rates("d", "s", 0)[0] <= acceptance.rates("d", "s", 0)[0] + 0.02
+    assert again.rates("d", "s", COLD)[0] <= acceptance.rates("d", "s", COLD)[0] + 0.02
 
 
 @pytest.mark.parametrize(
@@ -180,3 +186,53 @@ def test_impossible_records_are_refused(field: str, value: Any) -> None:
     state["records"][0][field] = value
     with pytest.raises((KeyError, ValueError, TypeError)):
         Acceptance.restored(state)
+
+
+# kinds of text and turns
+
+
+def test_a_kind_never_met_starts_from_all_kinds_and_then_goes_its_own_way() -> None:
+    acceptance, code, story = Acceptance(), Situation(0, "code"), Situation(0, "story")
+    learn(acceptance, 0.9, 200, situation=code)
+    acceptance.begin_turn()
+    assert acceptance.rates("d", "s", story)[0] > 0.75
+    learn(acceptance, 0.1, 200, situation=story)
+    acceptance.begin_turn()
+    assert acceptance.rates("d", "s", story)[0] < 0.2
+    assert acceptance.rates("d", "s", code)[0] > 0.8
+
+
+def test_what_fades_while_others_draft_fades_by_the_rounds_of_its_own_kind() -> None:
+    acceptance, code, story = Acceptance(), Situation(0, "code"), Situation(0, "story")
+    learn(acceptance, 0.9, 100, situation=code)
+    known = acceptance.evidence("d", "s", code)
+    for _ in range(500):
+        acceptance.tick("story")
+    assert acceptance.evidence("d", "s", code) > 0.85 * known
+    assert acceptance.evidence("d", "s", story) < 0.1 * known, "of all kinds, long ago"
+    for _ in range(500):
+        acceptance.tick("code")
+    assert acceptance.evidence("d", "s", code) < 0.1 * known
+
+
+def test_a_turn_unlike_its_kind_is_followed_and_forgotten_at_its_end() -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.9, 300)
+    acceptance.begin_turn()
+    before = acceptance.rates("d", "s", COLD)[0]
+    learn(acceptance, 0.0, 30)
+    during = acceptance.rates("d", "s", COLD)[0]
+    acceptance.begin_turn()
+    after = acceptance.rates("d", "s", COLD)[0]
+    assert before > 0.8 and during < 0.35 and after > during + 0.2
+
+
+def test_a_kinds_records_outlive_a_restart_and_a_turns_do_not() -> None:
+    acceptance, code = Acceptance(), Situation(3, "code")
+    learn(acceptance, 0.9, 100, situation=code)
+    rows = acceptance.snapshot()["records"]
+    assert sorted(row["kind"] for row in rows) == ["", "code"]
+    again = Acceptance.restored(json.loads(json.dumps(acceptance.snapshot())))
+    acceptance.begin_turn()
+    assert again.rates("d", "s", code) == pytest.approx(acceptance.rates("d", "s", code), abs=0.05)
+    assert again.is_known(code) and not again.is_known(Situation(3, "story"))

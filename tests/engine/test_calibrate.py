@@ -14,9 +14,10 @@ from localspec.core import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import rows, verify
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate
-from localspec.engine.controller import MAX_DRAFT_TOKENS, Controller
+from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
+from localspec.engine.prices import MAX_DRAFT_TOKENS
 from localspec.engine.sampling import draw
 from tests.tiny import TableModel
 
@@ -65,12 +66,19 @@ def set_up(capacity: int) -> tuple[Engine, Controller]:
     return Engine(target, drafters), Controller(drafters, Costs(), Acceptance(), Costs())
 
 
+def curve_of(controller: Controller, bucket: int) -> list[float]:
+    prices = controller.prices(bucket, 100)
+    found = prices and prices.curve("timed", steps_a_token=1.0)
+    assert found is not None
+    return found.round_ms
+
+
 def test_costs_are_those_of_the_machine() -> None:
     engine, controller = set_up(capacity=300)
     phrases = list(calibrate(engine, controller))
     assert any("timed" in phrase for phrase in phrases)
-    curve = controller.round_curve("timed", 100, bucket=0)
-    assert curve is not None and len(curve) == MAX_DRAFT_TOKENS + 1
+    curve = curve_of(controller, 0)
+    assert len(curve) == MAX_DRAFT_TOKENS + 1
     assert curve[0] >= 1.0
     assert curve[15] - curve[0] >= 15 * 2.4  # 2 ms of drafting and 0.5 ms of width a token
     assert controller.costs.is_measured
@@ -85,8 +93,7 @@ def test_drawing_tokens_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(module, "draw", slow)
     engine, controller = set_up(capacity=300)
     list(calibrate(engine, controller))
-    greedy, sampled = (controller.round_curve("timed", 100, bucket) for bucket in (0, 3))
-    assert greedy is not None and sampled is not None
+    greedy, sampled = curve_of(controller, 0), curve_of(controller, 3)
     assert sampled[0] - greedy[0] >= 3.0 and sampled[4] - greedy[4] >= 3.0
 
 

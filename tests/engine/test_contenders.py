@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localspec.core import OFF, SamplingParams, Sequence
+from localspec.engine.acceptance import Situation
 from localspec.engine.contenders import (
     FULL_LOOK,
     LOOKS,
@@ -77,7 +78,7 @@ def test_nobody_is_asked_while_planning_rests() -> None:
             return f"match {len(sequence.tokens)}"
 
     world = World({"d": Asked(20.0, 0.1)})
-    world.controller.rests[0] = rest = Rest()
+    world.controller.rests[Situation(0)] = rest = Rest()
     for _ in range(100):
         rest.planned(PLAIN_MS)
     rng: Any = None

@@ -7,8 +7,10 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
-from localspec.core import AUTO, OFF, SamplingParams
+from localspec.core import AUTO, OFF, Outcome, Proposal, SamplingParams, Step, Verdict, chain
+from localspec.engine.acceptance import Situation
 from localspec.engine.controller import best_length, expected_tokens
 from tests.engine.simulation import Simulated, World, best_fixed_rate
 
@@ -196,3 +198,55 @@ def test_best_fixed_rate_of_the_simulation_is_sane() -> None:
     """The yardstick itself: a perfect free draft of 15 tokens, and a useless one."""
     assert best_fixed_rate({"d": Simulated(0.0, 1.0)}) == pytest.approx(16 / 13.0)
     assert best_fixed_rate({"d": Simulated(5.0, 0.0)}) == pytest.approx(1 / 10.0)
+
+
+# plain decoding by itself
+
+
+def plain_round(verify_ms: float, draft_ms: float = 0.0) -> Outcome:
+    step = Step("off", 0, 0, 1, draft_ms, verify_ms, 100)
+    return Outcome(step, Proposal(), Verdict((), 1), torch.empty(0))
+
+
+def drafted_round(verify_ms: float) -> Outcome:
+    step = Step("d", 2, 1, 2, 2.0, verify_ms, 100, signal="s")
+    return Outcome(step, chain((5, 6)), Verdict((0,), 1), torch.empty(0))
+
+
+def plain_ms_after(*rounds: Outcome) -> float:
+    """What plain decoding is believed to cost after these, a hundred times over in one turn."""
+    world = World({"d": Simulated(1.0, 0.5)})
+    world.controller.policy(COLD, AUTO, None)
+    for _ in range(100):
+        for outcome in rounds:
+            world.controller.learn(Situation(0), outcome)
+    found = world.controller.costs.plain_ms(100)
+    assert found is not None
+    return found
+
+
+def test_plain_rounds_that_follow_plain_ones_teach_what_plain_decoding_costs() -> None:
+    assert plain_ms_after(plain_round(13.0)) == pytest.approx(13.0, rel=0.05)
+
+
+def test_a_plain_round_right_after_a_draft_says_nothing_of_plain_decoding() -> None:
+    """The draft's weights took the place of the target's: it is slower than those after it."""
+    assert plain_ms_after(drafted_round(10.4), plain_round(13.0)) == pytest.approx(10.0, rel=0.02)
+    asked_in_vain = plain_round(13.0, draft_ms=1.0)
+    assert plain_ms_after(asked_in_vain, plain_round(13.0)) == pytest.approx(10.0, rel=0.02)
+
+
+def test_the_first_round_of_a_turn_says_nothing_of_plain_decoding() -> None:
+    world = World({"d": Simulated(1.0, 0.5)})
+    for _ in range(100):
+        world.controller.policy(COLD, AUTO, None)
+        world.controller.learn(Situation(0), plain_round(13.0))
+    assert world.controller.costs.plain_ms(100) == pytest.approx(10.0)
+
+
+def test_a_look_at_plain_decoding_takes_two_rounds() -> None:
+    world = World({"d": Simulated(0.5, 0.95)})
+    world.run(3000, COLD)
+    looks = [s.is_probe and s.num_draft_tokens == 0 for s in world.steps]
+    starts = [i for i in range(1, len(looks) - 1) if looks[i] and not looks[i - 1]]
+    assert starts and all(looks[i + 1] for i in starts)

@@ -6,16 +6,19 @@ import pytest
 import torch
 
 from localspec.core import Outcome, Proposal, SamplingParams, Sequence, Step, Verdict, chain
+from localspec.engine.acceptance import Situation
 from localspec.engine.controller import (
-    MAX_DRAFT_TOKENS,
-    UNKNOWN_STEPS,
+    USUAL_NODES,
+    Controller,
     judged,
     was_tried_beyond,
 )
+from localspec.engine.prices import KEPT_ROUNDS, MAX_DRAFT_TOKENS, Prices
 from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
 
 TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
 COLD = SamplingParams()
+HERE = Situation(0)
 
 
 def outcome(proposal: Proposal, path: tuple[int, ...], draft_ms: float = 2.0) -> Outcome:
@@ -51,33 +54,46 @@ def test_a_path_that_ends_at_a_leaf_is_censored() -> None:
 def test_a_tree_teaches_by_depth_by_confidence_and_by_steps() -> None:
     played, _ = world()
     for _ in range(200):
-        played.controller.learn(turn(), outcome(TREE, (1,)))
+        played.controller.learn(HERE, outcome(TREE, (1,)))
     acceptance = played.controller.acceptance
-    assert acceptance.rates("tree", "s", 0)[:2] == pytest.approx([1.0, 0.0], abs=0.06)
+    assert acceptance.rates("tree", "s", HERE)[:2] == pytest.approx([1.0, 0.0], abs=0.06)
     assert acceptance.chance("tree", 0, 0.8) > 0.9 and acceptance.chance("tree", 0, 0.9) < 0.1
     assert acceptance.chance("tree", 0, 0.7) == pytest.approx(0.7), "never judged: its own word"
     assert acceptance.steps_a_token("tree") == pytest.approx(0.5)
 
 
+def prices_of(controller: Controller) -> Prices:
+    found = controller.prices(0, 100)
+    assert found is not None
+    return found
+
+
+def rate_of(controller: Controller) -> float:
+    option = controller.option("tree", "s", HERE, prices_of(controller))
+    assert option is not None
+    return option.rate
+
+
 def test_steps_are_what_drafting_is_charged_by() -> None:
-    played, _ = world()
-    curve = played.controller.round_curve("tree", 100, 0)
-    assert curve is not None
-    assert curve[8] - curve[4] == pytest.approx(4 * (WIDTH_MS + UNKNOWN_STEPS * 1.0))
-    for _ in range(50):
-        played.controller.learn(turn(), outcome(TREE, (1,)))
-    dearer = played.controller.round_curve("tree", 100, 0)
-    assert dearer is not None and dearer[8] > curve[8]
+    played, drafter = world()
+    drafter.shapes_itself = True
+    controller = played.controller
+    first = controller.option("tree", "s", HERE, prices_of(controller))
+    assert first is not None
+    assert first.round_ms == pytest.approx(10.0 + USUAL_NODES * WIDTH_MS + 1.0)
+    for _ in range(KEPT_ROUNDS):
+        controller.learn(HERE, outcome(TREE, (1,)))
+    dearer = controller.option("tree", "s", HERE, prices_of(controller))
+    assert dearer is not None and dearer.round_ms > first.round_ms + 0.9, "two steps for four"
 
 
 def test_prices_are_what_width_and_steps_cost_at_the_going_rate() -> None:
     played, _ = world()
     controller = played.controller
-    curve = controller.round_curve("tree", 100, 0)
-    assert curve is not None
-    option = controller.option("tree", "s", 0, curve)
-    assert option.num_draft_tokens == MAX_DRAFT_TOKENS
-    growth = controller.growth(option, 100, 0, rate=0.2)
+    prices = prices_of(controller)
+    option = controller.option("tree", "s", HERE, prices)
+    assert option is not None and option.num_draft_tokens == MAX_DRAFT_TOKENS
+    growth = controller.growth(option, prices, 0, rate=0.2)
     assert growth is not None and len(growth.node_prices) == MAX_DRAFT_TOKENS
     assert growth.node_prices == pytest.approx([0.2 * WIDTH_MS] * MAX_DRAFT_TOKENS)
     assert growth.step_price == pytest.approx(0.2 * 1.0)
@@ -98,12 +114,10 @@ def test_the_rate_of_such_a_drafter_is_what_its_rounds_gave() -> None:
     played, _ = world()
     controller = played.controller
     for _ in range(100):
-        controller.learn(turn(), outcome(TREE, (0, 2)))
-    curve = controller.round_curve("tree", 100, 0)
-    assert curve is not None
-    tokens, ms = controller.acceptance.realised("tree", "s", 0)
-    option = controller.option("tree", "s", 0, curve)
-    assert option.rate == pytest.approx(tokens / ms, rel=0.05) and tokens / ms > 1.05 / 10.0
+        controller.learn(HERE, outcome(TREE, (0, 2)))
+    round_ms = controller.costs.round_ms("tree", 4, 100, 2)
+    assert round_ms is not None
+    assert rate_of(controller) == pytest.approx(3 / round_ms, rel=0.05)
 
 
 MANY = {
@@ -133,7 +147,7 @@ def test_each_that_could_win_is_tried() -> None:
     """The two whose every token would have to be accepted to win need not be."""
     played = World(MANY, 1)
     played.run(4000, COLD)
-    known = {n: played.controller.acceptance.num_rounds(n, "s", 0) for n in MANY}
+    known = {n: played.controller.acceptance.num_rounds(n, "s", HERE) for n in MANY}
     assert all(known[name] > 0.0 for name in MANY if name not in ("exit", "self")), known
 
 
@@ -149,13 +163,13 @@ def test_asking_a_drafter_that_proposes_nothing_is_charged_to_it() -> None:
     """Else the asking would be paid for round after round."""
     played, _ = world()
     policy = played.controller.policy(COLD, "tree", None)
-    before = played.controller.option("tree", "s", 0, [10.0] * 16).rate
+    before = rate_of(played.controller)
     for _ in range(60):
         plan = policy.plan(turn())
         assert plan.drafter == "tree"
         step = Step("off", 0, 0, 1, 5.0, 10.0, 100, signal=plan.signal)
         policy.observe(turn(), Outcome(step, Proposal(), Verdict((), 1), torch.empty(0)))
-    after = played.controller.option("tree", "s", 0, [10.0] * 16).rate
+    after = rate_of(played.controller)
     assert after == pytest.approx(1.0 / 15.0, rel=0.2) and after < before
     choice = played.controller.policy(COLD, "auto", None).plan(turn())
     assert choice.drafter == "off" or choice.is_probe

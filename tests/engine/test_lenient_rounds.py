@@ -9,7 +9,7 @@ import torch
 
 from localspec.core import AUTO, SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.engine.acceptance import LENIENT, temperature_bucket
+from localspec.engine.acceptance import LENIENT, Situation, temperature_bucket
 from localspec.engine.controller import bucket_of
 from localspec.engine.engine import Engine
 from localspec.leniency import Factor, Threshold
@@ -35,11 +35,11 @@ def test_what_a_lenient_turn_accepts_says_nothing_of_an_exact_one() -> None:
     drafter = Simulated(1.0, 0.95)
     world = World({"d": drafter})
     world.run(60, LOOSE)
-    acceptance, bucket = world.controller.acceptance, bucket_of(EXACT)
+    acceptance, exact = world.controller.acceptance, Situation(bucket_of(EXACT))
     signal = world.steps[-1].signal
-    assert acceptance.num_rounds("d", signal, bucket_of(LOOSE)) > 10
-    assert acceptance.num_rounds("d", signal, bucket) == 0.0
-    assert acceptance.rates("d", signal, bucket)[0] == pytest.approx(0.5)
+    assert acceptance.num_rounds("d", signal, Situation(bucket_of(LOOSE))) > 10
+    assert acceptance.num_rounds("d", signal, exact) == 0.0
+    assert acceptance.rates("d", signal, exact)[0] == pytest.approx(0.5)
     assert acceptance.best_known() == {}, "a planner must not hope for lenient rates either"
 
 

@@ -20,6 +20,7 @@ from localspec.core import (
     Verdict,
     chain,
 )
+from localspec.engine.acceptance import Situation
 from localspec.engine.policy import HYSTERESIS
 from localspec.engine.probing import EAGER_PROBES, FIRST_PROBE, LAST_PROBE, PROBE_BUDGET, Probing
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
@@ -107,6 +108,39 @@ def test_a_look_that_is_too_dear_waits_until_it_fits_the_budget() -> None:
     for _ in range(50):
         probing.ran(10.0)
     assert not probing.is_due("d", 5.1, 9.0) and probing.is_due("d", 4.9, 9.0)
+
+
+def test_an_allowance_pays_for_looks_where_nothing_is_known() -> None:
+    poor, rich = Probing(), Probing(allowance=5.0)
+    for probing in (poor, rich):
+        probing.ran(10.0)
+        probing.ran(10.0)
+    assert not poor.is_due("d", 40.0, 9.0)
+    assert rich.is_due("d", 40.0, 9.0) and not rich.is_due("d", 51.0, 9.0)
+
+
+def test_only_a_new_situation_has_an_allowance() -> None:
+    world = World({"d": Simulated(2.0, 0.5)})
+    assert world.controller.probing_in(Situation(0)).allowance > 0.0
+    world.run(100, COLD)
+    again = World({"d": Simulated(2.0, 0.5)})
+    assert again.controller.restore(world.controller.snapshot())
+    assert again.controller.probing_in(Situation(0)).allowance == 0.0
+    assert again.controller.probing_in(Situation(3)).allowance > 0.0
+
+
+def test_each_kind_of_text_has_the_drafter_that_wins_there() -> None:
+    """One drafter is good at code only, the other at stories only; the turns alternate."""
+    code, story = Simulated(1.0, 0.9), Simulated(1.0, 0.1)
+    world = World({"coder": code, "teller": story})
+    for _ in range(8):
+        for kind in ("code", "story"):
+            world.kind = kind
+            code.rate, story.rate = (0.9, 0.1) if kind == "code" else (0.1, 0.9)
+            world.run(60, COLD)
+            if _ >= 4:
+                name = "coder" if kind == "code" else "teller"
+                assert world.share(name, last=60) > 0.75, (kind, _)
 
 
 def test_what_a_look_took_beyond_expectation_is_expected_of_the_next() -> None:
@@ -198,7 +232,7 @@ def test_a_free_guess_is_scored_without_being_used() -> None:
     world = World({"free": free})
     world.run(60, COLD)
     assert world.share("free") == 0.0
-    assert world.controller.acceptance.rates("free", "s", 0)[0] > 0.85
+    assert world.controller.acceptance.rates("free", "s", Situation(0))[0] > 0.85
 
 
 def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
@@ -206,7 +240,7 @@ def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
     free.foreseen = (3, 9, 9, 9)
     world = World({"free": free})
     world.run(60, COLD)
-    assert world.controller.acceptance.rates("free", "s", 0)[0] < 0.15
+    assert world.controller.acceptance.rates("free", "s", Situation(0))[0] < 0.15
 
 
 def test_own_rounds_are_not_counted_twice() -> None:
@@ -215,7 +249,7 @@ def test_own_rounds_are_not_counted_twice() -> None:
     world = World({"free": free})
     world.run(30, COLD)
     used = sum(s.drafter == "free" for s in world.steps)
-    assert world.controller.acceptance.num_rounds("free", "s", 0) <= used + 1
+    assert world.controller.acceptance.num_rounds("free", "s", Situation(0)) <= used + 1
 
 
 # -- the rule within a round ------------------------------------------------------------------

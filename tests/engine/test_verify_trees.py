@@ -40,6 +40,7 @@ SHAPES = {
 GROWTHS = {
     "cheap": (Growth(lambda c: c, (0.0,) * 4, 0.0), 4),
     "dear steps": (Growth(lambda c: c, (0.05,) * 4, 0.3), 4),
+    "a jump": (Growth(lambda c: c, (0.05,) * 4, 0.05, 0.7), 4),
     "dear places": (Growth(lambda c: c, (0.1, 0.2, 0.25, 0.25), 0.05), 4),
 }
 

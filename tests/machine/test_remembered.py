@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localspec.engine.acceptance import Acceptance
+from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.machine.remembered import identity, measurements
@@ -18,7 +18,7 @@ def learnt(step_ms: float) -> dict[str, object]:
     costs.set_draft_step("draft_model", 128, step_ms)
     for _ in range(40):
         acceptance.tick()
-        acceptance.observe("draft_model", "model", 3, 4, 3, 12.0)
+        acceptance.observe("draft_model", "model", Situation(3), 4, 3, 12.0)
     return Controller({}, costs, acceptance).snapshot()
 
 

@@ -26,7 +26,9 @@ def log_of(path: Path, *turns: tuple[Step, ...]) -> Store:
     store = Store.open(path)
     session = store.start_session(SessionInfo())
     conversation = store.create_conversation("a chat")
-    settings = TurnSettings(model="big", draft="small", device="cpu", dtype="fp32", temperature=0.7)
+    settings = TurnSettings(
+        model="big", draft="small", device="cpu", dtype="fp32", temperature=0.7, workload="code"
+    )
     for steps in turns:
         asked = store.add_user_message(conversation, None, "hello")
         turn = store.begin_turn(session, conversation, asked, settings)
@@ -59,6 +61,19 @@ def test_signals_are_hashable_again(tmp_path: Path) -> None:
     (turn,) = read_turns(tmp_path / "log.db")
     assert [step.signal for step in turn.steps] == ["model", None, '["5-8", 3]']
     assert len({step.signal for step in turn.steps}) == 3
+
+
+def test_a_log_of_a_version_that_knew_no_kinds_of_text_is_read_too(tmp_path: Path) -> None:
+    log_of(tmp_path / "log.db", STEPS).close()
+    assert [turn.workload for turn in read_turns(tmp_path / "log.db")] == ["code"]
+    with sqlite3.connect(tmp_path / "log.db") as db:
+        dependent = db.execute("SELECT name, type FROM sqlite_master WHERE sql LIKE '%workload%'")
+        for name, kind in dependent.fetchall():
+            if kind != "table":
+                db.execute(f"DROP {kind} {name}")
+        db.execute("ALTER TABLE turn DROP COLUMN workload")
+    db.close()
+    assert [turn.workload for turn in read_turns(tmp_path / "log.db")] == [""]
 
 
 def test_a_log_in_use_is_read_and_not_written(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_only_the_lenient_switch_asks_for_a_lenient_rule(
 
 def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatService) -> None:
     choices, lenient = workload_choices(service)
-    assert [name for _, name in choices] == ["auto", "chat", "code", "json", "story"]
+    assert [name for _, name in choices] == ["auto", "chat", "code", "json", "rework", "story"]
     assert lenient == []
     code = replace(service.workloads["code"], lenient=True)
     service.workloads = {**service.workloads, "code": code}
