@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from localspec.bench.figures import Estimate, rate_of, rate_ratio
 from localspec.bench.stage import Run
 from localspec.bench.table import DASH, aligned, shown
 from localspec.core import AUTO, OFF
@@ -20,6 +21,8 @@ from localspec.core import AUTO, OFF
 POSITIONS = 4
 ALL = "all"
 Row = Mapping[str, Any]
+# By temperature and task, by arm: (tokens, ms) of each prompt, in the same order.
+Timed = Mapping[tuple[float, str], Mapping[str, Sequence[tuple[int, float]]]]
 
 
 def columns(runs: Sequence[Run]) -> dict[str, Any]:
@@ -46,17 +49,26 @@ def columns(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def cells(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def cells(rows: Sequence[Row], timed: Timed | None = None) -> list[dict[str, Any]]:
     """For each temperature and task: the best single way of drafting (or none at all), and the
-    controller's rate over its rate. Both are medians of ratios to plain decoding by prompt."""
+    controller's rate over its rate: tokens over time of the whole cell, as somebody meets it who
+    asks all of it. (A median over its prompts would hide the one on which a drafter shines.)
+
+    timed: the runs behind it. The best of many is partly luck, which the controller cannot have:
+    auto_to_foreseen is its rate over that of the way which was best on the other half of the
+    prompts, half by half."""
     found = list[dict[str, Any]]()
     for key in dict.fromkeys((row["temperature"], row["task"]) for row in rows):
         here = [row for row in rows if (row["temperature"], row["task"]) == key]
-        known = {row["arm"]: row["ratio_to_off"] for row in here if row["ratio_to_off"] is not None}
+        rates = {row["arm"]: row["tokens_per_second"] for row in here}
+        plain = rates.get(OFF)
+        known = {arm: rate / plain for arm, rate in rates.items() if rate and plain}
         auto = known.pop(AUTO, None)
         if auto is None or not known:
             continue
         best = max(known, key=lambda arm: known[arm])
+        runs = {} if timed is None else timed[key]
+        interval = rate_ratio(runs[AUTO], runs[best]) if runs else Estimate()
         found.append(
             {
                 "temperature": key[0],
@@ -65,16 +77,44 @@ def cells(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "best_ratio": known[best],
                 "auto_ratio": auto,
                 "auto_to_best": auto / known[best],
+                "auto_to_best_low": interval.low,
+                "auto_to_best_high": interval.high,
+                "auto_to_foreseen": _to_foreseen({arm: runs[arm] for arm in (*known, AUTO)})
+                if runs
+                else None,
             }
         )
     return found
+
+
+def _to_foreseen(runs: Mapping[str, Sequence[tuple[int, float]]]) -> float | None:
+    """runs: (tokens, ms) by prompt, of the controller and of each single way."""
+    halves = [{arm: of[start::2] for arm, of in runs.items()} for start in (0, 1)]
+    if not all(half[AUTO] for half in halves):
+        return None
+    ours, theirs = list[tuple[int, float]](), list[tuple[int, float]]()
+    for here, other in (halves, halves[::-1]):
+        single = [arm for arm in other if arm != AUTO]
+        best = max(single, key=lambda arm: rate_of(other[arm]))
+        ours += here[AUTO]
+        theirs += here[best]
+    return rate_of(ours) / rate_of(theirs)
 
 
 def chosen(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The controller against the best single way, for people; nothing where there was no choice."""
     if not any(cell["best"] != OFF for cell in found):
         return []
-    headings = ("T", "task", "best single", "to off", "auto to off", "auto to best")
+    headings = (
+        "T",
+        "task",
+        "best single",
+        "to off",
+        "auto to off",
+        "auto to best",
+        "95 %",
+        "foreseen",
+    )
     lines = [
         (
             f"{cell['temperature']:g}",
@@ -83,6 +123,8 @@ def chosen(found: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{cell['best_ratio']:.2f}",
             f"{cell['auto_ratio']:.2f}",
             f"{cell['auto_to_best']:.2f}",
+            _interval(cell["auto_to_best_low"], cell["auto_to_best_high"]),
+            shown(cell["auto_to_foreseen"], ".2f"),
         )
         for cell in found
     ]
@@ -90,9 +132,12 @@ def chosen(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Two tables: every way of drafting over all prompts, and speedup by task."""
+    """Every way of drafting over all prompts; speedup by task, tokens over time of all of it; and
+    the controller's choice against the best single one, where there was a choice."""
     rows = [row for row in result["rows"] if row["num_prompts"]]
-    return "\n".join([*_ways(rows), "", *_tasks(rows)])
+    found = list(result.get("cells", ()))
+    choices = ["", *_choices(found)] if found else []
+    return "\n".join([*_ways(rows), "", *_tasks(rows), *choices])
 
 
 def _ways(rows: Sequence[Row]) -> list[str]:
@@ -109,6 +154,10 @@ def _ways(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _interval(low: float | None, high: float | None) -> str:
+    return DASH if low is None or high is None else f"{low:.2f}–{high:.2f}"
+
+
 def _way(row: Row, plain_rate: float | None) -> str:
     by_position = row["acceptance_by_position"]
     shares = DASH if by_position is None else " / ".join(f"{share:.2f}" for share in by_position)
@@ -116,8 +165,7 @@ def _way(row: Row, plain_rate: float | None) -> str:
     cost = None
     if None not in (draft_ms, verify_ms, plain_rate):
         cost = (draft_ms + verify_ms) * plain_rate / 1000.0
-    low, high = row["ratio_low"], row["ratio_high"]
-    interval = DASH if low is None else f"{low:.2f}–{high:.2f}"
+    interval = _interval(row["ratio_low"], row["ratio_high"])
     cells = (
         f"`{row['arm']}`",
         f"{row['temperature']:g}",
@@ -133,14 +181,33 @@ def _way(row: Row, plain_rate: float | None) -> str:
 def _tasks(rows: Sequence[Row]) -> list[str]:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != OFF]
-    known = {(r["temperature"], r["task"], r["arm"]): r["ratio_to_off"] for r in rows}
+    rates = {(r["temperature"], r["task"], r["arm"]): r["tokens_per_second"] for r in rows}
     lines = [
         f"| T | task | {' | '.join(f'`{arm}`' for arm in arms)} |",
         f"|---|---|{'---|' * len(arms)}",
     ]
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         for task in tasks:
-            ratios = [known.get((temperature, task, arm)) for arm in arms]
+            plain = rates.get((temperature, task, OFF))
+            found = [rates.get((temperature, task, arm)) for arm in arms]
+            ratios = [rate / plain if rate and plain else None for rate in found]
             shown_ratios = " | ".join(shown(ratio, ".2f") for ratio in ratios)
             lines.append(f"| {temperature:g} | {task} | {shown_ratios} |")
+    return lines
+
+
+def _choices(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| T | task | best single way, to plain | `auto` to plain | `auto` to the best (95 %) "
+        "| to the one foreseen |",
+        "|---|---|---|---|---|---|",
+    ]
+    for cell in found:
+        interval = _interval(cell.get("auto_to_best_low"), cell.get("auto_to_best_high"))
+        lines.append(
+            f"| {cell['temperature']:g} | {cell['task']} "
+            f"| `{cell['best']}` {cell['best_ratio']:.2f} | {cell['auto_ratio']:.2f} "
+            f"| {cell['auto_to_best']:.2f} ({interval}) "
+            f"| {shown(cell.get('auto_to_foreseen'), '.2f')} |"
+        )
     return lines

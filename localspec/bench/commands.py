@@ -54,6 +54,12 @@ def bench(
     max_tokens: Annotated[int | None, typer.Option(help="A reply's; 64 unless told.")] = None,
     temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None,
+    warm: Annotated[
+        int | None, typer.Option(help="Prompts that arms learn from first; 24 unless told.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Measure each prompt so often, with seeds of its own.")
+    ] = None,
     peer_threads: Annotated[
         int | None, typer.Option(help="The peers'; as ours unless told.")
     ] = None,
@@ -86,6 +92,8 @@ def bench(
         "max_tokens": max_tokens,
         "temperatures": None if temperatures is None else listed_numbers(temperatures),
         "arms": wanted,
+        "warm_prompts": warm,
+        "repeats": repeats,
         "peer_threads": peer_threads,
     }
     told = {name: value for name, value in given.items() if value is not None}

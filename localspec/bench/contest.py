@@ -76,15 +76,18 @@ class Contest:
 
     def _learn(self, cases: Sequence[Case]) -> None:
         """Unmeasured runs over prompts spread through the file, so that every task is met."""
-        count = min(self._settings.warm_prompts, len(cases))
-        chosen = [cases[index * len(cases) // count] for index in range(count)]
+        count = self._settings.warm_prompts
+        passes = -(-count // len(cases))
+        chosen = [
+            cases[index * passes * len(cases) // count % len(cases)] for index in range(count)
+        ]
         for temperature in self._settings.temperatures:
             for arm in self._usable():
                 if arm.is_learning:
                     self._report(f"{arm.name} learns from {count} prompts, T {temperature:g}")
                     for case in chosen:
                         self._attempt(arm, case, temperature, self._settings.max_tokens)
-        self.controller_state = f"warm (an unmeasured pass over {count} prompts)"
+        self.controller_state = f"warm (unmeasured runs over {count} prompts)"
 
     def measure(self, cases: Sequence[Case]) -> Iterator[Measured]:
         """Every prompt at every temperature, the arms in a turning order."""

@@ -39,6 +39,31 @@ def estimate(ratios: Sequence[float], seed: int = 0) -> Estimate:
     return Estimate(median(ratios), medians[tail], medians[-1 - tail])
 
 
+def rate_ratio(
+    ours: Sequence[tuple[int, float]], theirs: Sequence[tuple[int, float]], seed: int = 0
+) -> Estimate:
+    """Tokens over time of all prompts, ours over theirs; the interval by resampling prompts. Each
+    is (tokens, ms) by prompt, in the same order. (`median` is the ratio itself.)"""
+    if not ours:
+        return Estimate()
+    places = range(len(ours))
+    rng = random.Random(seed)
+
+    def ratio(chosen: Sequence[int]) -> float:
+        return rate_of([ours[place] for place in chosen]) / rate_of(
+            [theirs[place] for place in chosen]
+        )
+
+    found = sorted(ratio(rng.choices(places, k=len(ours))) for _ in range(NUM_RESAMPLES))
+    tail = NUM_RESAMPLES // 40
+    return Estimate(ratio(places), found[tail], found[-1 - tail])
+
+
+def rate_of(runs: Sequence[tuple[int, float]]) -> float:
+    """Tokens a ms of runs of (tokens, ms), all together."""
+    return sum(count for count, _ in runs) / sum(ms for _, ms in runs)
+
+
 def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
     """The wait before each token of one reply but the first, as a reader sees it.
 

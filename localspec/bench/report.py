@@ -108,6 +108,23 @@ def _row(
     }
 
 
+def timed_runs(found: Found) -> by_drafter.Timed:
+    """What `by_drafter.cells` compares. An arm that was taken out is not in it."""
+    made = dict[tuple[float, str], dict[str, list[tuple[int, float]]]]()
+    for temperature in found.temperatures:
+        here = [each for each in found.measured if each.temperature == temperature]
+        for task, chosen in _groups(here).items():
+            made[temperature, task] = {
+                arm.name: [
+                    (len(m.runs[arm.name].tokens), m.runs[arm.name].decode_ms or 0.0)
+                    for m in chosen
+                ]
+                for arm in found.arms
+                if arm.name not in found.refused
+            }
+    return made
+
+
 def paired_ratios(arm: str, measured: Iterable[Measured]) -> Iterable[float]:
     """The arm's rate over that of `off` on the same prompt, where both decoded enough."""
     for each in measured:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from localspec.bench.latency import with_extras
 from localspec.bench.measures import extras
 from localspec.bench.peers.room import PeerRoom
 from localspec.bench.prompts import OWN_PROMPTS, Prompt, load_prompts
-from localspec.bench.report import Found, differences_json, rows
+from localspec.bench.report import Found, differences_json, rows, timed_runs
 from localspec.bench.stage import Case, Stage
 from localspec.config import settings_for
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError
 from localspec.machine.options import LoadOptions
+from localspec.workloads import recognise
 
 Report = Callable[[str], None]
 
@@ -39,7 +40,8 @@ Report = Callable[[str], None]
 @dataclass(frozen=True)
 class BenchSettings:
     """What to compare. prompts: a file, None for our own. limit: the first so many prompts.
-    warm_prompts: prompts of the unmeasured pass in which arms learn, 0 to start cold.
+    warm_prompts: prompts of the unmeasured pass in which arms learn (more than there are: several
+    passes), 0 to start cold. repeats: how often each prompt is measured, with a seed of its own.
     time_limit_s: no new prompt is begun after it. peer_threads: of the peers, None: as many as
     ours. Raises ConfigError."""
 
@@ -50,6 +52,7 @@ class BenchSettings:
     arms: tuple[str, ...] = DEFAULT_ARMS
     home: Path | None = None
     warm_prompts: int = 24
+    repeats: int = 1
     time_limit_s: float | None = None
     peer_threads: int | None = None
 
@@ -58,8 +61,8 @@ class BenchSettings:
             raise ConfigError("--max-tokens and --limit must be at least 1.")
         if self.peer_threads is not None and self.peer_threads < 1:
             raise ConfigError("--peer-threads must be at least 1.")
-        if self.warm_prompts < 0:
-            raise ConfigError("The number of prompts to warm up with cannot be negative.")
+        if self.warm_prompts < 0 or self.repeats < 1:
+            raise ConfigError("--warm must be at least 0, and --repeats at least 1.")
         if not self.temperatures or len(set(self.temperatures)) != len(self.temperatures):
             raise ConfigError("--temperatures needs one or more numbers, each once, like 0,0.7.")
         for temperature in self.temperatures:
@@ -112,7 +115,7 @@ def compare(
     contest = Contest(stage, settings, found, room, report)
     try:
         contest.prepare(cases)
-        for measured in contest.measure(cases):
+        for measured in contest.measure(repeated(cases, settings.repeats)):
             found.measured.append(measured)
     except KeyboardInterrupt:
         found.ending = "stopped by hand; the prompts measured until then are shown."
@@ -142,12 +145,21 @@ def _result(
     return {
         "machine": machine,
         "rows": made,
-        "cells": cells(made),
+        "cells": cells(made, timed_runs(found)),
         "near_ties": differences_json(found, near_ties=True),
         "differences": differences_json(found, near_ties=False),
         "skipped": found.skipped,
         "ending": found.ending,
     }
+
+
+def repeated(cases: Sequence[Case], times: int) -> list[Case]:
+    """All cases so many times over; from the second time on each has another name and seed."""
+    return [
+        replace(case, id=f"{case.id}#{time}", seed=case.seed + time) if time else case
+        for time in range(times)
+        for case in cases
+    ]
 
 
 def fitting_cases(
@@ -158,7 +170,8 @@ def fitting_cases(
     for prompt in prompts:
         tokens = tuple(stage.render(prompt.text))
         if len(tokens) + max_tokens <= stage.context_length:
-            cases.append(Case(prompt.id, prompt.task, tokens, zlib.crc32(prompt.id.encode())))
+            seed, kind = zlib.crc32(prompt.id.encode()), recognise(prompt.text)
+            cases.append(Case(prompt.id, prompt.task, tokens, seed, kind))
             continue
         reason = (
             f"{len(tokens)} tokens and {max_tokens} of reply do not fit the context of "

@@ -10,6 +10,7 @@ from localspec.bench.figures import (
     estimate,
     inter_token_ms,
     num_repeated_grams,
+    rate_ratio,
     repetition,
 )
 
@@ -74,3 +75,16 @@ def test_a_percentile_lies_on_the_line_between_its_neighbours() -> None:
 def test_tokens_that_arrive_together_have_no_wait_between_them() -> None:
     assert inter_token_ms([12.0, 12.0, 12.0, 32.0, 32.0]) == [0.0, 0.0, 20.0, 0.0]
     assert inter_token_ms([5.0]) == [] and inter_token_ms([]) == []
+
+
+def test_a_ratio_of_rates_is_of_sums_and_its_interval_holds_it() -> None:
+    ours, theirs = [(10, 100.0), (90, 300.0)], [(10, 200.0), (90, 600.0)]
+    found = rate_ratio(ours, theirs)
+    assert (found.median, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    uneven = rate_ratio(
+        [(10, 100.0), (90, 300.0), (20, 50.0)], [(10, 100.0), (90, 900.0), (20, 60.0)]
+    )
+    assert uneven.median == pytest.approx((120 / 450) / (120 / 1060))
+    assert uneven.low is not None and uneven.high is not None
+    assert uneven.low < uneven.median < uneven.high
+    assert rate_ratio([], []).median is None

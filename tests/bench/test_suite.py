@@ -15,7 +15,7 @@ from localspec.bench import contest
 from localspec.bench.prompts import Prompt
 from localspec.bench.reference import Modules, transformers_peer
 from localspec.bench.stage import Case, Stage, forget, own_controller, run_engine
-from localspec.bench.suite import BenchSettings, compare, listed, listed_numbers
+from localspec.bench.suite import BenchSettings, compare, listed, listed_numbers, repeated
 from localspec.core import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
@@ -275,9 +275,24 @@ def test_without_earlier_state_costs_are_measured_and_the_arms_learn_first(stage
     fresh = replace(stage, controller=Controller(stage.engine.drafters, Costs(), Acceptance()))
     phrases: list[str] = []
     result = compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=2), phrases.append)
-    assert result["machine"]["controller"] == "warm (an unmeasured pass over 2 prompts)"
+    assert result["machine"]["controller"] == "warm (unmeasured runs over 2 prompts)"
     assert fresh.controller.costs.is_measured
     assert "auto learns from 2 prompts, T 0" in phrases
+
+
+def test_more_prompts_to_learn_from_than_there_are_means_several_passes(stage: Stage) -> None:
+    fresh = replace(stage, controller=Controller(stage.engine.drafters, Costs(), Acceptance()))
+    phrases: list[str] = []
+    compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=2 * len(PROMPTS)), phrases.append)
+    assert f"auto learns from {2 * len(PROMPTS)} prompts, T 0" in phrases
+
+
+def test_repeats_are_measured_with_seeds_of_their_own(stage: Stage) -> None:
+    cases = repeated([Case("a", "chat", (3, 9), 5, "chat"), Case("b", "qa", (3, 9), 7)], 2)
+    assert [(c.id, c.seed) for c in cases] == [("a", 5), ("b", 7), ("a#1", 6), ("b#1", 8)]
+    assert [c.workload for c in cases] == ["chat", "", "chat", ""]
+    result = compare(stage, PROMPTS[:1], settings(arms=("off",), repeats=3), silent)
+    assert result["rows"][0]["num_prompts"] == 3
 
 
 def test_without_a_warm_pass_the_report_says_cold(stage: Stage) -> None:
