@@ -49,7 +49,7 @@ SIGNS = (
         REWORK,
         re.compile(
             r"\b(?:summari[sz]e|summary of|main points of|rewrite|rephrase|shorten|proofread"
-            r"|translate|correct|replace)\b[^?!\n]{0,90}:",
+            r"|translate|correct|replace|repeat)\b[^?!\n]{0,90}:",
             re.IGNORECASE,
         ),
     ),

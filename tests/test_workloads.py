@@ -58,6 +58,7 @@ def test_the_shipped_kinds_have_their_thresholds_and_none_is_lenient() -> None:
         ("Once upon a time there was", "story"),
         ("Write a poem on rain", "story"),
         ("Summarise this text in two sentences:\n\nThe village lies in a valley.", "rework"),
+        ("Repeat this text word for word:\nThe lamp is lit by hand.", "rework"),
         ("Translate German to English: Guten Morgen", "rework"),
         ("What is this about?\n\n" + "The bees live in a hive. " * 20, "rework"),
         ("Write a summary of this story in three sentences:\nNora found a key.", "rework"),
