@@ -231,26 +231,23 @@ def _token_id(piece: str) -> int:
     return sum(piece.encode()) % 8192
 
 
-class BreakableStore(Store):
-    """A store whose writes raise while `fault` is set; reading goes on."""
+class WatchedStore(Store):
+    """A store that asks `before_write` before each step of a turn's life; reading goes on."""
 
-    fault: str | None = None
-
-    def _break(self) -> None:
-        if self.fault is not None:
-            raise StoreError(self.fault)
+    def before_write(self) -> None:
+        """Raises what the write is to raise."""
 
     def start_session(self, info: SessionInfo) -> int:
-        self._break()
+        self.before_write()
         return super().start_session(info)
 
     def create_conversation(self, title: str) -> int:
-        self._break()
+        self.before_write()
         return super().create_conversation(title)
 
-    def add_user_message(self, conversation_id: int, parent_id: int | None, text: str) -> int:
-        self._break()
-        return super().add_user_message(conversation_id, parent_id, text)
+    def add_message(self, *place: Any) -> int:
+        self.before_write()
+        return super().add_message(*place)
 
     def begin_turn(
         self,
@@ -260,19 +257,29 @@ class BreakableStore(Store):
         settings: TurnSettings,
         begun: Begun | None = None,
     ) -> Turn:
-        self._break()
+        self.before_write()
         return super().begin_turn(session_id, conversation_id, parent_id, settings, begun)
 
-    def checkpoint_reply(self, message_id: int, text: str) -> None:
-        self._break()
-        super().checkpoint_reply(message_id, text)
-
     def finish_turn(self, turn: Turn, **ending: Any) -> None:
-        self._break()
+        self.before_write()
         super().finish_turn(turn, **ending)
 
+
+class BreakableStore(WatchedStore):
+    """A store whose writes raise while `fault` is set."""
+
+    fault: str | None = None
+
+    def before_write(self) -> None:
+        if self.fault is not None:
+            raise StoreError(self.fault)
+
+    def checkpoint_reply(self, message_id: int, text: str) -> None:
+        self.before_write()
+        super().checkpoint_reply(message_id, text)
+
     def save_state(self, key: str, state: Mapping[str, Any]) -> None:
-        self._break()
+        self.before_write()
         super().save_state(key, state)
 
 

@@ -44,7 +44,7 @@ from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.costs import Costs
 from localspec.engine.fixed import FixedPolicy
 from localspec.engine.policy import AdaptivePolicy
-from localspec.engine.prices import MAX_DRAFT_TOKENS, PriceList, Prices
+from localspec.engine.prices import MAX_DRAFT_TOKENS, PriceList, Prices, RoundCurve
 from localspec.engine.probing import ALLOWANCE, Probing
 
 STATE_VERSION = 4
@@ -56,14 +56,13 @@ UNKNOWN_STEPS = 0.25  # of such a drafter, a token
 @dataclass(frozen=True)
 class Option:
     """One drafter at its best length in this situation; of one that shapes itself the length is
-    as far as it may go. rate: expected tokens per ms. ceiling: the rate if every draft token were
-    accepted."""
+    as far as it may go. rate: expected tokens per ms. curve: what its rounds cost by length."""
 
     drafter: str
     signal: Hashable
     num_draft_tokens: int
     rate: float
-    ceiling: float
+    curve: RoundCurve
     acceptance: float
     round_ms: float
 
@@ -186,7 +185,7 @@ class Controller:
         if first_length is not None and not self.acceptance.num_rounds(name, signal, situation):
             usual = min(first_length, MAX_DRAFT_TOKENS)
         length = fixed_length or (MAX_DRAFT_TOKENS if shapes_itself else usual)
-        return Option(name, signal, length, rate, curve.ceiling, rates[0], round_ms)
+        return Option(name, signal, length, rate, curve, rates[0], round_ms)
 
     def growth(self, option: Option, prices: Prices, bucket: int, rate: float) -> Growth | None:
         """What a tree of this drafter may spend at the going rate, tokens per ms; None before its

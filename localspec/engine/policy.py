@@ -113,7 +113,7 @@ class AdaptivePolicy:
         options, _ = self._weighed(self._signals(sequence))
         wanted = max((option.rate for option in options), default=0.0) * PREPARED_SHARE
         hopeless = {
-            o.drafter for o in options if o.ceiling * self._plain_ms <= 1.0 or o.rate < wanted
+            o.drafter for o in options if o.curve.ceiling * self._plain_ms <= 1.0 or o.rate < wanted
         }
         return tuple(name for name in self._allowed if name not in hopeless)
 
@@ -244,7 +244,7 @@ class AdaptivePolicy:
     def _promise(self, option: Option) -> float:
         """The rate that a look may find: the further above what is believed, the less is known."""
         known = self._controller.acceptance.evidence(option.drafter, option.signal, self._situation)
-        return min(option.ceiling, option.rate * (1.0 + SPREAD / math.sqrt(1.0 + known)))
+        return min(option.curve.ceiling, option.rate * (1.0 + SPREAD / math.sqrt(1.0 + known)))
 
     def _other_length(self, best: Option) -> DraftPlan | None:
         """A round of the best drafter at about twice or half its length: a width whose cost was
@@ -254,7 +254,7 @@ class AdaptivePolicy:
             return None
         if self._shapes_itself(best):
             return None
-        curve, length = self._curve_of(best), best.num_draft_tokens
+        curve, length = best.curve.round_ms, best.num_draft_tokens
         longer, shorter = min(len(curve) - 1, 2 * length + 1), max(1, length // 2)
         tried = shorter if probing.num_probes % 2 == 1 and shorter != length else longer
         rates = self._controller.acceptance.rates(best.drafter, best.signal, self._situation)
@@ -279,7 +279,7 @@ class AdaptivePolicy:
         if self._fixed_length is not None or not knows_confidence:
             return DraftPlan(name, length, False, reason, option.signal)
         # The length is an average; a confident draft may go further, an unsure one stops early.
-        reach = min(len(self._curve_of(option)) - 1, 2 * length + 2)
+        reach = min(len(option.curve.round_ms) - 1, 2 * length + 2)
         rule = self._marginal_rule(option)
         return DraftPlan(name, reach, False, reason, option.signal, rule)
 
@@ -294,15 +294,9 @@ class AdaptivePolicy:
         assert self._prices is not None, "prices are read before options are weighed"
         return self._controller.growth(option, self._prices, self._situation.bucket, rate)
 
-    def _curve_of(self, option: Option) -> list[float]:
-        assert self._prices is not None, "prices are read before options are weighed"
-        curve = self._prices.curve(option.drafter, 1.0)  # made when it was weighed
-        assert curve is not None, "an option has a cost curve"
-        return curve.round_ms
-
     def _marginal_rule(self, option: Option) -> Callable[[int, float], bool]:
         """Go on while the next token's chance to survive exceeds its cost at the going rate."""
-        curve = self._curve_of(option)
+        curve = option.curve.round_ms
         acceptance, bucket = self._controller.acceptance, self._situation.bucket
         rate = max(option.rate, 1.0 / self._plain_ms)
         survival = 1.0

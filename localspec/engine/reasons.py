@@ -17,7 +17,7 @@ def why_off(options: Sequence[Option], plain_ms: float) -> str:
     if not options:
         return "Off this round: no drafter has anything to propose."
     best = max(options, key=lambda option: option.rate)
-    if all(option.ceiling * plain_ms <= 1.0 for option in options):
+    if all(option.curve.ceiling * plain_ms <= 1.0 for option in options):
         return f"Off: even with every token accepted {best.drafter} would not pay."
     gain = best.rate * plain_ms
     doubt = ", too little to be sure of" if gain > 1.0 else ""

@@ -19,9 +19,9 @@ from localspec.chat.entries import Entry, Talk
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.errors import ContextOverflow, RequestError, StoreError
 from localspec.record.export import Scope, export
-from localspec.record.store import Begun, SessionInfo, Store, Turn, TurnSettings
+from localspec.record.store import SessionInfo, Store
 from tests.chat.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
-from tests.fakes import BreakableStore, FakeBackend, Script
+from tests.fakes import BreakableStore, FakeBackend, Script, WatchedStore
 from tests.record.samples import SETTINGS as TURN_SETTINGS
 
 SETTINGS = ReplySettings()
@@ -334,42 +334,15 @@ def test_editing_and_going_on_work_while_the_log_does_not(
     close(service)
 
 
-class DyingStore(Store):
+class DyingStore(WatchedStore):
     """A store whose process dies after n writes: none after that reaches the disk."""
 
     num_left = 10**9
 
-    def _write(self) -> None:
+    def before_write(self) -> None:
         self.num_left -= 1
         if self.num_left < 0:
             raise StoreError("The process is gone.")
-
-    def start_session(self, info: SessionInfo) -> int:
-        self._write()
-        return super().start_session(info)
-
-    def create_conversation(self, title: str) -> int:
-        self._write()
-        return super().create_conversation(title)
-
-    def add_message(self, *place: Any) -> int:
-        self._write()
-        return super().add_message(*place)
-
-    def begin_turn(
-        self,
-        session_id: int,
-        conversation_id: int,
-        parent_id: int | None,
-        settings: TurnSettings,
-        begun: Begun | None = None,
-    ) -> Turn:
-        self._write()
-        return super().begin_turn(session_id, conversation_id, parent_id, settings, begun)
-
-    def finish_turn(self, turn: Turn, **ending: Any) -> None:
-        self._write()
-        super().finish_turn(turn, **ending)
 
 
 def live(service: ChatService) -> None:

@@ -16,6 +16,7 @@ from localspec.engine.contenders import (
     Rest,
 )
 from localspec.engine.controller import Option
+from localspec.engine.prices import RoundCurve
 from tests.engine.simulation import PLAIN_MS, Simulated, World
 
 PLAIN_RATE = 1.0 / PLAIN_MS
@@ -23,7 +24,8 @@ PLAIN_RATE = 1.0 / PLAIN_MS
 
 def option(drafter: str, rate: float, signal: str = "s") -> Option:
     """rate: to plain decoding."""
-    return Option(drafter, signal, 4, rate * PLAIN_RATE, 5.0 * PLAIN_RATE, 0.5, PLAIN_MS)
+    curve = RoundCurve([PLAIN_MS], 5.0 * PLAIN_RATE)
+    return Option(drafter, signal, 4, rate * PLAIN_RATE, curve, 0.5, PLAIN_MS)
 
 
 def test_who_is_far_behind_is_left_out_until_the_next_full_look() -> None:

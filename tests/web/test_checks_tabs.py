@@ -80,6 +80,8 @@ def test_check_9_two_tabs_queue_and_their_texts_stay_apart(visit: Open, site: Si
     assert bubbles(left, "user") == ["steady: the left one"]
     assert bubbles(right, "user") == bubbles(right) == ["echo the right one"]
     assert len(bubbles(left)) == 1 and "right" not in bubbles(left)[0]
+    assert "the right one" not in left.text("#ls-chat")
+    assert "Speculative" not in right.text("#ls-chat")
     texts = [site.store.branch(row["message_id"])[-1].text for row in site.store.turn_rows()[-2:]]
     assert texts == [REPLY, "echo the right one"], "in the order in which they were asked"
 

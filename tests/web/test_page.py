@@ -171,20 +171,6 @@ def test_closing_the_page_stops_the_reply_and_keeps_it(visit: Open, site: Site) 
     again.wait_for("stopped")
 
 
-def test_two_pages_queue_and_neither_takes_the_others_text(visit: Open, site: Site) -> None:
-    left, right = visit(), visit()
-    for page in (left, right):
-        page.open("&c=new")
-    left.send("slow: left")
-    until(lambda: site.service.current is not None)
-    right.send("echo right only")
-    right.wait_for("Waiting: 1 reply ahead of this one.")
-    right.wait_for("tok/s", "#ls-chat")
-    left.wait_for("tok/s", "#ls-chat")
-    assert "right only" not in left.text("#ls-chat")
-    assert "Speculative" not in right.text("#ls-chat")
-
-
 def test_another_conversation_can_be_read_while_a_reply_is_written(visit: Open, site: Site) -> None:
     page = visit()
     page.open("&c=new")

@@ -123,12 +123,18 @@ function missedSpan(number, round, missed) {
   return span;
 }
 
-function textBox(data) {
+// What arrow keys go through; filled by textBox or marksBox.
+function emptyBox(label) {
   const box = make("div", "ls-tv-text");
   box.id = "ls-tv-text";
   box.tabIndex = 0;
   box.setAttribute("role", "group");
-  box.setAttribute("aria-label", "The reply, token by token. Arrow keys go through the tokens.");
+  box.setAttribute("aria-label", label);
+  return box;
+}
+
+function textBox(data) {
+  const box = emptyBox("The reply, token by token. Arrow keys go through the tokens.");
   let round = -1;
   const told = new Set(); // rounds whose refused guesses are placed
   for (const run of data.runs) {
@@ -155,11 +161,7 @@ function textBox(data) {
 
 // Without the text of single tokens: the text, and a mark for each token.
 function marksBox(data) {
-  const box = make("div", "ls-tv-text");
-  box.id = "ls-tv-text";
-  box.tabIndex = 0;
-  box.setAttribute("role", "group");
-  box.setAttribute("aria-label", "One mark for each token. Arrow keys go through the marks.");
+  const box = emptyBox("One mark for each token. Arrow keys go through the marks.");
   let round = 0;
   for (const token of data.tokens) {
     const mark = make("span", `ls-run ls-mark ls-k-${token[0]}`);
