@@ -35,6 +35,7 @@ from localspec.web.guard.security import Guard
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = (
     "page.css",
+    "queue.js",
     "live.js",
     "ui.js",
     "chat.js",
@@ -213,6 +214,7 @@ HEAD = """<link rel="icon" href="/localspec/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/localspec/stats.css">
 <link rel="stylesheet" href="/localspec/race.css">
 <link rel="stylesheet" href="/localspec/models.css">
+<script type="module" src="/localspec/queue.js"></script>
 <script type="module" src="/localspec/live.js"></script>
 <script type="module" src="/localspec/keys.js"></script>
 <script type="module" src="/localspec/tokens.js"></script>

@@ -89,7 +89,7 @@ def bubbles(visit: Visit, role: str = "bot") -> list[str]:
     """The texts of the messages of one side, their notes left out."""
     script = """(role) => [...document.querySelectorAll(`#ls-chat [data-testid="${role}"]`)]
       .map((one) => one.cloneNode(true))
-      .filter((one) => !one.querySelector('.ls-footer, .ls-error, .ls-lenient'))
+      .filter((one) => !one.querySelector('.ls-footer, .ls-error, .ls-lenient, .ls-own'))
       .map((one) => one.innerText.trim()).filter(Boolean)"""
     return list(visit.page.evaluate(script, role))
 

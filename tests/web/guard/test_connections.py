@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from uvicorn import Server
 
 from localspec.web.guard import bodies, connections
 from localspec.web.guard.connections import server_of
@@ -29,8 +30,13 @@ async def inner(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
-    """Connections to a guarded server whose patience is short."""
+def connect(listening: tuple[Connect, Server]) -> Connect:
+    return listening[0]
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Connect, Server]]:
+    """Connections to a guarded server whose patience is short, and the server."""
     monkeypatch.setattr(connections, "HEAD_S", 0.4)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
@@ -47,7 +53,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
         opened.append(socket.create_connection(("127.0.0.1", port), timeout=10))
         return opened[-1]
 
-    yield make
+    yield make, server
     for one in opened:
         one.close()
     server.should_exit = True
@@ -86,6 +92,17 @@ def test_a_whole_request_is_answered_and_the_server_says_nothing_of_itself(
     answer = read_all(one)
     assert answer.startswith(b"HTTP/1.1 200") and b"\r\n\r\n1\r\n5\r\n" in answer
     assert b"server:" not in answer.lower().split(b"\r\n\r\n")[0]
+
+
+def test_an_answer_in_pieces_waits_for_no_acknowledgement(
+    listening: tuple[Connect, Server],
+) -> None:
+    connect, server = listening
+    connect()
+    until(lambda: len(server.server_state.connections) == 1)
+    (one,) = server.server_state.connections
+    accepted = one.transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 @pytest.mark.parametrize(

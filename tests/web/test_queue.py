@@ -1,0 +1,60 @@
+"""Gradio's queue in a real browser: an answer whose stream closed too early is still heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.web.conftest import WAIT_MS, Open, Site, Visit
+
+pytestmark = pytest.mark.slow
+
+# A stream's end reaches the page late, as on a crowded machine; all else comes at once.
+LATE_MS = 400
+LATE_STREAMS = """(() => {
+  const ask = window.fetch;
+  window.fetch = async (...request) => {
+    const response = await ask(...request);
+    if (!String(request[0].url ?? request[0]).includes('/queue/data')) return response;
+    const decoder = new TextDecoder();
+    const late = new TransformStream({
+      async transform(chunk, out) {
+        if (decoder.decode(chunk).includes('close_stream'))
+          await new Promise((done) => setTimeout(done, LATE_MS));
+        out.enqueue(chunk);
+      },
+    });
+    return new Response(response.body.pipeThrough(late), response);
+  };
+})()""".replace("LATE_MS", str(LATE_MS))
+
+
+def pin(page: Visit, is_pinned: bool) -> None:
+    page.page.evaluate(
+        """(is_pinned) => {
+          const handle = Number(document.querySelector('#ls-history .ls-row').dataset.handle);
+          const detail = { do: 'pin', handle, is_pinned };
+          window.dispatchEvent(new CustomEvent('ls-command', { detail }));
+        }""",
+        is_pinned,
+    )
+
+
+def test_an_event_taken_while_the_stream_was_closing_is_answered_on_the_page(
+    visit: Open, site: Site
+) -> None:
+    page = visit()
+    page.page.add_init_script(LATE_STREAMS)
+    page.open("&c=new")
+    page.send("echo about owls")
+    page.wait_for("tok/s")
+    page.page.wait_for_timeout(3 * LATE_MS)  # the turn's own streams have ended
+    for is_pinned in (True, False, True):
+        pin(page, is_pinned)
+        page.wait_for("Pinned" if is_pinned else "Today", "#ls-history")
+    # The first was seen on the page; its stream's end was not, when the next was taken.
+    assert site.store.conversations()[0].is_pinned
+    assert page.page.locator("#ls-history .ls-row[data-pinned]").count() == 1
+    page.send("echo about bees")
+    page.page.wait_for_function(
+        "document.querySelectorAll('#ls-written .ls-footer').length === 2", timeout=WAIT_MS
+    )
