@@ -55,6 +55,7 @@ class ModelEntry:
     """One model of a profile. Either `folder` is given, and its config.json holds the shape, or
     the shape is written out. drafts: ids of models that may draft for it, best first; foreign: of
     such with a vocabulary of their own. heads: folders of heads trained on it, one a kind.
+    accepted: a file of what drafts of these very models were accepted (train accepted).
     gated: whether the hub hands it out only to those who agreed to its terms, None when that is not
     known. terms: the page of the licence. note: a sentence a person should know before choosing it.
     extra_params: weights beside the decoder that are loaded with it (a vision tower)."""
@@ -78,6 +79,7 @@ class ModelEntry:
     expert_intermediate_size: int = 0
     foreign: tuple[str, ...] = ()
     heads: tuple[Path, ...] = ()
+    accepted: Path | None = None
     gated: bool | None = None
     terms: str | None = None
     note: str = ""
@@ -108,6 +110,7 @@ KINDS: Mapping[str, type] = {
     "drafts": list,
     "foreign": list,
     "heads": list,
+    "accepted": str,
     "folder": str,
     "family": str,
     "is_tied": bool,
@@ -221,6 +224,8 @@ def _model_entry(model_id: str, table: Any, family: str | None, path: Path) -> M
     values["foreign"] = tuple(str(draft) for draft in table.get("foreign", ()))
     heads = (Path(str(folder)).expanduser() for folder in table.get("heads", ()))
     values["heads"] = tuple(PROJECT_FOLDER / folder for folder in heads)
+    if "accepted" in table:
+        values["accepted"] = PROJECT_FOLDER / Path(table["accepted"]).expanduser()
     if "folder" in table:
         values["folder"] = PROJECT_FOLDER / Path(table["folder"]).expanduser()
     return ModelEntry(id=model_id, **values)

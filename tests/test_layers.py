@@ -89,11 +89,13 @@ MAY_IMPORT = {
     "machine.guesses": {"*"},  # its drafters, and
     "machine.room": {"forward.weights"},  # the place for models
     "machine.remembered": {"engine.acceptance"},  # reads what the controller learnt
+    "machine.elsewhere": {"engine.acceptance"},  # and what it learnt on another machine
     "machine.answer": {"*"},  # what the command line asks of it
     "training": {"forward", "chat.template", "backend"},
     "training.commands": {"*"},
     "training.errand": {"*"},  # finds the target and the log, registers what was made
-    "training.gain": {"*"},  # measures with the engine and the drafter itself
+    "training.gain": {"*"},  # measures with the engine and the drafter itself, and so does
+    "training.accepted": {"*"},
     "bench": {"*"},
     "commands": {"*"},
     "flags": set(),

@@ -43,7 +43,8 @@ class Contest:
         self._room = room
         self._report = report
         self._controllers: dict[str, Controller] = {}
-        self.controller_state = "cold"
+        knows_more = stage.controller.elsewhere is not None
+        self.controller_state = "cold, but for what comes with the models" if knows_more else "cold"
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Open the peers, measure costs, give each arm its controller, warm up, let arms learn."""

@@ -108,7 +108,8 @@ class Run:
 
 def own_controller(stage: Stage) -> Controller:
     """A controller that starts from the stage's state and learns apart from all others."""
-    controller = Controller(stage.engine.drafters, Costs(), Acceptance(), Costs())
+    drafters, elsewhere = stage.engine.drafters, stage.controller.elsewhere
+    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
     restored = controller.restore(stage.controller.snapshot())
     assert restored, "a controller must be able to take up its own snapshot"
     return controller

@@ -5,7 +5,8 @@ bucket; there in one kind of text; and in the turn under way. The finer one's es
 those of the one before, so that a kind never met starts from all kinds and a turn from its kind;
 the first shrink to the position before, the neighbouring temperature, then PRIOR. A second table
 maps the drafter's own confidence to the observed acceptance. State is plain data (turns are not in
-it), and a restored state counts for at most PRIOR_ROUNDS rounds.
+it), and a restored state counts for at most PRIOR_ROUNDS rounds. What another machine learnt of
+the same models stands in where nothing was learnt here, priced anew and for ELSEWHERE_ROUNDS.
 
 Not here: costs, decisions, the counts themselves (records).
 Source: partial pooling as in any hierarchical model; the weights were chosen by the log loss of
@@ -15,7 +16,7 @@ the next acceptance over three drafters' rounds on 48 prompts at three temperatu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localspec.engine.records import PRIOR_ROUNDS, Record, number
@@ -26,10 +27,15 @@ KIND_WEIGHT = 6.0  # of all kinds of text beside one,
 TURN_WEIGHT = 16.0  # and of a kind beside the turn
 DISCOUNT = 0.99  # a round's weight after 100 more: 0.37,
 TURN_DISCOUNT = 0.98  # and in the turn under way after 50 more of the same drafter: 0.36
+ELSEWHERE_ROUNDS = 25.0  # that what was learnt on another machine counts for
 LENIENT = 10  # added to a lenient turn's bucket: what it accepts says nothing of an exact one
 TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
 CONFIDENCE_BINS = 12
 ALL_KINDS = ""  # no kind of text was named
+
+
+# Drafter, temperature bucket, tokens drafted and steps of a round -> ms; None: not measured here.
+RoundMs = Callable[[str, int, float, float], float | None]
 
 
 class Situation(NamedTuple):
@@ -74,6 +80,7 @@ class Acceptance:
         self._turn: dict[_Key, Record] = {}
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clocks: dict[str, int] = defaultdict(int)  # rounds of each kind, and of ALL_KINDS
+        self._restored: dict[str, float] = defaultdict(float)  # and those of an earlier run
         self._versions: dict[tuple[str, str], int] = {}
         self.revision = 0  # changes whenever anything is learnt
 
@@ -84,6 +91,22 @@ class Acceptance:
     def _touch(self, drafter: str, signal: str) -> None:
         self.revision += 1
         self._versions[drafter, signal] = self.revision
+
+    def expect(self, elsewhere: Acceptance, round_ms: RoundMs) -> None:
+        """Start from what another machine learnt, where nothing was learnt here. The records of
+        `elsewhere` become our own. round_ms: what such rounds cost here."""
+        for key, record in elsewhere._records.items():
+            if key in self._records or record.num_rounds == 0.0:
+                continue
+            drafted, steps = record.drafted / record.num_rounds, record.steps / record.num_rounds
+            cost_ms = round_ms(key.drafter, key.situation.bucket, drafted, steps)
+            if cost_ms is not None:
+                record.cap(ELSEWHERE_ROUNDS)
+                record.ms = record.num_rounds * cost_ms
+                self._records[key] = record
+                self._touch(key.drafter, key.signal)
+        for place, cells in elsewhere._bins.items():
+            self._bins.setdefault(place, cells)
 
     def begin_turn(self) -> None:
         """What comes may be unlike what was."""
@@ -173,6 +196,10 @@ class Acceptance:
     def is_known(self, situation: Situation) -> bool:
         """Whether anything was learnt there."""
         return any(key.situation == situation for key in self._records)
+
+    def num_seen(self, kind: str) -> float:
+        """Rounds of this kind of text; of an earlier run those that drafted."""
+        return self._clocks[kind] + self._restored[kind]
 
     def num_rounds(self, drafter: str, signal: Hashable, situation: Situation) -> float:
         """Rounds that were learnt from in this situation, turns before this one included."""
@@ -279,7 +306,8 @@ class Acceptance:
         for row in state["records"]:
             situation = Situation(int(row["bucket"]), str(row["kind"]))
             key = _Key(str(row["drafter"]), str(row["signal"]), situation)
-            found._records[key] = Record.from_row(DISCOUNT, row)
+            record = found._records[key] = Record.from_row(DISCOUNT, row)
+            found._restored[situation.kind] += record.num_rounds
         for row in state["confidence"]:
             cells = [_capped_cell(number(t), number(a)) for t, a in row["cells"]]
             if len(cells) != CONFIDENCE_BINS:

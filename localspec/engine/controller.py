@@ -51,6 +51,7 @@ STATE_VERSION = 4
 USUAL_NODES = 4  # of a drafter that shapes itself, before its rounds have shown
 ASKED_MS = 0.01  # drafting that took less did not happen
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
+USUAL_CONTEXT = 256  # tokens behind which a round of another machine is priced here
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,18 @@ class Controller:
         costs: Costs,
         acceptance: Acceptance,
         sampled_costs: Costs | None = None,
+        elsewhere: Mapping[str, Any] | None = None,
     ) -> None:
-        """costs: of greedy rounds. sampled_costs: of rounds that draw, None: the same."""
+        """costs: of greedy rounds. sampled_costs: of rounds that draw, None: the same. elsewhere:
+        a snapshot of the acceptance of these very models on another machine; taken up where
+        nothing was learnt here, once rounds have a price. ValueError, KeyError, TypeError for what
+        is no such snapshot."""
         self.drafters = drafters
         self.costs = costs
         self.sampled_costs = costs if sampled_costs is None else sampled_costs
         self.acceptance = acceptance
+        self.elsewhere = elsewhere
+        self._expected = None if elsewhere is None else Acceptance.restored(elsewhere)
         self.probing: dict[Situation, Probing] = {}
         self.length_probing: dict[Situation, Probing] = {}
         self.contenders: dict[Situation, Contenders] = {}
@@ -121,6 +128,7 @@ class Controller:
         """The policy of the turn that begins now. requested: AUTO, OFF or a drafter's name.
         num_draft_tokens: fixed γ or None. first_num_draft_tokens: γ of a chain until anything was
         learnt here, None: our own guess. kind: of text, which is learnt apart."""
+        self._take_up_what_is_known_elsewhere()
         self.acceptance.begin_turn()
         self._is_plain_run = False
         situation, first = Situation(bucket_of(sampling), kind), first_num_draft_tokens
@@ -133,6 +141,18 @@ class Controller:
             everybody = tuple(self.drafters)
             return AdaptivePolicy(self, situation, everybody, True, num_draft_tokens, first)
         return AdaptivePolicy(self, situation, (requested,), False, None, first)
+
+    def _take_up_what_is_known_elsewhere(self) -> None:
+        is_priced = self.costs.is_measured and self.sampled_costs.is_measured
+        if self._expected is not None and is_priced:
+            self.acceptance.expect(self._expected, self._usual_round_ms)
+            self._expected = None
+            self.probing.clear()  # there is less to find out than it was made for
+
+    def _usual_round_ms(
+        self, drafter: str, bucket: int, num_tokens: float, num_steps: float
+    ) -> float | None:
+        return self.costs_at(bucket).round_ms(drafter, num_tokens, USUAL_CONTEXT, num_steps)
 
     def probing_in(self, situation: Situation) -> Probing:
         """When to look at what lost there; with an allowance where nothing was learnt before."""

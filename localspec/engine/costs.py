@@ -70,10 +70,11 @@ class Costs:
         step_ms = max(step_ms, 1e-6) / self._common
         self._draft_step.setdefault(drafter, Curve({})).points[context] = step_ms
 
-    def verify_ms(self, width: int, context: int) -> float | None:
-        """Cost of verifying `width` tokens, None before anything was measured."""
+    def verify_ms(self, width: float, context: int) -> float | None:
+        """Cost of verifying `width` tokens (a mean may lie between two), None before anything was
+        measured."""
         if width in self._verify:
-            return self._cell(width, context)
+            return self._cell(int(width), context)
         if not self._verify:
             return None
         widths = sorted(self._verify)
@@ -95,7 +96,7 @@ class Costs:
         return None if curve is None else num_steps * curve.at(context) * self._common
 
     def round_ms(
-        self, drafter: str, num_tokens: int, context: int, num_steps: float | None = None
+        self, drafter: str, num_tokens: float, context: int, num_steps: float | None = None
     ) -> float | None:
         """A whole round: drafting `num_tokens` in so many steps (None: one each) and verifying
         them; plain decoding for 0."""

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from localspec.engine.prices import Prices
 
 HYSTERESIS = 1.03
+# The best of many first estimates is mostly luck, and of a single one is not. So in a kind of text
+# that is new the best of very many must promise this much over plain decoding, of n of them
+# 1 - 1/n as much, and after so many rounds half of that.
+CAUTION, CAUTIOUS_ROUNDS = 0.25, 200
 SPREAD = 0.7  # of what an option never looked at may turn out to be, in what is expected of it
 PLAIN_LOOK = 2  # rounds: the first after a draft is not like the others (controller)
 PREPARED_SHARE = 0.8  # of the best rate: who is below it does not read the prompt in advance
@@ -189,6 +193,9 @@ class AdaptivePolicy:
 
     def _choose(self, options: list[Option], plain_rate: float) -> Option | None:
         """The best option, None for plain decoding; changes its mind only for HYSTERESIS."""
+        if self._may_be_off:
+            bar = plain_rate * (1.0 + self._caution())
+            options = [option for option in options if option.rate > bar]
         if not options:
             return None
         best = max(options, key=lambda option: option.rate)
@@ -202,6 +209,11 @@ class AdaptivePolicy:
         chosen = None if self._may_be_off and best.rate <= plain_rate else best
         self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
         return chosen
+
+    def _caution(self) -> float:
+        seen = self._controller.acceptance.num_seen(self._situation.kind)
+        among = 1.0 - 1.0 / len(self._allowed)
+        return CAUTION * among * CAUTIOUS_ROUNDS / (CAUTIOUS_ROUNDS + seen)
 
     def _second_look(self, best: Option | None, options: list[Option]) -> DraftPlan | None:
         """Now and then a round of what lost: a drafter that could win if it got better, or

@@ -60,10 +60,10 @@ class Record:
             self.tried[i] += 1.0
             self.accepted[i] += 1.0 if i < num_accepted else 0.0
 
-    def cap(self) -> None:
-        """The same rates, worth at most PRIOR_ROUNDS rounds."""
-        if self.num_rounds > PRIOR_ROUNDS:
-            self._scale(PRIOR_ROUNDS / self.num_rounds)
+    def cap(self, num_rounds: float = PRIOR_ROUNDS) -> None:
+        """The same rates, worth at most so many rounds."""
+        if self.num_rounds > num_rounds:
+            self._scale(num_rounds / self.num_rounds)
 
     def _scale(self, share: float) -> None:
         self.tried = [value * share for value in self.tried]

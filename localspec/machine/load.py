@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
+from localspec.machine.elsewhere import read_accepted
 from localspec.machine.energy import energy_counter
 from localspec.machine.guesses import build_drafters, capturable, captures_of, gather, pool_of
 from localspec.machine.hardware import confirmed_by_torch, probe
@@ -71,7 +72,8 @@ def open_local_backend(
     template = ChatTemplate.load(source.target)
     found = gather(source, place, target, template, past, pool, report)
     drafters, statuses = build_drafters(found.parts, report, found.codes)
-    controller = Controller(drafters, Costs(), Acceptance(), Costs())
+    elsewhere, unread = read_accepted(source.accepted)
+    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
     combination = _identity(source, place, torch)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
     notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]
@@ -79,7 +81,7 @@ def open_local_backend(
         notices.append(short)
     if opened.notice is not None:
         notices.append(f"transformers' own forward is used, which is slower. {opened.notice}")
-    notices += found.notices
+    notices += found.notices if unread is None else (*found.notices, unread)
     states = dict(state or {})
     own = states.pop(combination, None)
     if own is not None and not controller.restore(own):

@@ -29,7 +29,8 @@ UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 @dataclass(frozen=True)
 class Source:
     """Folders to load, with the names to show. draft_refusal: why there is no draft. foreign: a
-    draft with a vocabulary of its own. heads: folders of heads for the target."""
+    draft with a vocabulary of its own. heads: folders of heads for the target. accepted: the
+    file of what drafts of just these models were accepted elsewhere."""
 
     target: Path
     target_name: str
@@ -38,6 +39,7 @@ class Source:
     draft_refusal: str = "no draft model was chosen for this target; --draft names one."
     foreign: Path | None = None
     heads: tuple[Path, ...] = ()
+    accepted: Path | None = None
 
 
 def resolve(options: LoadOptions) -> Source:
@@ -58,6 +60,8 @@ def resolve(options: LoadOptions) -> Source:
     if entry is not None:
         source = replace(source, foreign=_first_here(entry.foreign, profiles))
     heads = (*own, *(entry.heads if entry is not None else ()))
+    if entry is not None and not own and options.draft in (None, *entry.drafts[:1]):
+        source = replace(source, accepted=entry.accepted)
     return _with_draft(replace(source, heads=heads), options, entry, profiles)
 
 

@@ -225,6 +225,31 @@ for _kind, _words in HEADS.items():
 
 
 @app.command()
+def accepted(
+    prompts: PromptsFlag = None,
+    made_up: MadeUpFlag = 0,
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7,1",
+    max_tokens: Annotated[int, typer.Option(help="Of each reply.")] = 48,
+    out: Annotated[
+        Path | None, typer.Option(help="The file; none: accepted/TARGET.json in HOME.")
+    ] = None,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    dtype: DtypeFlag = None,
+    seed: SeedFlag = 1,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what each way of drafting accepts, for first chats elsewhere to start from."""
+    from localspec.training.errand import accepted_of
+
+    load = LoadOptions(profile, model, draft, dtype=dtype, home=home)
+    result, text = accepted_of(load, prompts or (), made_up, temperatures, max_tokens, out, seed)
+    finish(result, text, as_json)
+
+
+@app.command()
 def report(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="What was trained; none: all in HOME.")

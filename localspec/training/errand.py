@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from localspec.bench.suite import to_stderr
+from localspec.bench.suite import listed_numbers, to_stderr
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.machine.compatibility import require_compatible
@@ -26,6 +26,7 @@ from localspec.machine.options import LoadOptions
 from localspec.machine.room import Place, place_for
 from localspec.machine.sources import Source, resolve
 from localspec.record.chats import read_replies
+from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.gain import Bench, expected_tokens, gains, render
 from localspec.training.heads.made import NOTE, Made
 from localspec.training.heads.questions import Conversation, made_up, read_prompts
@@ -124,6 +125,37 @@ def report_gains(
     result = {**where, "gains": [gain.as_dict() for gain in measured]}
     heading = f"Measured on {place.hardware.device_name}, {place.precision}."
     return result, "\n\n".join([heading, *map(render, measured)])
+
+
+def accepted_of(
+    load: LoadOptions,
+    prompts: Sequence[Path],
+    num_made_up: int,
+    temperatures: str,
+    max_tokens: int,
+    out: Path | None,
+    seed: int,
+) -> tuple[dict[str, Any], str]:
+    """Measure what drafts are accepted, and keep it. Raises LocalspecError."""
+    conversations = [one for path in prompts for one in read_prompts(path.expanduser())]
+    conversations += made_up(num_made_up, seed)
+    given = listed_numbers(temperatures)
+    if not conversations or not given or max_tokens < 1:
+        raise ConfigError(
+            "There is nothing to ask the target. Give --prompts with a .jsonl file or --made-up "
+            "with a number of requests of ours, one --temperatures or more, and --max-tokens of "
+            "at least 1."
+        )
+    name = slug(resolve(load).target_name)
+    place = out or settings_for(load.home).home / "accepted" / f"{name}.json"
+    settings = AcceptedSettings(load, conversations, given, max_tokens, place.expanduser())
+    origin, measured = measure_accepted(settings, to_stderr)
+    result = {**asdict(origin), "drafters": measured, "out": str(settings.out)}
+    return result, (
+        f"{settings.out} holds what {len(measured)} drafters of {origin.target} were accepted over "
+        f"{origin.num_prompts} prompts. A profile names it beside the model: "
+        f'accepted = "{settings.out}".'
+    )
 
 
 def _require_sense(errand: Errand) -> None:

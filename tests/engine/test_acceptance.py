@@ -11,6 +11,7 @@ import pytest
 
 from localspec.engine.acceptance import (
     CONFIDENCE_BINS,
+    ELSEWHERE_ROUNDS,
     PRIOR,
     Acceptance,
     Situation,
@@ -236,3 +237,52 @@ def test_a_kinds_records_outlive_a_restart_and_a_turns_do_not() -> None:
     acceptance.begin_turn()
     assert again.rates("d", "s", code) == pytest.approx(acceptance.rates("d", "s", code), abs=0.05)
     assert again.is_known(code) and not again.is_known(Situation(3, "story"))
+
+
+def elsewhere(rate: float, rounds: int = 200, **where: Any) -> Acceptance:
+    """What another machine learnt, as it comes out of a file."""
+    found = Acceptance()
+    learn(found, rate, rounds, **where)
+    return Acceptance.restored(json.loads(json.dumps(found.snapshot())))
+
+
+def test_what_was_learnt_elsewhere_is_where_a_first_chat_starts() -> None:
+    acceptance = Acceptance()
+    acceptance.expect(elsewhere(0.9), lambda *_: 20.0)
+    assert acceptance.rates("d", "s", COLD)[0] == pytest.approx(0.9, abs=0.05)
+    assert acceptance.is_known(COLD)
+    assert acceptance.num_rounds("d", "s", COLD) == ELSEWHERE_ROUNDS
+
+
+def test_what_was_learnt_elsewhere_costs_what_it_costs_here() -> None:
+    asked = []
+
+    def round_ms(drafter: str, bucket: int, num_tokens: float, num_steps: float) -> float:
+        asked.append((drafter, bucket, num_tokens))
+        return 40.0
+
+    acceptance = Acceptance()
+    acceptance.observe("d", "s", COLD, 4, 3, 10.0)
+    given = Acceptance.restored(acceptance.snapshot())
+    there = acceptance.rate("d", "s", COLD, 4.0, 10.0)
+    acceptance = Acceptance()
+    acceptance.expect(given, round_ms)
+    assert asked == [("d", 0, 4.0)]
+    assert acceptance.rate("d", "s", COLD, 4.0, 40.0) == pytest.approx(there / 4.0)
+
+
+def test_what_was_learnt_here_stands_before_what_was_learnt_elsewhere() -> None:
+    acceptance = Acceptance()
+    learn(acceptance, 0.1, 20)
+    before = acceptance.rates("d", "s", COLD)
+    acceptance.expect(elsewhere(0.9), lambda *_: 20.0)
+    assert acceptance.rates("d", "s", COLD) == before
+    acceptance.expect(elsewhere(0.9, drafter="other"), lambda *_: None)
+    assert acceptance.num_rounds("other", "s", COLD) == 0.0, "it was never measured here"
+
+
+def test_own_rounds_outweigh_what_was_learnt_elsewhere() -> None:
+    acceptance = Acceptance()
+    acceptance.expect(elsewhere(0.95), lambda *_: 20.0)
+    learn(acceptance, 0.2, 60)
+    assert acceptance.rates("d", "s", COLD)[0] < 0.5

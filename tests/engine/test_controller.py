@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from localspec.core import AUTO, OFF, Outcome, Proposal, SamplingParams, Step, Verdict, chain
-from localspec.engine.acceptance import Situation
-from localspec.engine.controller import best_length, expected_tokens
+from localspec.engine.acceptance import Acceptance, Situation
+from localspec.engine.controller import Controller, best_length, expected_tokens
+from localspec.engine.costs import Costs
 from tests.engine.simulation import Simulated, World, best_fixed_rate
 
 COLD, HOT = SamplingParams(0.0), SamplingParams(1.0)
@@ -250,3 +251,18 @@ def test_a_look_at_plain_decoding_takes_two_rounds() -> None:
     looks = [s.is_probe and s.num_draft_tokens == 0 for s in world.steps]
     starts = [i for i in range(1, len(looks) - 1) if looks[i] and not looks[i - 1]]
     assert starts and all(looks[i + 1] for i in starts)
+
+
+def test_what_is_known_elsewhere_is_taken_up_once_rounds_have_a_price() -> None:
+    learnt = World({"d": Simulated(1.0, 0.9)})
+    learnt.run(100, COLD)
+    elsewhere = learnt.controller.acceptance.snapshot()
+    drafters, place = learnt.controller.drafters, Situation(0)
+    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
+    controller.policy(COLD, AUTO, None)
+    assert not controller.acceptance.is_known(place), "nothing has a price yet"
+    controller.costs = controller.sampled_costs = learnt.controller.costs
+    controller.policy(COLD, AUTO, None)
+    assert controller.acceptance.rates("d", "s", place)[0] == pytest.approx(0.9, abs=0.1)
+    assert controller.probing_in(place).allowance == 0.0, "there is less to find out"
+    assert Controller(drafters, Costs(), Acceptance()).probing_in(place).allowance > 0.0

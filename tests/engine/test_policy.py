@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from localspec.core import (
+    AUTO,
     OFF,
     DraftPlan,
     Outcome,
@@ -20,8 +21,9 @@ from localspec.core import (
     Verdict,
     chain,
 )
+from localspec.engine import policy as policy_module
 from localspec.engine.acceptance import Situation
-from localspec.engine.policy import HYSTERESIS
+from localspec.engine.policy import HYSTERESIS, AdaptivePolicy
 from localspec.engine.probing import EAGER_PROBES, FIRST_PROBE, LAST_PROBE, PROBE_BUDGET, Probing
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
 
@@ -117,6 +119,39 @@ def test_an_allowance_pays_for_looks_where_nothing_is_known() -> None:
         probing.ran(10.0)
     assert not poor.is_due("d", 40.0, 9.0)
     assert rich.is_due("d", 40.0, 9.0) and not rich.is_due("d", 51.0, 9.0)
+
+
+def test_the_best_of_many_first_estimates_is_not_believed_at_once() -> None:
+    """Ten drafters that all lose: what is tried of them in the first 100 rounds costs less than
+    where the one that looks best is taken at its word."""
+    reached = {}
+    for caution in (policy_module.CAUTION, 0.0):
+        worlds = [World({f"d{i}": Simulated(4.0, 0.3) for i in range(10)}, s) for s in range(8)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(policy_module, "CAUTION", caution)
+            for world in worlds:
+                world.run(100, COLD)
+        reached[caution] = mean(world.rate() * PLAIN_MS for world in worlds)
+    assert reached[policy_module.CAUTION] > reached[0.0] + 0.01, reached
+
+
+def test_one_drafter_is_taken_at_its_word_and_caution_ends() -> None:
+    def caution_of(world: World, kind: str = "") -> float:
+        made = world.controller.policy(COLD, AUTO, None, kind=kind)
+        assert isinstance(made, AdaptivePolicy)
+        return made._caution()
+
+    assert caution_of(World({"d": Simulated(1.0, 0.9)})) == 0.0
+    world = World({"a": Simulated(1.0, 0.9), "b": Simulated(1.0, 0.9)})
+    world.kind = "code"
+    first = caution_of(world, "code")
+    assert first == policy_module.CAUTION / 2
+    world.run(policy_module.CAUTIOUS_ROUNDS, COLD)
+    assert caution_of(world, "code") == pytest.approx(first / 2)
+    assert caution_of(world, "story") == first
+    again = World({"a": Simulated(1.0, 0.9), "b": Simulated(1.0, 0.9)})
+    assert again.controller.restore(world.controller.snapshot())
+    assert caution_of(again, "code") < first, "what an earlier run saw counts"
 
 
 def test_only_a_new_situation_has_an_allowance() -> None:

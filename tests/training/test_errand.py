@@ -63,6 +63,45 @@ def chat(home: Path, *texts: str) -> None:
     store.close()
 
 
+def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
+    target: Path, tmp_path: Path
+) -> None:
+    from localspec.machine.load import open_local_backend
+    from localspec.machine.options import LoadOptions
+
+    home, file = tmp_path / "home", tmp_path / "accepted.json"
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "cats"}\n{"prompt": "cats and cats"}\n')
+    made = run(
+        "accepted", "--prompts", str(tmp_path / "asked.jsonl"), "--temperatures", "0",
+        "--max-tokens", "8", "--model", str(target), "--dtype", "float32", "--out", str(file),
+        "--home", str(home), "--json",
+    )  # fmt: skip
+    assert made["num_prompts"] == 2 and "lookahead" in made["drafters"]
+    profile = home / "profiles" / "models" / "own.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        f'title = "Own"\ndefault = "own/tiny"\n[models."own/tiny"]\nlicense = "none"\n'
+        f'drafts = []\nfolder = "{target}"\naccepted = "{file}"\n'
+    )
+    load = LoadOptions(model="own/tiny", dtype="float32", home=home)
+    controller = open_local_backend(load, None, lambda phrase: None).loaded.controller
+    records = json.loads(file.read_text())["acceptance"]["records"]
+    assert controller.elsewhere is not None and len(records) > 0
+    assert controller.elsewhere["records"] == records
+
+
+def test_measuring_what_is_accepted_needs_something_to_ask(target: Path, tmp_path: Path) -> None:
+    model = ("--model", str(target), "--dtype", "float32", "--home", str(tmp_path))
+    assert "nothing to ask the target" in refused("accepted", *model)
+    assert "no list of numbers" in refused(
+        "accepted", "--made-up", "1", "--temperatures", "warm", *model
+    )
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "cats " * 4000}))
+    long = ("--prompts", str(tmp_path / "long.jsonl"))
+    assert "Give shorter prompts" in refused("accepted", *long, *model)
+    assert not (tmp_path / "accepted").exists()
+
+
 def test_a_personal_draft_is_one_command_and_then_on_offer(target: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     chat(home, "cats", "dogs", "rain", "tea")

@@ -90,3 +90,33 @@ def test_the_target_answers_a_greeting_in_a_whole_sentence(demo: Path) -> None:
         tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")
     )
     assert text[-1] in ".!?"
+
+
+def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
+    """Of the very models that it ships with, at three temperatures and for every kind of text."""
+    from localspec.machine.elsewhere import read_accepted
+    from localspec.machine.options import LoadOptions
+    from localspec.machine.sources import resolve
+
+    source = resolve(LoadOptions())
+    assert source.accepted is not None and demo in source.accepted.parents
+    state, notice = read_accepted(source.accepted)
+    assert state is not None and notice is None
+    origin = json.loads(source.accepted.read_text(encoding="utf-8"))
+    assert (origin["target"], origin["draft"]) == (source.target_name, source.draft_name)
+    known = {(row["drafter"], row["bucket"]) for row in state["records"] if not row["kind"]}
+    drafters = {name for name, _ in known}
+    assert drafters >= {"ngram", "lookahead", "draft_model", "draft_tree", "chained", "early_exit"}
+    assert drafters >= {"medusa", "mtp", "eagle", "cross_tokenizer", "self_quant"}
+    assert known == {(name, bucket) for name in drafters for bucket in (0, 3, 4)}
+    kinds = {row["kind"] for row in state["records"]}
+    assert kinds == {"", "chat", "code", "json", "rework", "story"}
+
+
+def test_it_is_not_believed_of_another_draft_or_other_heads(demo: Path, tmp_path: Path) -> None:
+    from localspec.machine.options import LoadOptions
+    from localspec.machine.sources import resolve
+
+    other = LoadOptions(draft=str(demo / "foreign"))
+    assert resolve(other).accepted is None
+    assert resolve(LoadOptions(heads=(str(tmp_path),))).accepted is None

@@ -1,0 +1,81 @@
+"""The file that says what drafts of some models were accepted on another machine.
+
+Contract: `read_accepted` gives the acceptance of a file, a snapshot of engine.acceptance;
+`write_accepted` writes one whole or not at all. What is accepted depends on the models and the
+text, not on the machine; what it costs does not stand here. A file that cannot be read costs a
+first chat its start and nothing else, so the reader says so in a sentence and raises nothing.
+
+Not here: measuring it (training.accepted), what becomes of it (engine.controller).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import StoreError
+
+VERSION = 1
+NOT_ONE_OF_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+DIGITS = 2  # of a count of rounds: finer would be noise
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the figures are of."""
+
+    target: str
+    draft: str | None
+    precision: str
+    num_prompts: int
+    temperatures: tuple[float, ...]
+    max_tokens: int
+
+
+def read_accepted(path: Path | None) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The acceptance, and a sentence where there should be one and is not."""
+    from localspec.engine.acceptance import Acceptance
+
+    if path is None:
+        return None, None
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        if data["version"] != VERSION:
+            raise ValueError(f"version {data['version']}")
+        Acceptance.restored(data["acceptance"])
+    except (OSError, *NOT_ONE_OF_OURS) as error:
+        reason = f"{type(error).__name__}: {error}"
+        return None, (
+            f"{path} says what drafts of this model were accepted elsewhere, and cannot be used "
+            f"({reason}). First replies learn it anew; fetch the file again to spare them that."
+        )
+    found: Mapping[str, Any] = data["acceptance"]
+    return found, None
+
+
+def write_accepted(path: Path, origin: Origin, acceptance: Mapping[str, Any]) -> None:
+    """Raises StoreError; what was there stays."""
+    data = {"version": VERSION, **asdict(origin), "acceptance": _rounded(acceptance)}
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} cannot be written ({error.strerror or error}). Free some space there, or name "
+            "another --out."
+        ) from error
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

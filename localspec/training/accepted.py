@@ -1,0 +1,109 @@
+"""Measures what each way of drafting accepts on a target: `train accepted`.
+
+Contract: every drafter that can be had, by name, over every prompt at every temperature, in the
+engine as it chats; what was accepted is learnt as in chats, by kind of text, and written for
+first chats on other machines to start from. A drafter that fails on the way is left out, and said.
+
+Not here: the file (machine.elsewhere), learning itself (engine.acceptance).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.bench.opening import stage_of
+from localspec.bench.stage import Case, Stage, run_engine
+from localspec.chat.local import Loaded
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.calibrate import calibrate
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from localspec.errors import ConfigError, LocalspecError
+from localspec.machine.elsewhere import Origin, write_accepted
+from localspec.machine.load import open_local_backend
+from localspec.machine.options import LoadOptions
+from localspec.machine.sources import resolve
+from localspec.training.heads.questions import Conversation
+from localspec.workloads import recognise
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AcceptedSettings:
+    """conversations: what is asked. max_tokens: of each reply."""
+
+    load: LoadOptions
+    conversations: Sequence[Conversation]
+    temperatures: tuple[float, ...]
+    max_tokens: int
+    out: Path
+
+
+def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin, list[str]]:
+    """Measure and write; the drafters that were measured. Raises LocalspecError."""
+    loaded = open_local_backend(settings.load, None, report).loaded
+    stage = stage_of(loaded, resolve(settings.load))
+    cases = _cases(loaded, settings)
+    # One that knows nothing, not even what is known elsewhere: that may be what is measured anew.
+    controller = Controller(stage.engine.drafters, Costs(), Acceptance(), Costs())
+    for phrase in calibrate(stage.engine, controller):
+        report(phrase)
+    measured = [
+        name
+        for name in stage.engine.drafters
+        if _is_measured(stage, controller, name, cases, settings, report)
+    ]
+    facts = stage.machine
+    origin = Origin(
+        str(facts["target"]),
+        facts["draft"],
+        stage.precision,
+        len(cases),
+        settings.temperatures,
+        settings.max_tokens,
+    )
+    write_accepted(settings.out, origin, controller.acceptance.snapshot())
+    return origin, measured
+
+
+def _cases(loaded: Loaded, settings: AcceptedSettings) -> list[Case]:
+    """The conversations that fit, each with the kind of text that the app would take it for."""
+    found = list[Case]()
+    for place, conversation in enumerate(settings.conversations):
+        prompt = tuple(loaded.template.render(conversation.opening))
+        if len(prompt) + settings.max_tokens > loaded.context_length:
+            continue
+        asked = conversation.opening[-1].content
+        name = hashlib.sha256(asked.encode()).hexdigest()[:12]
+        found.append(Case(name, "asked", prompt, place, recognise(asked)))
+    if not found:
+        raise ConfigError(
+            f"None of {len(settings.conversations)} prompts fits the context of "
+            f"{loaded.context_length} tokens with a reply of {settings.max_tokens}. Give shorter "
+            "prompts, or a smaller --max-tokens."
+        )
+    return found
+
+
+def _is_measured(
+    stage: Stage,
+    controller: Controller,
+    name: str,
+    cases: Sequence[Case],
+    settings: AcceptedSettings,
+    report: Report,
+) -> bool:
+    for temperature in settings.temperatures:
+        report(f"{name}: {len(cases)} prompts at T {temperature:g}")
+        for case in cases:
+            sampling = case.sampling(temperature)
+            try:
+                run_engine(stage, controller, name, None, case, sampling, settings.max_tokens)
+            except (LocalspecError, RuntimeError, MemoryError) as error:
+                report(f"{name} is left out: {error}")
+                return False
+    return True

@@ -1,0 +1,85 @@
+"""The file of what was accepted elsewhere: it returns as it was, and a bad one costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.engine.acceptance import Acceptance, Situation
+from localspec.errors import StoreError
+from localspec.machine.elsewhere import Origin, read_accepted, write_accepted
+
+ORIGIN = Origin("a/target", "a/draft", "float32", 3, (0.0, 0.7), 48)
+
+
+def learnt() -> Acceptance:
+    found = Acceptance()
+    for accepted in (3, 0, 4, 4, 1):
+        found.tick("code")
+        found.observe("ngram", "2", Situation(3, "code"), 4, accepted, 10.0 / 3.0)
+    found.observe_confidences("ngram", 3, [0.5], [True])
+    found.begin_turn()
+    return found
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "accepted.json"
+    write_accepted(path, ORIGIN, learnt().snapshot())
+    state, notice = read_accepted(path)
+    assert state is not None and notice is None
+    place = ("ngram", "2", Situation(3, "code"))
+    found = Acceptance.restored(state).rates(*place)
+    assert found == pytest.approx(learnt().rates(*place), abs=0.01)
+    assert json.loads(path.read_text())["target"] == "a/target"
+    assert [file.name for file in path.parent.iterdir()] == ["accepted.json"]
+
+
+def test_no_file_is_no_fault() -> None:
+    assert read_accepted(None) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"version": 2, "acceptance": {"records": [], "confidence": []}}',
+        '{"version": 1, "acceptance": {"records": [{}], "confidence": []}}',
+        '{"version": 1, "acceptance": {"records": [{"drafter": "d", "signal": "s", "bucket": 0,'
+        ' "kind": "", "tried": [1], "accepted": [2]}], "confidence": []}}',
+        b"\xff\xfe",
+    ],
+    ids=lambda content: repr(content[:40]),
+)
+def test_a_file_that_cannot_be_used_is_a_sentence_and_no_error(
+    tmp_path: Path, content: Any
+) -> None:
+    path = tmp_path / "accepted.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    state, notice = read_accepted(path)
+    assert state is None
+    assert notice is not None and str(path) in notice and "learn it anew" in notice
+    assert "learn it anew" in str(read_accepted(tmp_path / "absent.json")[1])
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "accepted.json"
+    path.write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StoreError, match="Free some space"):
+        write_accepted(path, ORIGIN, learnt().snapshot())
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
+        ("accepted.json", "before")
+    ]
