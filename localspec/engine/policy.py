@@ -193,9 +193,6 @@ class AdaptivePolicy:
 
     def _choose(self, options: list[Option], plain_rate: float) -> Option | None:
         """The best option, None for plain decoding; changes its mind only for HYSTERESIS."""
-        if self._may_be_off:
-            bar = plain_rate * (1.0 + self._caution())
-            options = [option for option in options if option.rate > bar]
         if not options:
             return None
         best = max(options, key=lambda option: option.rate)
@@ -206,7 +203,8 @@ class AdaptivePolicy:
             return None
         if incumbent in rates and best.rate <= HYSTERESIS * rates[incumbent].rate:
             best = rates[incumbent]
-        chosen = None if self._may_be_off and best.rate <= plain_rate else best
+        bar = plain_rate * (1.0 + self._caution())
+        chosen = None if self._may_be_off and best.rate <= bar else best
         self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
         return chosen
 

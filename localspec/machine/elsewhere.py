@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def write_accepted(path: Path, origin: Origin, acceptance: Mapping[str, Any]) ->
         part.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StoreError(
             f"{path} cannot be written ({error.strerror or error}). Free some space there, or name "
             "another --out."

@@ -83,3 +83,10 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
         ("accepted.json", "before")
     ]
+
+
+def test_a_place_below_a_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_accepted(tmp_path / "file" / "accepted.json", ORIGIN, learnt().snapshot())
+    assert (tmp_path / "file").read_text() == "kept"
