@@ -222,6 +222,24 @@ def test_the_keyboard_reaches_everything(visit: Open, site: Site) -> None:
     page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
 
 
+def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(visit: Open) -> None:
+    page = begin(visit)
+    page.page.click("#ls-keys")
+    page.page.keyboard.press("Escape")
+    assert page.page.evaluate("document.activeElement.id") == "ls-keys"
+    page.page.click("#ls-keys")
+    focused = page.page.evaluate(
+        """async () => {
+          const dialog = document.querySelector('dialog[open]');
+          dialog.close();
+          document.querySelector('#ls-message textarea').focus();
+          while (dialog.isConnected) await new Promise((react) => setTimeout(react, 10));
+          return document.activeElement.tagName;
+        }"""
+    )
+    assert focused == "TEXTAREA"
+
+
 def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(visit: Open) -> None:
     page = begin(visit)
     is_dark = "document.body.classList.contains('dark')"

@@ -5,7 +5,6 @@ const POLL_MS = 400;
 
 let asked = 0; // a newer request makes an older answer void
 let shown = null; // the message on view
-let opener = null;
 
 const byId = (id) => document.getElementById(id);
 
@@ -46,7 +45,7 @@ function frame() {
   body.id = "ls-tv-body";
   view.append(head, body);
   view.addEventListener("click", (event) => { if (event.target === view) view.close(); });
-  view.addEventListener("close", () => { asked += 1; shown = null; opener?.focus?.(); });
+  view.addEventListener("close", () => { asked += 1; shown = null; });
   document.body.append(view);
   return view;
 }
@@ -325,7 +324,7 @@ async function open(message, link) {
   const view = frame();
   asked += 1;
   const mine = asked;
-  opener = link;
+  link.focus(); // where the browser puts the focus back; not every one does so with a click
   shown = message;
   byId("ls-tv-body").replaceChildren(make("p", "ls-tv-note", "Reading the log …"));
   if (!view.open) view.showModal();

@@ -58,11 +58,9 @@ export function question({ title, body, choices, wide = false }) {
       ...[body].flat(),
       make("div", { className: "ls-dialog-buttons" }, ...buttons),
     );
-    const before = document.activeElement;
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(""); });
     dialog.addEventListener("close", () => {
-      dialog.remove();
-      before?.focus?.();
+      dialog.remove(); // the browser gave the focus back as it closed; by now a person may have moved it
       resolve(dialog.returnValue ? JSON.parse(dialog.returnValue).value : null);
     });
     document.body.append(dialog);
