@@ -113,7 +113,8 @@ class Proposal:
     confidences [n]: the drafter's own guess that a token is what follows its parent, None if it
     has none. num_steps: how often the drafter ran to make it, None: once a token, as a chain does.
     cannot_branch: it is a chain whatever was drawn (`chain`). A tree that came out as one is none:
-    by which rule a draft is judged must not depend on what was drawn.
+    by which rule a draft is judged must not depend on what was drawn. makers [n]: the name of the
+    drafter that each token comes from, where one works with others; empty: all are its own.
     """
 
     tokens: tuple[int, ...] = ()
@@ -122,9 +123,11 @@ class Proposal:
     confidences: tuple[float, ...] | None = None
     num_steps: int | None = None
     cannot_branch: bool = False
+    makers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "one parent for each draft token"
+        assert len(self.makers) in (0, len(self.tokens)), "one maker for each draft token, or none"
         assert all(p < i for i, p in enumerate(self.parents)), "parents must precede children"
 
     @property

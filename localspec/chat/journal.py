@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -127,6 +127,12 @@ class Journal:
                 return ()
             tokens += found[0]
         return tuple(tokens)
+
+    def num_from(self, message_id: int, sources: Collection[str]) -> int:
+        """How many tokens of a stored reply came from these drafters; of one that goes on with
+        another, of its new part."""
+        found = self._store.reply_tokens(message_id)
+        return 0 if found is None else sum(source in sources for source in found[1])
 
     def turn_rows(self, handle: int | None, session_id: int | None) -> list[dict[str, Any]]:
         """Flat rows of turns, oldest first."""

@@ -4,7 +4,8 @@ Contract: the text that followed the last tokens earlier is put through the draf
 forward. Its tokens stand while the model finds each about as likely as its own favourite; from
 the first that it does not, the model drafts on by itself. So a copied stretch costs one draft
 step instead of one a token, and its end costs no round. Copied tokens are deterministic, whatever
-the temperature: where to leave them is decided by the model's rows before them alone.
+the temperature: where to leave them is decided by the model's rows before them alone. Each token
+names the one of the two that it comes from.
 
 Not here: finding the match (ngram), the model's own loop (draft_model).
 """
@@ -12,6 +13,7 @@ Not here: finding the match (ngram), the model's own loop (draft_model).
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 
@@ -60,16 +62,23 @@ class ChainedDrafter:
         room = self.model.cache.shape.capacity - len(sequence.tokens)
         guess = self._lookup.foresee(sequence)[: min(plan.num_draft_tokens, room)]
         if not guess:
-            return self._drafting.propose(sequence, plan)
+            return self._told(self._drafting.propose(sequence, plan), num_copied=0)
         self._drafting.catch_up(sequence)
         draft = Drafting(sequence, plan.shortened(room), self._drafting.target_vocab_size)
         pending = sequence.tokens[self.model.cache.length :]
         logits = self.model.forward([*pending, *guess], num_logits=len(guess) + 1)  # [g + 1, V]
         goes_on, num_kept = self._copy(draft, guess, logits)
+        num_copied = len(draft.tokens)
         self.model.cache.rollback(len(sequence.tokens) + num_kept)
         if goes_on:
             draft_on(self.model, draft, logits[num_kept])
-        return draft.proposal()
+        return self._told(draft.proposal(), num_copied)
+
+    def _told(self, proposal: Proposal, num_copied: int) -> Proposal:
+        """The proposal with the makers of its tokens: the lookup's come first."""
+        num_drafted = len(proposal.tokens) - num_copied
+        makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
+        return replace(proposal, makers=makers)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing: lookup and model find what they missed."""

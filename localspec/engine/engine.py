@@ -142,7 +142,9 @@ class Engine:
         policy.observe(sequence, outcome)
         for drafter in self.drafters.values():
             drafter.observe(sequence, outcome)
-        provenance = (plan.drafter,) * num_accepted + (TARGET,) * (len(kept) - num_accepted)
+        makers = proposal.makers or (plan.drafter,) * len(proposal.tokens)
+        accepted = tuple(makers[node] for node in verdict.path[:num_accepted])
+        provenance = accepted + (TARGET,) * (len(kept) - num_accepted)
         return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from localspec import core
@@ -44,6 +46,13 @@ def test_from_the_first_token_it_disagrees_with_the_model_drafts_on(agreed: int)
     assert proposed(ChainedDrafter, script, REPEATING).tokens == script[:6]
 
 
+@pytest.mark.parametrize(("agreed", "num_copied"), [(0, 0), (3, 3), (6, 6)])
+def test_each_token_names_the_one_it_comes_from(agreed: int, num_copied: int) -> None:
+    script = (*(*REPEATING[2:], 12, 40)[:agreed], 50, 51, 52, 53, 54, 55)
+    makers = proposed(ChainedDrafter, script, REPEATING, 6).makers
+    assert makers == ("ngram",) * num_copied + ("draft_model",) * (6 - num_copied)
+
+
 def test_where_the_copy_ends_the_model_goes_on() -> None:
     script = (12, 40, 30, 7, 5, 9, 12, 40, 60, 61, 62, 63)
     assert proposed(ChainedDrafter, script, REPEATING, 10).tokens == script[:10]
@@ -53,7 +62,7 @@ def test_where_nothing_repeats_it_drafts_as_the_model_alone() -> None:
     script = (20, 21, 22, 23, 24, 25, 26)
     alone = proposed(DraftModelDrafter, script, FRESH)
     assert alone.tokens == script[:6]
-    assert proposed(ChainedDrafter, script, FRESH) == alone
+    assert proposed(ChainedDrafter, script, FRESH) == replace(alone, makers=("draft_model",) * 6)
 
 
 def test_it_has_something_of_its_own_to_say_only_where_the_text_repeats() -> None:

@@ -105,6 +105,17 @@ def test_a_round_says_what_was_drafted_and_what_the_target_chose() -> None:
     assert guesser.observed == [first.step, second.step]
 
 
+def test_a_token_is_said_to_come_from_its_maker() -> None:
+    class Helped(Guesser):
+        """Beside the right chain it proposes a wrong sibling of the first token."""
+
+        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+            return Proposal((1, *SCRIPT[:3]), (-1, -1, 1, 2), makers=("no", "one", "two", "two"))
+
+    _, rounds = rounds_of(engine_with(Helped()), 4)
+    assert next(rounds).provenance == ("one", "two", "two", TARGET)
+
+
 def test_an_empty_proposal_is_plain_decoding() -> None:
     class Silent(Guesser):
         def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:

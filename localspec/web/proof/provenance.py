@@ -20,12 +20,15 @@ from localspec.record.drafted import TokenRecord
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "earlier", "unknown"]
 
-LOOKUPS = ("ngram", "lookahead", "chained")
-OWN = ("self_quant", "early_exit", "medusa", "mtp", "eagle")
+LOOKUPS = ("ngram",)
+OWN = ("self_quant", "early_exit", "medusa", "mtp", "eagle", "lookahead")
 # In the order of the legend: name, what it means.
 KINDS: Mapping[Kind, tuple[str, str]] = {
     "draft": ("draft model", "guessed by a smaller model, and the model agreed"),
-    "self": ("self-draft", "guessed by a quick part of the model itself, and the model agreed"),
+    "self": (
+        "self-draft",
+        "guessed by the model itself, by a part of it or in passing, and it agreed",
+    ),
     "ngram": ("n-gram", "copied from where these words stood before, and the model agreed"),
     "corrected": ("corrected", "the model's own, in the place of a guess it refused"),
     "bonus": ("bonus", "the model's own, after a draft it took whole"),

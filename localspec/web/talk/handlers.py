@@ -20,11 +20,12 @@ from typing import Any
 
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage
 from localspec.errors import ContextOverflow, LocalspecError, RequestError
+from localspec.web.proof.provenance import LOOKUPS
 from localspec.web.talk import context
 from localspec.web.talk.extras import Extras
 from localspec.web.talk.form import Form
 from localspec.web.talk.history import Row, history_html
-from localspec.web.talk.messages import ChatMessage, chat_messages, growing
+from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may_be_praised
 from localspec.web.talk.presence import Presence
 
 FIRST_LOOK_S = 0.015  # how often the reply is looked at until its first words
@@ -261,7 +262,11 @@ class Handlers:
         shown = self.shown(handle) if reply is None else self.service.messages_before(reply)
         if not shown:
             return []
-        rows = {row["message_id"]: row for row in self.service.journal.turn_rows(handle, None)}
+        journal = self.service.journal
+        rows = {row["message_id"]: row for row in journal.turn_rows(handle, None)}
+        for message_id, row in rows.items():
+            is_worth_a_look = may_be_praised(row)
+            row["num_looked_up"] = journal.num_from(message_id, LOOKUPS) if is_worth_a_look else 0
         return chat_messages(shown, rows, is_running=reply is not None)
 
     def shown(self, handle: int | None) -> list[ShownMessage]:

@@ -23,8 +23,8 @@ from localspec.web.live import badge, footer, percent
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
 MAX_NESTING = 16  # of quotes and lists; deeper is written out, since parsers recurse
-SHONE = 0.3  # of a reply that n-grams guessed, from which on it is worth saying
-N_GRAM_DRAFTERS = ("ngram", "lookahead", "chained")
+SHONE = 0.3  # of a reply that was looked up, from which on it is worth saying
+LOOKING_UP = ("ngram", "chained")  # drafters that copy, if not only
 
 # What copying and KaTeX know an inline formula by: an invisible separator beside the dollar.
 MARK = "\u2063"
@@ -61,8 +61,9 @@ CAN_GO_ON = ("stopped", "interrupted")
 def chat_messages(
     shown: Sequence[ShownMessage], rows: Mapping[int | None, dict[str, Any]], is_running: bool
 ) -> list[ChatMessage]:
-    """Every message with its notes. rows: the logged turn of each reply, by message id.
-    is_running: a reply is under way, so nothing can be edited or continued now."""
+    """Every message with its notes. rows: the logged turn of each reply, by message id, with
+    num_looked_up, the tokens that were copied from earlier text. is_running: a reply is under
+    way, so nothing can be edited or continued now."""
     last = len(shown) - 1
     return [
         _person(message, is_running)
@@ -143,12 +144,16 @@ def _can_go_on(message: ShownMessage, row: dict[str, Any] | None) -> bool:
     return bool(message.text) and (message.state in CAN_GO_ON or is_cut)
 
 
-def _shone(row: dict[str, Any]) -> str:
-    """A word of praise where looking words up in the text did much of the work."""
+def may_be_praised(row: dict[str, Any]) -> bool:
+    """Whether so much of a reply may have been looked up that it is worth counting."""
     share = row["draft_share"]
-    if row["drafter"] not in N_GRAM_DRAFTERS or share is None or share < SHONE:
-        return ""
-    return f"{percent(share)} looked up in the text above"
+    return row["drafter"] in LOOKING_UP and share is not None and share >= SHONE
+
+
+def _shone(row: dict[str, Any]) -> str:
+    """A word of praise where looking words up did much of the work."""
+    share = row["num_looked_up"] / row["num_output_tokens"]
+    return f"{percent(share)} looked up in earlier text" if share >= SHONE else ""
 
 
 def _branches(message: ShownMessage) -> str:

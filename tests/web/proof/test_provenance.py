@@ -122,11 +122,15 @@ def test_without_the_text_of_tokens_there_are_marks_but_no_invented_runs() -> No
     assert len(found(record=None).tokens) == 6
 
 
+NAMES = ("draft_tree", "lookahead", "chained", "early_exit", "eagle")
+
+
 def test_drafters_belong_to_kinds() -> None:
-    kinds = {name: kind_of(name) for name in ("draft_tree", "lookahead", "early_exit", "eagle")}
+    kinds = {name: kind_of(name) for name in NAMES}
     assert kinds == {
         "draft_tree": "draft",
-        "lookahead": "ngram",
+        "lookahead": "self",
+        "chained": "draft",
         "early_exit": "self",
         "eagle": "self",
     }

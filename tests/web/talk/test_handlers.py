@@ -20,7 +20,7 @@ from localspec.web.talk.messages import ChatMessage, as_text
 from localspec.web.talk.presence import Presence
 from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
-from tests.web.conftest import until
+from tests.web.conftest import scripted_pace, until
 
 FORM = Form(0.7, 0.9, 64, None, "", "auto", None, None, None, None)
 
@@ -28,7 +28,9 @@ FORM = Form(0.7, 0.9, 64, None, "", "auto", None, None, None, None)
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ChatService]:
     store = Store.open(tmp_path / "localspec.db")
-    opened = ChatService(store, session_info, lambda report: FakeBackend(Script(round_s=0.02)))
+    opened = ChatService(
+        store, session_info, lambda report: FakeBackend(Script(round_s=scripted_pace))
+    )
     opened.start()
     until(lambda: opened.status().phase == "ready")
     yield opened
@@ -106,6 +108,25 @@ def handlers_of(service: ChatService) -> Handlers:
 SLOW = replace(FORM, max_tokens=512.0)
 
 
+@pytest.mark.parametrize(
+    ("drafter", "is_praised"), [("ngram", True), ("chained", False), ("draft_model", False)]
+)
+def test_a_reply_is_praised_for_what_the_log_says_was_looked_up(
+    service: ChatService, drafter: str, is_praised: bool
+) -> None:
+    """The fake's `chained` names no other maker: none of its tokens was a copy."""
+    handlers = handlers_of(service)
+
+    async def run() -> Shown:
+        await handlers.send("page", None, "hi", replace(FORM, drafter=drafter))
+        async for _ in handlers.follow("page"):
+            pass
+        return await handlers.settle("page")
+
+    shown = asyncio.run(run())
+    assert ("looked up in earlier text" in str(shown.chat)) is is_praised
+
+
 def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
     handlers = handlers_of(service)
 
@@ -126,7 +147,7 @@ def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
     handlers = handlers_of(service)
 
     async def run() -> None:
-        await handlers.send("page", None, "hi", SLOW)
+        await handlers.send("page", None, "a slow one", SLOW)
         follower = handlers.follow("page")
         await anext(follower)
         await follower.aclose()  # type: ignore[attr-defined]
@@ -140,7 +161,7 @@ def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatS
     handlers = handlers_of(service)
 
     async def run() -> None:
-        await handlers.send("page", None, "hi", SLOW)
+        await handlers.send("page", None, "a slow one", SLOW)
         await handlers.open("page", None)
         handlers.leave("another page")
         assert service.current is not None and not service.current.cancel.is_set()
@@ -159,7 +180,7 @@ def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
     handlers = handlers_of(service)
 
     async def run() -> tuple[Shown, list[list[ChatMessage]], Shown]:
-        handle = (await handlers.send("old page", None, "hi", SLOW)).handle
+        handle = (await handlers.send("old page", None, "steady", SLOW)).handle
         assert handle is not None
         handlers.presence.expect(handle if is_named else handle + 1)
         handlers.leave("old page")
@@ -214,7 +235,7 @@ def test_a_second_message_waits_for_the_reply_and_stays_in_its_box(service: Chat
     handlers = handlers_of(service)
 
     async def run() -> None:
-        handle = (await handlers.send("page", None, "hi", SLOW)).handle
+        handle = (await handlers.send("page", None, "a slow one", SLOW)).handle
         refused = await handlers.send("page", handle, "and this", SLOW)
         assert refused == Shown(warning=STILL_WRITING)
         handlers.stop(handle)

@@ -15,6 +15,7 @@ from localspec.web.talk.messages import (
     as_text,
     chat_messages,
     formulas,
+    may_be_praised,
     parted,
 )
 
@@ -31,6 +32,7 @@ ROW: dict[str, Any] = {
     "exact": True,
     "num_lenient_tokens": 0,
     "draft_share": 0.5,
+    "num_looked_up": 0,
     "error": None,
     "finish_reason": "eos",
 }
@@ -118,11 +120,22 @@ def test_nothing_can_be_edited_while_a_reply_is_written_or_before_it_is_stored()
     assert notes(person("x", None, ())) == ""
 
 
-def test_n_grams_that_shone_are_praised_and_others_are_not() -> None:
-    shone = {**ROW, "drafter": "ngram", "draft_share": 0.64}
-    assert "64 % looked up in the text above" in notes(reply(), shone)
-    assert "looked up" not in notes(reply(), {**shone, "draft_share": 0.1})
+def test_looking_up_is_praised_for_what_was_looked_up_alone() -> None:
+    shone = {**ROW, "num_output_tokens": 100, "num_looked_up": 64}
+    assert "64 % looked up in earlier text" in notes(reply(), shone)
+    assert "looked up" not in notes(reply(), {**shone, "num_looked_up": 10})
     assert "looked up" not in notes(reply(), ROW)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "share", "is_worth_it"),
+    [("ngram", 0.4, True), ("chained", 1.0, True), ("ngram", 0.1, False), ("eagle", 1.0, False),
+     ("lookahead", 1.0, False), ("ngram", None, False)],
+)  # fmt: skip
+def test_only_what_may_have_been_copied_is_counted(
+    drafter: str, share: float | None, is_worth_it: bool
+) -> None:
+    assert may_be_praised({**ROW, "drafter": drafter, "draft_share": share}) is is_worth_it
 
 
 def test_an_error_is_shown_as_text() -> None:
