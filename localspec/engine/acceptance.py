@@ -80,7 +80,7 @@ class Acceptance:
         self._turn: dict[_Key, Record] = {}
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clocks: dict[str, int] = defaultdict(int)  # rounds of each kind, and of ALL_KINDS
-        self._restored: dict[str, float] = defaultdict(float)  # and those of an earlier run
+        self._earlier: dict[str, float] = {}  # rounds of each kind in earlier runs
         self._versions: dict[tuple[str, str], int] = {}
         self.revision = 0  # changes whenever anything is learnt
 
@@ -198,8 +198,8 @@ class Acceptance:
         return any(key.situation == situation for key in self._records)
 
     def num_seen(self, kind: str) -> float:
-        """Rounds of this kind of text; of an earlier run those that drafted."""
-        return self._clocks[kind] + self._restored[kind]
+        """Rounds of this kind of text that were ever decoded on this machine."""
+        return self._clocks[kind] + self._earlier.get(kind, 0.0)
 
     def num_rounds(self, drafter: str, signal: Hashable, situation: Situation) -> float:
         """Rounds that were learnt from in this situation, turns before this one included."""
@@ -297,7 +297,8 @@ class Acceptance:
             {"drafter": drafter, "bucket": bucket, "cells": cells}
             for (drafter, bucket), cells in self._bins.items()
         ]
-        return {"records": records, "confidence": bins}
+        seen = {kind: self.num_seen(kind) for kind in {*self._clocks, *self._earlier}}
+        return {"records": records, "confidence": bins, "rounds": seen}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Acceptance:
@@ -306,13 +307,13 @@ class Acceptance:
         for row in state["records"]:
             situation = Situation(int(row["bucket"]), str(row["kind"]))
             key = _Key(str(row["drafter"]), str(row["signal"]), situation)
-            record = found._records[key] = Record.from_row(DISCOUNT, row)
-            found._restored[situation.kind] += record.num_rounds
+            found._records[key] = Record.from_row(DISCOUNT, row)
         for row in state["confidence"]:
             cells = [_capped_cell(number(t), number(a)) for t, a in row["cells"]]
             if len(cells) != CONFIDENCE_BINS:
                 raise ValueError("the confidence table has another size")
             found._bins[(str(row["drafter"]), int(row["bucket"]))] = cells
+        found._earlier = {str(kind): number(seen) for kind, seen in state.get("rounds", {}).items()}
         return found
 
 

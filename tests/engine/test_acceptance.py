@@ -286,3 +286,22 @@ def test_own_rounds_outweigh_what_was_learnt_elsewhere() -> None:
     acceptance.expect(elsewhere(0.95), lambda *_: 20.0)
     learn(acceptance, 0.2, 60)
     assert acceptance.rates("d", "s", COLD)[0] < 0.5
+
+
+def test_what_counts_as_seen_is_what_was_decoded_here_over_restarts() -> None:
+    acceptance, code = Acceptance(), Situation(0, "code")
+    acceptance.expect(elsewhere(0.9, situation=code), lambda *_: 20.0)
+    assert acceptance.num_seen("code") == 0.0
+    learn(acceptance, 0.5, 30, situation=code)
+    for _ in range(2):
+        acceptance = Acceptance.restored(json.loads(json.dumps(acceptance.snapshot())))
+    assert acceptance.num_seen("code") == 30.0 and acceptance.num_seen("story") == 0.0
+    learn(acceptance, 0.5, 5, situation=code)
+    assert acceptance.num_seen("code") == 35.0
+
+
+@pytest.mark.parametrize("seen", [{"code": -1.0}, {"code": "x"}, {"code": math.nan}])
+def test_impossible_counts_of_rounds_are_refused(seen: dict[str, Any]) -> None:
+    state = {**Acceptance().snapshot(), "rounds": seen}
+    with pytest.raises(ValueError):
+        Acceptance.restored(state)
