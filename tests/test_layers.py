@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "workloads": {"leniency"},
     "backend": {"core", "errors"},
     "errors": set(),
+    "files": set(),
     "config": {"errors"},
     "bootstrap": {"pip_progress"},
     "pip_progress": set(),
@@ -102,7 +103,7 @@ MAY_IMPORT = {
     "__main__": {"bootstrap", "commands"},
     "__init__": set(),
 }
-NOUNS = {"core", "errors", "leniency", "config", "arithmetic", "__init__"}
+NOUNS = {"core", "errors", "files", "leniency", "config", "arithmetic", "__init__"}
 
 # A foreign package may be imported only here.
 HOMES = {

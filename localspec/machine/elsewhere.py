@@ -11,14 +11,13 @@ Not here: measuring it (training.accepted), what becomes of it (engine.controlle
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from localspec.errors import StoreError
+from localspec.files import replacing
 
 VERSION = 1
 NOT_ONE_OF_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -61,18 +60,16 @@ def read_accepted(path: Path | None) -> tuple[Mapping[str, Any] | None, str | No
 def write_accepted(path: Path, origin: Origin, acceptance: Mapping[str, Any]) -> None:
     """Raises StoreError; what was there stays."""
     data = {"version": VERSION, **asdict(origin), "acceptance": _rounded(acceptance)}
-    part = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        with replacing(path) as part:
+            part.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise StoreError(
-            f"{path} cannot be written ({error.strerror or error}). Free some space there, or name "
-            "another --out."
-        ) from error
+        raise StoreError(refusal(path, error.strerror or str(error))) from error
+
+
+def refusal(path: Path, why: str) -> str:
+    """Why `write_accepted` could not, in a sentence."""
+    return f"{path} cannot be written ({why}). Free some space there, or name another --out."
 
 
 def _rounded(value: Any) -> Any:

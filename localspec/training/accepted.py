@@ -21,8 +21,9 @@ from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
-from localspec.errors import ConfigError, LocalspecError
-from localspec.machine.elsewhere import Origin, write_accepted
+from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.files import why_not_writable
+from localspec.machine.elsewhere import Origin, refusal, write_accepted
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve
@@ -44,7 +45,10 @@ class AcceptedSettings:
 
 
 def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin, list[str]]:
-    """Measure and write; the drafters that were measured. Raises LocalspecError."""
+    """Measure and write; the drafters that were measured. Raises LocalspecError, before anything
+    is measured where the file could not be written."""
+    if why := why_not_writable(settings.out):
+        raise StoreError(refusal(settings.out, why))
     loaded = open_local_backend(settings.load, None, report).loaded
     stage = stage_of(loaded, resolve(settings.load))
     cases = _cases(loaded, settings)

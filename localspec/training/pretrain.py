@@ -8,7 +8,6 @@ Weighted cross-entropy on all tokens. It neither builds data nor exports.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from localspec.files import replacing
 from localspec.training.batches import Batch, BatchStream, Pack
 from localspec.training.model import Decoder, ModelShape
 from localspec.training.optimiser import Optimiser, OptimiserSettings
@@ -98,10 +98,9 @@ def held_out_loss(
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write beside the old checkpoint and swap, so that a crash leaves one whole file."""
-    part = path.with_suffix(".part")
-    torch.save(content, part)
-    os.replace(part, path)
+    """In the old one's place: a crash leaves one whole file. Raises OSError."""
+    with replacing(path) as part:
+        torch.save(content, part)
 
 
 def load_model(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> Decoder:

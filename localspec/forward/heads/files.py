@@ -11,7 +11,6 @@ Not here: what the tensors mean (medusa, eagle, mtp), published layouts (each ki
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
+from localspec.files import replacing
 from localspec.forward.model import LanguageModel
 from localspec.forward.weights import check_safetensors, read_object
 
@@ -63,13 +63,11 @@ def write_head(
     is one that was never finished."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
-    part = folder / f"{WEIGHTS}.part"
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
-    os.replace(part, folder / WEIGHTS)
+    with replacing(folder / WEIGHTS) as part:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part)
     content = {"kind": kind, "target": asdict(sizes), "settings": dict(settings)}
-    written = folder / f"{CONFIG}.part"
-    written.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(written, folder / CONFIG)
+    with replacing(folder / CONFIG) as part:
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def head_kind(folder: Path) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from localspec.files import replacing
 from localspec.machine.downloads.faults import (
     PORTAL,
     DownloadError,
@@ -231,8 +232,5 @@ def _link(found: Survey, place: Shelfmark, file: HubFile) -> None:
 
 def _write_ref(place: Shelfmark) -> None:
     """Make this commit the one that is found by the model's name alone."""
-    refs = place.folder / "refs"
-    refs.mkdir(exist_ok=True)
-    temporary = refs / "main.part"
-    temporary.write_text(place.commit, encoding="utf-8")
-    temporary.replace(refs / "main")
+    with replacing(place.folder / "refs" / "main") as part:
+        part.write_text(place.commit, encoding="utf-8")

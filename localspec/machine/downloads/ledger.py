@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.files import replacing
 from localspec.machine.downloads.listing import Survey, survey_from
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,5 @@ def save(path: Path, unfinished: Sequence[Unfinished]) -> None:
         {"model_id": each.model_id, "survey": each.survey.as_dict() if each.survey else None}
         for each in unfinished
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(data), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps(data), encoding="utf-8")

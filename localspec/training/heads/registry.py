@@ -9,7 +9,6 @@ old one is kept beside it as .bak. Deleting the file takes everything back.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tomllib
@@ -19,6 +18,7 @@ from typing import Any
 
 from localspec.config import PROJECT_FOLDER, Settings, load_profile, load_profiles
 from localspec.errors import ModelError, StoreError
+from localspec.files import replacing
 from localspec.forward.heads.files import head_kind
 
 HEADER = (
@@ -99,14 +99,12 @@ def _is_replaced(folder: str, head: Path) -> bool:
 
 def _write(settings: Settings, name: str, table: dict[str, Any]) -> Path:
     path = settings.home / "profiles" / "models" / f"{name}.toml"
-    part = path.parent / f"{name}.part"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(HEADER + toml(table), encoding="utf-8")
-        load_profile(part)  # what the app could not read must not take an old one's place
-        if path.is_file():
-            shutil.copyfile(path, path.with_suffix(".toml.bak"))
-        os.replace(part, path)
+        with replacing(path) as part:
+            part.write_text(HEADER + toml(table), encoding="utf-8")
+            load_profile(part)  # what the app could not read must not take an old one's place
+            if path.is_file():
+                shutil.copyfile(path, path.with_suffix(".toml.bak"))
     except OSError as error:
         raise StoreError(
             f"The profile {path} cannot be written ({error.strerror}). What was trained is kept; "

@@ -22,6 +22,7 @@ import torch
 
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ConfigError, MemoryShortage
+from localspec.files import replacing
 from localspec.forward.weights import Bits, weight_files
 from localspec.training.heads.answers import AnswerLog
 from localspec.training.heads.collect import CollectPlan, collect
@@ -119,12 +120,10 @@ def require_own(work: Path, mark: str, name: str) -> None:
                 f"weights of {name}. Name another --work, or delete that folder to begin anew."
             )
         return
-    if work.is_dir() and any(one.name != f"{OWNER}.part" for one in work.iterdir()):
+    if work.is_dir() and any(not one.name.startswith(f".{OWNER}") for one in work.iterdir()):
         raise ConfigError(f"{work} holds other files. Name another --work.")
-    work.mkdir(parents=True, exist_ok=True)
-    part = work / f"{OWNER}.part"
-    part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
-    part.replace(owner)
+    with replacing(owner) as part:
+        part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
 
 
 def collect_rows(settings: HeadSettings, target: Target, report: Report) -> Rows:

@@ -1,0 +1,43 @@
+"""A file is replaced whole or not at all, and a place that cannot be written is known before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.files import replacing, why_not_writable
+
+
+def test_the_new_one_takes_the_old_ones_place_when_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "kept.json"
+    for text in ("old", "new"):
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8")
+            assert not path.exists() or path.read_text(encoding="utf-8") == "old"
+        assert path.read_text(encoding="utf-8") == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt(), ValueError("not ours")])
+def test_what_was_there_stays_where_writing_fails(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(type(error)), replacing(path) as part:
+        part.write_text("half", encoding="utf-8")
+        raise error
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text("old", encoding="utf-8")
+    assert why_not_writable(path) is None
+    assert path.read_text(encoding="utf-8") == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_and_a_place_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    assert why_not_writable(tmp_path / "file" / "below.json") is not None
+    assert why_not_writable(tmp_path) == f"{tmp_path} is a folder"

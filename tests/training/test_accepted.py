@@ -1,0 +1,53 @@
+"""What drafts are accepted is measured on the models asked for and can start another's chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.backend import Message
+from localspec.core import Sequence
+from localspec.engine.acceptance import Acceptance, Situation
+from localspec.errors import ConfigError, StoreError
+from localspec.machine.elsewhere import read_accepted
+from localspec.machine.options import LoadOptions
+from localspec.training.accepted import AcceptedSettings, measure_accepted
+from localspec.training.heads.questions import Conversation
+
+ASKED = Conversation("one", (Message("user", "Say it again: one two three one two three"),))
+
+
+def settings(tmp_path: Path, out: Path, *conversations: Conversation) -> AcceptedSettings:
+    load = LoadOptions(context=256, home=tmp_path)
+    return AcceptedSettings(load, conversations, (0.0,), 8, out)
+
+
+def test_every_drafter_is_measured_and_the_file_can_be_read(tmp_path: Path) -> None:
+    out, said = tmp_path / "new" / "accepted.json", list[str]()
+    origin, measured = measure_accepted(settings(tmp_path, out, ASKED), said.append)
+    assert origin.num_prompts == 1 and {"draft_model", "eagle"} <= set(measured)
+    found, why = read_accepted(out)
+    assert why is None and found is not None
+    learnt = Acceptance.restored(found)
+    assert learnt.is_known(Situation(0)) and not learnt.is_known(Situation(2))
+    assert any(line.startswith("eagle: 1 prompts at T 0") for line in said)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+
+    def loads(*_: object) -> Sequence:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("localspec.training.accepted.open_local_backend", loads)
+    with pytest.raises(StoreError, match=r"cannot be written .*another --out"):
+        measure_accepted(settings(tmp_path, tmp_path / "file" / "below.json", ASKED), print)
+
+
+def test_prompts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    long = Conversation("long", (Message("user", "word " * 2000),))
+    with pytest.raises(ConfigError, match="None of 1 prompts fits the context of 256 tokens"):
+        measure_accepted(settings(tmp_path, tmp_path / "accepted.json", long), lambda _: None)
