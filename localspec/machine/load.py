@@ -26,6 +26,8 @@ from localspec.machine.room import Place, check_target, load_at, place_for, retu
 from localspec.machine.sources import Source, resolve
 
 if TYPE_CHECKING:
+    from localspec.core import Drafter
+    from localspec.engine.controller import Controller
     from localspec.forward.model import LanguageModel
 
 Report = Callable[[str], None]
@@ -44,48 +46,22 @@ def open_local_backend(
     torch; only this combination's is taken up. report: called with a phrase before each longer
     phase. past: texts of earlier conversations, for drafters that look texts up.
     """
-    report("starting torch")
-    import torch
-    import transformers
-
-    logging: Any = transformers.logging  # untyped there
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    from localspec.engine.acceptance import Acceptance
-    from localspec.engine.controller import Controller
-    from localspec.engine.costs import Costs
     from localspec.engine.engine import Engine
-    from localspec.machine.threads import choose_threads
 
+    torch = _quiet_torch(report)
     source = resolve(options)
     hardware = confirmed_by_torch(probe(), torch)
     place = place_for(options, source, hardware, torch)
-    report(f"loading {source.target_name}")
-    short = check_target(source.target, place, options.anyway)
-    opened = load_at(source.target, place)
-    target = opened.model
-    if target.device.type == "cpu":
-        report("choosing the number of threads")
-        choose_threads(lambda: _one_step(target))
+    target, notices = _target(options, source, place, report)
     pool = pool_of(place)
     target = capturable(target, pool)
     template = ChatTemplate.load(source.target)
     found = gather(source, place, target, template, past, pool, report)
     drafters, statuses = build_drafters(found.parts, report, found.codes)
-    elsewhere, unread = read_accepted(source.accepted)
-    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
-    combination = _identity(source, place, torch)
+    combination, states = _identity(source, place, torch), dict(state or {})
+    controller, unread = _controller(drafters, source, states.pop(combination, None))
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
-    notices = [notice for notice in hardware.notices if notice != NO_LIBRARY]
-    if short is not None:
-        notices.append(short)
-    if opened.notice is not None:
-        notices.append(f"transformers' own forward is used, which is slower. {opened.notice}")
-    notices += found.notices if unread is None else (*found.notices, unread)
-    states = dict(state or {})
-    own = states.pop(combination, None)
-    if own is not None and not controller.restore(own):
-        notices.append("What was learnt earlier could not be read, so it is learnt anew.")
+    of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     return LocalBackend(
         Loaded(
             engine=Engine(target, drafters),
@@ -99,12 +75,58 @@ def open_local_backend(
             context_length=place.context_length,
             identity=combination,
             other_states=dict(list(states.items())[-MOST_STATES:]),
-            notices=tuple(notices),
+            notices=(*of_machine, *notices, *found.notices, *unread),
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
             joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
         )
     )
+
+
+def _quiet_torch(report: Report) -> Any:
+    """torch, with transformers beside it that writes nothing between our own lines."""
+    report("starting torch")
+    import torch
+    import transformers
+
+    logging: Any = transformers.logging  # untyped there
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return torch
+
+
+def _target(
+    options: LoadOptions, source: Source, place: Place, report: Report
+) -> tuple[LanguageModel, list[str]]:
+    """The target where it runs best here, and what a person should know of it."""
+    from localspec.machine.threads import choose_threads
+
+    report(f"loading {source.target_name}")
+    short = check_target(source.target, place, options.anyway)
+    opened = load_at(source.target, place)
+    target = opened.model
+    if target.device.type == "cpu":
+        report("choosing the number of threads")
+        choose_threads(lambda: _one_step(target))
+    slower = "transformers' own forward is used, which is slower."
+    own = None if opened.notice is None else f"{slower} {opened.notice}"
+    return target, [notice for notice in (short, own) if notice is not None]
+
+
+def _controller(
+    drafters: Mapping[str, Drafter], source: Source, own: Mapping[str, Any] | None
+) -> tuple[Controller, list[str]]:
+    """One that starts from what was learnt here (own), else elsewhere; what could not be read."""
+    from localspec.engine.acceptance import Acceptance
+    from localspec.engine.controller import Controller
+    from localspec.engine.costs import Costs
+
+    elsewhere, unread = read_accepted(source.accepted)
+    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
+    notices = [] if unread is None else [unread]
+    if own is not None and not controller.restore(own):
+        notices.append("What was learnt earlier could not be read, so it is learnt anew.")
+    return controller, notices
 
 
 def _one_step(model: LanguageModel) -> None:
