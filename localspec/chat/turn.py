@@ -255,8 +255,9 @@ def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Mess
 
 
 def _round(chunk: Chunk) -> Round:
-    drafters = [name for name in chunk.provenance if name != TARGET]
-    return Round(chunk.text, len(chunk.tokens), len(drafters), drafters[0] if drafters else OFF)
+    makers = [name for name in chunk.provenance if name != TARGET]
+    asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # one may ask others
+    return Round(chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF)
 
 
 def clean(text: str) -> str:
