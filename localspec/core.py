@@ -155,20 +155,18 @@ class Verdict:
     token after a rejection, or the bonus token after full acceptance. lenient: places in the path
     whose token exact checking would have refused (see engine.lenient). chances: for each draft
     token the probability with which it would be accepted where it stood, None where it was not
-    tried; empty where nobody asked."""
+    tried; empty where nobody asked. is_whole: False where the target said no numbers behind a
+    token that was never reached."""
 
     path: tuple[int, ...]
     next_token: int
     lenient: tuple[int, ...] = ()
     chances: tuple[float | None, ...] = field(default=(), compare=False)
+    is_whole: bool = field(default=True, compare=False)
 
     @property
     def accepted_length(self) -> int:
         return len(self.path)
-
-    @property
-    def num_lenient(self) -> int:
-        return len(self.lenient)
 
 
 @dataclass(frozen=True)

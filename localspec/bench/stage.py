@@ -154,9 +154,10 @@ def begin(
     forget(engine, case.prompt)
     turn = engine.start(case.prompt, sampling, max_tokens, stage.end_ids)
     started = perf_counter()
-    engine.prefill(turn, threading.Event())
+    never = threading.Event()
+    engine.prefill(turn, never)
     policy = controller.policy(sampling, drafter, num_draft_tokens, kind=case.workload)
-    engine.prepare(turn, policy)
+    engine.prepare(turn, policy, never)
     return Begun(turn, policy, 1000.0 * (perf_counter() - started))
 
 

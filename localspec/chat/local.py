@@ -70,11 +70,11 @@ class Loaded:
 
 
 class _Reply:
-    """The text of one reply, cut at a stop string."""
+    """The text of one reply, cut at a stop string. begun: what stands of it already."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], begun: str) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStrings(stops, begun) if stops else None
         self.is_stopped = False
 
     def push(self, tokens: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -141,7 +141,7 @@ class LocalBackend:
             raise ContextOverflow(len(start.prompt), request.max_tokens, context_length)
         detokenizer = template.detokenizer()
         detokenizer.begin(start.begun, start.text)
-        return self._turn(request, start, _Reply(detokenizer, request.stop), cancel)
+        return self._turn(request, start, _Reply(detokenizer, request.stop, start.text), cancel)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -168,6 +168,11 @@ class LocalBackend:
             yield phrase
             if cancel.is_set():  # what was just announced is not begun
                 return
+
+    def lacks_costs(self, request: Request) -> bool:
+        """Whether the controller chooses in this turn among what was not measured yet."""
+        is_free = request.drafter != OFF and request.num_draft_tokens is None
+        return is_free and self._controller.lacks_costs(request.sampling)
 
     def snapshot(self) -> dict[str, Any]:
         own = {self.loaded.identity: self._controller.snapshot()}
@@ -213,7 +218,7 @@ class LocalBackend:
             stats = replace(
                 stats,
                 num_reused_tokens=prefilled.num_reused_tokens,
-                prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy),
+                prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy, cancel),
             )
             for chunk in self._rounds(request, policy, reply, sequence, stats, started, cancel):
                 if chunk.phase == "done":
@@ -248,12 +253,15 @@ class LocalBackend:
         said = f"To make room these drafters were given up: {names}. The next message goes on."
         self._engine.drafters = self._controller.drafters = kept
         dropped.clear()
+        captures = tuple(each for each in self.loaded.captures if each is target)
+        if not captures:  # a captured forward goes on writing where it did when it was captured
+            self._engine.target.cache.features = None  # that only heads have read
         self.loaded = replace(
             self.loaded,
             statuses=given_up(self.loaded.statuses, kept),
             draft=None,
             notices=(*self.loaded.notices, f"Memory ran out. {said}"),
-            captures=tuple(each for each in self.loaded.captures if each is target),
+            captures=captures,
         )
         self.loaded.return_memory()
         return said

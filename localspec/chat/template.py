@@ -283,14 +283,16 @@ class Detokenizer:
 class StopStrings:
     """Ends a reply at the first stop string to be completed, however the text is cut.
 
+    begun: the text of the reply that this one goes on with; a stop string may have begun in it.
     Raises RequestError for an empty stop string.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], begun: str = "") -> None:
         if "" in stops:
             raise RequestError("A stop string is empty. Remove it or write what should stop.")
         self._stops = tuple(stops)
-        self._held = ""
+        self._held = begun[len(begun) - self._num_open(begun) :]
+        self._num_shown = len(self._held)  # of what is held: it stands on the page already
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string is complete).
@@ -298,19 +300,24 @@ class StopStrings:
         What could still become a stop string is held back; on a hit, the stop string and all
         after it are dropped.
         """
-        text = self._held + text
+        text, shown = self._held + text, self._num_shown
         hits = [(start + len(s), start) for s in self._stops if (start := text.find(s)) >= 0]
         if hits:
-            self._held = ""
-            return text[: min(hits)[1]], True
-        held_length = max((_partial_length(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - held_length :]
-        return text[: len(text) - held_length], False
+            self._held, self._num_shown = "", 0
+            return text[shown : min(hits)[1]], True
+        end = len(text) - self._num_open(text)
+        self._held, self._num_shown = text[end:], max(0, shown - end)
+        return text[shown:end], False
 
     def flush(self) -> str:
         """What was held back, once no more text comes."""
-        held, self._held = self._held, ""
+        held = self._held[self._num_shown :]
+        self._held, self._num_shown = "", 0
         return held
+
+    def _num_open(self, text: str) -> int:
+        """Characters at the end that may become a stop string."""
+        return max((_partial_length(text, stop) for stop in self._stops), default=0)
 
 
 def _partial_length(text: str, stop: str) -> int:

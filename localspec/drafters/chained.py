@@ -59,10 +59,12 @@ class ChainedDrafter:
         return ()
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        room = self.model.cache.shape.capacity - len(sequence.tokens)
+        # A draft may know a shorter context than its target.
+        room = max(0, self.model.cache.shape.capacity - len(sequence.tokens))
         guess = self._lookup.foresee(sequence)[: min(plan.num_draft_tokens, room)]
         if not guess:
-            return self._told(self._drafting.propose(sequence, plan), num_copied=0)
+            found = self._drafting.propose(sequence, plan)
+            return replace(found, makers=(self._drafting.name,) * len(found.tokens))
         self._drafting.catch_up(sequence)
         draft = Drafting(sequence, plan.shortened(room), self._drafting.target_vocab_size)
         pending = sequence.tokens[self.model.cache.length :]
@@ -75,10 +77,11 @@ class ChainedDrafter:
         return self._told(draft.proposal(), num_copied)
 
     def _told(self, proposal: Proposal, num_copied: int) -> Proposal:
-        """The proposal with the makers of its tokens: the lookup's come first."""
+        """The proposal with the makers of its tokens, the lookup's first, and the model's steps:
+        one for all that was copied, which also gives the first token behind it."""
         num_drafted = len(proposal.tokens) - num_copied
         makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
-        return replace(proposal, makers=makers)
+        return replace(proposal, makers=makers, num_steps=max(1, num_drafted))
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing: lookup and model find what they missed."""

@@ -129,19 +129,20 @@ class Acceptance:
         round_ms: float,
         num_used: int | None = None,
         num_nodes: int | None = None,
-        num_steps: int = 0,
+        num_steps: int | None = None,
     ) -> None:
         """num_drafted: the draft's length; of a tree that of the path which was tried. round_ms:
         what such a round costs by the cost table. num_used: how many of the drafted tokens it
         would really have verified, for a guess scored in passing; None: all. num_nodes: tokens
-        drafted with all branches, None: num_drafted. num_steps: how often the drafter ran."""
+        drafted with all branches, None: num_drafted. num_steps: how often the drafter ran, None:
+        once a token."""
         self._touch(drafter, str(signal))
         used = num_drafted if num_used is None else num_used
         nodes = num_drafted if num_nodes is None else num_nodes
         for record, clock in self._to_write(drafter, str(signal), situation):
             record.observe(num_drafted, num_accepted, used, round_ms, clock)
             record.drafted += nodes
-            record.steps += num_steps
+            record.steps += nodes if num_steps is None else num_steps
 
     def _to_write(
         self, drafter: str, signal: str, situation: Situation

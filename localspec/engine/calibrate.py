@@ -3,8 +3,8 @@
 Contract: runs real rounds of the real engine, greedy and sampled, with a stand-in that proposes
 as many tokens as the wanted width, at two context lengths, and times each drafter's own `propose`.
 Every cell is the median of REPEATS rounds after one warm-up. Yields a phrase before each
-measurement, so that the caller can show it or stop; what was measured stays. Leaves the cache
-empty.
+measurement, so that the caller can show it or stop; what was measured stays, and is not measured
+again in this run. Leaves the cache empty.
 
 Not here: the table (costs), refinement while running (controller).
 """
@@ -105,14 +105,24 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
             costs, place = controller.costs_at(bucket), f"{context} tokens of context, {kind}"
             # Rejected drafts leave one token a round; drawn ones may be taken, one a round more.
             fitting = [w for w in WIDTHS if context + (REPEATS + 2) * w <= capacity]
-            for width in fitting:
+            for width in _ends_first(fitting):
+                if costs.is_fresh(width, context):
+                    continue
                 yield f"measuring {width} tokens at once, {place}"
                 costs.set_verify(width, context, _verify_ms(stage, width, context, sampling))
             for name in engine.drafters:
+                if costs.is_fresh(name, context):
+                    continue
                 yield f"measuring {name}, {place}"
                 sequence = made_up_text(context, sampling)
                 stage.prefill(sequence, threading.Event())
                 costs.set_draft_step(name, context, _draft_step_ms(engine, name, sequence))
+
+
+def _ends_first(widths: list[int]) -> list[int]:
+    """A message that comes between two measurements finds what lies between the ends priced by
+    both, and nothing beyond them."""
+    return [*widths[:1], *widths[-1:], *widths[1:-1]] if len(widths) > 1 else widths
 
 
 def made_up_text(context: int, sampling: SamplingParams) -> Sequence:

@@ -43,13 +43,12 @@ from localspec.engine.acceptance import (
 from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.costs import Costs
 from localspec.engine.fixed import FixedPolicy
-from localspec.engine.policy import AdaptivePolicy
+from localspec.engine.policy import ASKED_MS, AdaptivePolicy
 from localspec.engine.prices import MAX_DRAFT_TOKENS, PriceList, Prices, RoundCurve
 from localspec.engine.probing import ALLOWANCE, Probing
 
 STATE_VERSION = 4
 USUAL_NODES = 4  # of a drafter that shapes itself, before its rounds have shown
-ASKED_MS = 0.01  # drafting that took less did not happen
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
 USUAL_CONTEXT = 256  # tokens behind which a round of another machine is priced here
 
@@ -229,15 +228,20 @@ class Controller:
         """Whether the costs of such rounds are known: greedy ones are measured first."""
         return self.costs_at(bucket_of(sampling)).is_measured
 
+    def lacks_costs(self, sampling: SamplingParams) -> bool:
+        """Whether something that such a turn may choose was never measured here."""
+        costs = self.costs_at(bucket_of(sampling))
+        return not (costs.is_measured and all(map(costs.knows, self.drafters)))
+
     def plain_ms(self, sequence: Sequence, context: int) -> float | None:
         """One step of plain decoding of this sequence at this context; None until measured."""
         return self.costs_at(bucket_of(sequence.sampling)).plain_ms(context)
 
     def _steps_a_token(self, drafter: str) -> float:
-        if not self.drafters[drafter].shapes_itself:
-            return 1.0
         learnt = self.acceptance.steps_a_token(drafter)
-        return UNKNOWN_STEPS if learnt is None else learnt
+        if learnt is not None:
+            return learnt
+        return UNKNOWN_STEPS if self.drafters[drafter].shapes_itself else 1.0
 
     def snapshot(self) -> dict[str, Any]:
         return {

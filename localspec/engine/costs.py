@@ -4,7 +4,9 @@ Contract: `verify_ms(width, context)` is the whole round but for drafting, at `w
 the target's forward (the root and the draft); `draft_ms(drafter, num_steps, context)` is
 `propose`. Both are None until measured. A measurement sets a cell; a round of normal running
 moves the width it ran at by a clamped share of its surprise, and everything by what all widths
-agree on, since a busy or throttled machine slows them alike. State is plain data.
+agree on, since a busy or throttled machine slows them alike. A width between two that were
+measured becomes a cell of its own when it runs, and is forgotten when those are measured again.
+State is plain data.
 
 Not here: taking the measurements (calibrate), deciding (controller).
 Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
@@ -21,6 +23,7 @@ WIDTHS = (1, 2, 4, 8, 16)
 OWN_RATE = 0.05  # how far one round moves its own width
 COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
 SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
+LATELY = 16  # rounds; a surprise of before says nothing of how busy the machine is now
 MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for more
 
 
@@ -54,21 +57,39 @@ class Costs:
         self._verify: dict[int, Curve] = {}  # width -> curve
         self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one of its steps
         self._scale: dict[int, float] = {}  # width -> drift since it was measured
-        self._surprises: dict[int, float] = {}  # width -> its surprise, of late
+        self._surprises: dict[int, tuple[float, int]] = {}  # width -> its surprise, and when
         self._common = 1.0
+        self._num_observed = 0
+        self._between = set[int]()  # widths that were not measured, and ran
+        # What was measured in this run: a width or a drafter, and the context.
+        self._fresh = set[tuple[int | str, int]]()
 
     @property
     def is_measured(self) -> bool:
         return 1 in self._verify and len(self._verify) > 1
 
+    def is_fresh(self, what: int | str, context: int) -> bool:
+        """Whether this width, or this drafter's step, was measured since the program started."""
+        return (what, context) in self._fresh
+
+    def knows(self, drafter: str) -> bool:
+        """Whether a step of it was ever measured."""
+        return drafter in self._draft_step
+
     def set_verify(self, width: int, context: int, verify_ms: float) -> None:
+        for between in self._between:
+            del self._verify[between], self._scale[between]
+            self._surprises.pop(between, None)
+        self._between.clear()
         self._verify.setdefault(width, Curve({})).points[context] = verify_ms / self._common
         self._scale[width] = 1.0
+        self._fresh.add((width, context))
 
     def set_draft_step(self, drafter: str, context: int, step_ms: float) -> None:
         # At least a nanosecond: a step too short for the clock is still no division by zero.
         step_ms = max(step_ms, 1e-6) / self._common
         self._draft_step.setdefault(drafter, Curve({})).points[context] = step_ms
+        self._fresh.add((drafter, context))
 
     def verify_ms(self, width: float, context: int) -> float | None:
         """Cost of verifying `width` tokens (a mean may lie between two), None before anything was
@@ -84,6 +105,8 @@ class Costs:
         left = right - 1
         low, high = self._cell(widths[left], context), self._cell(widths[right], context)
         share = (width - widths[left]) / (widths[right] - widths[left])
+        if share > 1.0:  # beyond the widest; noise may have tilted the last piece downwards
+            return high + (share - 1.0) * max(0.0, high - low)
         return low + share * (high - low)
 
     def plain_ms(self, context: int) -> float | None:
@@ -106,24 +129,34 @@ class Costs:
         return None if verify_ms is None or draft_ms is None else verify_ms + draft_ms
 
     def observe(self, width: int, context: int, verify_ms: float) -> None:
-        """Refine from one round of normal running."""
+        """Refine from one round of normal running. One wider than all that was measured says
+        nothing of the others."""
         expected = self.verify_ms(width, context)
-        if expected is None or expected <= 0.0:
+        if expected is None or expected <= 0.0 or width > max(self._verify):
             return
+        self._num_observed += 1
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, verify_ms / expected - 1.0))
-        nearest = width
         if width not in self._verify:
-            nearest = min(self._verify, key=lambda known: abs(known - width))
-        lately = self._surprises.get(nearest, 0.0)
-        self._surprises[nearest] = lately + SURPRISE_RATE * (surprise - lately)
-        if width in self._verify:  # between measured widths the surprise may be interpolation
-            self._common *= 1.0 + COMMON_RATE * self._agreed_surprise()
-        self._scale[nearest] *= 1.0 + OWN_RATE * surprise
+            self._make_cell(width)
+        lately, _ = self._surprises.get(width, (0.0, 0))
+        lately += SURPRISE_RATE * (surprise - lately)
+        self._surprises[width] = lately, self._num_observed
+        self._common *= 1.0 + COMMON_RATE * self._agreed_surprise()
+        self._scale[width] *= 1.0 + OWN_RATE * surprise
+
+    def _make_cell(self, width: int) -> None:
+        """Give a width between two that were measured a curve of its own, as it was taken to be."""
+        contexts = sorted({at for curve in self._verify.values() for at in curve.points})
+        found = {at: self.verify_ms(width, at) for at in contexts}
+        points = {at: ms / self._common for at, ms in found.items() if ms is not None}
+        self._verify[width], self._scale[width] = Curve(points), 1.0
+        self._between.add(width)
 
     def _agreed_surprise(self) -> float:
         """What all widths seen lately have in common: a busy machine slows them all, while one
         width that was measured wrongly says nothing about the others."""
-        seen = self._surprises.values()
+        oldest = self._num_observed - LATELY
+        seen = [surprise for surprise, at in self._surprises.values() if at >= oldest]
         if len(seen) < 2:
             return 0.0
         return max(0.0, min(seen)) + min(0.0, max(seen))
@@ -141,11 +174,12 @@ class Costs:
         return self._verify[width].at(context) * self._scale[width] * self._common
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain JSON data: the drift is folded into the points."""
+        """Plain JSON data of what was measured: the drift is folded into the points."""
         return {
             "verify_ms": {
                 str(width): {str(at): self._cell(width, at) for at in curve.points}
                 for width, curve in sorted(self._verify.items())
+                if width not in self._between
             },
             "draft_step_ms": {
                 name: {str(at): ms * self._common for at, ms in curve.points.items()}
@@ -163,6 +197,7 @@ class Costs:
         for drafter, points in state["draft_step_ms"].items():
             for context, ms in points.items():
                 costs.set_draft_step(str(drafter), int(context), _positive(ms))
+        costs._fresh.clear()
         return costs
 
 

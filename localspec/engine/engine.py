@@ -84,10 +84,13 @@ class Engine:
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
         return Prefilled(reused, 1000.0 * (perf_counter() - started))
 
-    def prepare(self, sequence: Sequence, policy: Policy) -> float:
-        """Let the drafters that may be used take in the prompt; returns the ms it took."""
+    def prepare(self, sequence: Sequence, policy: Policy, cancel: threading.Event) -> float:
+        """Let the drafters that may be used take in the prompt; returns the ms it took. Stops
+        between drafters when cancelled."""
         started = perf_counter()
         for name in policy.candidates(sequence):
+            if cancel.is_set():
+                break
             self.drafters[name].prepare(sequence)
         return 1000.0 * (perf_counter() - started)
 
@@ -122,6 +125,8 @@ class Engine:
         kept = sequence.append(root_to_end)
         lenient = tuple(place for place in verdict.lenient if place < len(kept))
         self.target.cache.rollback(min(self.target.cache.length, len(sequence.tokens) - 1))
+        if not verdict.is_whole:
+            zero_beyond(self.target.cache)
         num_accepted = min(verdict.accepted_length, len(kept))
         step = Step(
             drafter=plan.drafter if proposal.tokens else OFF,

@@ -38,7 +38,7 @@ import torch
 
 from localspec.core import Proposal, Verdict
 from localspec.engine.rows import Row, Rows
-from localspec.engine.sampling import uniforms
+from localspec.engine.sampling import no_numbers, uniforms
 from localspec.engine.verify import chance_of, drawn_with
 from localspec.forward.tree import children
 from localspec.leniency import Factor, Leniency, Threshold, Typical
@@ -86,7 +86,8 @@ def verify_leniently(
         for child, chance in zip(below.get(node, ()), odds, strict=False):
             said[child] = chance
         if rank is None:
-            return Verdict(tuple(path), row.draw(rng), tuple(lenient), tuple(said))
+            is_whole = not any(math.isnan(guess.p) for guess in guesses)
+            return Verdict(tuple(path), row.draw(rng), tuple(lenient), tuple(said), is_whole)
         if _exact_choice(tried, whole) != tried[rank].token:
             lenient.append(len(path))
         node = below[node][rank]
@@ -101,6 +102,8 @@ def _choose(
     row, odds = whole, list[float]()
     for rank, guess in enumerate(tried):
         p = guess.p if row is whole else row.chance(guess.token)
+        if math.isnan(p):
+            raise no_numbers()
         judgement = _judge(guess, p, rule, bar)
         odds.append(_odds(guess, p, rule, bar))
         if judgement is _Judgement.TAKEN:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence
+from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation, expected_tokens
 from localspec.engine.contenders import Contenders, Rest
 from localspec.engine.probing import Probing
@@ -40,6 +40,7 @@ SPREAD = 0.7  # of what an option never looked at may turn out to be, in what is
 PLAIN_LOOK = 2  # rounds: the first after a draft is not like the others (controller)
 PREPARED_SHARE = 0.8  # of the best rate: who is below it does not read the prompt in advance
 FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
+ASKED_MS = 0.01  # drafting that took less did not happen
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 
 
@@ -76,6 +77,7 @@ class AdaptivePolicy:
         self._off_plan = DraftPlan(OFF, 0)
         self._asked = DraftPlan(OFF, 0)
         self._num_plain_looks_left = 0
+        self._look_ms, self._look_tokens = 0.0, 0  # of the look under way
         self._options: list[Option] = []
         self._settled: tuple[object, ...] | None = None  # what led to the last plan, if that is off
         self._prices: Prices | None = None
@@ -146,11 +148,24 @@ class AdaptivePolicy:
             self._controller.learn_of_nothing(self._situation, self._asked, step)
         self._probing.ran(step.round_ms)
         self._length_probing.ran(step.round_ms)
-        if step.is_probe:
-            worth_ms = step.num_output_tokens / self._best_rate
-            looked_at = (step.drafter, step.signal)
-            self._looking.probed(looked_at, step.round_ms - worth_ms, step.round_ms)
+        if self._is_planned and self._asked.is_probe:
+            self._charge(step)
         self._shadow.score(sequence)
+
+    def _charge(self, step: Step) -> None:
+        """Count a look that has ended: plain decoding's takes PLAIN_LOOK rounds, and one that
+        proposed nothing has cost its asking, unless there was no room to ask."""
+        asked = self._asked
+        if asked.drafter != OFF and step.num_draft_tokens == 0 and step.draft_ms < ASKED_MS:
+            return
+        self._look_ms += step.round_ms
+        self._look_tokens += step.num_output_tokens
+        if self._num_plain_looks_left > 0:
+            return
+        loss_ms = self._look_ms - self._look_tokens / self._best_rate
+        num_rounds = PLAIN_LOOK if asked.drafter == OFF else 1
+        self._looking.probed((asked.drafter, asked.signal), loss_ms, self._look_ms, num_rounds)
+        self._look_ms, self._look_tokens = 0.0, 0
 
     def _weighed(self, signals: dict[str, Hashable]) -> tuple[list[Option], list[Option]]:
         """Every drafter that has something to propose, at its best length, and of these the
@@ -233,7 +248,8 @@ class AdaptivePolicy:
         may_be_plain = best is not None and self._probing.has_waited((OFF, None))
         if may_be_plain and (not hopeful or self._probing.num_probes % 2 == 1):
             loss_ms = self._plain_ms - 1.0 / self._best_rate
-            if not self._probing.is_due((OFF, None), PLAIN_LOOK * loss_ms, self._plain_ms):
+            lost_ms, took_ms = PLAIN_LOOK * loss_ms, PLAIN_LOOK * self._plain_ms
+            if not self._probing.is_due((OFF, None), lost_ms, took_ms):
                 return None
             self._num_plain_looks_left = PLAIN_LOOK - 1
             reason = "A round of plain decoding, to keep its cost measured."

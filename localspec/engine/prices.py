@@ -76,6 +76,8 @@ def _jump_and_places(verify_ms: tuple[float, ...]) -> tuple[float, tuple[float, 
     """The convex curve below the costs of 1, 2, … draft tokens as steps, and how far its start
     lies above plain decoding and one such step."""
     plain_ms, *drafted = verify_ms
+    for place in reversed(range(len(drafted) - 1)):  # a dear width may be passed by
+        drafted[place] = min(drafted[place], drafted[place + 1])
     slopes = list[float]()
     start = 0
     while start < len(drafted) - 1:

@@ -47,7 +47,7 @@ class Probing:
     num_probes: int = 0
     _not_before: int = 0  # the round
     _expected_ms: float = 0.0  # what the next look was expected to cost when last asked
-    _round_ms: float = 0.0  # and to take
+    _look_ms: float = 0.0  # and to take
     _surcharge_ms: float = 0.0  # of looks at whatever: what is expected of the first at an option
     _next_surcharge_ms: float = 0.0
     _waits: dict[Hashable, _Wait] = field(default_factory=dict)
@@ -64,10 +64,10 @@ class Probing:
         wait = self._waits.get(option)
         return wait is None or self.num_rounds - wait.since >= wait.interval
 
-    def is_due(self, option: Hashable, expected_loss_ms: float, round_ms: float) -> bool:
+    def is_due(self, option: Hashable, expected_loss_ms: float, look_ms: float) -> bool:
         """Whether a look that should take and cost so much may be taken now."""
         wait = self._waits.get(option)
-        self._expected_ms, self._round_ms = expected_loss_ms, round_ms
+        self._expected_ms, self._look_ms = expected_loss_ms, look_ms
         self._next_surcharge_ms = self._surcharge_ms if wait is None else wait.surcharge_ms
         return self.is_time
 
@@ -79,13 +79,15 @@ class Probing:
         self.total_ms += round_ms
         self.num_rounds += 1
 
-    def probed(self, option: Hashable, loss_ms: float, round_ms: float) -> None:
-        """loss_ms: what the look cost against the best option; negative when it won. round_ms:
-        what it took."""
+    def probed(
+        self, option: Hashable, loss_ms: float, look_ms: float, num_rounds: int = 1
+    ) -> None:
+        """loss_ms: what the look cost against the best option; negative when it won. look_ms:
+        what it took. num_rounds: of the look; each doubles the interval."""
         self.lost_ms += max(0.0, loss_ms)
         self.num_probes += 1
         wait = self._waits.setdefault(option, _Wait(self.first, 0, self._surcharge_ms))
-        beyond_ms = round_ms - self._round_ms
+        beyond_ms = look_ms - self._look_ms
         wait.surcharge_ms += SURCHARGE_RATE * (beyond_ms - wait.surcharge_ms)
         self._surcharge_ms += SURCHARGE_RATE * (beyond_ms - self._surcharge_ms)
         self._not_before = self.num_rounds + self.first
@@ -95,4 +97,4 @@ class Probing:
         if loss_ms < 0.0:
             wait.interval = self.first
         elif wait.num_looks > EAGER_PROBES:  # until then a loss may be bad luck
-            wait.interval = min(LAST_PROBE, 2 * wait.interval)
+            wait.interval = min(LAST_PROBE, 2**num_rounds * wait.interval)

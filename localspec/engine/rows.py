@@ -2,8 +2,9 @@
 
 Contract: `target_rows` turns logits into `Rows`. Verification asks them three things: how likely a
 drafted token is, what is left of a row once a token was rejected, and the next token. A greedy
-row is one-hot and is kept as the id of its one; a sampled row is kept as probabilities. Rows that
-hold no numbers are refused when they are read, with NumericsError.
+row is one-hot and is kept as the id of its one; a sampled row is kept as probabilities. A row that
+holds no numbers is refused with NumericsError by whoever chooses from it: one behind a draft token
+that is never reached costs nothing. Its chances are NaN.
 
 Not here: the acceptance rule (verify), the warps (sampling).
 """
@@ -40,7 +41,9 @@ class Rows(Protocol):
         """The chance of each token in its row."""
         ...
 
-    def row(self, index: int) -> Row: ...
+    def row(self, index: int) -> Row:
+        """Raises NumericsError, unless choosing from it does."""
+        ...
 
     def entropies(self) -> list[float]:
         """H of each row, in nats."""
@@ -92,17 +95,29 @@ class DenseRow:
 
 
 class GreedyRows:
-    """best: the likeliest token of each row, of vocab_size tokens."""
+    """best: the likeliest token of each row, of vocab_size tokens. damaged: the rows that hold no
+    numbers."""
 
-    def __init__(self, best: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self, best: Sequence[int], vocab_size: int, damaged: frozenset[int] = frozenset()
+    ) -> None:
         self.best = best
         self.vocab_size = vocab_size
+        self.damaged = damaged
 
     def chances(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
         found = zip(rows, tokens, strict=True)
-        return [1.0 if self.best[row] == token else 0.0 for row, token in found]
+        chances = [1.0 if self.best[row] == token else 0.0 for row, token in found]
+        if not self.damaged:
+            return chances
+        return [
+            math.nan if row in self.damaged else chance
+            for row, chance in zip(rows, chances, strict=True)
+        ]
 
     def row(self, index: int) -> OneHotRow:
+        if index in self.damaged:
+            raise no_numbers()
         return OneHotRow(self.best[index])
 
     def entropies(self) -> list[float]:
@@ -111,7 +126,9 @@ class GreedyRows:
     @property
     def probs(self) -> torch.Tensor:
         made = torch.zeros(len(self.best), self.vocab_size)
-        return made.scatter_(1, torch.tensor(self.best)[:, None], 1.0)
+        made.scatter_(1, torch.tensor(self.best)[:, None], 1.0)
+        made[sorted(self.damaged)] = math.nan
+        return made
 
 
 class SampledRows:
@@ -126,8 +143,6 @@ class SampledRows:
         device = self._probs.device
         index = torch.tensor([rows, tokens], device=device)
         found: list[float] = self._probs[index[0], index[1]].tolist()
-        if any(math.isnan(chance) for chance in found):
-            raise no_numbers()
         return found
 
     def row(self, index: int) -> DenseRow:
@@ -147,12 +162,11 @@ def target_rows(
 ) -> GreedyRows | SampledRows:
     """The rows of a round. logits: [n + 1, V] fp32; histories: see sampling.distributions.
 
-    Host copies: one when greedy, none when sampled. Raises NumericsError.
+    Host copies: one when greedy, none when sampled.
     """
     if sampling.temperature > 0.0:
         return SampledRows(distributions(logits, sampling, histories))
     logits = penalised(logits, sampling, histories)
     heights, best = peaks(logits)
-    if not all(math.isfinite(height) for height in heights):
-        raise no_numbers()
-    return GreedyRows(best, logits.shape[-1])
+    damaged = [row for row, height in enumerate(heights) if not math.isfinite(height)]
+    return GreedyRows(best, logits.shape[-1], frozenset(damaged))

@@ -70,4 +70,5 @@ class Shadow:
             agreed,
             option.round_ms,
             num_used=option.num_draft_tokens,
+            num_steps=1,
         )

@@ -53,6 +53,8 @@ def _verify_nodes(proposal: Proposal, target: Rows, rng: torch.Generator) -> Ver
         accepted = None
         for rank, child in enumerate(below.get(node, ())):
             p = p_of[child] if rank == 0 else row.chance(proposal.tokens[child])
+            if math.isnan(p):  # this node was reached; below one that never is nobody looks
+                raise no_numbers()
             said[child] = chance_of(p, q_of[child])
             if chances[child] * q_of[child] < p:
                 accepted = child
@@ -60,7 +62,8 @@ def _verify_nodes(proposal: Proposal, target: Rows, rng: torch.Generator) -> Ver
             drawn_from = None if proposal.probs is None else proposal.probs[child]
             row = row.without(proposal.tokens[child], drawn_from)
         if accepted is None:
-            return Verdict(tuple(path), row.draw(rng), chances=tuple(said))
+            is_whole = not any(map(math.isnan, p_of))
+            return Verdict(tuple(path), row.draw(rng), chances=tuple(said), is_whole=is_whole)
         path.append(accepted)
         node = accepted
 
@@ -74,10 +77,12 @@ def _verify_block(
     of length i is offered with the chance that makes its total probability w_i times its own; the
     longest one taken wins. What follows it is drawn from the positive part of w_i * p - q, at the
     end of the draft from p. The draft may have ended by any rule that saw only its own prefix:
-    such an end is a leaf of the same induction.
+    such an end is a leaf of the same induction; so is a row that holds no numbers, before which
+    the draft ends here.
     """
-    size = len(proposal.tokens)
     p_of, q_of = _ratios(proposal, probs, target_probs)
+    size, drafted = len(p_of), len(proposal.tokens)
+    probs, target_probs = probs[:size], target_probs[: size + 1]
     weights = [1.0]
     for p, q in zip(p_of, q_of, strict=True):
         weights.append(min(1.0, weights[-1] * p / q))  # a drawn token has q > 0
@@ -93,8 +98,9 @@ def _verify_block(
     # Neither at the end of the draft, nor where p and q agree to rounding, is there a residual.
     is_residual = kept < size and masses[kept] > 0.0
     row = excess[kept] if is_residual else target_probs[kept]  # [V]
-    said = _block_said(kept, weights, masses)
-    return Verdict(tuple(range(kept)), draw(row, rng), chances=said)
+    said = _block_said(kept, weights, masses) + (None,) * (drafted - size)
+    is_whole = size == drafted
+    return Verdict(tuple(range(kept)), draw(row, rng), chances=said, is_whole=is_whole)
 
 
 def _block_said(kept: int, weights: list[float], masses: list[float]) -> tuple[float | None, ...]:
@@ -139,9 +145,11 @@ def drawn_with(proposal: Proposal) -> list[float]:
 def _ratios(
     proposal: Proposal, probs: torch.Tensor, target_probs: torch.Tensor
 ) -> tuple[list[float], list[float]]:
-    """p(x) and q(x) of a chain, in one copy. Raises NumericsError."""
+    """p(x) and q(x) of a chain in one copy, up to the first row of the target without numbers;
+    NumericsError where that is the root's."""
     index = torch.tensor(proposal.tokens, device=target_probs.device)[:, None]
     both = torch.cat((target_probs[:-1].gather(1, index), probs.gather(1, index)), dim=1).tolist()
-    if any(math.isnan(p) for p, _ in both):
+    size = next((place for place, (p, _) in enumerate(both) if math.isnan(p)), len(both))
+    if size == 0:
         raise no_numbers()
-    return [p for p, _ in both], [q for _, q in both]
+    return [p for p, _ in both[:size]], [q for _, q in both[:size]]

@@ -13,11 +13,6 @@ import torch
 import torch.nn.functional as F
 
 
-def chain_parents(num_tokens: int) -> tuple[int, ...]:
-    """Parents of `num_tokens` in a row, the first one a child of what is cached."""
-    return tuple(range(-1, num_tokens - 1))
-
-
 def depths(parents: Sequence[int]) -> list[int]:
     """Distance of each node from what is cached, 0 for its direct children."""
     found: list[int] = []

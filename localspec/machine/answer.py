@@ -1,8 +1,8 @@
 """One message, one reply, without a page: what `generate` prints.
 
-Contract: loads, measures costs first where the choice of drafter is the controller's and nothing
-was measured before, and returns plain JSON data. With a home the learnt state is taken up from
-there and written back; without one the run starts cold. Nothing else is logged.
+Contract: loads, measures costs first where the choice of drafter is the controller's and some of
+them were never measured, and returns plain JSON data. With a home the learnt state is taken up
+from there and written back; without one the run starts cold. Nothing else is logged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from localspec.backend import Chunk, Request, TurnStats
 from localspec.chat.local import LocalBackend
 from localspec.config import settings_for
-from localspec.core import OFF
 from localspec.errors import LocalspecError
 from localspec.leniency import as_data, label
 from localspec.machine.load import open_local_backend
@@ -32,7 +31,7 @@ def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[st
         state = store.load_state(STATE_KEY) if store is not None else None
         backend = open_local_backend(options, state, _silent)
         _notify(backend)
-        if needs_costs(request) and backend.describe().calibration is None:
+        if backend.lacks_costs(request):
             for _ in backend.calibrate(threading.Event()):
                 pass
         result = collect(backend, request)
@@ -42,11 +41,6 @@ def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[st
     finally:
         if store is not None:
             store.close()
-
-
-def needs_costs(request: Request) -> bool:
-    """Whether the controller chooses anything in this turn."""
-    return request.drafter != OFF and request.num_draft_tokens is None
 
 
 def collect(backend: LocalBackend, request: Request) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from localspec.core import AUTO, OFF, SamplingParams
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.costs import Costs
 from localspec.errors import CacheError, EngineLost, MemoryShortage
+from localspec.forward.features import Features
 from tests.chat.test_local import END, PIECES, SAY, Knowing, backend_of
-from tests.tiny import scripted
+from tests.tiny import scripted, tiny_llama, with_cache
 
 PROMPT = (Message("user", "abc"),)
 TEXT = ["a", "b", " x", "c", "y"] * 8
@@ -192,3 +193,13 @@ def test_sampled_rounds_are_measured_after_greedy_ones_and_say_so() -> None:
     backend = measured(writing(), 1000.0)
     backend._controller.sampled_costs = Costs()
     assert set(reasons(backend, sampling=SamplingParams(0.7, seed=1))) == {"measuring"}
+
+
+def test_what_only_heads_have_read_goes_with_them() -> None:
+    backend = writing()
+    target = with_cache(tiny_llama(vocab_size=len(PIECES)))
+    target.cache.features = Features(64, 8, torch.float32, torch.device("cpu"))
+    target.cache.features.follow((0,))
+    backend._engine.target = target
+    assert backend._give_up_drafts() is not None
+    assert target.cache.features is None

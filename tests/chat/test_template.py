@@ -375,3 +375,28 @@ def test_the_saved_demo_shape_of_a_tokenizer_loads(tmp_path: Path) -> None:
     template = ChatTemplate.load(tmp_path)
     assert json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
     assert template.decode(template.render((Message("user", "Hi"),))) == "user\nHi\nassistant\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "pieces", "shown", "is_hit"),
+    [
+        ("a\nUs", ("er", ":x"), "", True),
+        ("a\nUs", ("e it",), "e it", False),
+        ("a\nUs", ("\nUser: x",), "", True),
+        ("a\nUser:", ("b",), "b", False),  # it was complete, and the person went on all the same
+        ("a", ("\nUs", "er"), "", False),
+    ],
+)
+def test_a_stop_string_may_have_begun_before_the_reply_goes_on(
+    begun: str, pieces: tuple[str, ...], shown: str, is_hit: bool
+) -> None:
+    finder = StopStrings(["\nUser:"], begun)
+    found = [finder.push(piece) for piece in pieces]
+    assert "".join(text for text, _ in found) == shown
+    assert any(hit for _, hit in found) is is_hit
+
+
+def test_what_is_shown_and_held_is_not_shown_again() -> None:
+    finder = StopStrings(["STOP"], "a ST")
+    assert finder.push("O") == ("", False)
+    assert finder.flush() == "O"

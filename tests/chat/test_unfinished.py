@@ -166,3 +166,17 @@ def test_what_an_unfinished_reply_takes_is_counted_without_its_end(template: Cha
     expected = len(template.render(ASKED)) + len(template.encode_text("One two"))
     assert backend.count_tokens(begun) == expected
     assert backend.count_tokens(ASKED) == len(template.render(ASKED))
+
+
+def test_a_stop_string_across_the_cut_ends_the_reply(template: ChatTemplate) -> None:
+    script = template.encode_text(REPLY)
+    target = scripted([*script, sorted(template.end_ids)[0]], len(template.render(ASKED)), 700)
+    backend = backend_of(target, template, {})
+    text, tokens, _ = ask(backend, max_tokens=len(script) // 2)
+    begun = text.rstrip("\ufffd")
+    stop = REPLY[len(begun) - 2 : len(begun) + 3]
+    assert REPLY.count(stop) == 1 and not begun.endswith(stop)
+    more, _, last = ask(backend, begun, tokens, stop=(stop,))
+    assert (more, last.finish_reason) == ("", "stop"), "what stands stays, and nothing is added"
+    other, _, last = ask(backend, begun, tokens, stop=(stop + "\0",))
+    assert begun + other == REPLY and last.finish_reason == "eos"

@@ -12,7 +12,7 @@ from localspec.drafters.chained import ChainedDrafter
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from tests.tiny import Context, scripted, tiny_llama, with_cache
+from tests.tiny import Context, TableModel, scripted, tiny_llama, with_cache
 
 VOCAB = 64
 REPEATING = (5, 9, 12, 40, 30, 7, 5, 9)
@@ -69,3 +69,21 @@ def test_it_has_something_of_its_own_to_say_only_where_the_text_repeats() -> Non
     """Elsewhere it would be the draft model under a second name."""
     assert signal(FRESH) is None
     assert signal(REPEATING) == "2"
+
+
+@pytest.mark.parametrize(("agreed", "num_steps"), [(0, 6), (3, 3), (6, 1)])
+def test_steps_are_how_often_the_model_ran(
+    agreed: int, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was copied is one; it gives the first token behind the copy as well."""
+    forwards = list[int]()
+    forward = TableModel.forward
+
+    def counted(self: TableModel, tokens: Context, *rest: object, **named: object) -> object:
+        forwards.append(len(tokens))
+        return forward(self, tokens, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TableModel, "forward", counted)
+    script = (*(*REPEATING[2:], 12, 40)[:agreed], 50, 51, 52, 53, 54, 55)
+    proposal = proposed(ChainedDrafter, script, REPEATING, 6)
+    assert proposal.num_draft_steps == num_steps == len(forwards)

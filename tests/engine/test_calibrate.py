@@ -118,3 +118,38 @@ def test_a_small_context_is_measured_too() -> None:
     engine, controller = set_up(capacity=64)
     list(calibrate(engine, controller))
     assert controller.costs.is_measured
+
+
+def test_a_stopped_calibration_goes_on_where_it_was() -> None:
+    """Messages that keep coming must not keep the rest from being measured."""
+    engine, controller = set_up(capacity=300)
+    whole = list(calibrate(*set_up(capacity=300)))
+    found = list[str]()
+    for _ in range(len(whole)):
+        phrases: Any = calibrate(engine, controller)
+        phrase = next(phrases, None)
+        if phrase is None:
+            break
+        next(phrases, None)  # so that it is measured
+        phrases.close()
+        found.append(phrase)
+    assert found == whole and list(calibrate(engine, controller)) == []
+
+
+def test_a_restored_table_is_measured_anew() -> None:
+    engine, controller = set_up(capacity=300)
+    whole = list(calibrate(engine, controller))
+    again = Controller(controller.drafters, Costs(), Acceptance(), Costs())
+    assert again.restore(controller.snapshot())
+    assert list(calibrate(engine, again)) == whole
+
+
+def test_after_two_measurements_no_round_is_priced_by_guessing_beyond_them() -> None:
+    engine, controller = set_up(capacity=300)
+    phrases: Any = calibrate(engine, controller)
+    for _ in range(3):
+        next(phrases)
+    phrases.close()
+    prices = controller.prices(0, 100)
+    assert prices is not None and min(prices.verify_ms) >= 0.8 * prices.plain_ms
+    assert prices.verify_ms[-1] > 5.0 * prices.plain_ms, "the widest was measured second"

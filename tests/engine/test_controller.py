@@ -13,7 +13,7 @@ from localspec.core import AUTO, OFF, Outcome, Proposal, SamplingParams, Step, V
 from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller, best_length, expected_tokens
 from localspec.engine.costs import Costs
-from tests.engine.simulation import Simulated, World, best_fixed_rate
+from tests.engine.simulation import Simulated, World, best_fixed_rate, verify_ms
 
 COLD, HOT = SamplingParams(0.0), SamplingParams(1.0)
 
@@ -266,3 +266,19 @@ def test_what_is_known_elsewhere_is_taken_up_once_rounds_have_a_price() -> None:
     assert controller.acceptance.rates("d", "s", place)[0] == pytest.approx(0.9, abs=0.1)
     assert controller.probing_in(place).allowance == 0.0, "there is less to find out"
     assert Controller(drafters, Costs(), Acceptance()).probing_in(place).allowance > 0.0
+
+
+@pytest.mark.parametrize("shapes_itself", [True, False])
+def test_what_a_drafter_runs_for_a_token_is_learnt_whether_or_not_it_makes_chains(
+    shapes_itself: bool,
+) -> None:
+    """One that re-encodes text runs twice a token; one that copies runs once for many."""
+    drafter = Simulated(1.0, 0.8)
+    drafter.shapes_itself = shapes_itself
+    world = World({"d": drafter})
+    for _ in range(50):
+        world.controller.acceptance.observe("d", "s", Situation(0), 4, 3, 10.0, num_steps=8)
+    prices = world.controller.prices(0, 128)
+    assert prices is not None
+    option = world.controller.option("d", "s", Situation(0), prices, fixed_length=5)
+    assert option is not None and option.round_ms == pytest.approx(verify_ms(5) + 5 * 2 * 1.0)

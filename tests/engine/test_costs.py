@@ -144,3 +144,48 @@ def test_impossible_costs_are_refused(cell: Any) -> None:
     state = {"verify_ms": {"1": {"100": cell}}, "draft_step_ms": {}}
     with pytest.raises((KeyError, ValueError, TypeError, AttributeError)):
         Costs.restored(state)
+
+
+def test_a_width_that_was_not_measured_moves_itself_alone() -> None:
+    costs = measured()
+    before = [costs.verify_ms(width, 100) for width in (8, 16)]
+    for _ in range(300):
+        costs.observe(12, 100, 40.0)  # the kernel of wide rounds begins before 12
+    assert costs.verify_ms(12, 100) == pytest.approx(40.0, rel=0.02)
+    assert [costs.verify_ms(width, 100) for width in (8, 16)] == before
+    costs.set_verify(8, 100, 20.0)
+    assert costs.verify_ms(12, 100) == pytest.approx(30.0), "between what is measured now"
+    assert list(costs.snapshot()["verify_ms"]) == ["1", "2", "4", "8", "16"]
+
+
+def test_a_round_wider_than_all_that_was_measured_teaches_nothing() -> None:
+    costs = measured()
+    for _ in range(60):
+        costs.observe(65, 100, 10.0)
+    assert costs.verify_ms(16, 100) == pytest.approx(40.0)
+
+
+def test_a_surprise_of_long_ago_does_not_hold_the_others_back() -> None:
+    costs = measured()
+    costs.observe(16, 100, 39.0)  # once, a little quicker
+    for _ in range(200):
+        costs.observe(1, 100, 1.5 * 10.0)
+        costs.observe(4, 100, 1.5 * 13.0)
+    slower = costs.verify_ms(8, 100)
+    assert slower is not None and slower > 1.2 * 20.0
+
+
+def test_noise_in_a_half_finished_measurement_makes_no_width_free() -> None:
+    costs = Costs()
+    costs.set_verify(1, 128, 10.0)
+    costs.set_verify(2, 128, 9.2)
+    assert [costs.verify_ms(width, 128) for width in (3, 8, 16)] == [9.2] * 3
+
+
+def test_what_was_restored_is_not_fresh() -> None:
+    costs = measured()
+    assert costs.is_fresh(4, 100) and costs.is_fresh("small", 100)
+    assert not costs.is_fresh(4, 500) and not costs.is_fresh("other", 100)
+    again = Costs.restored(costs.snapshot())
+    assert not again.is_fresh(4, 100) and not again.is_fresh("small", 100)
+    assert again.knows("small") and not again.knows("other")

@@ -200,7 +200,7 @@ def test_a_rule_at_its_strictest_is_the_exact_one(
     )
     for _, proposal in way(draft):
         for _, verdict, _ in outcomes(proposal, rows_of(proposal, target), rule, monkeypatch):
-            assert verdict.num_lenient == 0
+            assert len(verdict.lenient) == 0
 
 
 @by_name
@@ -276,7 +276,7 @@ def test_below_the_floor_the_token_is_redrawn_from_the_whole_row(
     proposal = chain((0, 1), None, (0.1, 0.99))
     rule, rows = Threshold(0.9, 0.2), rows_of(proposal, target)
     ((weight, verdict, last),) = outcomes(proposal, rows, rule, monkeypatch)
-    assert (weight, verdict.path, verdict.num_lenient) == (1.0, (), 0)
+    assert (weight, verdict.path, len(verdict.lenient)) == (1.0, (), 0)
     assert torch.allclose(last, target[()], rtol=0, atol=1e-12)
 
 
@@ -334,7 +334,7 @@ def test_greedy_counts_the_accepted_tokens_that_are_not_the_targets_own(rule: Le
             if rows.best[before + 1] != proposal.tokens[node]
         )
         assert verdict.lenient == expected
-        num_lenient += verdict.num_lenient
+        num_lenient += len(verdict.lenient)
         assert all(proposal.parents[node] == before for before, node in itertools.pairwise(nodes))
         if not expected and isinstance(rule, Threshold) and rule.floor == 0.0:
             assert verdict.next_token == rows.best[nodes[-1] + 1]
@@ -368,7 +368,7 @@ def test_fault_counting_by_another_number_is_seen(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "_exact_choice", lambda tried, whole: None)
     target, draft = random_rows(1), random_rows(1001)
     counts = [
-        verdict.num_lenient
+        len(verdict.lenient)
         for _, proposal in drawn_chain(draft)
         for _, verdict, _ in outcomes(proposal, rows_of(proposal, target), Factor(1.0), monkeypatch)
     ]

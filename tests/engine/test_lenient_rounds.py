@@ -36,7 +36,7 @@ def test_what_a_lenient_turn_accepts_says_nothing_of_an_exact_one() -> None:
     world = World({"d": drafter})
     world.run(60, LOOSE)
     acceptance, exact = world.controller.acceptance, Situation(bucket_of(EXACT))
-    signal = world.steps[-1].signal
+    signal = next(step.signal for step in world.steps if step.drafter == "d")
     assert acceptance.num_rounds("d", signal, Situation(bucket_of(LOOSE))) > 10
     assert acceptance.num_rounds("d", signal, exact) == 0.0
     assert acceptance.rates("d", signal, exact)[0] == pytest.approx(0.5)

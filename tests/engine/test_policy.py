@@ -15,6 +15,7 @@ from localspec.core import (
     OFF,
     DraftPlan,
     Outcome,
+    Proposal,
     SamplingParams,
     Sequence,
     Step,
@@ -352,3 +353,47 @@ def test_before_measuring_nobody_reads_the_prompt() -> None:
     rng: Any = None
     sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
     assert world.controller.policy(COLD, "auto", None).candidates(sequence) == ()
+
+
+class Declining(Simulated):
+    """Asked for a tree it takes its step's time, and finds that nothing pays."""
+
+    shapes_itself = True
+
+
+def run_declining(draft_ms: float, num_rounds: int) -> tuple[int, World]:
+    """How often it was asked."""
+    world, num_asked = World({"tree": Declining(draft_ms, 0.0)}), 0
+    sampling, rng = SamplingParams(), None
+    for _ in range(num_rounds // 400):
+        sequence = Sequence((1, 2), sampling, 10**9, frozenset(), rng)  # type: ignore[arg-type]
+        policy = world.controller.policy(sampling, AUTO, None)
+        for _ in range(400):
+            plan = policy.plan(sequence)
+            was_asked = plan.drafter == "tree"
+            num_asked += was_asked
+            took_ms = draft_ms if was_asked else 0.0
+            is_probe = plan.is_probe and plan.drafter == OFF
+            step = Step(OFF, 0, 0, 1, took_ms, PLAIN_MS, 100, is_probe, plan.signal)
+            sequence.append([9])
+            policy.observe(sequence, Outcome(step, Proposal(), Verdict((), 9), torch.empty(0)))
+    return num_asked, world
+
+
+@pytest.mark.parametrize("draft_ms", [0.3, 1.0, 3.0])
+def test_a_look_in_vain_costs_what_it_took_and_the_next_comes_later(draft_ms: float) -> None:
+    num_asked, world = run_declining(draft_ms, 4000)
+    extra = num_asked * draft_ms / (4000 * PLAIN_MS)
+    assert 0 < extra < PROBE_BUDGET, f"asking took {extra:.2%} of the time"
+    probing = world.controller.probing[Situation(0)]
+    assert not probing.has_waited(("tree", "s")), "the next look waits its time"
+    assert probing.lost_ms > 0.0
+
+
+def test_a_look_at_plain_decoding_is_one_look_of_two_rounds() -> None:
+    world = World({"good": Simulated(0.2, 0.9)})
+    world.run(4000, SamplingParams())
+    plain = [i for i, reason in enumerate(world.reasons) if reason.startswith("A round of plain")]
+    assert len(plain) >= 6
+    assert plain[1::2] == [first + 1 for first in plain[::2]], "two rounds in a row"
+    assert world.controller.probing[Situation(0)].num_probes == len(plain) / 2

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from localspec.core import Proposal, SamplingParams
+from localspec.engine.lenient import verify_leniently
 from localspec.engine.rows import GreedyRows, SampledRows, target_rows
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
+from localspec.leniency import Factor, Leniency, Threshold, Typical
 
 V = 6
 SHAPES = [(), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, -1, -1)]
@@ -76,3 +78,38 @@ def test_a_penalty_moves_the_greedy_choice() -> None:
     rows = target_rows(logits, sampling, [[1], [1, 0]])
     assert isinstance(rows, GreedyRows) and list(rows.best) == [0, 0]
     assert list(target_rows(logits, sampling, [[0], [1]]).row(0).__dict__.values()) == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("is_drawn", [True, False])
+@pytest.mark.parametrize("parents", [(-1, 0), (-1, -1)])
+def test_a_row_that_is_never_reached_may_hold_no_numbers(
+    parents: tuple[int, ...], is_drawn: bool, temperature: float
+) -> None:
+    """Plain decoding would never have seen it: a wrong guess must not end a turn."""
+    logits = torch.zeros(3, V)
+    logits[:, 1] = 50.0
+    logits[1] = float("nan")  # behind a token that is refused for certain
+    drawn = torch.eye(V)[[2, 3]] if is_drawn else None
+    proposal = Proposal((2, 3), parents, drawn, cannot_branch=parents == (-1, 0))
+    for seed in range(20):
+        rows = target_rows(logits, SamplingParams(temperature), [])
+        verdict = verify(proposal, rows, rng(seed))
+        assert (verdict.path, verdict.next_token) == ((), 1)
+        assert verdict.is_whole is (parents == (-1, -1)), "only rows with a child are looked at"
+
+
+@pytest.mark.parametrize("rule", [Threshold(0.5), Typical(), Factor(2.0)])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_lenient_rule_refuses_a_reached_row_without_numbers_and_no_other(
+    rule: Leniency, temperature: float
+) -> None:
+    logits = torch.zeros(3, V)
+    logits[:, 1] = 50.0
+    logits[1] = float("nan")
+    rows = target_rows(logits, SamplingParams(temperature), [])
+    refused = Proposal((2, 3), (-1, 0), confidences=(0.1, 0.9))
+    verdict = verify_leniently(refused, rows, rng(), rule)
+    assert (verdict.path, verdict.next_token) == ((), 1)
+    with pytest.raises(NumericsError):
+        verify_leniently(Proposal((1, 3), (-1, 0), confidences=(0.9, 0.9)), rows, rng(), rule)

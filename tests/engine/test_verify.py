@@ -236,6 +236,21 @@ def test_output_is_distributed_exactly_as_the_target(
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_numbers_behind_a_token_that_cannot_be_change_nothing(
+    way: Callable[[Rows], Weighted], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token at which the target overflows, and which the target itself would never choose."""
+    target, draft = random_rows(seed), random_rows(1000 + seed)
+    root = target[()] * torch.tensor([1.0, 1.0, 0.0])
+    damaged = {text: row * float("nan") for text, row in target.items() if text[:1] == (2,)}
+    target = {**target, **damaged, (): root / root.sum()}
+    found = first_two(way(draft), target, monkeypatch)
+    for a, b in itertools.product(range(2), range(V)):
+        assert found[a, b] == pytest.approx(float(target[()][a] * target[a,][b]), abs=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_is_the_one_hot_case(
     way: Callable[[Rows], Weighted], seed: int, monkeypatch: pytest.MonkeyPatch

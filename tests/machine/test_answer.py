@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from localspec.backend import Chunk, Message, Request, TurnStats
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
-from localspec.machine.answer import STATE_KEY, answer, collect, labelled, needs_costs, note_of
+from localspec.machine.answer import STATE_KEY, answer, collect, labelled, note_of
+from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.record.store import Store
 from localspec.workloads import decide, load_workloads
@@ -68,10 +71,33 @@ def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
     ("drafter", "length", "is_needed"),
     [(AUTO, None, True), ("ngram", None, True), (OFF, None, False), ("ngram", 3, False)],
 )
-def test_costs_are_needed_where_something_is_chosen(
-    drafter: str, length: int | None, is_needed: bool
+def test_costs_are_measured_first_where_something_is_chosen(
+    options: LoadOptions, drafter: str, length: int | None, is_needed: bool
 ) -> None:
-    assert needs_costs(Request(HELLO, drafter=drafter, num_draft_tokens=length)) == is_needed
+    backend = open_local_backend(options, None, lambda _: None)
+    request = Request(HELLO, drafter=drafter, num_draft_tokens=length)
+    assert backend.lacks_costs(request) == is_needed
+    for _ in backend.calibrate(threading.Event()):
+        pass
+    assert not backend.lacks_costs(request)
+
+
+def test_what_was_left_unmeasured_is_measured_by_the_next_command(
+    options: LoadOptions, tmp_path: Path
+) -> None:
+    """The page was closed in the middle of its measuring, and kept what it had."""
+    cold, warm = Request(HELLO), Request(HELLO, SamplingParams(0.7, seed=1), max_tokens=4)
+    backend = open_local_backend(options, None, lambda _: None)
+    for phrase in backend.calibrate(threading.Event()):
+        if "sampled" in phrase:
+            break
+    assert backend.lacks_costs(warm) and not backend.lacks_costs(cold)
+    with closing(Store.open(settings_for(tmp_path).database)) as store:
+        store.save_state(STATE_KEY, backend.snapshot())
+    answer(options, warm, tmp_path)
+    with closing(Store.open(settings_for(tmp_path).database)) as store:
+        state = store.load_state(STATE_KEY)
+    assert not open_local_backend(options, state, lambda _: None).lacks_costs(warm)
 
 
 def test_auto_measures_first_and_a_home_keeps_it(
