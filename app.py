@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 EXPOSED = (
-    "--host %s lets other machines open localspec. Whoever has the password can read and delete "
-    "every conversation and use this machine's models. The connection is not encrypted: whoever "
-    "listens on the network can read along, password included. Do this only in a network you "
-    "trust; elsewhere leave --host out and use a tunnel: ssh -L 7860:127.0.0.1:7860 this-machine"
+    "--host {host} lets other machines open localspec. Whoever has the password can read and "
+    "delete every conversation and use this machine's models. The connection is not encrypted: "
+    "whoever listens on the network can read along, password included. Do this only in a network "
+    "you trust; elsewhere leave --host out and use a tunnel: "
+    "ssh -L {port}:127.0.0.1:{port} this-machine"
 )
 ENGINE = "localspec.machine.load:open_local_backend"  # by name: it brings torch, this must not
 
@@ -99,7 +100,7 @@ def start(arguments: argparse.Namespace) -> None:
     from localspec.web.server import serve
     from localspec.workloads import load_workloads, workload_folders
 
-    password = password_for(arguments.host, os.environ)
+    password = password_for(arguments.host, arguments.port, os.environ)
     names = ("profile", "model", "draft", "drafter", "context", "dtype", "home")
     named = {name: vars(arguments)[name] for name in names}
     options = LoadOptions(**named, heads=tuple(arguments.heads))
@@ -145,7 +146,7 @@ def start(arguments: argparse.Namespace) -> None:
         store.close()
 
 
-def password_for(host: str, environment: MutableMapping[str, str]) -> str | None:
+def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
     """What other machines are asked for: from LOCALSPEC_PASSWORD, which is then taken out of the
     environment, or typed in. None where only this machine is served, or nobody can be asked."""
     from localspec.web.server import is_loopback
@@ -153,7 +154,7 @@ def password_for(host: str, environment: MutableMapping[str, str]) -> str | None
     given = environment.pop(PASSWORD_VARIABLE, None)
     if is_loopback(host):
         return None
-    print(EXPOSED % host, file=sys.stderr, flush=True)
+    print(EXPOSED.format(host=host, port=port), file=sys.stderr, flush=True)
     if given is not None or not sys.stdin.isatty():
         return given
     return getpass.getpass("Password for other machines: ")
@@ -208,22 +209,29 @@ def _has_screen() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return number
 
 
 def _minutes(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
     return number
 
 
 def _port(text: str) -> int:
-    number = int(text)
+    number = _whole(text)
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 65535")
     return number

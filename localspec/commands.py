@@ -33,6 +33,8 @@ from localspec.flags import (
 from localspec.machine.options import LoadOptions
 from localspec.training.commands import app as train_app
 
+LARGEST_INTEGER = 2**63 - 1  # that the log can be asked for
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -150,14 +152,19 @@ def doctor(
 def export(
     out: Annotated[Path, typer.Option(help="The file to write.")],
     form: Annotated[str, typer.Option("--format", help="csv, jsonl, markdown or sqlite.")] = "csv",
-    session: Annotated[int | None, typer.Option(help="Only this session's turns.")] = None,
-    conversation: Annotated[int | None, typer.Option(help="Only this conversation.")] = None,
+    session: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Only this session's turns.")
+    ] = None,
+    conversation: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Only this conversation.")
+    ] = None,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write what was logged to a file."""
     from localspec.config import settings_for
-    from localspec.record.export import Format, Scope
+    from localspec.record.contents import Scope, read_contents
+    from localspec.record.export import Format
     from localspec.record.export import export as write
     from localspec.record.store import Store
 
@@ -169,10 +176,25 @@ def export(
         raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
     store = Store.open(database)
     try:
-        write(store, Scope(session, conversation), cast("Format", form), out)
+        for notice in store.notices:
+            print(notice, file=sys.stderr)
+        scope = Scope(session, conversation)
+        if not (store.turn_rows(session, conversation) or read_contents(store, scope).messages):
+            raise StoreError(_nothing_there(session, conversation))
+        write(store, scope, cast("Format", form), out)
     finally:
         store.close()
     finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
+
+
+def _nothing_there(session: int | None, conversation: int | None) -> str:
+    wanted = {"session": session, "conversation": conversation}
+    named = " and ".join(f"{name} {number}" for name, number in wanted.items() if number)
+    if named:
+        return (
+            f"There is no turn in {named}, so nothing was written. Name another, or leave it out."
+        )
+    return "The log holds no turn, so nothing was written. Chat first, or name another --home."
 
 
 def main() -> None:

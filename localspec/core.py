@@ -26,6 +26,9 @@ TARGET = "target"  # provenance of a token the target chose itself
 OFF = "off"  # the name of plain decoding as an arm
 AUTO = "auto"  # the name of the controller's free choice
 
+COLDEST = 1e-40  # the lowest temperature but 0
+TOO_LARGE_A_SEED = 2**63  # the random source, and the log, take smaller ones
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -55,6 +58,13 @@ class SamplingParams:
         for name, value, low, high in ranges:
             if not low <= value <= high:  # also refuses NaN
                 raise RequestError(f"{name} is {value}, but it must lie between {low} and {high}.")
+        if 0.0 < self.temperature < COLDEST:
+            raise RequestError(
+                f"temperature is {self.temperature}, which is too small to divide by. Use 0 for "
+                f"the likeliest token always, or at least {COLDEST}."
+            )
+        if self.seed is not None and not abs(self.seed) < TOO_LARGE_A_SEED:
+            raise RequestError(f"seed is {self.seed}, but it must be smaller than 2^63.")
 
 
 class Sequence:

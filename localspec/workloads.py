@@ -118,16 +118,16 @@ def load_workload(path: Path) -> Workload:
         raise ConfigError(f"{path}: no kind of text can be called {path.stem!r}. Rename the file.")
     known = [each.name for each in fields(Workload) if each.name != "name"]
     for key, value in table.items():
-        _require_known(key, value, known, path.name)
+        _require_known(key, value, known, str(path))
     if "floor" in table and "threshold" not in table:
-        raise ConfigError(f"{path.name} has a floor but no threshold. Add one, or drop the floor.")
+        raise ConfigError(f"{path} has a floor but no threshold. Add one, or drop the floor.")
     found = Workload(path.stem, **{"title": path.stem.capitalize(), **table})
     try:
         lacks_rule = found.leniency is None
     except RequestError as error:
-        raise ConfigError(f"{path.name}: {error}") from None
+        raise ConfigError(f"{path}: {error} Correct it.") from None
     if found.lenient and lacks_rule:
-        raise ConfigError(f"{path.name} is to be lenient but has no threshold. Add one, as 0.75.")
+        raise ConfigError(f"{path} is to be lenient but has no threshold. Add one, as 0.75.")
     return found
 
 
@@ -159,7 +159,8 @@ def decide(workloads: Mapping[str, Workload], named: str, checking: str, text: s
 def _require_known(key: str, value: Any, known: list[str], where: str) -> None:
     if key not in known:
         raise ConfigError(
-            f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, known)}'?"
+            f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, known)}'? Correct "
+            "it, or remove the file."
         )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     must_be, is_right = {

@@ -56,7 +56,7 @@ def test_help_answers_without_any_package() -> None:
     [
         (["--prot", "1"], "unrecognized arguments"),
         (["--port", "70000"], "not between 0 and 65535"),
-        (["--port", "many"], "invalid"),
+        (["--port", "many"], "no whole number"),
         (["--context", "0"], "not above 0"),
         (["--drafter", "ngrams"], "ngram"),
     ],
@@ -228,14 +228,14 @@ def test_requirements_are_exact_and_say_why(name: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_no_password_is_asked_for_while_only_this_machine_is_served(host: str) -> None:
     environment = {"LOCALSPEC_PASSWORD": "left over from another start"}
-    assert app.password_for(host, environment) is None and environment == {}
+    assert app.password_for(host, 7860, environment) is None and environment == {}
 
 
 def test_beyond_loopback_the_password_comes_from_the_environment_and_leaves_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     environment = {"LOCALSPEC_PASSWORD": "correct horse battery", "PATH": "/bin"}
-    assert app.password_for("0.0.0.0", environment) == "correct horse battery"
+    assert app.password_for("0.0.0.0", 7860, environment) == "correct horse battery"
     assert environment == {"PATH": "/bin"}, "children of this process have no use for it"
     said = capsys.readouterr().err
     assert "read and delete every conversation" in said and "not encrypted" in said
@@ -247,4 +247,4 @@ def test_beyond_loopback_the_password_is_typed_in_where_there_is_a_terminal(
     monkeypatch.setattr("getpass.getpass", lambda prompt: "typed in secret")
     for has_terminal, expected in ((True, "typed in secret"), (False, None)):
         monkeypatch.setattr("sys.stdin.isatty", lambda answer=has_terminal: answer, raising=False)
-        assert app.password_for("192.0.2.7", {}) == expected
+        assert app.password_for("192.0.2.7", 7860, {}) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,4 +41,23 @@ def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_folder_and_a_place_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     assert why_not_writable(tmp_path / "file" / "below.json") is not None
-    assert why_not_writable(tmp_path) == f"{tmp_path} is a folder"
+    assert why_not_writable(tmp_path) == "it is a folder"
+
+
+def test_a_link_is_followed_and_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old", encoding="utf-8")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    with replacing(link) as part:
+        part.write_text("new", encoding="utf-8")
+    assert link.is_symlink() and (tmp_path / "real").read_text(encoding="utf-8") == "new"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_refused_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert why_not_writable(pipe) == "it is a device or a pipe, not a file"
+    with pytest.raises(OSError, match="not a file"), replacing(pipe):
+        pass
+    assert pipe.is_fifo()

@@ -91,6 +91,7 @@ MAY_IMPORT = {
     "machine.room": {"forward.weights"},  # the place for models
     "machine.remembered": {"engine.acceptance"},  # reads what the controller learnt
     "machine.elsewhere": {"engine.acceptance"},  # and what it learnt on another machine
+    "machine.doctor": {"workloads"},  # whether the person's files can be read
     "machine.answer": {"*"},  # what the command line asks of it
     "training": {"forward", "chat.template", "backend"},
     "training.commands": {"*"},

@@ -159,11 +159,11 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def _way(row: Row, plain_rate: float | None) -> str:
-    by_position = row["acceptance_by_position"]
+    by_position = row.get("acceptance_by_position")  # the first results kept no rounds
     shares = DASH if by_position is None else " / ".join(f"{share:.2f}" for share in by_position)
-    draft_ms, verify_ms = row["draft_ms_per_round"], row["verify_ms_per_round"]
+    draft_ms, verify_ms = row.get("draft_ms_per_round"), row.get("verify_ms_per_round")
     cost = None
-    if None not in (draft_ms, verify_ms, plain_rate):
+    if draft_ms is not None and verify_ms is not None and plain_rate is not None:
         cost = (draft_ms + verify_ms) * plain_rate / 1000.0
     interval = _interval(row["ratio_low"], row["ratio_high"])
     cells = (
@@ -171,7 +171,7 @@ def _way(row: Row, plain_rate: float | None) -> str:
         f"{row['temperature']:g}",
         shares,
         shown(row["mean_accepted_length"], ".2f"),
-        shown(row["num_draft_tokens_per_round"], ".1f"),
+        shown(row.get("num_draft_tokens_per_round"), ".1f"),
         shown(cost, ".2f"),
         f"{shown(row['ratio_to_off'], '.2f')}x ({interval})",
     )

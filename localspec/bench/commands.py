@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from localspec.errors import ConfigError, SetupError, StoreError
+from localspec.files import replacing, why_not_writable
 from localspec.flags import (
     ContextFlag,
     DrafterFlag,
@@ -98,11 +99,11 @@ def bench(
     }
     told = {name: value for name, value in given.items() if value is not None}
     settings = replace(preset(suite, home), **told)
-    _refuse_unwritable(out)
+    _refuse_unwritable(out, plot)
     options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
     result = run_bench(options, settings, to_stderr)
+    finish(result, render(result), as_json)  # first: what follows may fail
     _keep(result, out, plot)
-    finish(result, render(result), as_json)
 
 
 @app.command()
@@ -176,18 +177,36 @@ def _set_up_peers(home: Path | None, as_json: bool) -> None:
         raise SetupError(f"Not installed: {', '.join(failed)}. The reasons stand above.")
 
 
-def _refuse_unwritable(out: Path | None) -> None:
+def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
     """Said before a comparison of an hour, not after it."""
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder {out.absolute().parent}. Make it, or change --out.")
+    drawing = None if plot is None else plot if is_drawing(plot) else plot / "speedup.png"
+    for option, wanted, path in (("--out", out, out), ("--plot", plot, drawing)):
+        if path is not None and (why := why_not_writable(path)):
+            raise ConfigError(f"{wanted} cannot be written ({why}). Change {option}.")
 
 
 def _keep(result: dict[str, Any], out: Path | None, plot: Path | None) -> None:
-    if out is not None:
-        out.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    if plot is not None:
-        from localspec.bench.plots import save_plots  # matplotlib
-        from localspec.bench.suite import to_stderr
+    """Raises StoreError; the table was printed before."""
+    try:
+        if out is not None:
+            with replacing(out) as part:
+                text = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
+                part.write_text(text, encoding="utf-8")
+        if plot is not None:
+            from localspec.bench.plots import save_plots  # matplotlib
+            from localspec.bench.suite import to_stderr
 
-        for path in save_plots(result, plot):
-            to_stderr(f"wrote {path}")
+            for path in save_plots(result, plot):
+                to_stderr(f"wrote {path}")
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or out or plot} cannot be written ({error.strerror or error}). The "
+            "table stands above; copy it from there."
+        ) from error
+
+
+def is_drawing(plot: Path) -> bool:
+    """Whether --plot names a drawing, whose name becomes a prefix, rather than a folder."""
+    return plot.suffix.lower() == ".png"

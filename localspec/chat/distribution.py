@@ -266,7 +266,10 @@ def sentence(view: TrialView) -> str:
         f"over {len(PROMPTS)} prompts: {len(tested)} comparisons, corrected for their number."
     )
     if not view.share_drafted:
-        return f"{head} But no guess was accepted, so drafting was not really tested."
+        return (
+            f"{head} But no guess was accepted, so drafting was not really tested. Choose another "
+            "drafter above and run it again."
+        )
     guessed = f"{100 * view.share_drafted:.0f} % of the drafted arm's tokens were guesses."
     if view.is_suspicious:
         return (

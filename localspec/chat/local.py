@@ -31,9 +31,10 @@ from localspec.backend import (
 from localspec.chat import off
 from localspec.chat.pieces import TokenTexts, drafted_tokens
 from localspec.chat.relief import TurnFault, fault_of, given_up, without_weights
-from localspec.chat.template import ChatTemplate, Detokenizer, StopStrings
+from localspec.chat.stops import StopStrings
+from localspec.chat.template import ChatTemplate, Detokenizer
 from localspec.chat.unfinished import Start, start_of
-from localspec.core import AUTO, OFF, FinishReason, Policy, Round, Sequence, Step
+from localspec.core import AUTO, OFF, Policy, Round, Sequence, Step
 from localspec.errors import ContextOverflow, EngineLost, LocalspecError, RequestError
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
@@ -254,8 +255,8 @@ class LocalBackend:
         self._engine.drafters = self._controller.drafters = kept
         dropped.clear()
         captures = tuple(each for each in self.loaded.captures if each is target)
-        if not captures:  # a captured forward goes on writing where it did when it was captured
-            self._engine.target.cache.features = None  # that only heads have read
+        if not captures:  # a captured forward goes on writing where it did
+            self._engine.target.cache.features = None  # only heads have read them
         self.loaded = replace(
             self.loaded,
             statuses=given_up(self.loaded.statuses, kept),
@@ -299,17 +300,13 @@ class LocalBackend:
                 )
                 if reply.is_stopped:
                     break
-        reason: FinishReason = sequence.finish_reason or "cancelled"
-        rest = reply.flush()
+        rest, reason = reply.flush(), sequence.finish_reason or "cancelled"
         yield Chunk("done", stats, rest, finish_reason="stop" if reply.is_stopped else reason)
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
-        return off.of_round(
-            found.reason,
-            request.drafter == OFF or request.num_draft_tokens == 0,
-            self._controller.is_measured(request.sampling),
-            self.loaded.statuses,
-        )
+        chosen = off.as_chosen(request.drafter, request.num_draft_tokens)
+        is_measured = self._controller.is_measured(request.sampling)
+        return chosen or off.of_round(found.reason, is_measured, self.loaded.statuses)
 
     def _with_energy(self, stats: TurnStats, joules_before: float | None) -> TurnStats:
         joules = self.loaded.joules()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from localspec.backend import Description, DrafterStatus, OffReason, TurnStats
+from localspec.core import OFF
 
 NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."  # as the policy says it
 LONGER_CHAT = "It is looked at again by itself as the chat goes on."
@@ -31,13 +32,10 @@ def off_now(
     return None
 
 
-def of_round(
-    reason: str, is_chosen: bool, is_measured: bool, drafters: Sequence[DrafterStatus]
-) -> OffReason | None:
-    """Of a round without a draft, by the policy's reason; None where it meant to draft (at the
-    end of a reply there may be no room) or only looked at plain decoding."""
-    if is_chosen:
-        return switched_off()
+def of_round(reason: str, is_measured: bool, drafters: Sequence[DrafterStatus]) -> OffReason | None:
+    """Of a round without a draft that nobody had switched off, by the policy's reason; None where
+    it meant to draft (at the end of a reply there may be no room) or only looked at plain
+    decoding."""
     if not reason.startswith("Off"):
         return None
     if not any(drafter.is_available for drafter in drafters):
@@ -68,8 +66,15 @@ def restarted() -> OffReason:
     return OffReason("engine_restarted", text, "Wait a moment: it measures whenever nobody waits.")
 
 
-def switched_off() -> OffReason:
-    return OffReason("switched_off", "You chose plain decoding.", "Choose auto as the drafter.")
+def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
+    """Of a turn in which drafting was switched off by the person; None where it was not."""
+    if drafter == OFF:
+        text, remedy = "You chose plain decoding.", "Choose auto as the drafter."
+    elif num_draft_tokens == 0:
+        text, remedy = "You fixed γ at 0.", "Empty the field Fixed γ under Advanced."
+    else:
+        return None
+    return OffReason("switched_off", text, remedy)
 
 
 def does_not_pay(reason: str) -> OffReason:

@@ -132,7 +132,8 @@ class Controller:
         self._is_plain_run = False
         situation, first = Situation(bucket_of(sampling), kind), first_num_draft_tokens
         if requested == OFF or num_draft_tokens == 0:
-            return FixedPolicy(self, situation, OFF, 0, "Off: you chose plain decoding.")
+            chosen = "chose plain decoding" if requested == OFF else "fixed γ at 0"
+            return FixedPolicy(self, situation, OFF, 0, f"Off: you {chosen}.")
         if requested != AUTO and num_draft_tokens is not None:
             reason = f"{requested} with {num_draft_tokens} tokens a round, as you chose."
             return FixedPolicy(self, situation, requested, num_draft_tokens, reason)

@@ -79,9 +79,7 @@ class Probing:
         self.total_ms += round_ms
         self.num_rounds += 1
 
-    def probed(
-        self, option: Hashable, loss_ms: float, look_ms: float, num_rounds: int = 1
-    ) -> None:
+    def probed(self, option: Hashable, loss_ms: float, look_ms: float, num_rounds: int = 1) -> None:
         """loss_ms: what the look cost against the best option; negative when it won. look_ms:
         what it took. num_rounds: of the look; each doubles the interval."""
         self.lost_ms += max(0.0, loss_ms)

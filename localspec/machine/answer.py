@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[st
     try:
         state = store.load_state(STATE_KEY) if store is not None else None
         backend = open_local_backend(options, state, _silent)
-        _notify(backend)
+        _notify((*(store.notices if store is not None else ()), *backend.describe().notices))
         if backend.lacks_costs(request):
             for _ in backend.calibrate(threading.Event()):
                 pass
@@ -109,6 +110,6 @@ def _silent(phrase: str) -> None:
     """Phases are for people who watch; a command prints its result."""
 
 
-def _notify(backend: LocalBackend) -> None:
-    for notice in backend.describe().notices:
+def _notify(notices: Iterable[str]) -> None:
+    for notice in notices:
         print(notice, file=sys.stderr)

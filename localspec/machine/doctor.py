@@ -21,6 +21,7 @@ from typing import Any
 from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
 from localspec.errors import ConfigError
 from localspec.machine.hardware import Hardware, confirmed_by_torch, gib, probe
+from localspec.workloads import load_workloads, workload_folders
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")
 DEMO_FOLDERS = ("assets/demo/target", "assets/demo/draft")
@@ -240,8 +241,9 @@ def _demo(machine: _Machine) -> Results:
 def _profiles(machine: _Machine) -> Results:
     try:
         profiles = load_profiles(machine.settings.profile_folders)
+        load_workloads(workload_folders(machine.settings))
     except ConfigError as error:
-        return [Missing("profiles", str(error), "Correct that file.")]
+        return [Missing("profiles", str(error), "Nothing starts until then.")]
     if not profiles:
         return [
             Missing("profiles", "No model profile was found.", "Restore profiles/models/*.toml.")

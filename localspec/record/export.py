@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from localspec.errors import StoreError
+from localspec.files import place_of
 from localspec.record.contents import Contents, Scope, read_contents
 from localspec.record.imports import EXPORT_VERSION
 from localspec.record.markdown import markdown_lines
@@ -80,6 +81,7 @@ def _refuse_the_log_itself(store: Store, out: Path) -> None:
 def _replace(out: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a private file beside `out`, then rename it into place."""
     try:
+        out = place_of(out)
         handle, name = tempfile.mkstemp(prefix=".localspec-", suffix=".part", dir=out.parent)
         os.close(handle)
         part = Path(name)

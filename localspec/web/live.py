@@ -130,7 +130,10 @@ def _reason(status: Status, view: TurnView | None) -> str:
             return f"Speculation: off, because {_because(stats.reason)}.{kind}"
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
         exact = "" if stats.exact else f" Not exact, as you chose: {said}."
-        why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
+        own = f"{stats.drafter}: "
+        if not stats.reason.startswith(own):  # the last rounds were another's
+            return f"Speculation: on, mostly by {stats.drafter}; last {stats.reason}{exact}{kind}"
+        why = _sentence(stats.reason.removeprefix(own))
         return f"Speculation: on, by {stats.drafter}: {why}{exact}{kind}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:

@@ -16,6 +16,7 @@ import torch
 from localspec import core
 from localspec.backend import Chunk, Message, Request
 from localspec.chat.local import LocalBackend
+from localspec.chat.off import as_chosen
 from localspec.chat.relief import fault_of
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.drafters.ngram import NgramDrafter
@@ -168,6 +169,10 @@ def reasons(backend: LocalBackend, **wanted: Any) -> list[str | None]:
 def test_the_code_says_why_nothing_drafts() -> None:
     assert set(reasons(writing(), drafter=OFF)) == {"switched_off"}
     assert set(reasons(writing(), num_draft_tokens=0)) == {"switched_off"}
+    by_drafter, by_length = as_chosen(OFF, None), as_chosen(AUTO, 0)
+    assert by_drafter is not None and "Choose auto" in by_drafter.remedy
+    assert by_length is not None and "Fixed γ" in by_length.remedy, "auto is chosen already"
+    assert as_chosen(AUTO, None) is None
     assert set(reasons(writing())) == {"measuring"}
     assert set(reasons(writing(), drafter="weighty", num_draft_tokens=3)) == {None}
 

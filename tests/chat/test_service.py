@@ -19,7 +19,6 @@ from localspec.chat.service import (
     ShownMessage,
 )
 from localspec.chat.turn import prompt_messages
-from localspec.core import SamplingParams
 from localspec.errors import ContextOverflow, MemoryShortage, RequestError, SetupError
 from localspec.record.store import Store
 from tests.fakes import BreakableStore, FakeBackend, Script, session_info
@@ -188,15 +187,6 @@ def test_an_unavailable_drafter_is_refused_with_its_reason(start: Start) -> None
     ready(service)
     with pytest.raises(RequestError, match="self_quant cannot draft here: a 4-bit copy"):
         service.submit(None, "hi", ReplySettings(drafter="self_quant"))
-
-
-def test_a_seed_too_large_to_log_is_refused_before_anything_is_stored(start: Start) -> None:
-    service = start()
-    ready(service)
-    settings = ReplySettings(sampling=SamplingParams(seed=2**70))
-    with pytest.raises(RequestError, match="seed"):
-        service.submit(None, "hi", settings)
-    assert service.journal.conversations() == []
 
 
 @pytest.mark.parametrize("failing_round", range(6))

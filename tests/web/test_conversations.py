@@ -240,6 +240,30 @@ def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(visi
     assert focused == "TEXTAREA"
 
 
+def test_a_look_at_the_advanced_settings_changes_nothing(visit: Open, site: Site) -> None:
+    """Gradio's number fields become 0 when they are first shown, and γ = 0 drafts nothing."""
+    page = begin(visit)
+    page.page.keyboard.press("Control+,")
+    page.page.get_by_text("Advanced", exact=True).click()
+    page.page.get_by_label("Fixed γ").wait_for()
+    ask(page, "echo with a look", 1)
+    asked = site.backend.requests[-1]
+    assert (asked.num_draft_tokens, asked.sampling.seed) == (None, None)
+    page.page.get_by_label("Fixed γ").fill("3")
+    page.page.get_by_label("Seed").fill(" 7 ")
+    ask(page, "echo with both", 2)
+    asked = site.backend.requests[-1]
+    assert (asked.num_draft_tokens, asked.sampling.seed) == (3, 7)
+    page.page.get_by_label("Seed").fill("seven")
+    page.page.get_by_label("Max tokens").fill("0")
+    page.send("echo refused")
+    page.wait_for("The seed is 'seven', but takes a whole number.", "#ls-toasts")
+    page.page.get_by_label("Seed").fill("")
+    page.page.press("#ls-message textarea", "Enter")
+    page.wait_for("Max tokens is 0, but a reply needs at least 1.", "#ls-toasts")
+    assert page.page.input_value("#ls-message textarea") == "echo refused"
+
+
 def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(visit: Open) -> None:
     page = begin(visit)
     is_dark = "document.body.classList.contains('dark')"

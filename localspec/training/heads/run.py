@@ -120,6 +120,8 @@ def require_own(work: Path, mark: str, name: str) -> None:
                 f"weights of {name}. Name another --work, or delete that folder to begin anew."
             )
         return
+    if work.exists() and not work.is_dir():
+        raise ConfigError(f"{work} is a file. Name a folder as --work.")
     if work.is_dir() and any(not one.name.startswith(f".{OWNER}") for one in work.iterdir()):
         raise ConfigError(f"{work} holds other files. Name another --work.")
     with replacing(owner) as part:

@@ -22,6 +22,7 @@ from localspec.chat.race import Race, race_request
 from localspec.chat.service import ChatService, Task
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
+from localspec.web.proof.provenance import LOOKUPS
 from localspec.web.proof.race_html import IDLE, race_html, trial_html
 from localspec.web.stats.panels import warning_html
 
@@ -121,12 +122,14 @@ class Runs:
         return Race(request, is_plain_first=self.num_races % 2 == 1)
 
     def trial(self, temperature: float, seconds: float, drafter: str) -> DistributionTest | None:
-        """None where nothing can draft."""
+        """None where nothing can draft. Where no drafter is named it is one with a model, if there
+        is one: it guesses in every text, and a lookup finds nothing in short ones."""
         named = self.drafters() if drafter in (AUTO, OFF) else [drafter]
         if not named:
             return None
+        tried = next((name for name in named if name not in LOOKUPS), named[0])
         sampling = SamplingParams(temperature=temperature)
-        return DistributionTest(sampling, named[0], TRIAL_DRAFT_TOKENS, seconds)
+        return DistributionTest(sampling, tried, TRIAL_DRAFT_TOKENS, seconds)
 
     def drafters(self) -> list[str]:
         loaded = self.service.status().description

@@ -17,6 +17,7 @@ import gradio as gr
 
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.core import AUTO, OFF, SamplingParams
+from localspec.errors import RequestError
 from localspec.leniency import THRESHOLD
 from localspec.record.store import Preset
 from localspec.workloads import AS_SET, EXACT
@@ -31,18 +32,19 @@ RULES = (
 
 @dataclass(frozen=True)
 class Form:
-    """The settings as the page's fields hold them; numbers may be missing while being typed."""
+    """The settings as the page's fields hold them; numbers may be missing while being typed. seed
+    and fixed_gamma are text: a number field of Gradio's turns "nothing" into 0."""
 
     temperature: float | None
     top_p: float | None
     max_tokens: float | None
-    seed: float | None
+    seed: str | None
     system_prompt: str | None
     drafter: str | None
     top_k: float | None
     min_p: float | None
     repetition_penalty: float | None
-    fixed_gamma: float | None
+    fixed_gamma: str | None
     workload: str | None = None
     checking: str | None = None
     lenient_rule: str | None = None
@@ -56,15 +58,21 @@ class Form:
                 top_p=_or(self.top_p, 1.0),
                 min_p=_or(self.min_p, 0.0),
                 repetition_penalty=_or(self.repetition_penalty, 1.0),
-                seed=None if self.seed is None else int(self.seed),
+                seed=_whole("The seed", self.seed),
             ),
-            max_tokens=int(_or(self.max_tokens, 512)),
+            max_tokens=self._max_tokens(),
             drafter=self.drafter or AUTO,
-            num_draft_tokens=None if self.fixed_gamma is None else int(self.fixed_gamma),
+            num_draft_tokens=_whole("The fixed γ", self.fixed_gamma),
             system_prompt=self.system_prompt or "",
             workload=self.workload or AUTO,
             checking=self._checking(),
         )
+
+    def _max_tokens(self) -> int:
+        wanted = int(_or(self.max_tokens, 512))
+        if wanted < 1:
+            raise RequestError(f"Max tokens is {wanted}, but a reply needs at least 1.")
+        return wanted
 
     def _checking(self) -> str:
         if self.checking == LENIENT:
@@ -100,6 +108,19 @@ def with_preset(form: Form, preset: Preset) -> Form:
         repetition_penalty=preset.repetition_penalty,
         max_tokens=preset.max_tokens,
     )
+
+
+def _whole(name: str, written: str | None) -> int | None:
+    """A whole number out of a field that may be empty. Raises RequestError."""
+    text = (written or "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(
+            f"{name} is {text[:20]!r}, but takes a whole number. Write one, or leave it empty."
+        ) from None
 
 
 def _or(value: float | None, default: float) -> float:
@@ -174,7 +195,8 @@ def lay_out(choices: Choices) -> FormPage:
     top_p = gr.Slider(
         0.05, 1, value=1.0, step=0.05, label="Top-p", info="1 leaves every word possible."
     )
-    max_tokens = gr.Number(value=512, minimum=1, maximum=32768, precision=0, label="Max tokens")
+    # No limits here: Gradio would refuse each event of the page in words of its own.
+    max_tokens = gr.Number(value=512, precision=0, label="Max tokens")
     drafter = gr.Dropdown(
         choices=list(choices.drafters),
         value=choices.first_drafter,
@@ -229,21 +251,17 @@ def _checking(choices: Choices) -> tuple[gr.Dropdown, gr.Radio]:
 
 
 def _advanced() -> tuple[gr.components.Component, ...]:
-    seed = gr.Number(
-        value=None,
-        precision=0,
+    seed = gr.Textbox(
         label="Seed",
-        info="Repeats a sampled reply, for a fixed drafter and γ only.",
+        info="Repeats a sampled reply, for a fixed drafter and γ only. Empty: another each time.",
+        placeholder="none",
     )
-    gamma = gr.Number(
-        value=None,
-        minimum=0,
-        maximum=64,
-        precision=0,
+    gamma = gr.Textbox(
         label="Fixed γ",
-        info="Empty: chosen anew each round.",
+        info="Tokens drafted in every round; 0 drafts none. Empty: chosen anew each round.",
+        placeholder="chosen",
     )
-    top_k = gr.Number(value=0, minimum=0, precision=0, label="Top-k", info="0: not used.")
+    top_k = gr.Number(value=0, precision=0, label="Top-k", info="0: not used.")
     min_p = gr.Slider(0, 1, value=0, step=0.01, label="Min-p", info="0: not used.")
     penalty = gr.Slider(1, 2, value=1, step=0.05, label="Repetition penalty", info="1: not used.")
     rule = gr.Dropdown(

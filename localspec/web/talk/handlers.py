@@ -273,19 +273,24 @@ class Handlers:
         return self.service.messages(handle)
 
 
-def _newness(row: Row) -> tuple[bool, str, int]:
-    return (not row.is_stored, row.updated_at_utc, row.handle)
-
-
 def _pause_s(num_characters: int) -> float:
     if not num_characters:
         return FIRST_LOOK_S
     return LOOK_S * (1 + num_characters / CHARACTERS_A_LOOK)
 
 
+ENDINGS = {
+    "eos": "The reply is complete: {} tokens.",
+    "stop": "The reply is complete: {} tokens.",
+    "length": "The reply ended at the length limit: {} tokens.",
+    "cancelled": "The reply was stopped after {} tokens.",
+    "error": "The reply failed after {} tokens.",
+}
+
+
 def _ending(reply: Reply) -> str:
     """What a screen reader is told, once."""
     view = reply.view
-    words = {"cancelled": "stopped", "error": "failed", "length": "ended at the length limit"}
     num_tokens = view.stats.num_output_tokens if view.stats is not None else 0
-    return f"The reply is {words.get(view.finish_reason or '', 'complete')}: {num_tokens} tokens."
+    said = ENDINGS.get(view.finish_reason or "", "The reply was cut short after {} tokens.")
+    return said.format(num_tokens)

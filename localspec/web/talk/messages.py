@@ -113,9 +113,10 @@ def _chip(name: str, content: str) -> str:
 
 def _reply(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> ChatMessage:
     notes = []
+    error = message.error or (row["error"] if row is not None else None)
     if message.state == "error":
-        stored = row["error"] if row is not None else None
-        error = message.error or stored or "The reply failed. Send the message again."
+        error = error or "The reply failed. Send the message again."
+    if error and message.state in ("error", "interrupted"):
         notes.append(f'<p class="ls-error">{html.escape(error)}</p>')
     if row is not None and (label := badge(row)):
         notes.append(f'<p class="ls-lenient">{html.escape(label)}</p>')

@@ -158,3 +158,10 @@ def test_a_very_long_message_is_shown_by_its_beginning_and_says_so() -> None:
     assert len(shown[0]["text"]) < 3000 < MAX_SHOWN_CHARACTERS
     assert "the first 2,000 of 300,000 characters; all were sent" in shown[1]["text"]
     assert "ls-all ls-m-1" in shown[1]["text"]
+
+
+def test_an_interrupted_reply_says_what_ended_it() -> None:
+    row = {**ROW, "error": "The engine <ended>. What was written is kept.", "finish_reason": None}
+    assert "The engine &lt;ended>." in notes(reply("interrupted"), row).replace("&gt;", ">")
+    assert "ls-error" not in notes(reply("interrupted"), ROW)
+    assert "ls-error" not in notes(reply("stopped"), row)
