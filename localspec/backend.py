@@ -235,6 +235,9 @@ class DrafterStatus:
     code: OffCode | None = None
 
 
+SHARING_A_DRAFT = ("draft_model", "draft_tree", "chained")  # drafters with one model among them
+
+
 @dataclass(frozen=True)
 class Description:
     """What a backend has loaded. calibration: measured costs as plain data, None before."""
@@ -249,6 +252,16 @@ class Description:
     kv_bytes: int | None = None
     calibration: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
+
+    @property
+    def held_bytes(self) -> int | None:
+        """All that is held: target, context and drafters, one draft model counted once however
+        many use it. None where nothing is known."""
+        drafters = {each.name: each.memory_bytes for each in self.drafters}
+        shared = [drafters.pop(name, None) or 0 for name in SHARING_A_DRAFT]
+        parts = (self.target_bytes, self.kv_bytes, max(shared), *drafters.values())
+        known = [part for part in parts if part]
+        return sum(known) if known else None
 
 
 class Backend(Protocol):

@@ -20,7 +20,11 @@ DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's 
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
 HomeFlag = Annotated[
-    Path | None, typer.Option(help="Folder of the log and of what was learnt; none: start cold.")
+    Path | None,
+    typer.Option(
+        help="Folder of the log and of what was learnt. None: the usual one where a log is read, "
+        "else a cold start."
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 

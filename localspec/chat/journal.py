@@ -149,8 +149,8 @@ class Journal:
     def rename(self, handle: int, title: str) -> None:
         """Raises RequestError for an empty title."""
         title = title_line(title)
-        if not title:
-            raise RequestError("A title needs at least one character. The old one stays.")
+        if not any(sign.isprintable() and not sign.isspace() for sign in title):
+            raise RequestError("A title needs a character that can be seen. The old one stays.")
         talk = self.talk(handle)
         talk.title = title
         self._apply(talk, lambda store, stored_id: store.history.rename(stored_id, title))

@@ -130,10 +130,10 @@ def _reason(status: Status, view: TurnView | None) -> str:
             return f"Speculation: off, because {_because(stats.reason)}.{kind}"
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
         exact = "" if stats.exact else f" Not exact, as you chose: {said}."
-        own = f"{stats.drafter}: "
-        if not stats.reason.startswith(own):  # the last rounds were another's
+        named = stats.reason.partition(": ")[0]
+        if named != stats.drafter and any(named == each.name for each in loaded.drafters):
             return f"Speculation: on, mostly by {stats.drafter}; last {stats.reason}{exact}{kind}"
-        why = _sentence(stats.reason.removeprefix(own))
+        why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
         return f"Speculation: on, by {stats.drafter}: {why}{exact}{kind}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:
@@ -163,18 +163,18 @@ def _sentence(text: str) -> str:
 def _memory(loaded: Description | None) -> dict[str, str]:
     if loaded is None:
         return {"memory": DASH, "memory_sub": ""}
-    drafters = [drafter.memory_bytes for drafter in loaded.drafters if drafter.memory_bytes]
-    parts = (loaded.target_bytes, loaded.kv_bytes, *drafters)
-    known = [part for part in parts if part is not None]
+    held = loaded.held_bytes
     return {
-        "memory": size(sum(known)) if known else DASH,
+        "memory": DASH if held is None else size(held),
         "memory_sub": f"{loaded.device}, {loaded.dtype}",
     }
 
 
 def number(value: float | None, unit: str = "", digits: int = 1) -> str:
     """A figure for people, a dash when unknown."""
-    return DASH if value is None else f"{value:.{digits}f}{unit}"
+    if value is None:
+        return DASH
+    return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
 
 
 def percent(value: float | None) -> str:
@@ -213,7 +213,8 @@ def footer(row: dict[str, Any]) -> str:
         parts.append(str(row["drafter"]))
     elif row["num_output_tokens"]:
         parts.append("no drafting")
-    parts.append(f"{row['num_output_tokens']} tokens")
+    more = " more" if row["continues_message_id"] else ""
+    parts.append(f"{row['num_output_tokens']} tokens{more}")
     if row["ttft_ms"] is not None:
         parts.append(f"first after {row['ttft_ms']:.0f} ms")
     if row["workload"]:

@@ -40,8 +40,10 @@ def test_a_title_is_the_first_line_until_it_is_renamed(service: ChatService) -> 
     assert len(titles(service)[0]) == 48
     service.journal.rename(handle, " New\x00 \x1b[31mname\n ")
     assert titles(service) == ["New [31mname"]
-    with pytest.raises(RequestError, match="at least one character"):
+    with pytest.raises(RequestError, match="a character that can be seen"):
         service.journal.rename(handle, " \n\0")
+    with pytest.raises(RequestError, match="a character that can be seen"):
+        service.journal.rename(handle, "\u200b\u2060")
     assert titles(service) == ["New [31mname"]
 
 

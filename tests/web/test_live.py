@@ -13,7 +13,7 @@ import pytest
 from localspec.backend import DrafterStatus, OffReason, TurnStats
 from localspec.chat.service import Status, TurnView
 from localspec.web.hardware_line import HardwareLine
-from localspec.web.live import DASH, badge, footer, live_state, size
+from localspec.web.live import DASH, badge, footer, live_state, number, size
 from localspec.web.strip import TILES
 from tests.fakes import FakeBackend
 from tests.web.conftest import Open, Site, until
@@ -130,6 +130,26 @@ def test_memory_is_the_sum_of_its_parts() -> None:
     assert state["memory"] == size(total) == "59.7 MiB"
 
 
+def test_a_draft_model_is_counted_once_however_many_draft_with_it() -> None:
+    loaded = IDLE.description
+    assert loaded is not None
+    more = [DrafterStatus(name, True, "ready", 3_400_000) for name in ("draft_tree", "chained")]
+    sharing = replace(loaded, drafters=(*loaded.drafters, *more))
+    assert sharing.held_bytes == loaded.held_bytes == 49_800_000 + 9_400_000 + 3_400_000 + 40_000
+    nothing = replace(loaded, drafters=(), target_bytes=None, kv_bytes=None)
+    assert nothing.held_bytes is None
+
+
+def test_nothing_saved_has_no_sign() -> None:
+    assert [number(value, " s") for value in (-0.04, 0.0, -0.06)] == ["0.0 s", "0.0 s", "-0.1 s"]
+
+
+def test_the_last_rounds_of_another_drafter_are_said_to_be_its_own() -> None:
+    mixed = replace(STATS, reason="ngram: 1.50x of plain decoding expected.")
+    said = live_state(replace(IDLE, reply=view(stats=mixed)))["reason"]
+    assert said.startswith(f"Speculation: on, mostly by {STATS.drafter}; last ngram: 1.50x")
+
+
 def test_a_failed_load_shows_its_sentence() -> None:
     failed = Status("failed", "The folder is missing.", 1.0, None, (), None, 0, None)
     state = live_state(failed)
@@ -142,6 +162,7 @@ def test_the_line_under_a_reply() -> None:
         "100.0 tok/s · 2.00 × plain · 75 % accepted · γ 4.0 · draft_model"
     )
     assert "no drafting" in footer(OFF) and "×" not in footer(OFF)
+    assert " tokens more" in footer({**ROW, "continues_message_id": 3}), "the new part's alone"
 
 
 def test_off_is_a_state_with_a_code_and_a_remedy() -> None:
@@ -193,7 +214,7 @@ def test_one_look_at_the_strip_is_cheap() -> None:
 def test_the_strip_shows_off_with_code_and_remedy_and_a_sparkline(site: Site, visit: Open) -> None:
     one = visit()
     one.open()
-    one.send("hello there")
+    one.send("a slow one, hello there")
     one.page.wait_for_selector("#ls-spark:not([hidden])")
     points = one.page.get_attribute("#ls-spark-line", "points").split()
     assert len(points) >= 2 and "tok/s" in one.text("#ls-spark-label")

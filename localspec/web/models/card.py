@@ -74,7 +74,7 @@ def row_html(card: Card, kind: str, is_loaded: bool = False) -> str:
     need = card.bar.free - card.bar.spare - card.bar.reserve
     facts = [
         precision_words(card),
-        f"{amount(need)} of memory",
+        f"needs {amount(need)} of memory",
         _size_words(card),
         _license_html(card),
     ]

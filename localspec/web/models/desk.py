@@ -29,7 +29,7 @@ from localspec.web.models import page as models_html
 LOOK_S = 15.0
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DEFAULT_CONTEXT = 8192
-TUNE_UP = "Tune-up: trying every way of drafting"
+TUNE_UP = "Tune-up: trying a drafter of each kind"
 
 
 @dataclass(frozen=True)

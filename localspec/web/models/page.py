@@ -69,12 +69,11 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
         again = button("Load it again", "retry")
         return f"<p><b>Nothing is loaded.</b> {html.escape(status.phrase)} {again}</p>"
     draft = f" with {html.escape(loaded.draft)}" if loaded.draft else ""
-    memory = [loaded.target_bytes, loaded.kv_bytes]
-    held = [each for each in memory if each is not None]
+    held = loaded.held_bytes
     return (
         f'<p class="ls-mline"><span><b>Loaded:</b> {html.escape(loaded.target)}{draft}, '
         f"{html.escape(loaded.dtype)}, context {loaded.context_length:,}, "
-        f"{amount(sum(held)) if held else DASH} of memory</span>{button('Unload', 'unload')}</p>"
+        f"{DASH if held is None else amount(held)} of memory</span>{button('Unload', 'unload')}</p>"
     )
 
 
@@ -195,13 +194,13 @@ def tune_html(result: TuneUp | None, is_running: bool, error: str | None, is_loa
         place = f"{done} of {total} tries" if total else "waiting for its turn"
         start = (
             '<p class="ls-mline"><span role="status"><span class="ls-spin" aria-hidden="true">'
-            f"</span>Trying every way of drafting: {place}</span>"
+            f"</span>Trying a drafter of each kind: {place}</span>"
             f"{button('Skip the rest', 'skip')}</p>"
         )
     else:
         why = (
-            "Some ten seconds: short replies to bundled prompts, plainly and with every way of "
-            "drafting that is loaded. It can be skipped at any time."
+            "Some ten seconds: short replies to bundled prompts, plainly and with one drafter of "
+            "each kind that is loaded. It can be skipped at any time."
         )
         again = "Start again" if result is not None else "Start the tune-up"
         start = (

@@ -5,7 +5,7 @@ Contract: names that are not here get one of the theme's own.
 
 COLOURS = {
     "draft_model": "#0d9488",
-    "draft_tree": "#0f766e",
+    "draft_tree": "#0284c7",
     "ngram": "#7c3aed",
     "lookahead": "#a855f7",
     "chained": "#2563eb",

@@ -154,7 +154,7 @@ def choices_of(service: ChatService) -> Choices:
 def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[str]]:
     """The kinds of text that can be chosen, and the titles of those the person set to lenient."""
     kinds = service.workloads.values()
-    choices = [("recognised from the message", AUTO), *((kind.title, kind.name) for kind in kinds)]
+    choices = [("auto: by the message", AUTO), *((kind.title, kind.name) for kind in kinds)]
     return choices, [kind.title for kind in kinds if kind.lenient]
 
 

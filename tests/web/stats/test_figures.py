@@ -10,6 +10,7 @@ from localspec.web.stats import figures as stats
 from localspec.web.stats.panels import summary_html
 
 ROW: dict[str, Any] = {
+    "continues_message_id": None,
     "turn_id": 1,
     "drafter": "draft_model",
     "temperature": 0.7,

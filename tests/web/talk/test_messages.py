@@ -35,6 +35,7 @@ ROW: dict[str, Any] = {
     "num_looked_up": 0,
     "error": None,
     "finish_reason": "eos",
+    "continues_message_id": None,
 }
 
 
