@@ -111,7 +111,7 @@ def inflate(
     size: Annotated[str, typer.Option(help="350M, 1B or 8B.")],
     out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
     noise: Annotated[float, typer.Option(help="More makes target and draft agree less.")] = 0.0,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62)] = 0,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
@@ -147,7 +147,7 @@ def table(
 @app.command()
 def replay(
     policies: Annotated[str, typer.Option(help="Comma-separated controllers.")] = "",
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62)] = 0,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -41,7 +41,9 @@ PromptsFlag = Annotated[
 ChatsFlag = Annotated[
     bool, typer.Option("--from-chats", help="Learn from your own logged conversations, locally.")
 ]
-MadeUpFlag = Annotated[int, typer.Option(help="So many made-up requests of ours.")]
+MadeUpFlag = Annotated[
+    int, typer.Option(min=0, max=1_000_000, help="So many made-up requests of ours.")
+]
 OutFlag = Annotated[Path | None, typer.Option(help="Where the result goes; none: in HOME.")]
 WorkFlag = Annotated[
     Path | None, typer.Option(help="Answers and checkpoints; an interrupted run resumes from it.")
@@ -53,7 +55,7 @@ DeviceFlag = Annotated[str | None, typer.Option(help="cpu, cuda or mps; none: th
 RateFlag = Annotated[float | None, typer.Option(help="Peak learning rate.")]
 BatchFlag = Annotated[int, typer.Option(help="Tokens of one update.")]
 LengthFlag = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
-SeedFlag = Annotated[int, typer.Option()]
+SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 
 HEADS = {
     "medusa": "Train heads that guess several tokens at once from the target's last state.",

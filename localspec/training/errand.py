@@ -174,6 +174,8 @@ def _require_sense(errand: Errand) -> None:
     for flag, value in numbers.items():
         if not 0 < value < float("inf"):
             raise ConfigError(f"{flag} is {value}, but must be more than 0.")
+    if not 0 <= errand.answer_minutes < float("inf"):
+        raise ConfigError(f"--answer-minutes is {errand.answer_minutes}, but must be 0 or more.")
 
 
 def _conversations(errand: Errand, settings: Settings) -> list[Conversation]:

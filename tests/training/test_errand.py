@@ -166,6 +166,7 @@ def test_nothing_to_ask_names_the_three_ways(target: Path, tmp_path: Path) -> No
         (["eagle", "--layers", "2"], "eagle has no num layers"),
         (["medusa", "--heads", "0"], "must be 1 or more"),
         (["medusa", "--minutes", "0"], "--minutes is 0"),
+        (["medusa", "--answer-minutes", "nan"], "--answer-minutes is nan"),
         (["distil", "--batch", "-5"], "--batch is -5"),
         (["distil", "--device", "quantum"], "'quantum' was asked for"),
         (["distil", "--dtype", "float3"], "no precision"),
