@@ -116,6 +116,7 @@ def start(arguments: argparse.Namespace) -> None:
                 "options": options,
                 "state": store.load_state(STATE_KEY),
                 "past": past_texts(store),
+                "beside_page": True,
             }
             return ChildBackend.open(Opening(ENGINE, keywords), report)
 

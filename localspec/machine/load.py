@@ -39,12 +39,14 @@ def open_local_backend(
     state: Mapping[str, Any] | None,
     report: Report,
     past: Sequence[str] = (),
+    beside_page: bool = False,
 ) -> LocalBackend:
     """Load what `options` ask for. Raises ConfigError, ModelError, MemoryShortage.
 
     state: a snapshot of an earlier run, by combination of target, draft, precision, device and
     torch; only this combination's is taken up. report: called with a phrase before each longer
-    phase. past: texts of earlier conversations, for drafters that look texts up.
+    phase. past: texts of earlier conversations, for drafters that look texts up. beside_page: a
+    page is drawn on the same processor.
     """
     from localspec.engine.engine import Engine
 
@@ -52,7 +54,7 @@ def open_local_backend(
     source = resolve(options)
     hardware = confirmed_by_torch(probe(), torch)
     place = place_for(options, source, hardware, torch)
-    target, notices = _target(options, source, place, report)
+    target, notices = _target(options, source, place, report, beside_page)
     pool = pool_of(place)
     target = capturable(target, pool)
     template = ChatTemplate.load(source.target)
@@ -96,7 +98,7 @@ def _quiet_torch(report: Report) -> Any:
 
 
 def _target(
-    options: LoadOptions, source: Source, place: Place, report: Report
+    options: LoadOptions, source: Source, place: Place, report: Report, beside_page: bool
 ) -> tuple[LanguageModel, list[str]]:
     """The target where it runs best here, and what a person should know of it."""
     from localspec.machine.threads import choose_threads
@@ -107,7 +109,7 @@ def _target(
     target = opened.model
     if target.device.type == "cpu":
         report("choosing the number of threads")
-        choose_threads(lambda: _one_step(target))
+        choose_threads(lambda: _one_step(target), beside_page)
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
     return target, [notice for notice in (short, own) if notice is not None]

@@ -17,7 +17,7 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def chosen(step_s: dict[int, float], default: int) -> int:
+def chosen(step_s: dict[int, float], default: int, beside_page: bool = False) -> int:
     """What is chosen where a step takes so long with each number of threads."""
     now = 0.0
     torch.set_num_threads(default)
@@ -26,7 +26,7 @@ def chosen(step_s: dict[int, float], default: int) -> int:
         nonlocal now
         now += step_s[torch.get_num_threads()]
 
-    found = choose_threads(step, clock=lambda: now)
+    found = choose_threads(step, beside_page, clock=lambda: now)
     assert torch.get_num_threads() == found
     return found
 
@@ -54,3 +54,30 @@ def test_a_slow_step_is_timed_few_times() -> None:
     torch.set_num_threads(1)
     choose_threads(step, clock=lambda: 2.0 * len(taken))
     assert len(taken) == 2
+
+
+def test_a_core_is_left_to_the_page_unless_all_are_worth_much_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert candidates(12, beside_page=True) == [12, 11, 6, 3, 1]
+    assert candidates(2, beside_page=True) == [2, 1] and candidates(1, beside_page=True) == [1]
+    assert chosen({2: 1.0, 1: 1.4}, default=2) == 2
+    assert chosen({2: 1.0, 1: 1.4}, default=2, beside_page=True) == 1
+    assert chosen({2: 1.0, 1: 1.9}, default=2, beside_page=True) == 2
+    assert chosen({1: 1.0}, default=1, beside_page=True) == 1
+
+
+def test_beside_a_page_far_fewer_threads_must_still_be_clearly_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    steps = {8: 1.0, 7: 1.05, 4: 0.95, 2: 1.5, 1: 3.0}
+    assert chosen(steps, default=8, beside_page=True) == 7
+    assert chosen({**steps, 4: 0.7}, default=8, beside_page=True) == 4
+
+
+def test_where_cores_are_free_none_needs_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody said how many threads there may be, on a machine with more."""
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert chosen({2: 1.0, 1: 1.1}, default=2, beside_page=True) == 2
