@@ -99,7 +99,7 @@ def session(address: str) -> dict[str, Any]:
     until("the model", lambda: json.loads(page.get("/live"))["phase"] in phases)
     page.send("hello there, who are you?")
     log = "/export?format=jsonl&scope=all"
-    until("the reply", lambda: '"state": "complete"' in page.get(log))
+    until("the reply", lambda: '"finish_reason": "' in page.get(log))  # null until it has ended
     for path in ("/", "/models", "/report", "/export?format=sqlite&scope=all"):
         connection = page._ask("GET", path, cookie=page._cookie)
         assert connection[0].status == 200, path

@@ -3,7 +3,9 @@
 Contract: `server_of` is the one place where uvicorn is configured. A connection that has not
 sent a whole request head within HEAD_S is closed; uvicorn itself waits for ever. More than
 MAX_CONNECTIONS get a 503. What is written is sent at once: without TCP_NODELAY the second small
-write of an answer waits for the first one's acknowledgement, which a browser delays by 40 ms.
+write of an answer waits for the first one's acknowledgement, which a browser delays by 40 ms. A
+connection that is idle stays for IDLE_S: uvicorn's 5 seconds are about what a reader takes between
+two clicks, and a request that crosses the close on its way is lost.
 
 Source: uvicorn's H11Protocol, which a subclass may replace (uvicorn.Config(http=...)).
 """
@@ -21,12 +23,13 @@ from localspec.web.guard.policy import App
 
 HEAD_S = 15.0
 MAX_CONNECTIONS = 512  # a page holds some five
+IDLE_S = 65
 GRACE_S = 2
 
 
 class PromptHeads(H11Protocol):
-    """uvicorn's protocol, with a deadline for the first head of each connection. Later ones on
-    the same connection are under its keep-alive deadline, which ends with their first byte.
+    """uvicorn's protocol, with a deadline for each head from its first byte on, for a connection's
+    first one from its opening. Between requests its keep-alive deadline holds.
 
     asyncio sets TCP_NODELAY only where the listening socket names its protocol, and one made by
     `socket.socket()` does not; so it is set here."""
@@ -45,6 +48,13 @@ class PromptHeads(H11Protocol):
         if self.cycle is not cycle_before:
             self._stop_waiting()
         elif self._deadline is None and self._is_between_requests():
+            self._wait_for_a_head()
+
+    def on_response_complete(self) -> None:
+        """The next head may have begun while this answer was made."""
+        super().on_response_complete()
+        begun, _ = self.conn.trailing_data
+        if begun and self._deadline is None and self._is_between_requests():
             self._wait_for_a_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -76,6 +86,7 @@ def server_of(app: App, **changes: Any) -> Server:
         "env_file": None,
         "server_header": False,
         "limit_concurrency": MAX_CONNECTIONS,
+        "timeout_keep_alive": IDLE_S,
         "timeout_graceful_shutdown": GRACE_S,
     }
     return Server(Config(app, **{**settings, **changes}))
