@@ -31,9 +31,8 @@ from localspec.flags import (
     finish,
 )
 from localspec.machine.options import LoadOptions
+from localspec.record.rows import LARGEST_INTEGER
 from localspec.training.commands import app as train_app
-
-LARGEST_INTEGER = 2**63 - 1  # that the log can be asked for
 
 app = typer.Typer(
     add_completion=False,

@@ -19,6 +19,7 @@ HeadsFlag = Annotated[list[str] | None, typer.Option(help="Folder of a trained h
 DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
+SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 HomeFlag = Annotated[
     Path | None,
     typer.Option(

@@ -27,6 +27,7 @@ from localspec.flags import (
     JsonFlag,
     ModelFlag,
     ProfileFlag,
+    SeedFlag,
     finish,
 )
 from localspec.machine.options import LoadOptions
@@ -111,7 +112,7 @@ def inflate(
     size: Annotated[str, typer.Option(help="350M, 1B or 8B.")],
     out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
     noise: Annotated[float, typer.Option(help="More makes target and draft agree less.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**62)] = 0,
+    seed: SeedFlag = 0,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
@@ -147,7 +148,7 @@ def table(
 @app.command()
 def replay(
     policies: Annotated[str, typer.Option(help="Comma-separated controllers.")] = "",
-    seed: Annotated[int, typer.Option(min=0, max=2**62)] = 0,
+    seed: SeedFlag = 0,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -179,6 +180,8 @@ def _set_up_peers(home: Path | None, as_json: bool) -> None:
 
 def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
     """Said before a comparison of an hour, not after it."""
+    from localspec.bench.plots import is_drawing
+
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder {out.absolute().parent}. Make it, or change --out.")
     drawing = None if plot is None else plot if is_drawing(plot) else plot / "speedup.png"
@@ -205,8 +208,3 @@ def _keep(result: dict[str, Any], out: Path | None, plot: Path | None) -> None:
             f"{error.filename or out or plot} cannot be written ({error.strerror or error}). The "
             "table stands above; copy it from there."
         ) from error
-
-
-def is_drawing(plot: Path) -> bool:
-    """Whether --plot names a drawing, whose name becomes a prefix, rather than a folder."""
-    return plot.suffix.lower() == ".png"

@@ -33,11 +33,15 @@ DOTS_PER_INCH = 150
 WIDTH = 9.0  # inches
 
 
+def is_drawing(out: Path) -> bool:
+    """Whether `out` names a drawing, whose stem becomes a prefix, rather than a folder."""
+    return out.suffix.lower() == ".png"
+
+
 def save_plots(result: Result, out: Path) -> list[Path]:
     """Draw into the folder `out`, or beside it with its stem as a prefix when it names a .png.
     Returns the files written. Raises OSError when the folder cannot be written."""
-    is_file = out.suffix.lower() == ".png"
-    folder, prefix = (out.parent, f"{out.stem}-") if is_file else (out, "")
+    folder, prefix = (out.parent, f"{out.stem}-") if is_drawing(out) else (out, "")
     drawings: dict[str, Callable[[Result], Figure | None]] = {
         "rates": draw_rates,
         "speedup": draw_speedup,

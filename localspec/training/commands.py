@@ -22,6 +22,7 @@ from localspec.flags import (
     JsonFlag,
     ModelFlag,
     ProfileFlag,
+    SeedFlag,
     finish,
 )
 from localspec.machine.options import LoadOptions
@@ -55,7 +56,6 @@ DeviceFlag = Annotated[str | None, typer.Option(help="cpu, cuda or mps; none: th
 RateFlag = Annotated[float | None, typer.Option(help="Peak learning rate.")]
 BatchFlag = Annotated[int, typer.Option(help="Tokens of one update.")]
 LengthFlag = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
-SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 
 HEADS = {
     "medusa": "Train heads that guess several tokens at once from the target's last state.",

@@ -23,6 +23,7 @@ from zipfile import ZipFile
 
 from localspec.bootstrap import GIB, IS_WINDOWS, check_disk, make_venv
 from localspec.errors import SetupError
+from localspec.files import replacing
 from localspec.pip_progress import PipOutcome, follow
 
 Say = Callable[[str], None]
@@ -161,9 +162,8 @@ def _prove(environment: PeerEnvironment, say: Say) -> None:
 
 
 def _mark(environment: PeerEnvironment) -> None:
-    temporary = environment.marker.with_suffix(".part")
-    temporary.write_text(json.dumps(environment.fingerprint()), encoding="utf-8")
-    temporary.replace(environment.marker)
+    with replacing(environment.marker) as part:
+        part.write_text(json.dumps(environment.fingerprint()), encoding="utf-8")
 
 
 # -- the recipes ----------------------------------------------------------------------------
