@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -16,6 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from localspec.config import PROJECT_FOLDER
+from localspec.machine.downloads import desk as app_side
 from localspec.machine.downloads import ledger
 from localspec.machine.downloads.desk import WORKER, Downloads
 from localspec.machine.downloads.faults import Fault
@@ -252,6 +254,23 @@ def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
     unknown = Download(MODEL, "fetching", files, None)
     assert unknown.bytes_per_s is None and unknown.seconds_left is None
     assert in_words(unknown) == "5 MB of unknown size"
+
+
+def test_small_files_one_after_the_other_have_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for each takes longer than its bytes: it was "0.0 MB/s, 3 h left" at every start."""
+    clock = iter(range(100))
+    monkeypatch.setattr(app_side, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    sizes = {"a": 100, "b": 200, "large": 9_000_000}
+    known = Download(MODEL, "fetching", tuple(FileProgress(*each, 0) for each in sizes.items()))
+    for name in ("a", "b"):
+        for phase in ("fetching", "checking", "done"):
+            line = {"file": name, "bytes": sizes[name], "phase": phase}
+            known = app_side._advanced(known, line)
+            assert known.bytes_per_s is None
+    for have in (500_000, 1_000_000):
+        known = app_side._advanced(known, {"file": "large", "bytes": have, "phase": "fetching"})
+    assert known.bytes_per_s == 500_000.0
+    assert "500 kB/s" in in_words(known)
 
 
 def test_how_much_is_here_is_said_in_one_unit_where_it_can_be() -> None:

@@ -267,5 +267,6 @@ def _advanced(known: Download, line: Mapping[str, Any]) -> Download:
     )
     state: State = "checking" if phase == "checking" else "fetching"
     moved = replace(known, files=files, state=state)
-    samples = with_sample(known.samples, time.monotonic(), moved.have_bytes)
-    return replace(moved, samples=samples if phase == "fetching" else known.samples)
+    if phase != "fetching":
+        return replace(moved, samples=())
+    return replace(moved, samples=with_sample(known.samples, time.monotonic(), moved.have_bytes))

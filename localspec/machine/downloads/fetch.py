@@ -92,7 +92,7 @@ def require_disk(found: Survey) -> None:
         )
 
 
-def gb(num_bytes: int) -> str:
+def gb(num_bytes: float) -> str:
     """Bytes as disks and the hub count them, in powers of ten."""
     if num_bytes >= 1e9:
         return f"{num_bytes / 1e9:.1f} GB"

@@ -1,7 +1,8 @@
 """How far a download is, how fast, and how long it will take; in numbers and in words.
 
-Contract: frozen and pure. Speed is measured over the last SPEED_WINDOW_S seconds of fetching;
-without two samples it is unknown, and so is the time left.
+Contract: frozen and pure. Speed is measured over the last SPEED_WINDOW_S seconds of fetching, in
+one file: what passes between two files is waiting, and a model begins with small ones. Without
+two samples it is unknown, and so is the time left.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FileProgress:
 @dataclass(frozen=True)
 class Download:
     """One model as it is now. num_bytes: None until the hub has said it. samples: (seconds,
-    bytes) of late, oldest first."""
+    bytes) of late and of the file that is being fetched, oldest first."""
 
     model_id: str
     state: State
@@ -95,10 +96,14 @@ def in_words(download: Download) -> str:
     speed, left = download.bytes_per_s, download.seconds_left
     parts = [amount]
     if speed is not None:
-        parts.append(f"{speed / 1e6:.1f} MB/s")
+        parts.append(pace(speed))
     if left is not None:
         parts.append(f"{duration(left)} left")
     return ", ".join(parts)
+
+
+def pace(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s >= 1e6 else f"{gb(bytes_per_s)}/s"
 
 
 def duration(seconds: float) -> str:
