@@ -188,8 +188,9 @@ class ChatService:
         text = clean(text)
         if not text.strip():
             return None
-        talk = Talk(0, title_of(text)) if handle is None else self.journal.talk(handle)
-        return self._ask(branches.follow_up(self.journal, talk, text), settings)
+        with self._asking:  # of two pages that send at once, one follows the other
+            talk = Talk(0, title_of(text)) if handle is None else self.journal.talk(handle)
+            return self._ask(branches.follow_up(self.journal, talk, text), settings)
 
     def regenerate(self, handle: int, settings: ReplySettings) -> Reply | None:
         """Queue another reply to the conversation's last message; the earlier one stays stored.

@@ -94,7 +94,9 @@ def test_a_fault_ends_the_race_with_its_sentence() -> None:
     fault = LocalspecError("The GPU is gone. Start again.")
     with pytest.raises(LocalspecError):
         run(race, Script(round_s=0.0, fail_at_round=3, fault=fault))
-    assert race.view.phase == "failed" and "The GPU is gone" in race_html(race.view)
+    shown = race_html(race.view)
+    assert race.view.phase == "failed" and "The GPU is gone" in shown
+    assert "did not run" in shown and ">waiting<" not in shown and '="reading"' not in shown
 
 
 def test_what_a_model_writes_is_shown_as_text() -> None:

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,35 @@ def test_a_queued_message_of_the_same_conversation_sees_the_reply_before_it(star
     assert asked == ["Why?", "Because.", "And then?"]
     assert service.journal.flush()
     assert [m.text for m in service.messages(first.handle)] == [*asked, "Because."]
+
+
+def test_of_two_messages_sent_at_once_one_follows_the_other(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were two branches, and only one of them was to be seen."""
+    service = start()
+    backend = ready(service)
+    first = ask(service, "Why?")
+    both = threading.Barrier(2)
+    count = backend.count_tokens
+
+    def count_slowly(messages: tuple[Message, ...]) -> int:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return count(messages)
+
+    monkeypatch.setattr(backend, "count_tokens", count_slowly)
+    senders = [
+        threading.Thread(target=service.submit, args=(first.handle, text, ReplySettings()))
+        for text in ("left", "right")
+    ]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(WAIT_S)
+    until(lambda: service.running(first.handle) is None)
+    shown = [m.text for m in service.messages(first.handle) if m.role == "user"]
+    assert sorted(shown) == ["Why?", "left", "right"] and shown[0] == "Why?"
 
 
 def test_an_empty_message_does_nothing(start: Start) -> None:

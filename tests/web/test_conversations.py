@@ -318,3 +318,16 @@ def test_a_double_click_on_everything_does_it_once(visit: Open, site: Site) -> N
     page.page.dblclick("#ls-new")
     page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
     until(lambda: site.service.current is None)
+
+
+def test_the_gauge_comes_back_with_the_model(page: Visit) -> None:
+    """It stayed empty until something was typed."""
+    service = page.site.service
+    page.wait_for("of 4,096 tokens", "#ls-gauge-text")
+    service.unload()
+    page.page.wait_for_selector('#ls-strip[data-phase="unloaded"]')
+    page.page.fill("#ls-message textarea", "How full is it?")
+    page.page.wait_for_selector("#ls-gauge[hidden]", state="attached")
+    service.retry()
+    page.wait_for("of 4,096 tokens", "#ls-gauge-text")
+    page.page.fill("#ls-message textarea", "")

@@ -10,7 +10,7 @@ import html
 from localspec.chat import distribution
 from localspec.chat.audit import describe
 from localspec.chat.distribution import TrialView
-from localspec.chat.race import Lane, RaceView
+from localspec.chat.race import Lane, RacePhase, RaceView
 from localspec.core import OFF
 from localspec.web.live import DASH, number
 
@@ -26,18 +26,19 @@ IDLE = (
 def race_html(view: RaceView) -> str:
     """Both lanes, the one that runs first at the left, and the verdict."""
     lanes = sorted((view.plain, view.speculative), key=lambda lane: lane.place)
-    boxes = "".join(_lane(lane) for lane in lanes)
+    boxes = "".join(_lane(lane, view.phase) for lane in lanes)
     return f'<div class="ls-lanes">{boxes}</div>{_verdict(view)}'
 
 
-def _lane(lane: Lane) -> str:
+def _lane(lane: Lane, race_phase: RacePhase) -> str:
     stats = lane.stats
-    ending = ENDINGS.get(lane.finish_reason or "", "")
-    phase = PHASES[lane.phase] or ending
+    is_cut = lane.phase != "done" and race_phase in ("failed", "cancelled")
+    phase = _cut_words(lane) if is_cut else PHASES[lane.phase] or _ending(lane)
     name = LANES[lane.name]
     if lane.name == "speculative" and stats is not None and stats.num_steps:
         name += " without a draft" if stats.drafter == OFF else f" by {stats.drafter}"
     order = "first" if lane.place == 1 else "second"
+    verb = "runs" if lane.phase == "waiting" else "ran"
     figures = (
         ("Clock", number(lane.seconds, " s", 2)),
         ("Tokens", DASH if stats is None else str(stats.num_output_tokens)),
@@ -51,14 +52,23 @@ def _lane(lane: Lane) -> str:
         f'<div class="ls-cell"><dt>{label}</dt><dd>{value}</dd></div>' for label, value in figures
     )
     return (
-        f'<section class="ls-lane" data-lane="{lane.name}" data-phase="{lane.phase}" '
+        f'<section class="ls-lane" data-lane="{lane.name}" '
+        f'data-phase="{"cut" if is_cut else lane.phase}" '
         f'aria-label="{html.escape(name)}">'
-        f'<h3>{html.escape(name)} <span class="ls-order">ran {order}</span>'
+        f'<h3>{html.escape(name)} <span class="ls-order">{verb} {order}</span>'
         f'<span class="ls-lane-phase">{phase}</span></h3>'
         f'<dl class="ls-cells">{cells}</dl>'
         f'<div class="ls-lane-text" tabindex="0" role="group" aria-label="Text of {name}">'
         f"{html.escape(lane.text)}</div></section>"
     )
+
+
+def _cut_words(lane: Lane) -> str:
+    return "did not run" if lane.phase == "waiting" else "stopped"
+
+
+def _ending(lane: Lane) -> str:
+    return ENDINGS.get(lane.finish_reason or "", "")
 
 
 def _decode_ms(milliseconds: float) -> float | None:

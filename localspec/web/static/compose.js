@@ -218,6 +218,9 @@ onNews("gauge", (gauge) => {
   bar.setAttribute("aria-label", said);
   bar.title = said;
 });
+window.addEventListener("ls-phase", (event) => {
+  if (event.detail === "ready" && byId("ls-gauge")?.hidden) gaugeSoon(); // a model is there again
+});
 onNews("announce", gaugeSoon);
 onNews("moved", () => { stopEditing(); gaugeSoon(); });
 for (const id of ["ls-settings", "ls-system"])

@@ -94,7 +94,10 @@ const spark = {
 function show(state) {
   const strip = byId("ls-strip");
   if (!strip) return;
-  strip.dataset.phase = state.phase;
+  if (strip.dataset.phase !== state.phase) {
+    strip.dataset.phase = state.phase;
+    window.dispatchEvent(new CustomEvent("ls-phase", { detail: state.phase }));
+  }
   const waiting = state.waiting ? ` (+${state.waiting} waiting)` : "";
   write("ls-phase", state.label);
   write("ls-clock", state.clock + waiting);
@@ -166,6 +169,8 @@ async function look() {
     if (failures > 2 && byId("ls-strip")) {
       byId("ls-strip").dataset.phase = "gone";
       write("ls-phase", "Not running");
+      write("ls-clock", "");
+      write("ls-reason", "Speculation: unknown, as nothing runs.");
       showNotices(["localspec does not answer any more. Start it again and open its new address."]);
     }
   }
