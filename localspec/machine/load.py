@@ -9,6 +9,7 @@ Not here: the decisions themselves (planner), measuring (engine.calibrate), the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -86,14 +87,15 @@ def open_local_backend(
 
 
 def _quiet_torch(report: Report) -> Any:
-    """torch, with transformers beside it that writes nothing between our own lines."""
+    """torch, with libraries beside it that write nothing between our own lines."""
     report("starting torch")
     import torch
     import transformers
 
-    logging: Any = transformers.logging  # untyped there
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    of_transformers: Any = transformers.logging  # untyped there
+    of_transformers.set_verbosity_error()
+    of_transformers.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line at every 8-bit product
     return torch
 
 
