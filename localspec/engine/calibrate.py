@@ -2,7 +2,9 @@
 
 Contract: runs real rounds of the real engine, greedy and sampled, with a stand-in that proposes
 as many tokens as the wanted width, at two context lengths, and times each drafter's own `propose`.
-Every cell is the median of REPEATS rounds after one warm-up. Yields a phrase before each
+Every cell is the median of REPEATS rounds after one warm-up. Noise makes rounds slower and never
+faster: where they scatter more are run and the faster half counts, and a width that comes out
+dearer than a wider one is measured once more beside it. Yields a phrase before each
 measurement, so that the caller can show it or stop; what was measured stays, and is not measured
 again in this run. Leaves the cache empty.
 
@@ -11,8 +13,9 @@ Not here: the table (costs), refinement while running (controller).
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -29,7 +32,7 @@ from localspec.core import (
 )
 from localspec.engine.acceptance import temperature_bucket
 from localspec.engine.controller import Controller
-from localspec.engine.costs import WIDTHS
+from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.forward.model import LanguageModel
 
@@ -38,6 +41,9 @@ SHORT_CONTEXT = 128
 LONG_CONTEXT = 1024
 KINDS = {SamplingParams(): "greedy", SamplingParams(temperature=0.7): "sampled"}
 DRAFTED = 4  # draft tokens in one timed `propose`
+SCATTER = 1.5  # slowest to fastest of REPEATS rounds in quiet, at most
+MORE_TIMES = 2  # as many rounds again, where they scatter more
+DEARER = 1.2  # than a wider one, which no quiet machine says
 
 
 class StandIn:
@@ -110,6 +116,11 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
                     continue
                 yield f"measuring {width} tokens at once, {place}"
                 costs.set_verify(width, context, _verify_ms(stage, width, context, sampling))
+            for width in _doubtful(costs, fitting, context):
+                yield f"measuring {width} tokens once more, {place}"
+                known = costs.verify_ms(width, context) or math.inf
+                again = _verify_ms(stage, width, context, sampling)
+                costs.set_verify(width, context, min(known, again))
             for name in engine.drafters:
                 if costs.is_fresh(name, context):
                     continue
@@ -125,6 +136,24 @@ def _ends_first(widths: list[int]) -> list[int]:
     return [*widths[:1], *widths[-1:], *widths[1:-1]] if len(widths) > 1 else widths
 
 
+def _doubtful(costs: Costs, widths: list[int], context: int) -> list[int]:
+    """Every width that costs clearly more than a wider one. The dearer was disturbed: the other
+    could not have been so fast by chance."""
+    found = [costs.verify_ms(width, context) or 0.0 for width in widths]
+    wider = [min(found[place + 1 :], default=math.inf) for place in range(len(found))]
+    return [w for w, ms, least in zip(widths, found, wider, strict=True) if ms > DEARER * least]
+
+
+def steady_ms(times: Callable[[], list[float]]) -> float:
+    """The cost behind what times() gives at a time: the median, of the faster half where they
+    scatter."""
+    found = times()
+    if max(found) <= SCATTER * min(found):
+        return median(found)
+    found = sorted(sum((times() for _ in range(MORE_TIMES)), found))
+    return median(found[: (len(found) + 1) // 2])
+
+
 def made_up_text(context: int, sampling: SamplingParams) -> Sequence:
     """A made-up text of `context` tokens and a root; no end-of-text can end it."""
     rng = torch.Generator().manual_seed(0)
@@ -133,26 +162,31 @@ def made_up_text(context: int, sampling: SamplingParams) -> Sequence:
 
 
 def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams) -> float:
-    policy = _AtWidth(width, [])
-    sequence = made_up_text(context, sampling)
-    stage.prefill(sequence, threading.Event())
-    rounds = stage.decode(sequence, policy, threading.Event())
-    for _ in range(REPEATS + 1):
-        next(rounds)
-    rounds.close()
-    return median(policy.verify_ms[1:])
+    def times() -> list[float]:
+        policy = _AtWidth(width, [])
+        sequence = made_up_text(context, sampling)
+        stage.prefill(sequence, threading.Event())
+        rounds = stage.decode(sequence, policy, threading.Event())
+        for _ in range(REPEATS + 1):
+            next(rounds)
+        rounds.close()
+        return policy.verify_ms[1:]
+
+    return steady_ms(times)
 
 
 def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
-    """Median cost of one step of the drafter's `propose`, the drafter already caught up."""
-    drafter = engine.drafters[name]
-    plan = DraftPlan(name, DRAFTED)
-    times = []
-    for _ in range(REPEATS + 1):
+    """Cost of one step of the drafter's `propose`, the drafter already caught up."""
+    drafter, plan = engine.drafters[name], DraftPlan(name, DRAFTED)
+
+    def step_ms() -> float:
         engine.target.cache.rollback(len(sequence.tokens) - 1)
         started = perf_counter()
         proposal = drafter.propose(sequence, plan)
         elapsed_ms = 1000.0 * (perf_counter() - started)
-        times.append(elapsed_ms / max(1, proposal.num_draft_steps))
+        return elapsed_ms / max(1, proposal.num_draft_steps)
+
+    step_ms()  # warms up
+    found = steady_ms(lambda: [step_ms() for _ in range(REPEATS)])
     engine.target.cache.rollback(len(sequence.tokens) - 1)
-    return median(times[1:])
+    return found

@@ -4,7 +4,9 @@ Contract: `verify_ms(width, context)` is the whole round but for drafting, at `w
 the target's forward (the root and the draft); `draft_ms(drafter, num_steps, context)` is
 `propose`. Both are None until measured. A measurement sets a cell; a round of normal running
 moves the width it ran at by a clamped share of its surprise, and everything by what all widths
-agree on, since a busy or throttled machine slows them alike. A width between two that were
+agree on, since a busy or throttled machine slows them alike. Noise makes rounds slower and never
+faster than they can be, so two rounds running that took far less than believed are believed at
+once: the machine was busy when it was measured. A width between two that were
 measured becomes a cell of its own when it runs, and is forgotten when those are measured again.
 State is plain data.
 
@@ -25,6 +27,9 @@ COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
 SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
 LATELY = 16  # rounds; a surprise of before says nothing of how busy the machine is now
 MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for more
+REFUTING = 0.6  # of the believed cost: rounds that took less refute it
+REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
+REFUTED_TO = 0.9  # of what is believed then, such rounds have taken
 
 
 @dataclass
@@ -61,6 +66,8 @@ class Costs:
         self._common = 1.0
         self._num_observed = 0
         self._between = set[int]()  # widths that were not measured, and ran
+        # A width or a drafter -> its last round's share of what was believed, where that refutes.
+        self._refuting: dict[int | str, float] = {}
         # What was measured in this run: a width or a drafter, and the context.
         self._fresh = set[tuple[int | str, int]]()
 
@@ -135,6 +142,13 @@ class Costs:
         if expected is None or expected <= 0.0 or width > max(self._verify):
             return
         self._num_observed += 1
+        refuted = self._refuted(width, verify_ms / expected, REFUTING)
+        if refuted is not None:
+            if width not in self._verify:
+                self._make_cell(width)
+            self._scale[width] *= refuted
+            self._surprises.pop(width, None)
+            return
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, verify_ms / expected - 1.0))
         if width not in self._verify:
             self._make_cell(width)
@@ -143,6 +157,18 @@ class Costs:
         self._surprises[width] = lately, self._num_observed
         self._common *= 1.0 + COMMON_RATE * self._agreed_surprise()
         self._scale[width] *= 1.0 + OWN_RATE * surprise
+
+    def _refuted(self, what: int | str, share: float, refuting: float) -> float | None:
+        """By how much the cost of a width or a drafter is to be corrected at once, where this
+        round and the one before it both took less than `refuting` of it; None elsewhere. share:
+        what this round took of it."""
+        before = self._refuting.pop(what, None)
+        if share >= refuting:
+            return None
+        if before is None:
+            self._refuting[what] = share
+            return None
+        return max(before, share) / REFUTED_TO
 
     def _make_cell(self, width: int) -> None:
         """Give a width between two that were measured a curve of its own, as it was taken to be."""
@@ -167,8 +193,10 @@ class Costs:
         if expected is None or expected <= 0.0:
             return
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, draft_ms / expected - 1.0))
+        refuted = self._refuted(drafter, draft_ms / expected, REFUTING_DRAFT)
+        factor = refuted or 1.0 + OWN_RATE * surprise
         curve = self._draft_step[drafter]
-        curve.points = {at: ms * (1.0 + OWN_RATE * surprise) for at, ms in curve.points.items()}
+        curve.points = {at: ms * factor for at, ms in curve.points.items()}
 
     def _cell(self, width: int, context: int) -> float:
         return self._verify[width].at(context) * self._scale[width] * self._common

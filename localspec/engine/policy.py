@@ -246,9 +246,10 @@ class AdaptivePolicy:
             and self._probing.has_waited((option.drafter, option.signal))
         ]
         may_be_plain = best is not None and self._probing.has_waited((OFF, None))
-        if may_be_plain and (not hopeful or self._probing.num_probes % 2 == 1):
-            loss_ms = self._plain_ms - 1.0 / self._best_rate
-            lost_ms, took_ms = PLAIN_LOOK * loss_ms, PLAIN_LOOK * self._plain_ms
+        if best and may_be_plain and (not hopeful or self._probing.num_probes % 2 == 1):
+            # Believed dearer than a round that drafts, it was measured wrongly: find that out.
+            took_ms = PLAIN_LOOK * min(self._plain_ms, best.round_ms)
+            lost_ms = took_ms - PLAIN_LOOK / self._best_rate
             if not self._probing.is_due((OFF, None), lost_ms, took_ms):
                 return None
             self._num_plain_looks_left = PLAIN_LOOK - 1

@@ -24,9 +24,10 @@ from localspec.core import (
 )
 from localspec.engine import policy as policy_module
 from localspec.engine.acceptance import Situation
+from localspec.engine.costs import WIDTHS
 from localspec.engine.policy import HYSTERESIS, AdaptivePolicy
 from localspec.engine.probing import EAGER_PROBES, FIRST_PROBE, LAST_PROBE, PROBE_BUDGET, Probing
-from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate
+from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
 
 COLD = SamplingParams()
 
@@ -233,6 +234,23 @@ def test_plain_decoding_is_measured_now_and_then_while_drafting_wins() -> None:
     world = World({"d": Simulated(0.5, 0.9)})
     world.run(3000, COLD)
     assert any(s.is_probe and s.drafter == OFF for s in world.steps[1000:])
+
+
+@pytest.mark.parametrize("busy", [{1: 40.0}, dict.fromkeys(WIDTHS, 4.0)])
+@pytest.mark.parametrize("draft_busy", [1.0, 4.0])
+def test_what_was_measured_on_a_busy_machine_is_found_out(
+    busy: dict[int, float], draft_busy: float
+) -> None:
+    """Plain decoding seemed hopeless, so it was never tried, and every gain was far too high."""
+    world = World({"d": Simulated(0.5, 0.9)})
+    for width, times in busy.items():
+        world.controller.costs.set_verify(width, 0, times * verify_ms(width - 1))
+    world.controller.costs.set_draft_step("d", 0, draft_busy * 0.5)
+    world.run(80, COLD)
+    costs = world.controller.costs
+    assert costs.plain_ms(0) == pytest.approx(PLAIN_MS, rel=0.25)
+    assert costs.draft_ms("d", 1, 0) == pytest.approx(0.5, rel=0.25)
+    assert world.share("d", last=40) > 0.8
 
 
 def test_a_drafter_that_becomes_bad_is_dropped_soon() -> None:
