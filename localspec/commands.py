@@ -128,17 +128,7 @@ def plan(
 
 
 @app.command()
-def doctor(
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    heads: HeadsFlag = None,
-    drafter: DrafterFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    home: HomeFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+def doctor(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """Say what was found, what is missing, the fix, and what has never run here."""
     from localspec.config import settings_for
     from localspec.machine.doctor import doctor_report, render

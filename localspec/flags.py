@@ -7,10 +7,14 @@ JSON object on the last line.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from localspec.errors import StoreError
 
 ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
@@ -31,7 +35,16 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the l
 
 
 def finish(result: dict[str, Any], text: str, as_json: bool) -> None:
-    if text:
-        print(text)
+    """Print it. Raises StoreError where the output goes to a place that is full."""
+    parts = [text] if text else []
     if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+        parts.append(json.dumps(result, ensure_ascii=False))
+    try:
+        print(*parts, sep="\n", end="\n" * bool(parts), flush=True)
+    except BrokenPipeError:  # whoever read it has read enough
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or exiting fails again
+        raise StoreError(
+            f"The output cannot be written: {error.strerror}. Send it to another place."
+        ) from error

@@ -87,7 +87,9 @@ def bench(
     from localspec.bench.report import render
     from localspec.bench.suite import listed, listed_numbers, run_bench, to_stderr
 
-    wanted = ("off", drafter) if drafter is not None else listed(arms) if arms else None
+    wanted = ("off", drafter) if drafter is not None else None if arms is None else listed(arms)
+    if wanted == ():
+        raise ConfigError("--arms names no arm. Write them like off,auto,draft_model.")
     given: dict[str, Any] = {
         "prompts": prompts,
         "limit": limit,

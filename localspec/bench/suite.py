@@ -30,7 +30,7 @@ from localspec.bench.report import Found, differences_json, rows, timed_runs
 from localspec.bench.stage import Case, Stage
 from localspec.config import settings_for
 from localspec.core import SamplingParams
-from localspec.errors import ConfigError
+from localspec.errors import ConfigError, LocalspecError
 from localspec.machine.options import LoadOptions
 from localspec.workloads import recognise
 
@@ -95,11 +95,19 @@ def run_bench(options: LoadOptions, settings: BenchSettings, report: Report) -> 
     parse_arms(settings.arms)  # a typing error is said before anything is loaded
     prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
     stage = open_stage(options, settings.home, report)
+    cases, skipped = fitting_cases(stage, prompts, settings.max_tokens)
+    if not cases:
+        raise ConfigError(f"None of the prompts can be measured: {skipped[0]['reason']}")
     result = compare(stage, prompts, settings, report)
     if result["ending"] is not None:
         return result  # whoever stopped it does not want to wait for more
-    cases, _ = fitting_cases(stage, prompts, settings.max_tokens)
-    return with_extras(result, extras(stage, cases, settings, report))
+    try:
+        return with_extras(result, extras(stage, cases, settings, report))
+    except KeyboardInterrupt:
+        ending = "stopped by hand before costs were measured apart; the comparison is whole."
+    except (LocalspecError, RuntimeError, MemoryError) as error:
+        ending = f"costs could not be measured apart ({error}); the comparison is whole."
+    return {**result, "ending": ending}
 
 
 def compare(

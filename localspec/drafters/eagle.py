@@ -61,7 +61,8 @@ class EagleDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        return self._head.memory_bytes
+        slots = [self._features.slots(layer) for layer in self._head.layers]
+        return self._head.memory_bytes + sum(each.numel() * each.element_size() for each in slots)
 
     def signal(self, sequence: Sequence) -> str | None:
         return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens

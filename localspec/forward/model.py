@@ -19,6 +19,7 @@ import torch
 from localspec.errors import ModelError
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
+from localspec.forward.scaling import scaled
 from localspec.forward.tree import causal_mask, depths, tree_mask
 
 PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
@@ -121,8 +122,8 @@ class CausalLM:
 
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.module.get_output_embeddings()(rows)  # [n, V]
-        return logits.float()
+        products: torch.Tensor = self.module.get_output_embeddings()(rows)  # [n, V]
+        return scaled(products.float(), self.module.config)
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> torch.Tensor:

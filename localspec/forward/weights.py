@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError
 from localspec.forward.cache import KVCache, kv_dtype
@@ -28,6 +29,7 @@ MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
 PROBED_TOKENS = 7
+NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' words of a family without it
 # How far the native decoder's logits may lie from transformers', by their norm: rounding alone.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 # Families that are another's by another name: the code they bring is not needed, and never run.
@@ -99,6 +101,7 @@ def load_module(
 
     config = check_folder(folder)
     try:
+        kv_shape(_config_of(folder, config), 1)  # before gigabytes are read
         opened: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
@@ -112,8 +115,16 @@ def load_module(
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+    except ModelError:
+        raise
     except Exception as error:  # a stranger's files in other people's code: any type may come
         first_line = str(error).strip().split("\n")[0]
+        if NO_ATTENTION in first_line:
+            raise ModelError(
+                f"The family of {folder.name} ({config.get('model_type')}) has an attention of its "
+                "own that cannot check several tokens at once here. Choose a model of another "
+                "family, such as Llama, Qwen or Gemma."
+            ) from error
         raise ModelError(
             f"The model in {folder} cannot be loaded: {first_line} Fetch it again, or choose a "
             "model of a family that this version of transformers knows."
@@ -146,6 +157,16 @@ def _quantised_by(bits: Bits | None, dtype: torch.dtype, device: torch.device) -
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _config_of(folder: Path, config: dict[str, Any]) -> Any:
+    """What transformers makes of config.json."""
+    from transformers import AutoConfig
+
+    given = _renamed(config).get("config")
+    return given or AutoConfig.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +226,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_safetensors(file: Path) -> None:
-    """Read the header and hold it against the file's size. Raises ModelError."""
+    """Read the header and hold it against the file's size, then as safetensors itself does:
+    types it knows, shapes that fill their bytes, no gaps. Raises ModelError."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -222,6 +244,12 @@ def check_safetensors(file: Path) -> None:
         raise _damaged(file, "its header is nested without end") from error
     if max(ends, default=0) != size - 8 - header_bytes:
         raise _damaged(file, f"it has {size} bytes, not the number its header promises")
+    try:
+        with safe_open(file, framework="pt"):
+            return
+    except (SafetensorError, OverflowError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise _damaged(file, f"its header does not describe its tensors ({reason})") from error
 
 
 def _does_not_fit(folder: Path) -> MemoryShortage:

@@ -9,6 +9,7 @@ Not here: choosing among them (engine.controller).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from localspec.forward.pool import Capturing, GraphPool
 
 Report = Callable[[str], None]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,32 @@ def build_drafters(
         except (LocalspecError, RuntimeError, MemoryError) as error:
             code = (codes or {}).get(str(error), _code_of(error))
             statuses.append(DrafterStatus(name, False, str(error), code=code))
+        except Exception as error:  # one drafter's fault, or its file's, must not end the chat
+            log.exception("%s could not be prepared", name)
+            statuses.append(DrafterStatus(name, False, _fault_words(name, error), code="no_draft"))
         else:
             memory = built[name].memory_bytes
             statuses.append(DrafterStatus(name, True, f"ready, {gib(memory)}", memory))
     return built, tuple(statuses)
+
+
+def lost_heads(
+    named: Sequence[str], found: Gathered, statuses: Sequence[DrafterStatus]
+) -> tuple[str, ...]:
+    """What is to be said of heads that were asked for by folder and cannot be used: another
+    drafter takes their place, and nobody would know."""
+    own = {Path(folder).expanduser() for folder in named}
+    kinds = {kind for kind, folder in found.parts.heads.items() if folder in own}
+    lost = [one.reason for one in statuses if one.name in kinds and not one.is_available]
+    return (*lost, *(one.reason for one in found.odd if own))
+
+
+def _fault_words(name: str, error: Exception) -> str:
+    first_line = str(error).strip().split("\n")[0]
+    return (
+        f"{name} could not be prepared ({type(error).__name__}: {first_line}). Fetch or train its "
+        "files again, or choose another drafter."
+    )
 
 
 def _code_of(error: Exception) -> OffCode:

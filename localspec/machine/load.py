@@ -18,7 +18,14 @@ from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
 from localspec.machine.elsewhere import read_accepted
 from localspec.machine.energy import energy_counter
-from localspec.machine.guesses import build_drafters, capturable, captures_of, gather, pool_of
+from localspec.machine.guesses import (
+    build_drafters,
+    capturable,
+    captures_of,
+    gather,
+    lost_heads,
+    pool_of,
+)
 from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.options import LoadOptions
@@ -61,6 +68,7 @@ def open_local_backend(
     template = ChatTemplate.load(source.target)
     found = gather(source, place, target, template, past, pool, report)
     drafters, statuses = build_drafters(found.parts, report, found.codes)
+    lost = lost_heads(options.heads, found, statuses)
     combination, states = _identity(source, place, torch), dict(state or {})
     controller, unread = _controller(drafters, source, states.pop(combination, None))
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
@@ -78,7 +86,7 @@ def open_local_backend(
             context_length=place.context_length,
             identity=combination,
             other_states=dict(list(states.items())[-MOST_STATES:]),
-            notices=(*of_machine, *notices, *found.notices, *unread),
+            notices=(*of_machine, *notices, *found.notices, *lost, *unread),
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
             joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),

@@ -54,7 +54,9 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
     from localspec.forward.weights import check_folder
 
     longest = check_folder(source.target).get("max_position_embeddings")
-    wanted = options.context or min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+    wanted = options.context
+    if wanted is None:
+        wanted = min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
     if wanted < SHORTEST_CONTEXT or (longest and wanted > longest):
         limit = f" to {longest}" if longest else " or more"
         raise ConfigError(

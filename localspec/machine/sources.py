@@ -56,13 +56,21 @@ def resolve(options: LoadOptions) -> Source:
             "name a model with --model."
         )
     source = Source(_folder(target, entry, options.fetches), _name(target), None, None)
-    own = tuple(Path(folder).expanduser() for folder in options.heads)
+    own = tuple(_own_head(folder) for folder in options.heads)
     if entry is not None:
         source = replace(source, foreign=_first_here(entry.foreign, profiles))
     heads = (*own, *(entry.heads if entry is not None else ()))
     if entry is not None and not own and options.draft in (None, *entry.drafts[:1]):
         source = replace(source, accepted=entry.accepted)
     return _with_draft(replace(source, heads=heads), options, entry, profiles)
+
+
+def _own_head(place: str) -> Path:
+    """Asked for by name, so its absence is the person's to know at once."""
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        raise ModelError(f"There is no folder of a head at {place}. Check the path of --heads.")
+    return folder
 
 
 def _with_draft(

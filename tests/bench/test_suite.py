@@ -15,7 +15,14 @@ from localspec.bench import contest
 from localspec.bench.prompts import Prompt
 from localspec.bench.reference import Modules, transformers_peer
 from localspec.bench.stage import Case, Stage, forget, own_controller, run_engine
-from localspec.bench.suite import BenchSettings, compare, listed, listed_numbers, repeated
+from localspec.bench.suite import (
+    BenchSettings,
+    compare,
+    listed,
+    listed_numbers,
+    repeated,
+    run_bench,
+)
 from localspec.core import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
@@ -24,6 +31,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ConfigError, ModelError, RequestError
+from localspec.machine.options import LoadOptions
 from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, on_transformers, tiny_llama, with_cache
 
 PROMPTS = [
@@ -257,6 +265,35 @@ def test_stopping_by_hand_keeps_what_was_measured_whole(stage: Stage) -> None:
     result = compare(stage, PROMPTS, settings(), stop)
     assert result["ending"] is not None
     assert rows_of(result, "auto")[0]["num_prompts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(KeyboardInterrupt(), "stopped by hand"), (RuntimeError("no room"), "no room")],
+)
+def test_what_was_compared_is_kept_when_what_follows_ends_badly(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, fault: BaseException, said: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("localspec.bench.opening.open_stage", lambda *_: stage)
+    monkeypatch.setattr("localspec.bench.suite.extras", fail)
+    monkeypatch.setattr("localspec.bench.suite.load_prompts", lambda *_: PROMPTS)
+    result = run_bench(LoadOptions(), settings(), silent)
+    assert said in str(result["ending"])
+    assert rows_of(result, "auto")[0]["num_prompts"] == len(PROMPTS)
+
+
+def test_a_command_whose_prompts_all_do_not_fit_is_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.bench.opening.open_stage", lambda *_: stage)
+    monkeypatch.setattr(
+        "localspec.bench.suite.load_prompts", lambda *_: [Prompt("long", "chat", "x" * 250)]
+    )
+    with pytest.raises(ConfigError, match=r"None of the prompts.*250 tokens"):
+        run_bench(LoadOptions(), settings(), silent)
 
 
 def test_the_time_limit_begins_no_new_prompt(stage: Stage) -> None:

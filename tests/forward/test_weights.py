@@ -161,6 +161,14 @@ def unknown_dtype(folder: Path) -> None:
     with_header(folder / SINGLE, header_of(folder / SINGLE).replace(b'"F32"', b'"Q32"'))
 
 
+def shape_that_does_not_fill_its_bytes(folder: Path) -> None:
+    header = header_of(folder / SINGLE)
+    entries = json.loads(header)
+    name = next(name for name in entries if name != "__metadata__")
+    entries[name]["shape"] = [1]
+    with_header(folder / SINGLE, json.dumps(entries).encode())
+
+
 def tensor_missing(folder: Path) -> None:
     tensors = load_file(str(folder / SINGLE))
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -268,6 +276,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (header_of_a_list, SINGLE),
     (header_nested_for_ever, SINGLE),
     (header_with_endless_offsets, SINGLE),
+    (shape_that_does_not_fill_its_bytes, "does not describe its tensors"),
     (unknown_dtype, "damaged"),
     (tensor_missing, "up_proj"),
     (layer_missing, "layers.2"),
@@ -372,3 +381,32 @@ def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
 def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32)
     assert isinstance(opened.model, Decoder) and opened.notice is None
+
+
+def test_a_header_that_safetensors_refuses_is_damage_before_anything_is_loaded(
+    folder: Path,
+) -> None:
+    """A head's file met it as a traceback that ended the start."""
+    unknown_dtype(folder)
+    with pytest.raises(ModelError, match="does not describe its tensors"):
+        check_safetensors(folder / SINGLE)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns of slow paths of its own
+def test_a_model_without_attention_says_why_it_cannot_be_used(tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32, "state_size": 4}
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(str(tmp_path))
+    with pytest.raises(ModelError, match=r"mamba has layers .*rejected draft"):
+        load(tmp_path)
+
+
+def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    BloomForCausalLM(
+        BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=32)
+    ).save_pretrained(str(tmp_path))
+    with pytest.raises(ModelError, match=r"bloom.*attention of its own"):
+        load(tmp_path)

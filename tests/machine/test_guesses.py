@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from localspec.backend import Message, Request
+from localspec.errors import ModelError
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from tests.drafters.random_medusa import write_random
@@ -100,3 +101,35 @@ def test_a_draft_as_large_as_its_target_is_used_and_said(target: Path, tmp_path:
     backend = opened(target, draft=str(tmp_path / "draft"))
     assert reason_of(backend, "draft_model") is None
     assert any("smaller draft" in notice for notice in backend.describe().notices)
+
+
+def test_a_drafter_that_fails_in_a_way_of_its_own_does_not_end_the_start(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(parts: object) -> None:
+        raise TypeError("a number of another kind")
+
+    monkeypatch.setattr("localspec.drafters.lookahead.LookaheadDrafter.build", build)
+    backend = opened(target)
+    assert "TypeError: a number of another kind" in (reason_of(backend, "lookahead") or "")
+    assert text_of(backend, "ngram") == text_of(backend, "off")
+
+
+def test_a_head_that_was_named_and_cannot_be_used_is_said_at_the_start(
+    target: Path, tmp_path: Path
+) -> None:
+    """It was passed over without a word, and another drafted in its place."""
+    write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    config = json.loads((tmp_path / "head" / "head.json").read_text())
+    config["target"]["hidden_size"] += 8
+    (tmp_path / "head" / "head.json").write_text(json.dumps(config))
+    (tmp_path / "odd").mkdir()
+    notices = opened(target, tmp_path / "head", tmp_path / "odd").describe().notices
+    assert any("hidden_size" in notice for notice in notices)
+    assert any("no head at" in notice for notice in notices)
+    assert not any("EAGLE" in notice for notice in notices), "of kinds that were not named nothing"
+
+
+def test_a_folder_of_a_head_that_is_not_there_is_refused(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no folder of a head at .*nowhere"):
+        opened(target, tmp_path / "nowhere")

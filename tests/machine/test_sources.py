@@ -345,5 +345,7 @@ def test_a_folder_that_a_profile_names_brings_that_profiles_drafts_and_heads(
     assert found.draft == draft and found.heads == (tmp_path / "head",)
     assert resolve(LoadOptions(model="own", home=home)).heads == found.heads
     assert resolve(LoadOptions(model=str(draft), home=home)).heads == ()
-    ahead = resolve(LoadOptions(model=str(target), home=home, heads=("other",)))
-    assert ahead.heads == (Path("other"), tmp_path / "head"), "what was named comes first"
+    (tmp_path / "other").mkdir()
+    other = str(tmp_path / "other")
+    ahead = resolve(LoadOptions(model=str(target), home=home, heads=(other,)))
+    assert ahead.heads == (Path(other), tmp_path / "head"), "what was named comes first"

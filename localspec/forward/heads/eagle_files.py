@@ -57,7 +57,7 @@ def _shape(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) -> Eag
     layers, numbers = settings["layers"], {k: v for k, v in settings.items() if k != "layers"}
     for name, value in numbers.items():
         kinds = (int, float) if name in FRACTIONS else (int,)
-        if type(value) not in kinds or not value > 0:
+        if type(value) not in kinds or not 0 < value < 1e12:
             raise _unfit(folder, f"its {name} is {value!r}")
     known = (LAST, *range(sizes.num_layers))
     if not isinstance(layers, list) or not layers or any(i not in known for i in layers):

@@ -74,6 +74,13 @@ class _Config:
             raise self.unfit(f"{CONFIG} names {name} {found!r}, which no head has")
         return found
 
+    def fraction(self, name: str, default: float) -> float:
+        """A positive number. Raises ModelError."""
+        found = self.values.get(name, default)
+        if type(found) not in (int, float) or not 0 < found < 1e12:
+            raise self.unfit(f"{CONFIG} names {name} {found!r}, which no head has")
+        return float(found)
+
     def require(self, name: str, wanted: object, default: object) -> None:
         found = self.values.get(name, default)
         if found != wanted:
@@ -93,8 +100,9 @@ class _Config:
                 hidden_size=width, num_attention_heads=heads, head_dim=head_dim, **given
             )
             turned: Any = LlamaRotaryEmbedding(made)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self.unfit(f"{CONFIG} describes no rotation of positions ({error})") from error
+        except Exception as error:  # a stranger's values in other people's code: any type may come
+            first_line = str(error).strip().split("\n")[0]
+            raise self.unfit(f"{CONFIG} describes no rotation ({first_line})") from error
         kind = (made.rope_parameters or {}).get("rope_type", "default")
         if kind not in ROTATIONS:
             raise self.unfit(f"its positions are turned by {kind}, which changes with the length")
@@ -141,7 +149,7 @@ class _Layout:
             num_heads=heads,
             num_kv_heads=config.whole("num_key_value_heads", heads),
             head_dim=config.whole("head_dim", width // heads),
-            norm_epsilon=float(config.values.get("rms_norm_eps", 1e-6)),
+            norm_epsilon=config.fraction("rms_norm_eps", 1e-6),
         )
         if heads % layer.num_kv_heads or layer.head_dim % 2:
             raise config.unfit("its attention heads do not divide evenly")

@@ -99,9 +99,12 @@ def _published(folder: Path, target: LanguageModel) -> MedusaHeads:
             f"{folder.name} holds no Medusa heads: its {PUBLISHED_CONFIG} has no "
             "medusa_num_heads. Choose another folder."
         )
-    names = ("medusa_num_heads", "medusa_num_layers")
-    num_heads, num_layers = _counts(folder, {"medusa_num_layers": 1, **config}, *names)
     tensors = read_tensors(folder / PUBLISHED_WEIGHTS)
+    told = {"medusa_num_layers": 1, **config}
+    # A well-known config says 2 beside a file of 5 heads; its authors read the file.
+    if type(told["medusa_num_heads"]) is int:
+        told["medusa_num_heads"] = max(told["medusa_num_heads"], _num_heads_in(tensors))
+    num_heads, num_layers = _counts(folder, told, "medusa_num_heads", "medusa_num_layers")
     sizes = TargetSizes.of(target)
     _require_same_target(folder, config, tensors.get(f"0.{num_layers}.weight"), sizes)
     wanted = _published_shapes(num_heads, num_layers, sizes)
@@ -117,6 +120,11 @@ def _published(folder: Path, target: LanguageModel) -> MedusaHeads:
 
     outputs = tuple(found[f"{head}.{num_layers}.weight"] for head in range(num_heads))
     return MedusaHeads(stacked("weight"), stacked("bias"), outputs)
+
+
+def _num_heads_in(tensors: Mapping[str, torch.Tensor]) -> int:
+    firsts = {name.partition(".")[0] for name in tensors}
+    return len([first for first in firsts if first.isdecimal()])
 
 
 def _published_shapes(

@@ -88,8 +88,8 @@ class MtpShape:
             if type(settings.get(name)) is not int or not 0 < settings[name] <= MAX_SIZE:
                 raise _odd(where, name, settings.get(name))
         for name in ("rotation_base", "norm_epsilon"):
-            value = settings.get(name)
-            if type(value) not in (int, float) or not 0.0 < float(settings[name]) < 1e12:
+            value: Any = settings.get(name)
+            if type(value) not in (int, float) or not 0.0 < value < 1e12:
                 raise _odd(where, name, value)
         if type(settings.get("has_bias", False)) is not bool:
             raise _odd(where, "has_bias", settings["has_bias"])

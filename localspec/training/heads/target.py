@@ -22,10 +22,12 @@ from torch.nn import functional
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
+from localspec.forward.scaling import scaled
 from localspec.forward.weights import Bits, load_module, weight_files
 from localspec.training.heads.recipe import Lesson, Teacher
 from localspec.training.heads.rows import Batch
 
+HEAD_MARGIN = 0.05  # of the logits' norm: rounding alone
 SAMPLED_PLACES, SAMPLED_BYTES = 64, 65536  # of each weight file, for the fingerprint
 
 
@@ -68,7 +70,8 @@ class Target:
 
         def logits(rows: Tensor) -> Tensor:
             weight = head.weight
-            return functional.linear(rows.to(weight.dtype), weight, head.bias).float()
+            products = functional.linear(rows.to(weight.dtype), weight, head.bias)
+            return scaled(products.float(), self.module.config)
 
         return Teacher(self.sizes, embed, logits)
 
@@ -94,7 +97,27 @@ def load_target(
     folder: Path, dtype: torch.dtype, device: torch.device, bits: Bits | None = None
 ) -> Target:
     """The target of a model folder. Raises ModelError, MemoryShortage."""
-    return Target(load_module(folder, dtype, device, bits), folder)
+    target = Target(load_module(folder, dtype, device, bits), folder)
+    _require_known_head(target)
+    return target
+
+
+@torch.no_grad()
+def _require_known_head(target: Target) -> None:
+    """Raises ModelError where the head as it is taught is not the model's own: what is trained on
+    it would learn another distribution."""
+    tokens = torch.tensor([[0, 1]], device=target.device) % target.sizes.vocab_size
+    made = target.module(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    own = made.logits[0].float()  # [2, V]
+    taught = target.teacher().head(made.hidden_states[-1][0])  # [2, V]
+    if bool(torch.isfinite(own).all()) and float((taught - own).norm()) > HEAD_MARGIN * float(
+        own.norm()
+    ):
+        raise ModelError(
+            f"{target.folder.name} makes its logits in a way that is not known here, so nothing "
+            "that is trained for it would learn its own distribution. Use a drafter that needs no "
+            "training: ngram, lookahead or a draft model of the same family."
+        )
 
 
 def fingerprint(folder: Path) -> str:

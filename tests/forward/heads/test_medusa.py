@@ -123,6 +123,15 @@ def test_the_published_format_says_what_its_layers_say(tmp_path: Path) -> None:
     assert found.weight_bytes == sum(4 * tensor.numel() for tensor in tensors.values())
 
 
+def test_a_published_config_that_counts_too_few_heads_is_not_believed(tmp_path: Path) -> None:
+    """That of a well-known one says 2 beside a file of 5; its authors read the file."""
+    folder = write_published(tmp_path, published_tensors())
+    config = json.loads((folder / PUBLISHED_CONFIG).read_text())
+    config["medusa_num_heads"] = NUM_HEADS - 1
+    (folder / PUBLISHED_CONFIG).write_text(json.dumps(config))
+    assert read_medusa(folder, target()).num_heads == NUM_HEADS
+
+
 def test_published_heads_of_another_model_name_it(tmp_path: Path) -> None:
     tensors = published_tensors()
     for head in range(NUM_HEADS):

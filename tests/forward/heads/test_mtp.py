@@ -154,6 +154,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, sai
         {"head_dim": 7},
         {"head_dim": 1 << 40},
         {"rotation_base": -1.0},
+        {"rotation_base": 10**400},
         {"norm_epsilon": None},
         {"has_bias": 1},
     ],

@@ -1,0 +1,35 @@
+"""How a command ends, also where its output has no place to go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = Path("/dev/full")
+PRINT = "from localspec.flags import finish; finish({'a': 1}, 'the text', True)"
+
+
+def test_text_and_result_are_lines_of_their_own(root: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", PRINT], cwd=root, capture_output=True, text=True)
+    assert ended.stdout == 'the text\n{"a": 1}\n'
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no full device")
+def test_a_full_disk_is_one_sentence(root: Path) -> None:
+    caught = f"""
+from localspec.errors import StoreError
+try:
+    {PRINT}
+except StoreError as error:
+    import sys; sys.exit(str(error))
+"""
+    with FULL.open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", caught], cwd=root, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("The output cannot be written: No space left"), ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
