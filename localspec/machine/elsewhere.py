@@ -2,8 +2,9 @@
 
 Contract: `read_accepted` gives the acceptance of a file, a snapshot of engine.acceptance;
 `write_accepted` writes one whole or not at all. What is accepted depends on the models and the
-text, not on the machine; what it costs does not stand here. A file that cannot be read costs a
-first chat its start and nothing else, so the reader says so in a sentence and raises nothing.
+text, not on the machine; what it costs does not stand here. The file names the weights that it is
+of, and is not believed of others. A file that cannot be used costs a first chat its start and
+nothing else, so the reader says so in a sentence and raises nothing.
 
 Not here: measuring it (training.accepted), what becomes of it (engine.controller).
 """
@@ -19,14 +20,14 @@ from typing import Any
 from localspec.errors import StoreError
 from localspec.files import replacing
 
-VERSION = 1
+VERSION = 2
 NOT_ONE_OF_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 DIGITS = 2  # of a count of rounds: finer would be noise
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What the figures are of."""
+    """What the figures are of. marks: of the weights of each part (machine.guesses.marks_of)."""
 
     target: str
     draft: str | None
@@ -34,10 +35,14 @@ class Origin:
     num_prompts: int
     temperatures: tuple[float, ...]
     max_tokens: int
+    marks: Mapping[str, str]
 
 
-def read_accepted(path: Path | None) -> tuple[Mapping[str, Any] | None, str | None]:
-    """The acceptance, and a sentence where there should be one and is not."""
+def read_accepted(
+    path: Path | None, marks: Mapping[str, str]
+) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The acceptance, and a sentence where there should be one and is not. marks: of what is
+    loaded; a part that only one side has is no contradiction."""
     from localspec.engine.acceptance import Acceptance
 
     if path is None:
@@ -47,11 +52,19 @@ def read_accepted(path: Path | None) -> tuple[Mapping[str, Any] | None, str | No
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']}")
         Acceptance.restored(data["acceptance"])
+        others = [part for part, mark in data["marks"].items() if marks.get(part, mark) != mark]
     except (OSError, *NOT_ONE_OF_OURS) as error:
         reason = f"{type(error).__name__}: {error}"
         return None, (
             f"{path} says what drafts of this model were accepted elsewhere, and cannot be used "
-            f"({reason}). First replies learn it anew; fetch the file again to spare them that."
+            f"({reason}). First replies learn it anew; fetch the file again to spare them that, or "
+            "measure it with `python -m localspec train accepted`."
+        )
+    if others:
+        return None, (
+            f"{path} says what was accepted with another {' and '.join(others)} than is loaded, so "
+            "it is not used. First replies learn it anew; `python -m localspec train accepted` "
+            "measures it for what is loaded."
         )
     found: Mapping[str, Any] = data["acceptance"]
     return found, None

@@ -2,7 +2,7 @@
 
 Contract: `gather` loads what the source names and says of each thing that is not to be had why;
 `build_drafters` builds every registered drafter from it. A drafter that cannot be had is a status
-with its reason, never an error.
+with its reason, never an error. `marks_of` tells one set of parts from another of the same names.
 
 Not here: choosing among them (engine.controller).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ def gather(
     codes = dict[str, OffCode]()
     draft, refusal, stranger = _draft(source, place, report, codes)
     foreign, foreign_refusal = _foreign(source, stranger, place, target, report)
-    heads, odd = _heads(source)
+    heads, odd = heads_of(source)
     parts = Parts(
         target,
         None if draft is None else capturable(draft, pool),
@@ -209,18 +210,38 @@ def _load_draft(folder: Path, place: Place) -> LanguageModel:
     return load_at(folder, replace(place, context_length=context, bits=None)).model
 
 
-def _heads(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
-    """The first folder of each kind, and a status for each that is no head. A target that ships
-    modules of its own brings them along."""
+def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
+    """The first folder of each kind, and a status for each that is no head or another target's. A
+    target that ships modules of its own brings them along."""
+    from localspec.forward.fingerprint import require_trained_for
     from localspec.forward.heads.files import head_kind
     from localspec.forward.heads.mtp_native import ships_mtp
 
     found, odd = dict[str, Path](), list[DrafterStatus]()
     for folder in source.heads:
         try:
-            found.setdefault(head_kind(folder), folder)
+            kind = head_kind(folder)
+            require_trained_for(folder, source.target)
+            found.setdefault(kind, folder)
         except ModelError as error:
             odd.append(DrafterStatus(f"head {folder.name}", False, str(error)))
     if ships_mtp(source.target):
         found.setdefault("mtp", source.target)
     return found, tuple(odd)
+
+
+def marks_of(source: Source, heads: Mapping[str, Path]) -> dict[str, str]:
+    """A short hash of the weights of the target, of each draft and of each kind of head: what was
+    learnt with others is not theirs. A part that cannot be read has none; its status says why."""
+    from localspec.forward.fingerprint import weights_mark
+    from localspec.forward.weights import weight_files
+
+    models = {"target": source.target, "draft": source.draft, "foreign": source.foreign}
+    found = dict[str, str]()
+    for part, folder in {**models, **heads}.items():
+        if folder is None or (part in heads and folder == source.target):
+            continue  # a target's own modules are told by the target
+        with suppress(ModelError, OSError):
+            files = sorted(folder.glob("*.safetensors")) if part in heads else weight_files(folder)
+            found[part] = weights_mark(files)
+    return found

@@ -24,6 +24,7 @@ from localspec.machine.guesses import (
     captures_of,
     gather,
     lost_heads,
+    marks_of,
     pool_of,
 )
 from localspec.machine.hardware import confirmed_by_torch, probe
@@ -69,8 +70,11 @@ def open_local_backend(
     found = gather(source, place, target, template, past, pool, report)
     drafters, statuses = build_drafters(found.parts, report, found.codes)
     lost = lost_heads(options.heads, found, statuses)
-    combination, states = _identity(source, place, torch), dict(state or {})
-    controller, unread = _controller(drafters, source, states.pop(combination, None))
+    marks, states = marks_of(source, found.parts.heads), dict(state or {})
+    combination = _identity(source, marks, place, torch)
+    elsewhere, misfit = read_accepted(source.accepted, marks)
+    controller, unread = _controller(drafters, elsewhere, states.pop(combination, None))
+    told = tuple(each for each in (misfit, unread) if each is not None)
     # A computer without an NVIDIA card is not at fault; `doctor` still says it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     return LocalBackend(
@@ -86,7 +90,7 @@ def open_local_backend(
             context_length=place.context_length,
             identity=combination,
             other_states=dict(list(states.items())[-MOST_STATES:]),
-            notices=(*of_machine, *notices, *found.notices, *lost, *unread),
+            notices=(*of_machine, *notices, *found.notices, *lost, *told),
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
             joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
@@ -126,19 +130,19 @@ def _target(
 
 
 def _controller(
-    drafters: Mapping[str, Drafter], source: Source, own: Mapping[str, Any] | None
-) -> tuple[Controller, list[str]]:
+    drafters: Mapping[str, Drafter],
+    elsewhere: Mapping[str, Any] | None,
+    own: Mapping[str, Any] | None,
+) -> tuple[Controller, str | None]:
     """One that starts from what was learnt here (own), else elsewhere; what could not be read."""
     from localspec.engine.acceptance import Acceptance
     from localspec.engine.controller import Controller
     from localspec.engine.costs import Costs
 
-    elsewhere, unread = read_accepted(source.accepted)
     controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
-    notices = [] if unread is None else [unread]
-    if own is not None and not controller.restore(own):
-        notices.append("What was learnt earlier could not be read, so it is learnt anew.")
-    return controller, notices
+    if own is None or controller.restore(own):
+        return controller, None
+    return controller, "What was learnt earlier could not be read, so it is learnt anew."
 
 
 def _one_step(model: LanguageModel) -> None:
@@ -146,8 +150,9 @@ def _one_step(model: LanguageModel) -> None:
     model.cache.rollback(0)
 
 
-def _identity(source: Source, place: Place, torch: Any) -> str:
-    """What learnt costs and acceptances belong to."""
+def _identity(source: Source, marks: Mapping[str, str], place: Place, torch: Any) -> str:
+    """What learnt costs and acceptances belong to: also these weights, for a head or a draft that
+    was trained anew bears the old one's name."""
     return identity(
         source.target_name,
         source.draft_name,
@@ -155,4 +160,5 @@ def _identity(source: Source, place: Place, torch: Any) -> str:
         place.hardware.device_name,
         f"torch {torch.__version__}",
         f"{torch.get_num_threads()} threads",
+        ", ".join(f"{part} {mark}" for part, mark in sorted(marks.items())),
     )

@@ -24,6 +24,7 @@ from localspec.engine.costs import Costs
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.files import why_not_writable
 from localspec.machine.elsewhere import Origin, refusal, write_accepted
+from localspec.machine.guesses import heads_of, marks_of
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve
@@ -50,7 +51,8 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
     if why := why_not_writable(settings.out):
         raise StoreError(refusal(settings.out, why))
     loaded = open_local_backend(settings.load, None, report).loaded
-    stage = stage_of(loaded, resolve(settings.load))
+    source = resolve(settings.load)
+    stage = stage_of(loaded, source)
     cases = _cases(loaded, settings)
     # One that knows nothing, not even what is known elsewhere: that may be what is measured anew.
     controller = Controller(stage.engine.drafters, Costs(), Acceptance(), Costs())
@@ -69,6 +71,7 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
         len(cases),
         settings.temperatures,
         settings.max_tokens,
+        marks_of(source, heads_of(source)[0]),
     )
     write_accepted(settings.out, origin, controller.acceptance.snapshot())
     return origin, measured

@@ -1,10 +1,9 @@
 """What `train distil`, its sisters and `train report` do, from flags to a registered result.
 
-Contract: finds the target, the device, the prompts and the person's own conversations (only when
-asked to), trains, and offers the result in a profile of the person's. Returns JSON data and the
-sentence to print. A draft that learnt on without getting better is kept, but not offered.
+Contract: finds the target, the device, the prompts, the person's own conversations (only when
+asked to) and what drafts so far, and trains. Returns JSON data and the sentence to print.
 
-Not here: training itself (heads.run), flags (commands).
+Not here: training itself (heads.run), whether the result is offered (offer), flags (commands).
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ import transformers
 
 from localspec.bench.suite import listed_numbers, to_stderr
 from localspec.config import Settings, settings_for
-from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.errors import ConfigError, ModelError, StoreError
+from localspec.forward.fingerprint import NOTE, fingerprint
+from localspec.forward.heads.files import head_kind
+from localspec.forward.heads.mtp_native import ships_mtp
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import Hardware, confirmed_by_torch, free_bytes_now, probe
 from localspec.machine.options import LoadOptions
@@ -27,12 +29,11 @@ from localspec.machine.room import Place, place_for
 from localspec.machine.sources import Source, resolve
 from localspec.record.chats import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
-from localspec.training.gain import Bench, expected_tokens, gains, render
-from localspec.training.heads.made import NOTE, Made
+from localspec.training.gain import Bench, gains, gains_of_all, render
 from localspec.training.heads.questions import Conversation, made_up, read_prompts
-from localspec.training.heads.registry import register_draft, register_head, slug
+from localspec.training.heads.registry import describe, slug
 from localspec.training.heads.run import HeadSettings, train_head
-from localspec.training.heads.target import fingerprint
+from localspec.training.offer import register, said
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
     conversations = _conversations(errand, settings)
     source, place = _target(errand.load, errand.device, errand.threads)
     start = _start(errand, source)
-    name = slug(source.target_name)
+    name = _name(settings, source)
     kind_folder = f"{errand.kind}-personal" if errand.from_chats else errand.kind
     own = settings.home / (
         Path("drafts", name, "personal" if errand.from_chats else "distilled")
@@ -74,7 +75,7 @@ def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
         else Path("heads", name, kind_folder)
     )
     out = (errand.out or own).expanduser()
-    made = train_head(
+    trained = train_head(
         HeadSettings(
             errand.kind,
             source.target,
@@ -86,6 +87,7 @@ def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
             errand.answer_minutes,
             errand.options,
             start,
+            _in_use(errand, source),
             errand.from_chats,
             place.dtype,
             place.bits,
@@ -98,33 +100,50 @@ def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
         ),
         to_stderr,
     )
-    profile, notice = _registered(settings, source, out, made)
-    result = {**asdict(made), "out": str(out), "profile": profile, "notice": notice}
-    return result, _said(made, out, profile, notice)
+    profile, notice = register(settings, source.target_name, source.target, trained)
+    result = {
+        **asdict(trained.made),
+        "out": str(trained.folder),
+        "rivals": [rival.as_dict() for rival in trained.rivals],
+        "profile": profile,
+        "notice": notice,
+    }
+    return result, said(trained, profile, notice)
 
 
 def report_gains(
     folders: Sequence[Path], load: LoadOptions, device: str | None, threads: int | None
 ) -> tuple[dict[str, Any], str]:
-    """Measure what results would gain here. Raises LocalspecError."""
+    """Measure what results would gain here. Without folders every result in HOME is looked at,
+    and one that cannot be measured keeps none of the others from it. Raises LocalspecError."""
     source, place = _target(load, device, threads)
-    home, name = settings_for(load.home).home, slug(source.target_name)
-    found = [folder.expanduser() for folder in folders] or sorted(
+    bench = Bench(source.target, fingerprint(source.target), place.dtype, place.device, place.bits)
+    left_out = list[str]()
+    if folders:
+        measured = gains(bench, [folder.expanduser() for folder in folders], to_stderr)
+    else:
+        found = _all_made(settings_for(load.home), source)
+        measured, left_out = gains_of_all(bench, found, to_stderr)
+    where = {"device": place.hardware.device_name, "dtype": place.precision}
+    result = {**where, "gains": [gain.as_dict() for gain in measured], "left_out": left_out}
+    heading = f"Measured on {place.hardware.device_name}, {place.precision}."
+    return result, "\n\n".join([heading, *map(render, measured), *left_out])
+
+
+def _all_made(settings: Settings, source: Source) -> list[Path]:
+    """Every result in HOME for this target. Raises ConfigError where there is none."""
+    name = _name(settings, source)
+    found = sorted(
         note.parent
         for each in ("drafts", "heads")
-        for note in (home / each / name).glob(f"*/{NOTE}")
+        for note in (settings.home / each / name).glob(f"*/{NOTE}")
     )
     if not found:
         raise ConfigError(
-            f"Nothing was trained for {source.target_name} in {home} yet. Train something, or name "
-            "its folder."
+            f"Nothing was trained for {source.target_name} in {settings.home} yet. Train "
+            "something, or name its folder."
         )
-    bench = Bench(source.target, fingerprint(source.target), place.dtype, place.device, place.bits)
-    measured = gains(bench, found, to_stderr)
-    where = {"device": place.hardware.device_name, "dtype": place.precision}
-    result = {**where, "gains": [gain.as_dict() for gain in measured]}
-    heading = f"Measured on {place.hardware.device_name}, {place.precision}."
-    return result, "\n\n".join([heading, *map(render, measured)])
+    return found
 
 
 def accepted_of(
@@ -146,8 +165,8 @@ def accepted_of(
             "with a number of requests of ours, one --temperatures or more, and --max-tokens of "
             "at least 1."
         )
-    name = slug(resolve(load).target_name)
-    place = out or settings_for(load.home).home / "accepted" / f"{name}.json"
+    own = settings_for(load.home)
+    place = out or own.home / "accepted" / f"{_name(own, resolve(load))}.json"
     settings = AcceptedSettings(load, conversations, given, max_tokens, place.expanduser())
     origin, measured = measure_accepted(settings, to_stderr)
     result = {**asdict(origin), "drafters": measured, "out": str(settings.out)}
@@ -234,34 +253,25 @@ def _start(errand: Errand, source: Source) -> Path | None:
     return start
 
 
-def _registered(
-    settings: Settings, source: Source, out: Path, made: Made
-) -> tuple[str | None, str | None]:
-    """The profile that offers the result, or why none does."""
-    if made.before is not None and _tokens(made.acceptance) <= _tokens(made.before):
-        return None, "It got no better than the draft it began with, so that one stays in use."
+def _name(settings: Settings, source: Source) -> str:
+    """The target's, as folders of HOME have it: no other target's results lie under it."""
+    return slug(describe(settings, source.target_name, source.target).model_id)
+
+
+def _in_use(errand: Errand, source: Source) -> tuple[Path, ...]:
+    """What drafts so far in the place of what is to be trained, the profile's draft or its heads
+    of that kind. Heads that cannot be read are among them: that is said of them later."""
+    if errand.kind == "draft":
+        usual = resolve(replace(errand.load, draft=None, fetches=False))
+        if usual.draft is None and usual.draft_refusal != Source.draft_refusal:
+            to_stderr(f"The draft in use so far cannot be judged: {usual.draft_refusal}")
+        return () if usual.draft is None else (usual.draft,)
+    native = (source.target,) if errand.kind == "mtp" and ships_mtp(source.target) else ()
+    return (*(each for each in source.heads if _kind(each) in (errand.kind, None)), *native)
+
+
+def _kind(folder: Path) -> str | None:
     try:
-        write = register_draft if made.kind == "draft" else register_head
-        return str(write(settings, source.target_name, source.target, out)), None
-    except LocalspecError as error:
-        return None, f"It is not offered by a profile yet: {error}"
-
-
-def _said(made: Made, out: Path, profile: str | None, notice: str | None) -> str:
-    rates = ", ".join(f"{rate:.0%}" for rate in made.acceptance)
-    lines = [
-        f"The {made.kind} is in {out}.",
-        f"Held out, accepted by position: {rates}; {_tokens(made.acceptance):.2f} tokens a round.",
-    ]
-    if made.before is not None:
-        lines.append(f"Before this training: {_tokens(made.before):.2f} tokens a round.")
-    if profile is not None:
-        lines.append(
-            f"The profile {Path(profile).stem} offers it from now on ({profile}). "
-            "`python -m localspec train report` says what it gains here."
-        )
-    return "\n".join([*lines, *([] if notice is None else [notice])])
-
-
-def _tokens(acceptance: Sequence[float]) -> float:
-    return expected_tokens(acceptance, len(acceptance))
+        return head_kind(folder)
+    except ModelError:
+        return None

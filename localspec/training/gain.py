@@ -83,10 +83,37 @@ class Bench:
 def gains(bench: Bench, folders: Sequence[Path], report: Report) -> list[Gain]:
     """Measure every result. Raises ModelError for one of another target."""
     notes = {folder: _note(bench, folder) for folder in folders}
+    target = _loaded_target(bench, report)
+    return [_gain(bench, target, folder, made, report) for folder, made in notes.items()]
+
+
+def gains_of_all(
+    bench: Bench, folders: Sequence[Path], report: Report
+) -> tuple[list[Gain], list[str]]:
+    """Measure every result that can be, and say of each other why it cannot. Raises ModelError
+    where none can."""
+    notes, found, refusals = dict[Path, Made](), list[Gain](), list[str]()
+    for folder in folders:
+        try:
+            notes[folder] = _note(bench, folder)
+        except ModelError as error:
+            refusals.append(str(error))
+    target = _loaded_target(bench, report) if notes else None
+    for folder, made in notes.items():
+        assert target is not None, "it is loaded for what can be measured"
+        try:
+            found.append(_gain(bench, target, folder, made, report))
+        except ModelError as error:
+            refusals.append(str(error))
+    if not found:
+        raise ModelError("\n".join(refusals))
+    return found, refusals
+
+
+def _loaded_target(bench: Bench, report: Report) -> LanguageModel:
     context = min(CONTEXT, _longest(bench.target))
     report("Loading the target.")
-    target = load_model(bench.target, bench.dtype, bench.device, context, bench.bits).model
-    return [_gain(bench, target, folder, made, report) for folder, made in notes.items()]
+    return load_model(bench.target, bench.dtype, bench.device, context, bench.bits).model
 
 
 def _note(bench: Bench, folder: Path) -> Made:

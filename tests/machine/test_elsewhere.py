@@ -13,7 +13,8 @@ from localspec.engine.acceptance import Acceptance, Situation
 from localspec.errors import StoreError
 from localspec.machine.elsewhere import Origin, read_accepted, write_accepted
 
-ORIGIN = Origin("a/target", "a/draft", "float32", 3, (0.0, 0.7), 48)
+MARKS = {"target": "1a", "draft": "2b", "eagle": "3c"}
+ORIGIN = Origin("a/target", "a/draft", "float32", 3, (0.0, 0.7), 48, MARKS)
 
 
 def learnt() -> Acceptance:
@@ -29,7 +30,7 @@ def learnt() -> Acceptance:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "accepted.json"
     write_accepted(path, ORIGIN, learnt().snapshot())
-    state, notice = read_accepted(path)
+    state, notice = read_accepted(path, MARKS)
     assert state is not None and notice is None
     place = ("ngram", "2", Situation(3, "code"))
     found = Acceptance.restored(state).rates(*place)
@@ -39,7 +40,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_no_file_is_no_fault() -> None:
-    assert read_accepted(None) == (None, None)
+    assert read_accepted(None, MARKS) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +50,12 @@ def test_no_file_is_no_fault() -> None:
         "[]",
         "{}",
         "[" * 100_000,
+        '{"version": 1, "acceptance": {"records": [], "confidence": []}}',
         '{"version": 2, "acceptance": {"records": [], "confidence": []}}',
-        '{"version": 1, "acceptance": {"records": [{}], "confidence": []}}',
-        '{"version": 1, "acceptance": {"records": [{"drafter": "d", "signal": "s", "bucket": 0,'
-        ' "kind": "", "tried": [1], "accepted": [2]}], "confidence": []}}',
+        '{"version": 2, "marks": [], "acceptance": {"records": [], "confidence": []}}',
+        '{"version": 2, "marks": {}, "acceptance": {"records": [{}], "confidence": []}}',
+        '{"version": 2, "marks": {}, "acceptance": {"records": [{"drafter": "d", "signal": "s",'
+        ' "bucket": 0, "kind": "", "tried": [1], "accepted": [2]}], "confidence": []}}',
         b"\xff\xfe",
     ],
     ids=lambda content: repr(content[:40]),
@@ -62,10 +65,21 @@ def test_a_file_that_cannot_be_used_is_a_sentence_and_no_error(
 ) -> None:
     path = tmp_path / "accepted.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    state, notice = read_accepted(path)
+    state, notice = read_accepted(path, MARKS)
     assert state is None
     assert notice is not None and str(path) in notice and "learn it anew" in notice
-    assert "learn it anew" in str(read_accepted(tmp_path / "absent.json")[1])
+    assert "learn it anew" in str(read_accepted(tmp_path / "absent.json", MARKS)[1])
+
+
+@pytest.mark.parametrize("part", ["target", "draft", "eagle"])
+def test_what_other_weights_were_accepted_is_not_believed(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "accepted.json"
+    write_accepted(path, ORIGIN, learnt().snapshot())
+    state, notice = read_accepted(path, {**MARKS, part: "9f"})
+    assert state is None
+    assert notice is not None and f"another {part} than is loaded" in notice
+    without = {name: mark for name, mark in MARKS.items() if name != part}
+    assert read_accepted(path, without)[0] is not None, "what is not loaded drafts nothing"
 
 
 def test_a_write_that_fails_leaves_what_was_there(

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from localspec.backend import Message, Request
 from localspec.errors import ModelError
+from localspec.forward.fingerprint import fingerprint
 from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from tests.drafters.random_medusa import write_random
@@ -73,6 +75,51 @@ def test_a_head_of_another_target_is_a_reason_and_the_chat_goes_on(
     backend = opened(target, tmp_path / "head")
     assert "hidden_size" in (reason_of(backend, "medusa") or "")
     assert text_of(backend, "ngram") == text_of(backend, "off")
+
+
+def note(head: Path, mark: str) -> None:
+    (head / "made.json").write_text(json.dumps({"target": "someone's", "mark": mark}))
+
+
+def test_a_head_trained_for_other_weights_of_these_sizes_is_refused_in_words(
+    target: Path, tmp_path: Path
+) -> None:
+    head = tmp_path / "head"
+    write_random(head, with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    note(head, fingerprint(target))
+    assert reason_of(opened(target, head), "medusa") is None
+    note(head, "another")
+    backend = opened(target, head)
+    reason = reason_of(backend, "head head") or ""
+    assert "trained for someone's with other weights" in reason and "--model" in reason
+    assert reason_of(backend, "medusa") is not None
+    assert text_of(backend, "ngram") == text_of(backend, "off")
+
+
+def test_a_damaged_note_beside_a_head_is_a_reason(target: Path, tmp_path: Path) -> None:
+    write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    (tmp_path / "head" / "made.json").write_text("{")
+    assert "made.json" in (reason_of(opened(target, tmp_path / "head"), "head head") or "")
+
+
+def test_what_was_learnt_with_one_head_is_not_another_s(target: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    write_random(head, with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    first = opened(target, head).loaded.identity
+    assert opened(target, head).loaded.identity == first
+    tensors = load_file(head / "head.safetensors")
+    save_file({name: 2.0 * each for name, each in tensors.items()}, head / "head.safetensors")
+    assert opened(target, head).loaded.identity != first
+    assert opened(target).loaded.identity != first
+
+
+def test_what_was_learnt_with_one_draft_is_not_another_s(target: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    found = set()
+    for seed in (1, 2):
+        save_model(draft, tiny_llama(seed, num_layers=1, vocab_size=VOCAB_SIZE))
+        found.add(opened(target, draft=str(draft)).loaded.identity)
+    assert len(found) == 2
 
 
 def test_a_draft_with_other_tokens_drafts_across_vocabularies(target: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_every_drafter_is_measured_and_the_file_can_be_read(tmp_path: Path) -> N
     out, said = tmp_path / "new" / "accepted.json", list[str]()
     origin, measured = measure_accepted(settings(tmp_path, out, ASKED), said.append)
     assert origin.num_prompts == 1 and {"draft_model", "eagle"} <= set(measured)
-    found, why = read_accepted(out)
+    found, why = read_accepted(out, origin.marks)
     assert why is None and found is not None
     learnt = Acceptance.restored(found)
     assert learnt.is_known(Situation(0)) and not learnt.is_known(Situation(2))

@@ -15,6 +15,7 @@ from localspec.commands import app
 from localspec.config import load_profiles, settings_for
 from localspec.errors import LocalspecError
 from localspec.record.store import SessionInfo, Store, TurnSettings
+from tests.tiny import agreeing_draft, tiny_llama
 from tests.training.heads.conftest import make_folder
 
 QUICK = ["--minutes", "0.01", "--answer-minutes", "1", "--max-answer-length", "12",
@@ -135,6 +136,86 @@ def test_a_medusa_head_goes_into_the_target_s_profile(target: Path, tmp_path: Pa
     entry = load_profiles(settings_for(home).profile_folders)["tiny"].models["tiny"]
     assert entry.heads == (Path(made["out"]),)
     assert len(made["acceptance"]) == 3 or len(made["acceptance"]) == 2
+
+
+def names_a_draft(target: Path, home: Path, draft: Path) -> Path:
+    """A profile of the person's own with a draft that agrees most of the time."""
+    agreeing_draft(tiny_llama(5, num_layers=4, vocab_size=420)).save_pretrained(draft)
+    profile = home / "profiles" / "models" / "own.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(
+        f'title = "Own"\ndefault = "own/tiny"\n[models."own/tiny"]\nlicense = "none"\n'
+        f'folder = "{target}"\ndrafts = ["{draft}"]\n'
+    )
+    return profile
+
+
+def test_a_worse_draft_is_kept_and_not_offered(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    profile = names_a_draft(target, home, tmp_path / "good")
+    before = profile.read_bytes()
+    made = run("distil", "--made-up", "6", "--hidden-size", "4", "--model", "own/tiny",
+               "--home", str(home), *QUICK)  # fmt: skip
+    assert made["profile"] is None and profile.read_bytes() == before
+    assert str(tmp_path / "good") in made["notice"] and f"--draft {made['out']}" in made["notice"]
+    assert made["notice"].count("tokens a round") == 1 and "this one 1." in made["notice"]
+    assert (Path(made["out"]) / "model.safetensors").is_file()
+    (rival,) = made["rivals"]
+    assert rival["acceptance"][0] > made["acceptance"][0]
+
+
+def test_a_draft_that_is_gone_keeps_no_new_one_from_being_offered(
+    target: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    names_a_draft(target, home, tmp_path / "good")
+    (tmp_path / "good" / "model.safetensors").write_bytes(b"damaged")
+    command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
+    result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
+    assert f"{tmp_path / 'good'} could not be judged beside it" in result.stdout
+    made = json.loads(result.stdout.splitlines()[-1])
+    drafts = load_profiles(settings_for(home).profile_folders)["own"].drafts
+    assert drafts == (made["out"], str(tmp_path / "good"))
+
+
+def test_a_draft_that_is_not_there_is_said(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    profile = names_a_draft(target, home, tmp_path / "good")
+    profile.write_text(profile.read_text().replace("good", "gone"))
+    command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
+    result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
+    assert "in use so far cannot be judged: There is no model folder at" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["profile"] == str(profile)
+
+
+def test_targets_of_one_name_keep_their_results_apart(
+    target: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    home, other = tmp_path / "home", make_folder(tmp_path / "b" / "tiny", tokenizer, 6)
+    words = ["medusa", "--made-up", "6", "--home", str(home), *QUICK]
+    made = {folder: run(*words, "--model", str(folder)) for folder in (target, other)}
+    profiles = load_profiles(settings_for(home).profile_folders)
+    for folder, result in made.items():
+        profile = profiles[Path(result["profile"]).stem]
+        (entry,) = profile.models.values()
+        assert (entry.folder, entry.heads) == (folder, (Path(result["out"]),))
+    assert len({result["out"] for result in made.values()}) == 2
+
+
+def test_a_stale_result_keeps_none_from_the_report(target: Path, tmp_path: Path) -> None:
+    words = ["--model", str(target), "--home", str(tmp_path)]
+    made = run("distil", "--made-up", "6", *words, *QUICK)
+    stale = tmp_path / "heads" / "tiny" / "medusa"
+    stale.mkdir(parents=True)
+    note = json.loads((Path(made["out"]) / "made.json").read_text("utf-8"))
+    (stale / "made.json").write_text(json.dumps(note | {"mark": "another"}), "utf-8")
+    usual = ["--dtype", "float32", "--device", "cpu", "--json"]
+    found = run("report", *words, *usual)
+    assert [gain["folder"] for gain in found["gains"]] == [made["out"]]
+    assert len(found["left_out"]) == 1 and str(stale) in found["left_out"][0]
+    assert "other weights" in refused("report", str(stale), *words, *usual)
+    (Path(made["out"]) / "made.json").unlink()
+    assert "other weights" in refused("report", *words, *usual)
 
 
 def test_no_logged_conversations_is_a_sentence(target: Path, tmp_path: Path) -> None:

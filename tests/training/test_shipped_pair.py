@@ -95,14 +95,17 @@ def test_the_target_answers_a_greeting_in_a_whole_sentence(demo: Path) -> None:
 def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
     """Of the very models that it ships with, at three temperatures and for every kind of text."""
     from localspec.machine.elsewhere import read_accepted
+    from localspec.machine.guesses import heads_of, marks_of
     from localspec.machine.options import LoadOptions
     from localspec.machine.sources import resolve
 
     source = resolve(LoadOptions())
     assert source.accepted is not None and demo in source.accepted.parents
-    state, notice = read_accepted(source.accepted)
+    marks = marks_of(source, heads_of(source)[0])
+    state, notice = read_accepted(source.accepted, marks)
     assert state is not None and notice is None
     origin = json.loads(source.accepted.read_text(encoding="utf-8"))
+    assert origin["marks"] == marks and len(marks) == 6
     assert (origin["target"], origin["draft"]) == (source.target_name, source.draft_name)
     known = {(row["drafter"], row["bucket"]) for row in state["records"] if not row["kind"]}
     drafters = {name for name, _ in known}

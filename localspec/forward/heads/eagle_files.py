@@ -33,7 +33,7 @@ def load_own(folder: Path, target: LanguageModel) -> EagleParts:
     """Raises ModelError."""
     sizes = TargetSizes.of(target)
     files = read_head(folder, KIND, sizes)
-    shape = _shape(files.settings, folder, sizes)
+    shape = read_shape(files.settings, folder, sizes)
     dtype = target.embed([0]).dtype
     tensors = take(files.tensors, shape.shapes(), folder.name, dtype, target.device)
     parts = packed_parts(tensors, shape.norm_epsilon)
@@ -49,7 +49,7 @@ def load_own(folder: Path, target: LanguageModel) -> EagleParts:
     )
 
 
-def _shape(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) -> EagleShape:
+def read_shape(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) -> EagleShape:
     """The settings, checked. Raises ModelError."""
     odd = sorted(settings.keys() ^ set(EagleShape.__dataclass_fields__))
     if odd:

@@ -84,7 +84,7 @@ def read_medusa(folder: Path, target: LanguageModel) -> MedusaHeads:
         return _published(folder, target)
     sizes = TargetSizes.of(target)
     files = read_head(folder, KIND, sizes)
-    num_heads, num_layers = _counts(folder, files.settings, "num_heads", "num_layers")
+    num_heads, num_layers = read_counts(folder, files.settings, "num_heads", "num_layers")
     wanted = shapes(num_heads, num_layers, sizes.hidden_size)
     found = take(files.tensors, wanted, folder.name, target.embed([0]).dtype, target.device)
     return MedusaHeads(found["weight"], found["bias"])
@@ -104,7 +104,7 @@ def _published(folder: Path, target: LanguageModel) -> MedusaHeads:
     # A well-known config says 2 beside a file of 5 heads; its authors read the file.
     if type(told["medusa_num_heads"]) is int:
         told["medusa_num_heads"] = max(told["medusa_num_heads"], _num_heads_in(tensors))
-    num_heads, num_layers = _counts(folder, told, "medusa_num_heads", "medusa_num_layers")
+    num_heads, num_layers = read_counts(folder, told, "medusa_num_heads", "medusa_num_layers")
     sizes = TargetSizes.of(target)
     _require_same_target(folder, config, tensors.get(f"0.{num_layers}.weight"), sizes)
     wanted = _published_shapes(num_heads, num_layers, sizes)
@@ -153,7 +153,10 @@ def _require_same_target(
     )
 
 
-def _counts(folder: Path, settings: Mapping[str, Any], heads: str, layers: str) -> tuple[int, int]:
+def read_counts(
+    folder: Path, settings: Mapping[str, Any], heads: str, layers: str
+) -> tuple[int, int]:
+    """Numbers of heads and of their layers, under these names. Raises ModelError."""
     found = settings.get(heads), settings.get(layers)
     for name, count, limit in ((heads, found[0], MAX_HEADS), (layers, found[1], MAX_LAYERS)):
         if type(count) is not int or not 1 <= count <= limit:

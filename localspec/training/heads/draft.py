@@ -3,8 +3,8 @@ its head, or an existing draft that learns on.
 
 Contract: a `DraftRecipe` is a Recipe whose module is a transformers model of the target's tokens;
 `save` writes a folder that loads as any model does, with the target's tokenizer. A fresh draft of
-the target's width starts from its embedding, last norm and head; large ones of these are frozen
-and only the layers learn. A narrower one starts from the embedding's main directions.
+the target's width starts from its embedding and head; large ones of these are frozen and only the
+layers learn. A narrower one starts from the embedding's main directions.
 Source: distillation for drafts, Zhou et al. 2023 (arXiv 2310.08461), on the target's own text.
 """
 

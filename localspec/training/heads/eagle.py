@@ -20,14 +20,15 @@ from torch import Tensor, nn
 
 from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import KIND, EagleShape, OwnForm
-from localspec.forward.heads.files import TargetSizes, write_head
+from localspec.forward.heads.eagle_files import read_shape
+from localspec.forward.heads.files import TargetSizes, read_head, write_head
 from localspec.forward.heads.layer import (
     Rotation,
     module_parts,
     plain_frequencies,
     trainable_parts,
 )
-from localspec.training.heads.recipe import Lesson, Teacher, halved
+from localspec.training.heads.recipe import Lesson, Teacher, fill, halved
 from localspec.training.heads.unrolled import (
     unroll,
     unrolled_acceptance,
@@ -118,6 +119,15 @@ def make(teacher: Teacher, options: dict[str, int], seed: int) -> EagleRecipe:
     _start(module, shape)
     num_steps = options.get("num_steps", NUM_STEPS)
     return EagleRecipe(KIND, shape.layers, module, shape, teacher.sizes, num_steps)
+
+
+def loaded(teacher: Teacher, folder: Path) -> EagleRecipe:
+    """A head as it was saved. Raises ModelError."""
+    files = read_head(folder, KIND, teacher.sizes)
+    shape = read_shape(files.settings, folder, teacher.sizes)
+    module = trainable_parts(shape.shapes(), shape.norm_epsilon, torch.Generator())
+    fill(module, files, folder.name)
+    return EagleRecipe(KIND, shape.layers, module, shape, teacher.sizes, NUM_STEPS)
 
 
 @torch.no_grad()

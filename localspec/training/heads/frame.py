@@ -215,9 +215,13 @@ class Run:
 
     def held_out(self) -> Judgement:
         """What the held-out rows say of the present weights."""
-        self.recipe.module.eval()
+        return self.held_out_of(self.recipe)
+
+    def held_out_of(self, recipe: Recipe) -> Judgement:
+        """What they say of any recipe for this target."""
+        recipe.module.eval()
         rows = self.rows.held_out[: self.settings.max_held_out_rows]
-        return held_out(self.recipe, self.target, rows, self.settings.tokens_at_once)
+        return held_out(recipe, self.target, rows, self.settings.tokens_at_once)
 
     def judge(self) -> None:
         """Measure, keep the weights if they are the best, lose patience if they are not."""

@@ -1,8 +1,8 @@
 """What a training has made: a folder, and beside the weights what is known of it.
 
 Contract: `made.json` marks a folder as ours and holds the held-out figures. A result is written
-beside its place and swapped in whole; a folder that holds anything else is refused before the
-training begins, and is never written over.
+beside its place and swapped in whole; a folder that holds anything else, another target's result
+among it, is refused before the training begins, and is never written over.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from localspec.errors import ConfigError, ModelError, StoreError
+from localspec.forward.fingerprint import NOTE
 
-NOTE = "made.json"
 MAKER = "python -m localspec train"
 
 
@@ -35,8 +36,9 @@ class Made:
     is_personal: bool = False
 
 
-def require_free(folder: Path, kind: str) -> None:
-    """Raise ConfigError unless the folder is empty, absent, or an earlier result of this kind."""
+def require_free(folder: Path, kind: str, mark: str) -> None:
+    """Raise ConfigError unless the folder is empty, absent, or an earlier result of this kind for
+    this target. mark: the target's fingerprint."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -47,6 +49,21 @@ def require_free(folder: Path, kind: str) -> None:
     if found is None or found.kind != kind:
         what = "other files" if found is None else f"a trained {found.kind}"
         raise ConfigError(f"{folder} holds {what}, which would be lost. Name another --out.")
+    if found.mark != mark:
+        raise ConfigError(
+            f"{folder} holds a {kind} that was trained for another target, or for earlier weights "
+            f"of {found.target}, and would be lost. Name another --out, or move that folder away."
+        )
+
+
+def beside(folder: Path, made: Made) -> Path:
+    """A place for a result that is not to take the one's in `folder`: the first that is free, or
+    that holds this very result already."""
+    for number in count(2):
+        place = folder.with_name(f"{folder.name}-{number}")
+        if not place.exists() or ((place / NOTE).is_file() and read_made(place) == made):
+            return place
+    raise AssertionError("numbers do not end")
 
 
 def deliver(folder: Path, made: Made, save: Callable[[Path], None]) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes, write_head
-from localspec.forward.heads.medusa import KIND, head_states, shapes
-from localspec.training.heads.recipe import Lesson, Teacher, halved
+from localspec.forward.heads.files import TargetSizes, read_head, write_head
+from localspec.forward.heads.medusa import KIND, head_states, read_counts, shapes
+from localspec.training.heads.recipe import Lesson, Teacher, fill, halved
 
 NUM_HEADS, NUM_LAYERS = 4, 1
 FADING = 0.8  # of the loss, from one head to the next
@@ -103,4 +103,13 @@ def make(teacher: Teacher, options: dict[str, int], seed: int) -> MedusaRecipe:
     num_heads = options.get("num_heads", NUM_HEADS)
     num_layers = options.get("num_layers", NUM_LAYERS)
     module = MedusaWeights(num_heads, num_layers, teacher.sizes.hidden_size)
+    return MedusaRecipe(KIND, (LAST,), module, teacher.sizes)
+
+
+def loaded(teacher: Teacher, folder: Path) -> MedusaRecipe:
+    """Heads as they were saved. Raises ModelError."""
+    files = read_head(folder, KIND, teacher.sizes)
+    counts = read_counts(folder, files.settings, "num_heads", "num_layers")
+    module = MedusaWeights(*counts, teacher.sizes.hidden_size)
+    fill(module, files, folder.name)
     return MedusaRecipe(KIND, (LAST,), module, teacher.sizes)

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from localspec.errors import ConfigError
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes, write_head
+from localspec.forward.heads.files import TargetSizes, read_head, write_head
 from localspec.forward.heads.layer import (
     Rotation,
     module_parts,
@@ -28,7 +29,7 @@ from localspec.forward.heads.layer import (
     trainable_parts,
 )
 from localspec.forward.heads.mtp import KIND, MtpModule, MtpShape
-from localspec.training.heads.recipe import Lesson, Teacher, halved
+from localspec.training.heads.recipe import Lesson, Teacher, fill, halved
 from localspec.training.heads.unrolled import (
     unroll,
     unrolled_acceptance,
@@ -104,3 +105,16 @@ def make(teacher: Teacher, options: dict[str, int], seed: int) -> MtpRecipe:
         weights["input.weight"][:, :width] += torch.eye(width)
     num_steps = options.get("num_steps", NUM_STEPS)
     return MtpRecipe(KIND, (LAST,), module, shape, teacher.sizes, num_steps)
+
+
+def loaded(teacher: Teacher, folder: Path) -> MtpRecipe:
+    """A module as it was saved. Raises ModelError, and ConfigError for one with biases, which can
+    be drafted with and is not what is trained here."""
+    files = read_head(folder, KIND, teacher.sizes)
+    shape = MtpShape.of(files.settings, folder.name)
+    if shape.has_bias:
+        raise ConfigError(f"Training knows no biases, and {folder.name} has some.")
+    sizes = shape.shapes(teacher.sizes.hidden_size)
+    module = trainable_parts(sizes, shape.norm_epsilon, torch.Generator())
+    fill(module, files, folder.name)
+    return MtpRecipe(KIND, (LAST,), module, shape, teacher.sizes, NUM_STEPS)

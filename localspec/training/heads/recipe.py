@@ -3,7 +3,8 @@
 Contract: a `Recipe` holds the trained weights alone, says which of the target's hidden states it
 reads, and gives a loss and its held-out acceptance on a `Lesson`; the loop around it (`frame`) is
 the same for every kind. The target is frozen: a `Teacher` is its sizes, its embedding and its
-head. `RECIPES` names the function that makes each kind; it is imported only when asked for.
+head. `RECIPES` names the function that makes each kind; it is imported only when asked for. Beside
+it stands `loaded`, which takes up what was saved.
 
 Not here: where the lessons come from (collect, teacher), the loop, the files of a head
 (forward.heads.files).
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from localspec.errors import ConfigError
-from localspec.forward.heads.files import TargetSizes
+from localspec.forward.heads.files import HeadFiles, TargetSizes, take
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Recipe(Protocol):
 
 
 Make = Callable[[Teacher, dict[str, int], int], Recipe]
+Load = Callable[[Teacher, Path], Recipe]
 
 # kind -> "module:function"; the function is make(teacher, options, seed) -> Recipe.
 RECIPES: dict[str, str] = {
@@ -89,6 +91,19 @@ def make_recipe(kind: str, teacher: Teacher, options: dict[str, int], seed: int)
         )
     module, function = RECIPES[kind].split(":")
     return cast("Make", vars(import_module(module))[function])(teacher, options, seed)
+
+
+def load_recipe(kind: str, teacher: Teacher, folder: Path) -> Recipe:
+    """A head of our own format as it was saved, to be measured. Raises ModelError."""
+    module, _ = RECIPES[kind].split(":")
+    return cast("Load", vars(import_module(module))["loaded"])(teacher, folder)
+
+
+def fill(module: nn.Module, files: HeadFiles, where: str) -> None:
+    """Put a head's tensors into a module of its shape. Raises ModelError."""
+    shapes = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+    cpu = torch.device("cpu")
+    module.load_state_dict(take(files.tensors, shapes, where, torch.float32, cpu))
 
 
 def halved(module: nn.Module) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 Contract: the profile that describes the target is copied to HOME/profiles/models, where it comes
 before the shipped one of its name, and extended; a target that no profile describes gets one of
-its own. The new file is read back by config.load_profile before it replaces an old one, and the
-old one is kept beside it as .bak. Deleting the file takes everything back.
+its own. Two folders of one name are two targets. What was accepted of the models before is not
+known of the new one, so its entry names no such file any more. The new file is read back by
+config.load_profile before it replaces an old one, and the old one is kept beside it as .bak.
+Deleting the file takes everything back.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.config import PROJECT_FOLDER, Settings, load_profile, load_profiles
+from localspec.config import PROJECT_FOLDER, ModelEntry, Settings, load_profile, load_profiles
 from localspec.errors import ModelError, StoreError
 from localspec.files import replacing
+from localspec.forward.fingerprint import fingerprint
 from localspec.forward.heads.files import head_kind
 
+MARK_LENGTH = 8  # of a fingerprint, behind a name that another target has
 HEADER = (
     "# Written by `python -m localspec train`. It comes before the shipped profile of the same\n"
     "# name; delete it to go back to that one.\n"
@@ -42,14 +46,26 @@ def slug(name: str) -> str:
 
 
 def describe(settings: Settings, name: str, folder: Path) -> Described:
-    """Where the target called `name`, loaded from `folder`, is described."""
-    for profile in load_profiles(settings.profile_folders).values():
-        for model_id, entry in profile.models.items():
-            lies_there = entry.folder is not None and entry.folder.resolve() == folder.resolve()
-            if model_id == name or lies_there:
-                places = (each / f"{profile.name}.toml" for each in settings.profile_folders)
-                return Described(model_id, profile.name, next(p for p in places if p.is_file()))
-    return Described(name, f"{slug(name)}", None)
+    """Where the target called `name`, loaded from `folder`, is described. Where another target has
+    that name, a piece of this one's fingerprint stands behind it. Raises ModelError."""
+    profiles = load_profiles(settings.profile_folders)
+    entries = [(each.name, entry) for each in profiles.values() for entry in each.models.values()]
+    found = [each for each in entries if _is_of(each[1], name, folder)]
+    if not found and slug(name) not in {*profiles, *(slug(entry.id) for _, entry in entries)}:
+        return Described(name, slug(name), None)
+    if not found:
+        name = f"{name}-{fingerprint(folder)[:MARK_LENGTH]}"
+        found = [each for each in entries if each[1].id == name]  # a copy of this one
+    if not found:
+        return Described(name, slug(name), None)
+    profile, entry = found[0]
+    places = (each / f"{profile}.toml" for each in settings.profile_folders)
+    return Described(entry.id, profile, next(place for place in places if place.is_file()))
+
+
+def _is_of(entry: ModelEntry, name: str, folder: Path) -> bool:
+    """Whether an entry is of the target: by its folder, and without one by its hub id."""
+    return entry.id == name if entry.folder is None else entry.folder.resolve() == folder.resolve()
 
 
 def register_head(settings: Settings, name: str, target: Path, head: Path) -> Path:
@@ -57,6 +73,7 @@ def register_head(settings: Settings, name: str, target: Path, head: Path) -> Pa
     described = describe(settings, name, target)
     table = _table(described, target)
     entry = table["models"][described.model_id]
+    entry.pop("accepted", None)
     others = [one for one in entry.get("heads", []) if not _is_replaced(str(one), head)]
     entry["heads"] = [*others, str(head.resolve())]
     return _write(settings, described.profile, table)
@@ -71,6 +88,7 @@ def register_draft(
     draft_id = f"{described.model_id}-{draft.name}"
     table["models"][draft_id] = {"license": license, "folder": str(draft.resolve()), "drafts": []}
     entry = table["models"][described.model_id]
+    entry.pop("accepted", None)
     entry["drafts"] = [draft_id, *(one for one in entry["drafts"] if one != draft_id)]
     return _write(settings, described.profile, table)
 

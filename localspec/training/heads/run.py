@@ -2,8 +2,9 @@
 
 Contract: `train_head` leaves the result in `out` and all it can resume from in `work`; a run
 killed at any moment is continued by the same call. Nothing in `out` changes before the training
-is over. `work` belongs to one target and is refused for another. The answers are shared by all
-kinds; a person's own conversations lie in a file of their own there.
+is over, and an earlier result there gives way to one that is at least as good on the same held-out
+rows: any other is put beside it. `work` belongs to one target and is refused for another. The
+answers are shared by all kinds; a person's own conversations lie in a file of their own there.
 
 Not here: which model is meant and what is free (commands), the profile (registry).
 """
@@ -23,16 +24,19 @@ import torch
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ConfigError, MemoryShortage
 from localspec.files import replacing
-from localspec.forward.weights import Bits, weight_files
+from localspec.forward.fingerprint import NOTE, fingerprint
+from localspec.forward.weights import Bits, check_folder, weight_files
 from localspec.training.heads.answers import AnswerLog
 from localspec.training.heads.collect import CollectPlan, collect
 from localspec.training.heads.draft import DraftRecipe, DraftShape, fresh_draft, loaded_draft
 from localspec.training.heads.frame import FrameSettings, Run
-from localspec.training.heads.made import Made, deliver, require_free
+from localspec.training.heads.judging import Judgement
+from localspec.training.heads.made import Made, beside, deliver, require_free
 from localspec.training.heads.questions import Conversation
 from localspec.training.heads.recipe import Recipe, make_recipe
+from localspec.training.heads.rivals import Rival, judged
 from localspec.training.heads.rows import Rows, split_rows
-from localspec.training.heads.target import Target, fingerprint, load_target
+from localspec.training.heads.target import Target, load_target
 from localspec.training.schedule import Schedule
 
 Report = Callable[[str], None]
@@ -50,8 +54,9 @@ WRITTEN_FOR_EACH = 32  # bytes on the disk: itself, the best, two moments, twice
 @dataclass(frozen=True)
 class HeadSettings:
     """Everything a training is told. kind: draft, or one of recipe.RECIPES. options: of the kind.
-    start_from: a draft that learns on. free_bytes: what the device can still give, asked when it
-    matters; None: unknown. num_steps: instead of minutes."""
+    start_from: a draft that learns on. in_use: what drafts in its place so far. free_bytes: what
+    the device can still give, asked when it matters; None: unknown. num_steps: instead of
+    minutes."""
 
     kind: str
     target: Path
@@ -63,6 +68,7 @@ class HeadSettings:
     answer_minutes: float = 15.0
     options: dict[str, int] = field(default_factory=dict)
     start_from: Path | None = None
+    in_use: tuple[Path, ...] = ()
     is_personal: bool = False
     dtype: torch.dtype = torch.float32
     bits: Bits | None = None
@@ -76,10 +82,21 @@ class HeadSettings:
     free_bytes: Callable[[], int] | None = None
 
 
-def train_head(settings: HeadSettings, report: Report) -> Made:
+@dataclass(frozen=True)
+class Trained:
+    """folder: where it lies. judgement: of the weights as saved. rivals: what it was held against,
+    on the same rows."""
+
+    made: Made
+    folder: Path
+    judgement: Judgement
+    rivals: tuple[Rival, ...]
+
+
+def train_head(settings: HeadSettings, report: Report) -> Trained:
     """Collect, train, save. Raises LocalspecError with what is wrong and what to do."""
-    require_free(settings.out, settings.kind)
     mark = fingerprint(settings.target)
+    require_free(settings.out, settings.kind, mark)
     require_own(settings.work, mark, settings.target_name)
     _require_memory(_weight_bytes(settings), settings, f"The target {settings.target_name}")
     report(f"Loading {settings.target_name}.")
@@ -89,7 +106,9 @@ def train_head(settings: HeadSettings, report: Report) -> Made:
     recipe = _recipe(settings, target)
     run = _run(settings, target, recipe, rows, mark, report)
     _require_room(settings, target, run)
-    judgement = run.train()
+    rivals = _rivals(settings, run)  # now, while the memory holds no gradients
+    run.train()
+    judgement = _as_saved(run)
     made = Made(
         settings.kind,
         settings.target_name,
@@ -101,8 +120,9 @@ def train_head(settings: HeadSettings, report: Report) -> Made:
         round(run.progress.trained_seconds / 60.0, 2),
         settings.is_personal,
     )
-    deliver(settings.out, made, recipe.save)
-    return made
+    folder = _place(settings.out, made, judgement, rivals)
+    deliver(folder, made, recipe.save)
+    return Trained(made, folder, judgement, rivals)
 
 
 def require_own(work: Path, mark: str, name: str) -> None:
@@ -179,6 +199,34 @@ def _run(
         "seed": settings.seed,
     }
     return Run(recipe, target, rows, frame, about, report)
+
+
+def _rivals(settings: HeadSettings, run: Run) -> tuple[Rival, ...]:
+    """What is in use and what lies in `out`, judged as the new one will be."""
+
+    def make_room(folder: Path) -> None:
+        check_folder(folder)
+        needed = 4 * sum(map(_num_weights, weight_files(folder)))  # it is judged in fp32
+        _require_memory(needed, settings, f"To judge it, the draft {folder.name}")
+
+    old = (settings.out,) if (settings.out / NOTE).is_file() else ()
+    folders = {folder.resolve(): folder for folder in (*settings.in_use, *old)}
+    return tuple(judged(settings.kind, folder, run, make_room) for folder in folders.values())
+
+
+@torch.no_grad()
+def _as_saved(run: Run) -> Judgement:
+    """Of the weights in bf16, as they are written and as its rivals were read."""
+    for weight in run.recipe.module.parameters():
+        weight.copy_(weight.to(torch.bfloat16))
+    return run.held_out()
+
+
+def _place(out: Path, made: Made, judgement: Judgement, rivals: Sequence[Rival]) -> Path:
+    """`out`, unless what lies there is better or could not be judged: it is not lost."""
+    old = next((rival for rival in rivals if rival.folder.resolve() == out.resolve()), None)
+    is_kept = old is not None and (old.judgement is None or old.stays_before(judgement))
+    return beside(out, made) if is_kept else out
 
 
 def _weight_bytes(settings: HeadSettings) -> int:

@@ -2,14 +2,13 @@
 
 Contract: any family transformers knows, used as it is. `lesson` computes the asked-for hidden
 states of a batch and keeps nothing, so that memory is bounded by the batch; layers count as in
-forward.features. `fingerprint` tells one target from another of the same shape.
+forward.features.
 
 Not here: the loop (frame), the answers (collect).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,11 @@ from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.scaling import scaled
-from localspec.forward.weights import Bits, load_module, weight_files
+from localspec.forward.weights import Bits, load_module
 from localspec.training.heads.recipe import Lesson, Teacher
 from localspec.training.heads.rows import Batch
 
 HEAD_MARGIN = 0.05  # of the logits' norm: rounding alone
-SAMPLED_PLACES, SAMPLED_BYTES = 64, 65536  # of each weight file, for the fingerprint
 
 
 @dataclass(frozen=True)
@@ -118,20 +116,3 @@ def _require_known_head(target: Target) -> None:
             "that is trained for it would learn its own distribution. Use a drafter that needs no "
             "training: ngram, lookahead or a draft model of the same family."
         )
-
-
-def fingerprint(folder: Path) -> str:
-    """A hash over config, tokenizer and weights; of large weights over pieces spread evenly."""
-    digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json"):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    for file in weight_files(folder):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        step = max(SAMPLED_BYTES, size // SAMPLED_PLACES)
-        with file.open("rb") as stream:
-            for place in range(0, size, step):
-                stream.seek(place)
-                digest.update(stream.read(SAMPLED_BYTES))
-    return digest.hexdigest()

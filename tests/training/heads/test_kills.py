@@ -87,7 +87,7 @@ def undisturbed(
     target_folder: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Made:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return train_head(settings(target_folder, prompts, folder, minutes=0.0), Said())
+    return train_head(settings(target_folder, prompts, folder, minutes=0.0), Said()).made
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
         with pytest.raises(Killed):
             train_head(settings(target_folder, prompts, tmp_path), said)
     assert not (tmp_path / "out").exists(), "nothing appears before it is whole"
-    made = train_head(settings(target_folder, prompts, tmp_path), said)
+    made = train_head(settings(target_folder, prompts, tmp_path), said).made
     assert (tmp_path / "out" / "model.safetensors").is_file()
     if arrange is not after_an_answer:  # answers that are drawn anew are other answers
         assert replace(made, minutes=undisturbed.minutes) == undisturbed

@@ -73,6 +73,47 @@ def test_a_newer_head_takes_the_place_of_its_kind_only(settings: Settings, tmp_p
     assert [folder.name for folder in entry.heads] == ["b", "c"]
 
 
+def weights(folder: Path, content: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text(content)
+    return folder
+
+
+def test_two_folders_of_one_name_are_two_targets(settings: Settings, tmp_path: Path) -> None:
+    first, second = (weights(tmp_path / name / "target", name) for name in "ab")
+    one = register_head(settings, "target", first, head(tmp_path / "one", "medusa"))
+    two = register_head(settings, "target", second, head(tmp_path / "two", "medusa"))
+    assert one.stem == "target" and two.stem.startswith("target-")
+    found = load_profiles(settings.profile_folders)
+    for path, folder, own in ((one, first, "one"), (two, second, "two")):
+        (entry,) = found[path.stem].models.values()
+        assert (entry.folder, entry.heads) == (folder, (tmp_path / own,))
+    assert register_head(settings, "target", second, tmp_path / "two") == two, "once and for all"
+
+
+def test_a_folder_named_as_a_shipped_profile_hides_none_of_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    folder = weights(tmp_path / "demo", "mine")
+    path = register_head(settings, "demo", folder, head(tmp_path / "m", "medusa"))
+    assert path.stem != "demo"
+    assert "localspec/demo" in load_profiles(settings.profile_folders)["demo"].models
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_what_was_accepted_before_is_not_said_of_the_new_one(
+    kind: str, settings: Settings, tmp_path: Path
+) -> None:
+    demo = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"]
+    assert demo.accepted is not None and demo.folder is not None
+    if kind == "draft":
+        register_draft(settings, "localspec/demo", demo.folder, tmp_path / "distilled")
+    else:
+        register_head(settings, "localspec/demo", demo.folder, head(tmp_path / "m", "medusa"))
+    after = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"]
+    assert after.accepted is None
+
+
 def test_the_person_s_older_profile_is_kept_beside_the_new_one(
     settings: Settings, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> HeadS
 def test_a_draft_is_trained_and_loads_beside_its_target(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    made = train_head(settings(target_folder, prompts, tmp_path, num_steps=60), said)
+    made = train_head(settings(target_folder, prompts, tmp_path, num_steps=60), said).made
     assert read_made(tmp_path / "out") == made
     draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
     assert draft.vocab_size == 420
@@ -53,7 +53,7 @@ def test_a_draft_is_trained_and_loads_beside_its_target(
 def test_every_kind_of_head_is_trained_and_written(
     kind: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    made = train_head(settings(target_folder, prompts, tmp_path, kind=kind), said)
+    made = train_head(settings(target_folder, prompts, tmp_path, kind=kind), said).made
     assert made.kind == kind and len(made.acceptance) >= 2
     assert json.loads((tmp_path / "out" / "head.json").read_text("utf-8"))["kind"] == kind
 
@@ -61,10 +61,10 @@ def test_every_kind_of_head_is_trained_and_written(
 def test_a_draft_learns_on_from_another_and_is_never_made_worse(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train_head(settings(target_folder, prompts, tmp_path), said)
+    first = train_head(settings(target_folder, prompts, tmp_path), said).made
     again = settings(target_folder, prompts, tmp_path, out=tmp_path / "more",
                      work=tmp_path / "more-work", start_from=tmp_path / "out")  # fmt: skip
-    made = train_head(again, said)
+    made = train_head(again, said).made
     assert made.before is not None
     assert made.before == pytest.approx(first.acceptance, abs=0.05)  # kept in bf16
     tokens = [expected_tokens(rates, len(rates)) for rates in (made.before, made.acceptance)]
@@ -74,9 +74,9 @@ def test_a_draft_learns_on_from_another_and_is_never_made_worse(
 def test_a_second_run_asks_nothing_twice_and_says_the_same(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train_head(settings(target_folder, prompts, tmp_path), said)
+    first = train_head(settings(target_folder, prompts, tmp_path), said).made
     answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
-    second = train_head(settings(target_folder, prompts, tmp_path), said)
+    second = train_head(settings(target_folder, prompts, tmp_path), said).made
     assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
     assert second == first
 
@@ -121,6 +121,18 @@ def test_another_kind_s_result_is_not_written_over(
         train_head(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
 
 
+def test_another_target_s_result_is_not_written_over(
+    target_folder: Path, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
+) -> None:
+    train_head(settings(target_folder, prompts, tmp_path), said)
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    other = make_folder(tmp_path / "other" / "tiny", tokenizer, seed=6)
+    with pytest.raises(ConfigError, match=r"for another target.*another --out"):
+        train_head(settings(other, prompts, tmp_path, work=tmp_path / "new"), said)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_unfinished_training_with_other_options_is_not_lost(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
@@ -138,7 +150,7 @@ def test_a_finished_training_makes_room_for_another(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     train_head(settings(target_folder, prompts, tmp_path), said)
-    made = train_head(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said)
+    made = train_head(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said).made
     assert not any("Going on" in line for line in said)
     assert made.num_steps == 8
 
