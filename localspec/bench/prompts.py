@@ -28,7 +28,8 @@ class Prompt:
 def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a file, in its order; None takes all. Raises ConfigError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a JSON string may hold U+2028 and its like as they are.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The prompt file {path} cannot be read ({error}). Check the path given to --prompts."

@@ -32,6 +32,7 @@ from localspec.config import settings_for
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError
 from localspec.machine.options import LoadOptions
+from localspec.machine.threads import require_threads
 from localspec.workloads import recognise
 
 Report = Callable[[str], None]
@@ -59,14 +60,19 @@ class BenchSettings:
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or (self.limit is not None and self.limit < 1):
             raise ConfigError("--max-tokens and --limit must be at least 1.")
-        if self.peer_threads is not None and self.peer_threads < 1:
-            raise ConfigError("--peer-threads must be at least 1.")
+        if self.peer_threads is not None:
+            require_threads("--peer-threads", self.peer_threads)
         if self.warm_prompts < 0 or self.repeats < 1:
             raise ConfigError("--warm must be at least 0, and --repeats at least 1.")
-        if not self.temperatures or len(set(self.temperatures)) != len(self.temperatures):
-            raise ConfigError("--temperatures needs one or more numbers, each once, like 0,0.7.")
-        for temperature in self.temperatures:
-            SamplingParams(temperature=temperature)  # says what is out of range
+        require_temperatures(self.temperatures)
+
+
+def require_temperatures(temperatures: Sequence[float]) -> None:
+    """Raises ConfigError, RequestError unless one can sample at all of them, each once."""
+    if not temperatures or len(set(temperatures)) != len(temperatures):
+        raise ConfigError("--temperatures needs one or more numbers, each once, like 0,0.7.")
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature)  # says what is out of range
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -125,10 +125,7 @@ def load_module(
                 "own that cannot check several tokens at once here. Choose a model of another "
                 "family, such as Llama, Qwen or Gemma."
             ) from error
-        raise ModelError(
-            f"The model in {folder} cannot be loaded: {first_line} Fetch it again, or choose a "
-            "model of a family that this version of transformers knows."
-        ) from error
+        raise _cannot_be_loaded(folder, error) from error
     module, info = opened
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
         raise ModelError(
@@ -179,6 +176,23 @@ def _renamed(config: dict[str, Any]) -> dict[str, Any]:
     names = ("model_type", "architectures", "auto_map")
     settings = {name: value for name, value in config.items() if name not in names}
     return {"config": AutoConfig.for_model(family, **settings)}
+
+
+def read_config(folder: Path) -> Any:
+    """The config of a checked folder as its module would have it. Raises ModelError."""
+    config = check_folder(folder)
+    try:
+        return _config_of(folder, config)
+    except Exception as error:  # as above
+        raise _cannot_be_loaded(folder, error) from error
+
+
+def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
+    first_line = str(error).strip().split("\n")[0]
+    return ModelError(
+        f"The model in {folder} cannot be loaded: {first_line} Fetch it again, or choose a "
+        "model of a family that this version of transformers knows."
+    )
 
 
 def check_folder(folder: Path) -> dict[str, Any]:

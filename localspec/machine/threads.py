@@ -1,4 +1,4 @@
-"""How many processor threads a step runs fastest with, by trying.
+"""How many processor threads a step runs fastest with, by trying; how many may be asked for.
 
 Contract: `choose_threads` times a step of the loaded model with torch's own number and with
 fewer threads, and leaves torch at the fastest; torch's choice stands unless another is better by
@@ -23,9 +23,12 @@ from time import perf_counter
 
 import torch
 
+from localspec.errors import ConfigError
+
 MARGIN = 1.15
 WORTH_ALL = 1.6
 TIMED_STEPS = 7
+MOST_FOR_EACH_CORE = 4  # of threads that a person names; beyond it they only wait for each other
 MOST_SECONDS = 1.0  # for one candidate: a large model is timed by fewer steps
 
 
@@ -37,6 +40,18 @@ def candidates(default: int, beside_page: bool = False) -> list[int]:
     if beside_page and default - 1 > 0 and default - 1 not in found:
         found.insert(1, default - 1)
     return found
+
+
+def require_threads(flag: str, count: int) -> int:
+    """The count. Raises ConfigError for one that no step could be run with: more threads than
+    the system can start end the process."""
+    most = MOST_FOR_EACH_CORE * (os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            f"{flag} is {count}, but must lie between 1 and {most} on this computer: "
+            f"{MOST_FOR_EACH_CORE} for each of its cores."
+        )
+    return count
 
 
 def choose_threads(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from localspec.bench.opening import stage_of
 from localspec.bench.stage import Case, Stage, run_engine
+from localspec.bench.suite import require_temperatures
 from localspec.chat.local import Loaded
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate
@@ -36,13 +37,19 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AcceptedSettings:
-    """conversations: what is asked. max_tokens: of each reply."""
+    """conversations: what is asked. max_tokens: of each reply. Raises ConfigError,
+    RequestError."""
 
     load: LoadOptions
     conversations: Sequence[Conversation]
     temperatures: tuple[float, ...]
     max_tokens: int
     out: Path
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"--max-tokens is {self.max_tokens}, but must be at least 1.")
+        require_temperatures(self.temperatures)
 
 
 def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin, list[str]]:

@@ -51,6 +51,9 @@ WorkFlag = Annotated[
 ]
 MinutesFlag = Annotated[float, typer.Option(help="For the training itself.")]
 AnswerFlag = Annotated[float, typer.Option(help="For the target's answers, at most.")]
+ContextFlag = Annotated[
+    int | None, typer.Option(help="Tokens of context in the chats it is for; none: as they have.")
+]
 ThreadsFlag = Annotated[int | None, typer.Option(help="Threads of the processor.")]
 DeviceFlag = Annotated[str | None, typer.Option(help="cpu, cuda or mps; none: the best here.")]
 RateFlag = Annotated[float | None, typer.Option(help="Peak learning rate.")]
@@ -91,6 +94,7 @@ def pair(
     from dataclasses import asdict
 
     from localspec.bench.suite import to_stderr
+    from localspec.training.places import resumable
     from localspec.training.run import TrainSettings
     from localspec.training.run import train as run
 
@@ -107,7 +111,8 @@ def pair(
         device=device,
         seed=seed,
     )
-    made = asdict(run(settings, to_stderr))
+    with resumable(work, to_stderr):
+        made = asdict(run(settings, to_stderr))
     finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
 
 
@@ -134,6 +139,7 @@ def distil(
     batch: BatchFlag = 4096,
     rate: RateFlag = None,
     dtype: DtypeFlag = None,
+    context: ContextFlag = None,
     device: DeviceFlag = None,
     threads: ThreadsFlag = None,
     seed: SeedFlag = 1,
@@ -145,7 +151,7 @@ def distil(
 
     errand = Errand(
         "draft",
-        LoadOptions(profile, model, draft, dtype=dtype, home=home),
+        LoadOptions(profile, model, draft, context=context, dtype=dtype, home=home),
         prompts or (),
         from_chats,
         made_up,
@@ -187,6 +193,7 @@ def _head_command(kind: str) -> Callable[..., None]:
         batch: BatchFlag = 4096,
         rate: RateFlag = None,
         dtype: DtypeFlag = None,
+        context: ContextFlag = None,
         device: DeviceFlag = None,
         threads: ThreadsFlag = None,
         seed: SeedFlag = 1,
@@ -199,7 +206,7 @@ def _head_command(kind: str) -> Callable[..., None]:
         _require_known(kind, options)
         errand = Errand(
             kind,
-            LoadOptions(profile, model, dtype=dtype, home=home),
+            LoadOptions(profile, model, context=context, dtype=dtype, home=home),
             prompts or (),
             from_chats,
             made_up,
@@ -238,6 +245,7 @@ def accepted(
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
+    context: ContextFlag = None,
     dtype: DtypeFlag = None,
     seed: SeedFlag = 1,
     home: HomeFlag = None,
@@ -246,7 +254,7 @@ def accepted(
     """Measure what each way of drafting accepts, for first chats elsewhere to start from."""
     from localspec.training.errand import accepted_of
 
-    load = LoadOptions(profile, model, draft, dtype=dtype, home=home)
+    load = LoadOptions(profile, model, draft, context=context, dtype=dtype, home=home)
     result, text = accepted_of(load, prompts or (), made_up, temperatures, max_tokens, out, seed)
     finish(result, text, as_json)
 
@@ -259,6 +267,7 @@ def report(
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     dtype: DtypeFlag = None,
+    context: ContextFlag = None,
     device: DeviceFlag = None,
     threads: ThreadsFlag = None,
     home: HomeFlag = None,
@@ -267,7 +276,7 @@ def report(
     """Say what a trained head or draft would gain here, or that it would lose."""
     from localspec.training.errand import report_gains
 
-    load = LoadOptions(profile, model, dtype=dtype, home=home)
+    load = LoadOptions(profile, model, context=context, dtype=dtype, home=home)
     result, text = report_gains(folders or (), load, device, threads)
     finish(result, text, as_json)
 

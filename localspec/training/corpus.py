@@ -87,11 +87,49 @@ def read_rows(files: Sequence[Path]) -> dict[str, list[Row]]:
             raise CorpusError(
                 f"The corpus file {file.name} does not exist. Pass --corpus with a .jsonl.xz file."
             )
-        with lzma.open(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                rows[row["source"]].append(row)
+        try:
+            with lzma.open(file, "rt", encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    row = _row(file, number, line)
+                    rows[row["source"]].append(row)
+        except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+            raise CorpusError(
+                f"The corpus file {file.name} cannot be read ({error}). It must be JSON lines "
+                "packed by xz: xz FILE.jsonl makes such a file."
+            ) from error
     return dict(rows)
+
+
+def require_known(rows: Mapping[str, Sequence[Row]], flag: str) -> None:
+    """Raises CorpusError where no row is of a source that the mix takes anything from."""
+    known = sorted({*SHORT_SHARES} - {GENERATED})
+    if not any(rows.get(source) for source in known):
+        raise CorpusError(
+            f"The files of {flag} hold no row of a source that the mix knows. Give each row one "
+            f"of these as its source: {', '.join(known)}."
+        )
+
+
+def _row(file: Path, number: int, line: str) -> Row:
+    try:
+        row: Row = json.loads(line)
+        told = (
+            [row["text"]]
+            if "text" in row
+            else [
+                part
+                for message in row["messages"]
+                for part in (message["role"], message["content"])
+            ]
+        )
+        if not all(isinstance(part, str) for part in (row["source"], *told)):
+            raise TypeError("something else than text")
+    except (ValueError, LookupError, TypeError) as error:
+        raise CorpusError(
+            f"Line {number} of {file.name} is no row of a corpus. Each is one JSON object with "
+            '"source", and "text" or "messages" of "role" and "content".'
+        ) from error
+    return row
 
 
 def row_text(row: Row) -> str:

@@ -22,18 +22,22 @@ from localspec.errors import ConfigError, ModelError, StoreError
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp_native import ships_mtp
+from localspec.forward.model import kv_shape
+from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import Hardware, confirmed_by_torch, free_bytes_now, probe
 from localspec.machine.options import LoadOptions
 from localspec.machine.room import Place, place_for
 from localspec.machine.sources import Source, resolve
+from localspec.machine.threads import require_threads
 from localspec.record.chats import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.gain import Bench, gains, gains_of_all, render
 from localspec.training.heads.questions import Conversation, made_up, read_prompts
 from localspec.training.heads.registry import describe, slug
-from localspec.training.heads.run import HeadSettings, train_head
+from localspec.training.heads.run import OWNER, HeadSettings, train_head
 from localspec.training.offer import register, said
+from localspec.training.places import require_writable, resumable
 
 
 @dataclass(frozen=True)
@@ -75,31 +79,32 @@ def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
         else Path("heads", name, kind_folder)
     )
     out = (errand.out or own).expanduser()
-    trained = train_head(
-        HeadSettings(
-            errand.kind,
-            source.target,
-            source.target_name,
-            conversations,
-            out,
-            (errand.work or settings.home / "training" / name).expanduser(),
-            errand.minutes,
-            errand.answer_minutes,
-            errand.options,
-            start,
-            _in_use(errand, source),
-            errand.from_chats,
-            place.dtype,
-            place.bits,
-            place.device,
-            errand.max_answer_length,
-            batch=errand.batch,
-            rate=errand.rate,
-            seed=errand.seed,
-            free_bytes=lambda: free_bytes_now(place.hardware),
-        ),
-        to_stderr,
+    work = (errand.work or settings.home / "training" / name).expanduser()
+    _require_places(errand, out, work, settings.profile_folders[0])
+    wanted = HeadSettings(
+        errand.kind,
+        source.target,
+        source.target_name,
+        conversations,
+        out,
+        work,
+        errand.minutes,
+        errand.answer_minutes,
+        errand.options,
+        start,
+        _in_use(errand, source),
+        errand.from_chats,
+        place.dtype,
+        place.bits,
+        place.device,
+        errand.max_answer_length,
+        batch=errand.batch,
+        rate=errand.rate,
+        seed=errand.seed,
+        free_bytes=lambda: free_bytes_now(place.hardware),
     )
+    with resumable(work, to_stderr):
+        trained = train_head(wanted, to_stderr)
     profile, notice = register(settings, source.target_name, source.target, trained)
     result = {
         **asdict(trained.made),
@@ -156,14 +161,13 @@ def accepted_of(
     seed: int,
 ) -> tuple[dict[str, Any], str]:
     """Measure what drafts are accepted, and keep it. Raises LocalspecError."""
+    given = listed_numbers(temperatures)
     conversations = [one for path in prompts for one in read_prompts(path.expanduser())]
     conversations += made_up(num_made_up, seed)
-    given = listed_numbers(temperatures)
-    if not conversations or not given or max_tokens < 1:
+    if not conversations:
         raise ConfigError(
             "There is nothing to ask the target. Give --prompts with a .jsonl file or --made-up "
-            "with a number of requests of ours, one --temperatures or more, and --max-tokens of "
-            "at least 1."
+            "with a number of requests of ours."
         )
     own = settings_for(load.home)
     place = out or own.home / "accepted" / f"{_name(own, resolve(load))}.json"
@@ -188,7 +192,6 @@ def _require_sense(errand: Errand) -> None:
         "--batch": errand.batch,
         "--max-answer-length": errand.max_answer_length,
         "--rate": 1.0 if errand.rate is None else errand.rate,
-        "--threads": 1 if errand.threads is None else errand.threads,
     }
     for flag, value in numbers.items():
         if not 0 < value < float("inf"):
@@ -197,10 +200,22 @@ def _require_sense(errand: Errand) -> None:
         raise ConfigError(f"--answer-minutes is {errand.answer_minutes}, but must be 0 or more.")
 
 
+def _require_places(errand: Errand, out: Path, work: Path, profiles: Path) -> None:
+    """Raises StoreError for a folder that could not be written when it is needed."""
+    part = out.parent / f".{out.name}.part"  # beside it, as a result is written
+    require_writable(out, part, "--home" if errand.out is None else "--out")
+    require_writable(work, work / OWNER, "--home" if errand.work is None else "--work")
+    require_writable(profiles, profiles / "some.toml", "--home")
+
+
 def _conversations(errand: Errand, settings: Settings) -> list[Conversation]:
     found = [one for path in errand.prompts for one in read_prompts(path.expanduser())]
     found += made_up(errand.made_up, errand.seed)
     if errand.from_chats:
+        if not settings.database.is_file():
+            raise StoreError(
+                f"There is no log at {settings.database}. Chat first, or name its --home."
+            )
         replies = read_replies(settings.database)
         if not replies:
             raise StoreError(
@@ -220,12 +235,15 @@ def _conversations(errand: Errand, settings: Settings) -> list[Conversation]:
 
 
 def _target(load: LoadOptions, device: str | None, threads: int | None) -> tuple[Source, Place]:
+    """Raises ModelError for a target that cannot chat, which no draft or head would change."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(require_threads("--threads", threads))
     source = resolve(load)
-    return source, place_for(load, source, _on(device), torch)
+    place = place_for(load, source, _on(device), torch)
+    kv_shape(read_config(source.target), place.context_length)  # refuses what the chat refuses
+    return source, place
 
 
 def _on(device: str | None) -> Hardware:

@@ -53,6 +53,10 @@ def corpus_question(rng: Random, chats: Mapping[str, Sequence[Row]]) -> list[Mes
     return [next(m for m in rng.choice(chats[source])["messages"] if m["role"] == "user")]
 
 
+def _is_asked(row: Row) -> bool:
+    return any(message["role"] == "user" for message in row.get("messages", ()))
+
+
 def foreign_request(rng: Random, texts: Sequence[str]) -> list[Message]:
     """Ask something the templates do not know, about one or two sentences of a text."""
     parts = sentences(rng.choice(texts))
@@ -69,14 +73,14 @@ def chat_prompts(
     chats = {
         source: chosen
         for source, one in rows.items()
-        if source in SHORT_SHARES and (chosen := [row for row in one if "messages" in row])
+        if source in SHORT_SHARES and (chosen := [row for row in one if _is_asked(row)])
     }
     texts = [
         row_text(row)
         for source, one in rows.items()
         if source in SHORT_SHARES
         for row in one
-        if row.get("text")
+        if row.get("text", "").strip()
     ]
     for _ in range(plan.count):
         kind = rng.random()

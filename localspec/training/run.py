@@ -31,6 +31,7 @@ from localspec.training.evaluate import PairReport, evaluate_pair
 from localspec.training.export import export_model
 from localspec.training.grow import load_exported, widened
 from localspec.training.model import Decoder, num_parameters
+from localspec.training.places import LOCK, alone_in, require_writable
 from localspec.training.pretrain import (
     HeadLoss,
     LossFunction,
@@ -83,7 +84,15 @@ class TrainReport:
 
 
 def train(settings: TrainSettings, report: Report) -> TrainReport:
-    """Run all stages and return the figures. Raises CorpusError if a corpus file is missing."""
+    """Run all stages and return the figures. Raises CorpusError for a corpus that cannot be used,
+    StoreError and ConfigError for folders that cannot."""
+    require_writable(settings.out_dir, settings.out_dir / "README.md", "--out")
+    require_writable(settings.work_dir, settings.work_dir / LOCK, "--work")
+    with alone_in(settings.work_dir):
+        return _trained(settings, report)
+
+
+def _trained(settings: TrainSettings, report: Report) -> TrainReport:
     shop = open_workshop(settings, report)
     build_packs(shop)
     num_target_tokens = train_target(shop)

@@ -6,6 +6,7 @@ demo pair on a CPU. Larger pairs on a GPU are the same fields with other numbers
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,14 @@ import torch
 from localspec.errors import ConfigError
 from localspec.training.model import ModelShape
 
+BUDGETS = ("target_minutes", "sample_minutes", "draft_minutes", "target_rate", "draft_rate")
+# The largest there may be of each: more than anybody trains, so that it is a typing error.
+MOST = {
+    "target_layers": 256, "draft_layers": 256, "hidden_size": 1 << 16, "num_heads": 1 << 10,
+    "target_ffn_size": 1 << 20, "draft_ffn_size": 1 << 20, "vocabulary_size": 1 << 16,
+    "context_length": 1 << 24, "num_short_tokens": 1 << 40, "num_long_tokens": 1 << 40,
+    "tokens_per_batch": 1 << 30,
+}  # fmt: skip
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -57,6 +66,8 @@ class TrainSettings:
     patience: int | None = 5
 
     def __post_init__(self) -> None:
+        self._require_numbers()
+        _require_device(self.device)
         if self.dtype not in DTYPES:
             raise ConfigError(
                 f"The dtype '{self.dtype}' is not known here. Use one of {', '.join(DTYPES)}."
@@ -66,11 +77,20 @@ class TrainSettings:
                 f"vocabulary_size {self.vocabulary_size} does not fit the 16-bit packs. "
                 "Choose at most 65536."
             )
-        if self.hidden_size % self.num_heads:
+        if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of a head's numbers
             raise ConfigError(
-                f"hidden_size {self.hidden_size} does not divide into {self.num_heads} heads. "
-                "Choose a multiple."
+                f"hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an "
+                f"even width. Choose a multiple of {2 * self.num_heads}."
             )
+
+    def _require_numbers(self) -> None:
+        """A budget that is no number would end at once, or never."""
+        for name in BUDGETS:
+            if not 0.0 < (value := vars(self)[name]) < math.inf:
+                raise ConfigError(f"{_words(name)} is {value}, but must be more than 0.")
+        for name, most in MOST.items():
+            if not 1 <= (value := vars(self)[name]) <= most:
+                raise ConfigError(f"{_words(name)} is {value}, but must lie between 1 and {most}.")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -96,3 +116,15 @@ class TrainSettings:
             self.num_heads,
             self.context_length,
         )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _require_device(name: str) -> None:
+    """Raises ConfigError for one that torch does not know or does not find here."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
+    if not there.get(name.partition(":")[0], False):
+        found = ", ".join(device for device, is_there in there.items() if is_there)
+        raise ConfigError(f"The device {name!r} is not here. Choose one of: {found}.")

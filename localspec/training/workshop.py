@@ -42,9 +42,11 @@ class Workshop:
 
 
 def open_workshop(settings: TrainSettings, report: Report) -> Workshop:
-    """Read the corpus and learn or load the tokenizer."""
+    """Read the corpus and learn or load the tokenizer. Raises CorpusError."""
     rows = corpus.read_rows(settings.corpus_files)
     held_out = corpus.read_rows(settings.held_out_files)
+    corpus.require_known(rows, "--corpus")
+    corpus.require_known(held_out, "--held-out")
     path = settings.work_dir / "tokenizer" / "tokenizer.json"
     if not path.exists() and settings.start_from is not None:
         kept = load_tokenizer(settings.start_from / "tokenizer.json")

@@ -31,6 +31,12 @@ def test_any_first_prompts_of_our_own_are_balanced() -> None:
     assert len({prompt.task for prompt in load_prompts(OWN_PROMPTS, limit=6)}) == 6
 
 
+def test_separators_inside_a_message_end_no_line(tmp_path: Path) -> None:
+    file, text = tmp_path / "prompts.jsonl", "a\u2028b\u2029c\x85d"
+    file.write_bytes(GOOD.replace("Hello", text).replace("\n", "\r\n").encode())
+    assert [prompt.text for prompt in load_prompts(file)] == [text]
+
+
 def test_the_first_turn_is_used_and_empty_lines_are_not_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n" + GOOD + "\n")

@@ -386,7 +386,7 @@ def test_a_sampled_run_can_be_made_again(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"max_tokens": 0}, {"limit": 0}, {"temperatures": ()}, {"temperatures": (0.0, 0.0)},
-     {"warm_prompts": -1}, {"peer_threads": 0}],
+     {"warm_prompts": -1}, {"peer_threads": 0}, {"peer_threads": 10**8}],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from localspec.machine.threads import candidates, choose_threads
+from localspec.errors import ConfigError
+from localspec.machine.threads import candidates, choose_threads, require_threads
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +82,10 @@ def test_where_cores_are_free_none_needs_to_be_left(monkeypatch: pytest.MonkeyPa
     """Somebody said how many threads there may be, on a machine with more."""
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     assert chosen({2: 1.0, 1: 1.1}, default=2, beside_page=True) == 2
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_000_000])
+def test_threads_that_cannot_be_started_are_refused_by_their_flag(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"--threads is {count}, but must lie between 1 and"):
+        require_threads("--threads", count)
+    assert require_threads("--threads", 1) == 1

@@ -9,7 +9,7 @@ import pytest
 from localspec.backend import Message
 from localspec.core import Sequence
 from localspec.engine.acceptance import Acceptance, Situation
-from localspec.errors import ConfigError, StoreError
+from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.machine.elsewhere import read_accepted
 from localspec.machine.options import LoadOptions
 from localspec.training.accepted import AcceptedSettings, measure_accepted
@@ -45,6 +45,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr("localspec.training.accepted.open_local_backend", loads)
     with pytest.raises(StoreError, match=r"cannot be written .*another --out"):
         measure_accepted(settings(tmp_path, tmp_path / "file" / "below.json", ASKED), print)
+
+
+@pytest.mark.parametrize("temperatures", [(float("nan"),), (0.0, 9.0), (), (1.0, 1.0)])
+def test_temperatures_are_looked_at_before_anything_is_measured(
+    temperatures: tuple[float, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(LocalspecError, match="temperature"):
+        AcceptedSettings(LoadOptions(), (ASKED,), temperatures, 8, tmp_path / "accepted.json")
 
 
 def test_prompts_that_do_not_fit_are_named(tmp_path: Path) -> None:

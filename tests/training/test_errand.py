@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,9 @@ def test_a_stale_result_keeps_none_from_the_report(target: Path, tmp_path: Path)
 def test_no_logged_conversations_is_a_sentence(target: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     words = ["distil", "--from-chats", "--model", str(target), "--home", str(home)]
-    assert "There is no log at" in refused(*words)
+    for command in ("distil", "medusa"):
+        sentence = refused(command, *words[1:])
+        assert "There is no log at" in sentence and "--home" in sentence
     assert not home.exists()
     Store.open(tmp_path / "other" / "localspec.db").close()
     words[-1] = str(tmp_path / "other")
@@ -249,6 +252,11 @@ def test_nothing_to_ask_names_the_three_ways(target: Path, tmp_path: Path) -> No
         (["medusa", "--minutes", "0"], "--minutes is 0"),
         (["medusa", "--answer-minutes", "nan"], "--answer-minutes is nan"),
         (["distil", "--batch", "-5"], "--batch is -5"),
+        (["distil", "--threads", "0"], "--threads is 0"),
+        (["medusa", "--threads", "100000000"], "--threads is 100000000"),
+        (["medusa", "--heads", "20"], "--heads is 20"),
+        (["eagle", "--heads", "1000"], "--heads is 1000"),
+        (["distil", "--hidden-size", "0"], "layers of 0 was asked for"),
         (["distil", "--device", "quantum"], "'quantum' was asked for"),
         (["distil", "--dtype", "float3"], "no precision"),
         (["distil", "--start-from", "./nowhere"], "no model folder"),
@@ -260,6 +268,52 @@ def test_wrong_flags_are_sentences(
     usual = ["--made-up", "4", "--model", str(target), "--home", str(tmp_path)]
     assert sentence in refused(words[0], *usual, *words[1:])
     assert not (tmp_path / "training").exists()
+
+
+def altered(target: Path, folder: Path, **settings: object) -> Path:
+    """The target with another config; only the config is read before a training."""
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | settings), "utf-8")
+    return folder
+
+
+def test_a_target_that_no_chat_takes_is_refused_before_it_is_asked(
+    target: Path, tmp_path: Path
+) -> None:
+    conv = altered(target, tmp_path / "conv", model_type="lfm2", layer_types=["conv"] * 4)
+    window = altered(target, tmp_path / "window", model_type="mistral", sliding_window=64)
+    for folder, sentence in ((conv, "cannot take back"), (window, "--context 64 or less")):
+        usual = ("--made-up", "4", "--model", str(folder), "--home", str(tmp_path / "home"))
+        assert sentence in refused("medusa", *usual)
+        assert sentence in refused("distil", *usual)
+    assert not (tmp_path / "home").exists()
+    # The remedy is a flag, and takes it further: to the next refusal.
+    assert "--heads is 20" in refused("medusa", *usual, "--context", "64", "--heads", "20")
+
+
+@pytest.mark.parametrize("flag", ["--out", "--work", "--home"])
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_loaded(
+    flag: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    monkeypatch.setattr("localspec.training.errand.train_head", None)
+    usual = {"--home": str(tmp_path / "home"), flag: str(tmp_path / "file" / "below")}
+    flags = [word for pair in usual.items() for word in pair]
+    sentence = refused("distil", "--made-up", "4", "--model", str(target), *flags)
+    assert "cannot be written" in sentence and flag in sentence
+
+
+def test_a_stop_by_hand_says_how_to_go_on(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("localspec.training.errand.train_head", stopped)
+    words = ["distil", "--made-up", "4", "--model", str(target), "--home", str(tmp_path)]
+    result = CliRunner().invoke(app, ["train", *words])
+    assert result.exit_code == 130 and "the same command goes on from there" in result.stderr
 
 
 def test_a_report_on_nothing_says_so(target: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from localspec.errors import StoreError
@@ -23,12 +23,12 @@ def answer_key(prompt: Sequence[int], temperature: float, max_length: int) -> st
 
 
 class AnswerLog:
-    """All answers of a file. seconds: what they took together. Raises StoreError."""
+    """All answers of a file, and the seconds each took. Raises StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answers: dict[str, Answer] = {}
-        self.seconds = 0.0
+        self.seconds: dict[str, float] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file():
             self._read()
@@ -55,8 +55,11 @@ class AnswerLog:
                 f"{self.path} cannot be written ({error.strerror}). Free some space there or name "
                 "another --work, and run the command again: it goes on where it stopped."
             ) from error
-        self.answers[key] = answer
-        self.seconds += seconds
+        self.answers[key], self.seconds[key] = answer, seconds
+
+    def seconds_of(self, keys: Iterable[str]) -> float:
+        """What these took together; nothing where there is no answer yet."""
+        return sum(self.seconds.get(key, 0.0) for key in keys)
 
     def _read(self) -> None:
         content = self.path.read_bytes()
@@ -69,7 +72,7 @@ class AnswerLog:
                 row = json.loads(line)
                 prompt, answer = tuple(row["prompt"]), tuple(row["answer"])
                 self.answers[row["key"]] = Answer(row["group"], prompt, answer, row["temperature"])
-                self.seconds += float(row["seconds"])
+                self.seconds[row["key"]] = float(row["seconds"])
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(
                     f"Line {number} of {self.path} is damaged. Delete that line, or the file to "

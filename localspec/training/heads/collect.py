@@ -1,7 +1,8 @@
 """Let the target answer, many conversations at once, and keep what it says.
 
 Contract: each conversation is answered at every temperature until all are or the minutes are used
-up; what the log holds already is not asked again, and its time counts. Prompts are cut to like
+up; what the log holds already is not asked again, and its time counts, but not that of answers to
+other questions. Prompts are cut to like
 lengths, filled in front and masked, so any family that transformers can mask will do; answers
 that have ended leave the batch. A prompt the template or the context refuses is left out and
 counted.
@@ -12,8 +13,8 @@ Not here: what is asked (questions), rows (rows).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -57,6 +58,24 @@ class Question:
     temperature: float
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A conversation at one temperature, as far as it has come. place: of the conversation."""
+
+    place: int
+    group: str
+    said: tuple[Message, ...]
+    follow_ups: tuple[str, ...]
+    temperature: float
+
+    def after(self, reply: str) -> list[Branch]:
+        """The branch with its next question, if it has one."""
+        if not self.follow_ups:
+            return []
+        said = (*self.said, Message("assistant", reply), Message("user", self.follow_ups[0]))
+        return [replace(self, said=said, follow_ups=self.follow_ups[1:])]
+
+
 def collect(
     target: Target,
     template: ChatTemplate,
@@ -69,32 +88,28 @@ def collect(
     ConfigError when there is none, StoreError, MemoryShortage."""
     found = _logged(template, conversations)
     branches = [
-        (one.group, one.opening, one.follow_ups, heat)
-        for one in conversations
+        Branch(place, one.group, one.opening, one.follow_ups, heat)
+        for place, one in enumerate(conversations)
         for heat in plan.temperatures
     ]
-    num_refused = 0
+    asked, refused = dict[str, Question](), set[tuple[int, int]]()
     while branches:  # once for each message of the longest conversation
         rendered = [_question(target, template, branch, plan) for branch in branches]
-        questions = [question for question in rendered if question is not None]
-        num_refused += len(rendered) - len(questions)
-        _ask(target, template, questions, plan, log, report)
+        new = [question for question in rendered if question is not None]
+        asked |= {question.key: question for question in new}
+        _ask(target, template, asked, plan, log, report)
         going_on = []
         for branch, question in zip(branches, rendered, strict=True):
-            if question is None or question.key not in log.answers:
-                continue
-            answer = log.answers[question.key]
-            found.append(Answer(branch[0], answer.prompt, answer.answer, answer.temperature))
-            group, said, follow_ups, heat = branch
-            if follow_ups:
-                reply = Message("assistant", template.decode(answer.answer))
-                asked = Message("user", follow_ups[0])
-                going_on.append((group, (*said, reply, asked), follow_ups[1:], heat))
+            if question is None:
+                refused.add((branch.place, len(branch.said)))
+            elif question.key in log.answers:
+                answer = log.answers[question.key]
+                found.append(Answer(branch.group, answer.prompt, answer.answer, answer.temperature))
+                going_on += branch.after(template.decode(answer.answer))
         branches = going_on
-    if num_refused:
-        report(
-            f"{num_refused} prompts were left out: the model's template or context refuses them."
-        )
+    if refused:
+        left_out = "1 prompt was" if len(refused) == 1 else f"{len(refused)} prompts were"
+        report(f"{left_out} left out: too long for the context, or refused by the template.")
     if not found:
         raise ConfigError(
             "The target has answered nothing. Give more --answer-minutes, or prompts that fit its "
@@ -119,37 +134,34 @@ def _logged(template: ChatTemplate, conversations: Sequence[Conversation]) -> li
 
 
 def _question(
-    target: Target,
-    template: ChatTemplate,
-    branch: tuple[str, tuple[Message, ...], tuple[str, ...], float],
-    plan: CollectPlan,
+    target: Target, template: ChatTemplate, branch: Branch, plan: CollectPlan
 ) -> Question | None:
-    group, said, _, temperature = branch
     try:
-        prompt = template.render(said)
+        prompt = template.render(branch.said)
     except RequestError:
         return None
     if not prompt or len(prompt) + plan.max_length > target.context_length:
         return None
-    key = answer_key(prompt, temperature, plan.max_length)
-    return Question(key, group, tuple(prompt), temperature)
+    key = answer_key(prompt, branch.temperature, plan.max_length)
+    return Question(key, branch.group, tuple(prompt), branch.temperature)
 
 
 def _ask(
     target: Target,
     template: ChatTemplate,
-    questions: Sequence[Question],
+    questions: Mapping[str, Question],
     plan: CollectPlan,
     log: AnswerLog,
     report: Report,
 ) -> None:
-    """Answer what is not answered yet, as long as there is time."""
-    open_ones = list({q.key: q for q in questions if q.key not in log.answers}.values())
+    """Answer what is not answered yet, as long as there is time. questions: all of this run by
+    their keys, the answered ones too, for they have used time."""
+    open_ones = [question for key, question in questions.items() if key not in log.answers]
     Random(plan.seed).shuffle(open_ones)  # when time runs out, of every kind some are answered
     generator = torch.Generator().manual_seed(plan.seed + len(log.answers))
     num_tokens, begun, said_at = 0, time.monotonic(), time.monotonic()
     for batch in _batches(open_ones, plan):
-        left = 60.0 * plan.minutes - log.seconds
+        left = 60.0 * plan.minutes - log.seconds_of(questions)
         if left <= 0.0:
             report("The time for answers is used up.")
             return
@@ -161,7 +173,7 @@ def _ask(
             noted_at, num_tokens = now, num_tokens + len(answer)
             if now - said_at > REPORT_SECONDS:
                 said_at, rate = now, num_tokens / (now - begun)
-                left = max(0.0, plan.minutes - log.seconds / 60.0)
+                left = max(0.0, plan.minutes - log.seconds_of(questions) / 60.0)
                 report(
                     f"{len(log.answers)} answers, {rate:.0f} tokens/s, at most {left:.1f} "
                     "minutes left"

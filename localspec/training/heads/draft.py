@@ -30,6 +30,7 @@ NUM_POSITIONS = 8  # measured on held-out answers
 FROZEN_FROM = 50_000_000  # weights of an embedding; smaller ones learn along
 HEAD_SIZES = (128, 64, 32, 16, 8, 4, 2)
 FFN_RATIO = 4
+MAX_LAYERS = 8  # more would cost what they save
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
                    "chat_template.json", "tokenizer.model")  # fmt: skip
@@ -50,12 +51,7 @@ class DraftRecipe:
     layers: tuple[int, ...] = ()
 
     def __init__(self, module: Any, target: Target) -> None:
-        if (ours := _num_weights(module)) >= (theirs := target.num_parameters):
-            raise DraftMismatch(
-                f"The draft would have {ours / 1e6:.1f} M weights and its target has "
-                f"{theirs / 1e6:.1f} M, so it could never be faster. Give fewer --layers or a "
-                "smaller --hidden-size, or choose a smaller draft."
-            )
+        require_smaller(_num_weights(module), target)
         if (own := module.get_output_embeddings().weight.shape[0]) < target.sizes.vocab_size:
             # Rows beyond the tokens are padding, which models of one family have differently.
             named = max(_token_ids(target.folder), default=target.sizes.vocab_size - 1)
@@ -105,27 +101,57 @@ class DraftRecipe:
         return draft[..., :shared], target[..., :shared]
 
 
+def hidden_size_of(shape: DraftShape, width: int) -> int:
+    """Of a fresh draft for a target of this width. Raises ConfigError for a shape that cannot
+    be."""
+    hidden = width if shape.hidden_size is None else shape.hidden_size
+    if not 1 <= shape.num_layers <= MAX_LAYERS or not 4 <= hidden <= width or hidden % 4:
+        raise ConfigError(
+            f"A draft of {shape.num_layers} layers of {hidden} was asked for. Choose 1 to "
+            f"{MAX_LAYERS} --layers, and a --hidden-size that is a multiple of 4 and at most the "
+            f"target's {width}."
+        )
+    return hidden
+
+
+def num_layer_weights(shape: DraftShape, width: int) -> int:
+    """Weights of a fresh draft between its embedding and its head. Raises ConfigError."""
+    hidden = hidden_size_of(shape, width)
+    return shape.num_layers * (4 * hidden**2 + 3 * hidden * _ffn_size(hidden) + 2 * hidden) + hidden
+
+
+def num_draft_weights(shape: DraftShape, target: Target) -> int:
+    """All weights of a fresh draft. Raises ConfigError."""
+    width = target.sizes.hidden_size
+    hidden = hidden_size_of(shape, width)
+    tables = 1 if hidden < width or _is_tied(target) else 2
+    return num_layer_weights(shape, width) + tables * target.sizes.vocab_size * hidden
+
+
+def require_smaller(num_weights: int, target: Target) -> None:
+    """Raises DraftMismatch for a draft of so many weights that it could not draft for this one."""
+    if num_weights >= (theirs := target.num_parameters):
+        raise DraftMismatch(
+            f"The draft would have {num_weights / 1e6:.1f} M weights and its target has "
+            f"{theirs / 1e6:.1f} M, so it could never be faster. Give fewer --layers or a "
+            "smaller --hidden-size, or choose a smaller draft."
+        )
+
+
 def fresh_draft(target: Target, shape: DraftShape, seed: int) -> Any:
     """A new draft for a target. Raises ConfigError for a shape that cannot be."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width = target.sizes.hidden_size
-    hidden = shape.hidden_size or width
-    if not 1 <= shape.num_layers <= 8 or hidden > width or hidden % 4:
-        raise ConfigError(
-            f"A draft of {shape.num_layers} layers of {hidden} was asked for. Choose 1 to 8 "
-            f"--layers, and a --hidden-size that is a multiple of 4 and at most the target's "
-            f"{width}."
-        )
+    hidden = hidden_size_of(shape, width)
     source = target.module.config.get_text_config()
-    ffn_size = -(-FFN_RATIO * hidden // 64) * 64
     num_heads = hidden // next(size for size in HEAD_SIZES if hidden % size == 0 and size < hidden)
     is_narrow = hidden < width
-    is_tied = is_narrow or bool(source.tie_word_embeddings)
+    is_tied = is_narrow or _is_tied(target)
     config = LlamaConfig(
         vocab_size=target.sizes.vocab_size,
         hidden_size=hidden,
-        intermediate_size=ffn_size,
+        intermediate_size=_ffn_size(hidden),
         num_hidden_layers=shape.num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
@@ -165,6 +191,14 @@ def write_draft(module: Any, target_folder: Path, folder: Path) -> None:
         if (target_folder / name).is_file():
             shutil.copyfile(target_folder / name, folder / name)
     check_folder(folder)
+
+
+def _is_tied(target: Target) -> bool:
+    return bool(target.module.config.get_text_config().tie_word_embeddings)
+
+
+def _ffn_size(hidden_size: int) -> int:
+    return -(-FFN_RATIO * hidden_size // 64) * 64
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ Source: EAGLE-3's training-time test (arXiv 2503.01840), as HASS (2408.15766).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from localspec.forward.heads.layer import (
     trainable_parts,
 )
 from localspec.training.heads.recipe import Lesson, Teacher, fill, halved
+from localspec.training.heads.shape import MAX_STEPS, layer_sizes, within
 from localspec.training.heads.unrolled import (
     unroll,
     unrolled_acceptance,
@@ -47,16 +49,15 @@ def read_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def shape_for(sizes: TargetSizes, options: dict[str, int]) -> EagleShape:
-    """options: ffn_size, num_heads; by default what the target's width suggests."""
-    width = sizes.hidden_size
-    num_heads = options.get("num_heads", max(1, width // 64))
+    """options: ffn_size, num_heads. Raises ConfigError."""
+    layer = layer_sizes(sizes, options)
     return EagleShape(
         layers=read_layers(sizes.num_layers),
-        hidden_size=width,
-        ffn_size=options.get("ffn_size", 16 * (13 * width // 64)),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=width // num_heads,
+        hidden_size=sizes.hidden_size,
+        ffn_size=layer.ffn_size,
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_heads,
+        head_dim=layer.head_dim,
         norm_epsilon=1e-5,
         rope_base=10000.0,
     )
@@ -109,6 +110,12 @@ class EagleRecipe:
     def _rotation(self, like: Tensor) -> Rotation:
         frequencies = plain_frequencies(self.shape.head_dim, self.shape.rope_base, like.device)
         return Rotation.of(frequencies, like.shape[1], like.dtype)
+
+
+def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
+    """See recipe.num_weights."""
+    within("--steps", options.get("num_steps", NUM_STEPS), MAX_STEPS)
+    return sum(map(math.prod, shape_for(sizes, options).shapes().values()))
 
 
 def make(teacher: Teacher, options: dict[str, int], seed: int) -> EagleRecipe:

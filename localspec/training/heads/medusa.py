@@ -11,6 +11,7 @@ Source: Medusa-1 (arXiv 2401.10774, section 2.2), with the target's distribution
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,16 @@ from torch.nn import functional
 
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes, read_head, write_head
-from localspec.forward.heads.medusa import KIND, head_states, read_counts, shapes
+from localspec.forward.heads.medusa import (
+    KIND,
+    MAX_HEADS,
+    MAX_LAYERS,
+    head_states,
+    read_counts,
+    shapes,
+)
 from localspec.training.heads.recipe import Lesson, Teacher, fill, halved
+from localspec.training.heads.shape import within
 
 NUM_HEADS, NUM_LAYERS = 4, 1
 FADING = 0.8  # of the loss, from one head to the next
@@ -98,11 +107,22 @@ class MedusaRecipe:
                 yield ahead, made[:, : length - ahead]
 
 
+def counts(options: dict[str, int]) -> tuple[int, int]:
+    """How many heads, of how many layers each. Raises ConfigError for more than can be read."""
+    return (
+        within("--heads", options.get("num_heads", NUM_HEADS), MAX_HEADS),
+        within("--layers", options.get("num_layers", NUM_LAYERS), MAX_LAYERS),
+    )
+
+
+def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
+    """See recipe.num_weights."""
+    return sum(map(math.prod, shapes(*counts(options), sizes.hidden_size).values()))
+
+
 def make(teacher: Teacher, options: dict[str, int], seed: int) -> MedusaRecipe:
     """options: num_heads, num_layers. Nothing is drawn: the weights start at zero."""
-    num_heads = options.get("num_heads", NUM_HEADS)
-    num_layers = options.get("num_layers", NUM_LAYERS)
-    module = MedusaWeights(num_heads, num_layers, teacher.sizes.hidden_size)
+    module = MedusaWeights(*counts(options), teacher.sizes.hidden_size)
     return MedusaRecipe(KIND, (LAST,), module, teacher.sizes)
 
 

@@ -13,6 +13,7 @@ FastMTP and, of EAGLE-3, the training-time test (arXiv 2503.01840).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from localspec.forward.heads.layer import (
 )
 from localspec.forward.heads.mtp import KIND, MtpModule, MtpShape
 from localspec.training.heads.recipe import Lesson, Teacher, fill, halved
+from localspec.training.heads.shape import MAX_STEPS, layer_sizes, within
 from localspec.training.heads.unrolled import (
     unroll,
     unrolled_acceptance,
@@ -42,15 +44,9 @@ QUIET = 0.1  # how small the layer and the embedding start beside the state
 
 
 def shape_for(sizes: TargetSizes, options: dict[str, int]) -> MtpShape:
-    """options: ffn_size, num_heads; by default what the target's width suggests."""
-    width = sizes.hidden_size
-    num_heads = options.get("num_heads", max(1, width // 64))
-    return MtpShape(
-        ffn_size=options.get("ffn_size", 16 * (13 * width // 64)),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=width // num_heads,
-    )
+    """options: ffn_size, num_heads. Raises ConfigError."""
+    layer = layer_sizes(sizes, options)
+    return MtpShape(layer.ffn_size, layer.num_heads, layer.num_heads, layer.head_dim)
 
 
 @dataclass(frozen=True)
@@ -91,6 +87,12 @@ class MtpRecipe:
         base = self.shape.rotation_base
         frequencies = plain_frequencies(self.shape.head_dim, base, like.device)
         return Rotation.of(frequencies, like.shape[1], like.dtype)
+
+
+def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
+    """See recipe.num_weights."""
+    within("--steps", options.get("num_steps", NUM_STEPS), MAX_STEPS)
+    return sum(map(math.prod, shape_for(sizes, options).shapes(sizes.hidden_size).values()))
 
 
 def make(teacher: Teacher, options: dict[str, int], seed: int) -> MtpRecipe:

@@ -37,7 +37,8 @@ class Conversation:
 def read_prompts(path: Path) -> list[Conversation]:
     """All conversations of a file. Raises ConfigError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a JSON string may hold U+2028 and its like as they are.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"The prompt file {path} cannot be read ({error}). Check the path given to --prompts."

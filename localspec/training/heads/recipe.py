@@ -3,8 +3,8 @@
 Contract: a `Recipe` holds the trained weights alone, says which of the target's hidden states it
 reads, and gives a loss and its held-out acceptance on a `Lesson`; the loop around it (`frame`) is
 the same for every kind. The target is frozen: a `Teacher` is its sizes, its embedding and its
-head. `RECIPES` names the function that makes each kind; it is imported only when asked for. Beside
-it stands `loaded`, which takes up what was saved.
+head. `RECIPES` names the module of each kind; it is imported only when asked for. What was saved is
+taken up by `load_recipe`.
 
 Not here: where the lessons come from (collect, teacher), the loop, the files of a head
 (forward.heads.files).
@@ -74,29 +74,39 @@ class Recipe(Protocol):
 Make = Callable[[Teacher, dict[str, int], int], Recipe]
 Load = Callable[[Teacher, Path], Recipe]
 
-# kind -> "module:function"; the function is make(teacher, options, seed) -> Recipe.
+Count = Callable[[TargetSizes, dict[str, int]], int]
+
+# kind -> module with make(teacher, options, seed) -> Recipe and num_weights(sizes, options) -> int.
 RECIPES: dict[str, str] = {
-    "medusa": "localspec.training.heads.medusa:make",
-    "eagle": "localspec.training.heads.eagle:make",
-    "mtp": "localspec.training.heads.mtp:make",
+    "medusa": "localspec.training.heads.medusa",
+    "eagle": "localspec.training.heads.eagle",
+    "mtp": "localspec.training.heads.mtp",
 }
 
 
 def make_recipe(kind: str, teacher: Teacher, options: dict[str, int], seed: int) -> Recipe:
-    """A fresh recipe. Raises ConfigError for a kind that is not known."""
+    """A fresh recipe. Raises ConfigError for a kind that is not known or a shape that cannot be."""
+    return cast("Make", _of(kind, "make"))(teacher, options, seed)
+
+
+def num_weights(kind: str, sizes: TargetSizes, options: dict[str, int]) -> int:
+    """How many weights `make_recipe` would make, without making them. Raises ConfigError as it
+    does, and for options of the training itself."""
+    return cast("Count", _of(kind, "num_weights"))(sizes, options)
+
+
+def _of(kind: str, function: str) -> object:
     if kind not in RECIPES:
         raise ConfigError(
             f"{kind!r} is no kind of head that can be trained. Choose one of: "
             f"{', '.join(sorted(RECIPES))}."
         )
-    module, function = RECIPES[kind].split(":")
-    return cast("Make", vars(import_module(module))[function])(teacher, options, seed)
+    return vars(import_module(RECIPES[kind]))[function]
 
 
 def load_recipe(kind: str, teacher: Teacher, folder: Path) -> Recipe:
     """A head of our own format as it was saved, to be measured. Raises ModelError."""
-    module, _ = RECIPES[kind].split(":")
-    return cast("Load", vars(import_module(module))["loaded"])(teacher, folder)
+    return cast("Load", _of(kind, "loaded"))(teacher, folder)
 
 
 def fill(module: nn.Module, files: HeadFiles, where: str) -> None:

@@ -3,7 +3,7 @@
 Contract: `train_head` leaves the result in `out` and all it can resume from in `work`; a run
 killed at any moment is continued by the same call. Nothing in `out` changes before the training
 is over, and an earlier result there gives way to one that is at least as good on the same held-out
-rows: any other is put beside it. `work` belongs to one target and is refused for another. The
+rows: any other is put beside it. `work` belongs to one target and to one run at a time. The
 answers are shared by all kinds; a person's own conversations lie in a file of their own there.
 
 Not here: which model is meant and what is free (commands), the profile (registry).
@@ -22,21 +22,31 @@ from pathlib import Path
 import torch
 
 from localspec.chat.template import ChatTemplate
-from localspec.errors import ConfigError, MemoryShortage
+from localspec.errors import ConfigError, MemoryShortage, StoreError
 from localspec.files import replacing
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.weights import Bits, check_folder, weight_files
 from localspec.training.heads.answers import AnswerLog
 from localspec.training.heads.collect import CollectPlan, collect
-from localspec.training.heads.draft import DraftRecipe, DraftShape, fresh_draft, loaded_draft
+from localspec.training.heads.draft import (
+    DraftRecipe,
+    DraftShape,
+    fresh_draft,
+    loaded_draft,
+    num_draft_weights,
+    num_layer_weights,
+    require_smaller,
+)
 from localspec.training.heads.frame import FrameSettings, Run
 from localspec.training.heads.judging import Judgement
 from localspec.training.heads.made import Made, beside, deliver, require_free
 from localspec.training.heads.questions import Conversation
 from localspec.training.heads.recipe import Recipe, make_recipe
+from localspec.training.heads.recipe import num_weights as num_weights_of
 from localspec.training.heads.rivals import Rival, judged
 from localspec.training.heads.rows import Rows, split_rows
-from localspec.training.heads.target import Target, load_target
+from localspec.training.heads.target import Target, load_target, sizes_of
+from localspec.training.places import LOCK, alone_in
 from localspec.training.schedule import Schedule
 
 Report = Callable[[str], None]
@@ -44,6 +54,7 @@ CPU = torch.device("cpu")
 RATES = {"draft": 1e-3}  # peak rates; other kinds have HEAD_RATE
 HEAD_RATE, ONWARD_RATE = 1e-3, 2e-4
 ANSWERS, OWN_ANSWERS, OWNER = "answers.jsonl", "answers-own-chats.jsonl", "target.json"
+OURS = (LOCK, f".{OWNER}")  # what may lie in a work folder before it has an owner
 # Rows of logits [tokens, V] in fp32 that a loss holds at once, with their gradients.
 ROWS_OF_LOGITS = 12
 LOGITS_BYTES = 2**31
@@ -95,12 +106,23 @@ class Trained:
 
 def train_head(settings: HeadSettings, report: Report) -> Trained:
     """Collect, train, save. Raises LocalspecError with what is wrong and what to do."""
+    num_weights = _num_new_weights(settings)
     mark = fingerprint(settings.target)
     require_free(settings.out, settings.kind, mark)
-    require_own(settings.work, mark, settings.target_name)
+    require_own(settings.work, mark)
     _require_memory(_weight_bytes(settings), settings, f"The target {settings.target_name}")
+    with alone_in(settings.work):
+        _claim(settings.work, mark, settings.target_name)
+        _require_memory(KEPT_FOR_EACH * num_weights, settings, "The training")
+        _require_disk(WRITTEN_FOR_EACH * num_weights, settings)
+        return _trained(settings, mark, report)
+
+
+def _trained(settings: HeadSettings, mark: str, report: Report) -> Trained:
     report(f"Loading {settings.target_name}.")
     target = load_target(settings.target, settings.dtype, settings.device, settings.bits)
+    if settings.kind == "draft" and settings.start_from is None:
+        require_smaller(num_draft_weights(_draft_shape(settings), target), target)
     rows = collect_rows(settings, target, report)
     report(f"{len(rows.learnt)} rows to learn from, {len(rows.held_out)} held out.")
     recipe = _recipe(settings, target)
@@ -125,8 +147,8 @@ def train_head(settings: HeadSettings, report: Report) -> Trained:
     return Trained(made, folder, judgement, rivals)
 
 
-def require_own(work: Path, mark: str, name: str) -> None:
-    """Make the work folder this target's. Raises ConfigError where it is another's."""
+def require_own(work: Path, mark: str) -> None:
+    """Raise ConfigError where the work folder is another target's, or no work folder."""
     owner = work / OWNER
     if owner.is_file():
         try:
@@ -137,15 +159,28 @@ def require_own(work: Path, mark: str, name: str) -> None:
         if other != mark:
             raise ConfigError(
                 f"{work} holds the training for another target ({other_name}), or for earlier "
-                f"weights of {name}. Name another --work, or delete that folder to begin anew."
+                "weights of this one. Name another --work, or delete that folder to begin anew."
             )
         return
     if work.exists() and not work.is_dir():
         raise ConfigError(f"{work} is a file. Name a folder as --work.")
-    if work.is_dir() and any(not one.name.startswith(f".{OWNER}") for one in work.iterdir()):
+    if work.is_dir() and any(not one.name.startswith(OURS) for one in work.iterdir()):
         raise ConfigError(f"{work} holds other files. Name another --work.")
-    with replacing(owner) as part:
-        part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
+
+
+def _claim(work: Path, mark: str, name: str) -> None:
+    """Make the work folder this target's. Raises ConfigError where it has become another's."""
+    require_own(work, mark)
+    if (work / OWNER).is_file():
+        return
+    try:
+        with replacing(work / OWNER) as part:
+            part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"{work} cannot be written ({error.strerror}). Free some space there, or name another "
+            "--work."
+        ) from error
 
 
 def collect_rows(settings: HeadSettings, target: Target, report: Report) -> Rows:
@@ -167,8 +202,22 @@ def _recipe(settings: HeadSettings, target: Target) -> Recipe:
         return recipe
     if settings.start_from is not None:
         return DraftRecipe(loaded_draft(settings.start_from, target), target)
-    shape = DraftShape(settings.options.get("layers", 1), settings.options.get("hidden_size"))
-    return DraftRecipe(fresh_draft(target, shape, settings.seed), target)
+    return DraftRecipe(fresh_draft(target, _draft_shape(settings), settings.seed), target)
+
+
+def _draft_shape(settings: HeadSettings) -> DraftShape:
+    return DraftShape(settings.options.get("layers", 1), settings.options.get("hidden_size"))
+
+
+def _num_new_weights(settings: HeadSettings) -> int:
+    """How many weights will be trained at the least. Raises ConfigError for options that make no
+    head or draft of this target, before it is loaded."""
+    if settings.start_from is not None:
+        return 0  # as many as the draft has
+    sizes = sizes_of(settings.target)
+    if settings.kind == "draft":
+        return num_layer_weights(_draft_shape(settings), sizes.hidden_size)
+    return num_weights_of(settings.kind, sizes, settings.options)
 
 
 def _run(
@@ -247,7 +296,11 @@ def _require_room(settings: HeadSettings, target: Target, run: Run) -> None:
     count = sum(weight.numel() for weight in run.trained.values())
     logits = 4 * ROWS_OF_LOGITS * run.settings.tokens_at_once * target.sizes.vocab_size
     _require_memory(KEPT_FOR_EACH * count + logits, settings, "The training")
-    needed, free = WRITTEN_FOR_EACH * count, shutil.disk_usage(settings.work).free
+    _require_disk(WRITTEN_FOR_EACH * count, settings)
+
+
+def _require_disk(needed: int, settings: HeadSettings) -> None:
+    free = shutil.disk_usage(settings.work).free
     if needed > free:
         raise MemoryShortage(
             f"The checkpoints need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is free "
@@ -260,5 +313,6 @@ def _require_memory(needed: int, settings: HeadSettings, what: str) -> None:
     if free is not None and needed > free:
         raise MemoryShortage(
             f"{what} needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is free. Close "
-            "other programs, load the target with --dtype 4-bit, or choose a smaller one."
+            "other programs, load the target with --dtype 4-bit, or choose a smaller target or a "
+            "smaller head."
         )

@@ -22,7 +22,7 @@ from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.scaling import scaled
-from localspec.forward.weights import Bits, load_module
+from localspec.forward.weights import Bits, load_module, read_config
 from localspec.training.heads.recipe import Lesson, Teacher
 from localspec.training.heads.rows import Batch
 
@@ -116,3 +116,9 @@ def _require_known_head(target: Target) -> None:
             "that is trained for it would learn its own distribution. Use a drafter that needs no "
             "training: ngram, lookahead or a draft model of the same family."
         )
+
+
+def sizes_of(folder: Path) -> TargetSizes:
+    """What a head must agree with, from the config alone. Raises ModelError."""
+    config = read_config(folder).get_text_config()
+    return TargetSizes(config.hidden_size, config.vocab_size, config.num_hidden_layers)

@@ -89,8 +89,18 @@ def test_time_that_is_used_up_stays_used_up(
     found = collect(target, template, read_prompts(prompts), few, log, said)
     assert len(found) == 4, "the first batch is always answered"
     again = AnswerLog(tmp_path / "answers.jsonl")
-    assert again.seconds > 0.0
+    assert again.seconds_of(again.answers) > 0.0
     assert len(collect(target, template, read_prompts(prompts), few, again, said)) == 4
+
+
+def test_time_spent_on_other_questions_does_not_count(
+    target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    few = CollectPlan(1e-9, max_length=12, batch_size=4, temperatures=(0.0,))
+    log = AnswerLog(tmp_path / "answers.jsonl")
+    collect(target, template, read_prompts(prompts), few, log, said)
+    other = Conversation("g", (Message("user", "something else"),))
+    assert len(collect(target, template, [other], few, log, said)) == 1
 
 
 def test_prompts_beyond_the_context_are_counted_and_nothing_left_is_an_error(
@@ -99,8 +109,11 @@ def test_prompts_beyond_the_context_are_counted_and_nothing_left_is_an_error(
     log = AnswerLog(tmp_path / "answers.jsonl")
     long = Conversation("g", (Message("user", "word " * 400),))
     with pytest.raises(ConfigError, match="has answered nothing"):
-        collect(target, template, [long], GREEDY, log, said)
-    assert any("1 prompts were left out" in line for line in said)
+        collect(target, template, [long], PLAN, log, said)
+    assert any("1 prompt was left out" in line for line in said), "once, not at each temperature"
+    with pytest.raises(ConfigError):
+        collect(target, template, [long, long], PLAN, log, said)
+    assert any("2 prompts were left out" in line for line in said)
 
 
 def test_a_damaged_line_of_the_log_is_named(tmp_path: Path) -> None:
@@ -140,6 +153,13 @@ def test_a_wrong_line_is_named_with_its_number(line: str, tmp_path: Path) -> Non
     path.write_text(f'{{"prompt": "fine"}}\n{line}\n', "utf-8")
     with pytest.raises(ConfigError, match="Line 2"):
         read_prompts(path)
+
+
+def test_separators_inside_a_message_end_no_line(tmp_path: Path) -> None:
+    path, texts = tmp_path / "p.jsonl", ["a\u2028b", "c\u2029d", "e\x85f"]
+    rows = "".join(f'{{"prompt": "{text}"}}\r\n' for text in texts)
+    path.write_bytes(rows.encode())
+    assert [one.opening[0].content for one in read_prompts(path)] == texts
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])

@@ -20,6 +20,7 @@ from localspec.training.heads.frame import Run
 from localspec.training.heads.made import read_made
 from localspec.training.heads.questions import read_prompts
 from localspec.training.heads.run import HeadSettings, train_head
+from localspec.training.places import alone_in
 from tests.training.heads.conftest import Said, make_folder
 
 
@@ -173,16 +174,50 @@ def test_a_draft_larger_than_its_target_is_refused_before_it_is_trained(
 ) -> None:
     with pytest.raises(DraftMismatch, match="could never be faster"):
         train_head(settings(target_folder, prompts, tmp_path, options={"layers": 8}), said)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists() and not (tmp_path / "work" / "answers.jsonl").exists()
 
 
-@pytest.mark.parametrize("hidden_size", [128, 30])
-def test_a_width_that_cannot_be_is_refused(
-    hidden_size: int, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("draft", {"hidden_size": 128}), ("draft", {"hidden_size": 0}), ("draft", {"layers": 0}),
+     ("medusa", {"num_heads": 20}), ("eagle", {"num_heads": 1000}), ("mtp", {"num_heads": 7})],
+)  # fmt: skip
+def test_a_shape_that_cannot_be_is_refused_before_anything_is_loaded(
+    kind: str,
+    options: dict[str, int],
+    target_folder: Path,
+    prompts: Path,
+    tmp_path: Path,
+    said: Said,
 ) -> None:
-    options = {"hidden_size": hidden_size}
-    with pytest.raises(ConfigError, match="multiple of 4"):
-        train_head(settings(target_folder, prompts, tmp_path, options=options), said)
+    wanted = settings(target_folder, prompts, tmp_path, kind=kind, options=options)
+    with pytest.raises(ConfigError, match=r"--heads|--layers"):
+        train_head(wanted, said)
+    assert not said and not (tmp_path / "work").exists()
+
+
+def test_a_head_too_large_for_the_memory_is_refused_before_it_is_made(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    options, memory = {"ffn_size": 1 << 20}, lambda: 10**9
+    wanted = settings(
+        target_folder, prompts, tmp_path, kind="eagle", options=options, free_bytes=memory
+    )
+    with pytest.raises(MemoryShortage, match="The training needs"):
+        train_head(wanted, said)
+    assert not said
+
+
+def test_a_second_training_in_one_work_folder_is_refused(
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    with (
+        alone_in(tmp_path / "work"),
+        pytest.raises(ConfigError, match="Another training is running"),
+    ):
+        train_head(settings(target_folder, prompts, tmp_path), said)
+    assert not said
+    train_head(settings(target_folder, prompts, tmp_path), said)
 
 
 def test_too_little_memory_is_said_before_the_target_is_loaded(
