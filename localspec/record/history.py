@@ -50,13 +50,14 @@ class History:
         self._is_indexed = is_indexed
 
     def rows(self, typed: str = "") -> list[HistoryRow]:
-        """Pinned ones first, then the newest; those only that have all words typed."""
-        words = search.words_of(typed)
+        """Pinned ones first, then the newest; those only that have all that was typed."""
+        wanted = search.sought(typed)
+        words = wanted.texts
         with self._db.reading() as tables:
             found = [self._row(row) for row in tables.rows(queries.HISTORY) if self._is_shown(row)]
             if not words:
                 return found
-            hits = search.find(tables, words, self._is_indexed) | self._unwritten(tables, words)
+            hits = search.find(tables, wanted, self._is_indexed) | self._unwritten(tables, words)
             texts = self._texts(tables, list(hits.values())[:MAX_SNIPPETS])
         return [
             replace(row, snippet=snippet, message_id=message_id)

@@ -2,10 +2,11 @@
 
 Contract: `ensure_index` makes the index complete where this SQLite has FTS5; where it has not,
 `drop_triggers` takes away what keeps it in step, and a later start with FTS5 builds it anew. A
-reply enters the index when it has ended. Whatever is typed is text, never syntax: all words must
-be in one message, the last one may be only begun. What FTS5's tokenizer does not see as words
-(signs, emoji, scripts without spaces) and every search without FTS5 goes by LIKE, which reads all
-texts and ignores case for the letters A to Z only.
+reply enters the index when it has ended. All words must be in one message, the last one may be
+only begun. What stands between double quotes is found as it is written, a star at the end of a
+word says that it is only begun; whatever else is typed is text, never syntax. What FTS5's
+tokenizer does not see as words (signs, emoji, scripts without spaces) and every search without
+FTS5 goes by LIKE, which reads all texts and ignores case for the letters A to Z only.
 
 Not here: the list of conversations (history). Source: sqlite.org/fts5.html, 4.4.3 and 7.
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from localspec.record.connection import Tables
 from localspec.record.rows import clean
@@ -62,6 +64,8 @@ NO_INDEX_NOTICE = (
 # Scripts written without spaces: to FTS5 a whole clause of them is one word.
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
 PLAIN_WORD = re.compile(rf"(?:(?![{UNSPACED}_])\w)+")
+# A phrase between quotes, of which the second may still be to come, or a word.
+TYPED = re.compile(r'"(?P<phrase>[^"]*[^"\s][^"]*)(?:"(?!\S)|$)|(?P<word>\S+)')
 MAX_WORDS = 12
 SNIPPET_BEFORE = 32
 SNIPPET_LENGTH = 120
@@ -95,21 +99,40 @@ def ensure_index(conn: sqlite3.Connection) -> None:
         conn.execute(REBUILD)
 
 
-def words_of(typed: str) -> list[str]:
-    """The words to be found, in the letters that the texts were written in."""
-    return clean(typed).split()[:MAX_WORDS]
+@dataclass(frozen=True)
+class Sought:
+    """What was typed. texts: words and phrases as they are to be found. begun: those of the words
+    that may be only the beginning of one."""
+
+    texts: tuple[str, ...]
+    begun: frozenset[str] = frozenset()
 
 
-def find(tables: Tables, words: Sequence[str], is_indexed: bool) -> dict[int, int]:
-    """The newest message with all words, by conversation id."""
-    indexed = [word for word in words if is_indexed and PLAIN_WORD.fullmatch(word)]
-    others = [word for word in words if word not in indexed]
+def sought(typed: str) -> Sought:
+    """The words and phrases to be found, in the letters that the texts were written in."""
+    typed = clean(typed)
+    texts, begun = list[str](), set[str]()
+    for found in list(TYPED.finditer(typed))[:MAX_WORDS]:
+        phrase, word = found["phrase"], found["word"]
+        text = " ".join(phrase.split()) if phrase is not None else word
+        has_star = text.endswith("*") and PLAIN_WORD.fullmatch(text[:-1]) is not None
+        text = text[:-1] if has_star else text
+        texts.append(text)
+        if has_star or (found.end() == len(typed) and not found.group().endswith('"')):
+            begun.add(text)
+    return Sought(tuple(texts), frozenset(begun))
+
+
+def find(tables: Tables, wanted: Sought, is_indexed: bool) -> dict[int, int]:
+    """The newest message with all words and phrases, by conversation id."""
+    indexed = [text for text in wanted.texts if is_indexed and _is_plain(text)]
+    others = [word for word in wanted.texts if word not in indexed]
     clauses, values = ["message.state <> 'draft'"], list[str]()
     if indexed:
         clauses.append(
             "message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"
         )
-        values.append(match_of(indexed, is_last_begun=words[-1] in indexed))
+        values.append(match_of(indexed, wanted.begun))
     for word in others:
         clauses.append("message.text LIKE ? ESCAPE '\\'")
         values.append(like_of(word))
@@ -121,10 +144,14 @@ def find(tables: Tables, words: Sequence[str], is_indexed: bool) -> dict[int, in
     return {row["conversation_id"]: row["message_id"] for row in rows}
 
 
-def match_of(words: Sequence[str], is_last_begun: bool) -> str:
-    """The FTS5 expression that asks for these words as text, whatever they contain."""
-    quoted = ['"' + word.replace('"', '""') + '"' for word in words]
-    return " ".join(quoted) + ("*" if is_last_begun else "")
+def _is_plain(text: str) -> bool:
+    return all(PLAIN_WORD.fullmatch(word) for word in text.split())
+
+
+def match_of(words: Sequence[str], begun: Collection[str]) -> str:
+    """The FTS5 expression that asks for these words and phrases, whatever they contain."""
+    quoted = ['"' + word.replace('"', '""') + '"' + "*" * (word in begun) for word in words]
+    return " ".join(quoted)
 
 
 def like_of(word: str) -> str:

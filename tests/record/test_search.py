@@ -64,6 +64,13 @@ FOUND = {
     "首都": ["日本"],
     "👩‍👩‍👧": ["日本"],
     "café": ["Café"],
+    '"sourdough loaf"': ["Bread"],
+    '"sourdough lo': ["Bread"],  # while it is being typed
+    '"loaf sourdough"': [],
+    'wait "flour and water"': ["Bread"],
+    '"does a[i] +="': ["Code"],
+    "sourd* loaf": ["Bread"],
+    "sourdough OR tokyo": [],
 }
 
 
@@ -237,6 +244,6 @@ def test_a_broken_index_is_built_anew_at_the_next_start(tmp_path: Path) -> None:
 
 
 def test_words_like_special_expressions_are_quoted() -> None:
-    assert search.match_of(['say "hi"', "AND"], is_last_begun=True) == '"say ""hi""" "AND"*'
+    assert search.match_of(['say "hi"', "AND"], {"AND"}) == '"say ""hi""" "AND"*'
     assert search.like_of("50%_\\") == "%50\\%\\_\\\\%"
-    assert search.words_of("a\0b  c") == ["a\ufffdb", "c"]
+    assert search.sought("a\0b  c").texts == ("a\ufffdb", "c")
