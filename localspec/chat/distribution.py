@@ -37,6 +37,7 @@ PROMPTS = (
 NUM_TOKENS = 6
 AT_A_TIME = 5  # replies of each arm to one prompt before the next: the prompt stays in the cache
 ALPHA = 0.01
+LEAST_SHARE = 0.1  # of tokens that were guesses; with fewer the test says next to nothing
 LEAST_EXPECTED = 5.0
 ENDED = -1  # the class of replies that had ended before a place
 Z_TWO_SIDED, Z_POWER = 2.576, 1.282  # at ALPHA, and to see nine of ten
@@ -59,9 +60,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class TrialView:
-    """The test at one moment. num_replies: of each arm. share_drafted: of the tokens of the
-    drafting arm, those that were guessed: without any, nothing was tested."""
+    """The test at one moment. drafter: of the drafting arm. num_replies: of each arm.
+    share_drafted: of the tokens of the drafting arm, those that were guessed: without any, nothing
+    was tested."""
 
+    drafter: str
     phase: TrialPhase = "waiting"
     num_replies: int = 0
     seconds: float = 0.0
@@ -78,6 +81,11 @@ class TrialView:
     @property
     def is_suspicious(self) -> bool:
         return self.smallest is not None and self.smallest < ALPHA
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether enough was guessed for a fault to show."""
+        return self.share_drafted is not None and self.share_drafted >= LEAST_SHARE
 
     @property
     def visible_shift(self) -> float | None:
@@ -100,7 +108,7 @@ class DistributionTest:
         self._limit_s = limit_s
         self._counts = {arm: _no_counts() for arm in (OFF, drafter)}
         self._num_tokens = self._num_accepted = 0
-        self.view = TrialView(limit_s=limit_s)
+        self.view = TrialView(drafter, limit_s=limit_s)
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
         """The job. What was counted until a cancel is compared all the same."""
@@ -262,15 +270,18 @@ def sentence(view: TrialView) -> str:
     if not tested:
         return "Nothing was compared: there were too few replies. Let it run longer."
     head = (
-        f"{view.num_replies} replies of {NUM_TOKENS} tokens with drafting and as many without, "
-        f"over {len(PROMPTS)} prompts: {len(tested)} comparisons, corrected for their number."
+        f"{view.num_replies} replies of {NUM_TOKENS} tokens with drafting by {view.drafter} and as "
+        f"many without, over {len(PROMPTS)} prompts: {len(tested)} comparisons, corrected for "
+        "their number."
     )
-    if not view.share_drafted:
+    share = 100 * (view.share_drafted or 0.0)
+    if not view.is_telling and not view.is_suspicious:
+        found = f"only {share:.1f} % of its tokens were guesses" if share else "no guess was taken"
         return (
-            f"{head} But no guess was accepted, so drafting was not really tested. Choose another "
-            "drafter above and run it again."
+            f"{head} But {found}, so drafting was not really tested. Choose another drafter above "
+            "and run it again."
         )
-    guessed = f"{100 * view.share_drafted:.0f} % of the drafted arm's tokens were guesses."
+    guessed = f"{share:.0f} % of the drafted arm's tokens were guesses."
     if view.is_suspicious:
         return (
             f"{head} {guessed} The smallest corrected p-value is {view.smallest:.2g}, below "

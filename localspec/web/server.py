@@ -241,7 +241,7 @@ def _add_routes(api: Any, service: ChatService) -> None:
     from localspec.machine.hardware import probe
     from localspec.web.hardware_line import HardwareLine
     from localspec.web.live import live_state, scope_of
-    from localspec.web.proof.paths import add_proof_routes
+    from localspec.web.proof.paths import add_proof_routes, number_of
 
     hardware = HardwareLine(lambda: found_line(probe()))
 
@@ -249,8 +249,7 @@ def _add_routes(api: Any, service: ChatService) -> None:
         return JSONResponse({"status": "ok"})
 
     async def live(request: Request) -> Response:
-        rounds_from = request.query_params.get("rounds_from")
-        start = int(rounds_from) if rounds_from else None
+        start = number_of(request.query_params.get("rounds_from"))
         state = live_state(service.status(), start, hardware.line())
         return JSONResponse(state, headers={"cache-control": "no-store"})
 

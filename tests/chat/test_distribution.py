@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,9 @@ from localspec.chat import distribution
 from localspec.chat.distribution import (
     ALPHA,
     ENDED,
+    Comparison,
     DistributionTest,
+    TrialView,
     chi_squared_survival,
     compare,
     corrected,
@@ -26,6 +29,8 @@ from localspec.chat.distribution import (
 from localspec.core import OFF, SamplingParams
 from localspec.web.proof.race_html import trial_html
 from tests.fakes import FakeBackend
+
+PASSED = Comparison(0, 0, 4, 0, 2.0, 0.4, 0.6)
 
 SWEEPS = 100  # of 5 replies of each arm to each of 3 prompts
 
@@ -74,6 +79,16 @@ def test_a_bent_engine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert view.is_suspicious
     assert "evidence that drafting changes" in sentence(view)
     assert 'data-band="low"' in trial_html(view)
+
+
+def test_the_drafter_is_named_and_too_few_guesses_are_no_test() -> None:
+    few = TrialView("lookahead", "done", 60, share_drafted=0.02, comparisons=(PASSED,))
+    assert "drafting by lookahead" in sentence(few)
+    assert "only 2.0 % of its tokens were guesses" in sentence(few)
+    assert 'data-band="none"' in trial_html(few)
+    assert "no sign that drafting" in sentence(replace(few, share_drafted=0.3))
+    found = replace(few, comparisons=(replace(PASSED, holm=1e-6),))
+    assert "evidence that drafting" in sentence(found), "a fault shows however little was guessed"
 
 
 def test_nothing_guessed_is_nothing_tested(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def add_proof_routes(api: Any, service: ChatService) -> None:
         return JSONResponse({"error": str(error)}, status, headers=NO_STORE)
 
     def tokens(request: Request) -> Response:
-        message_id = _number(request.query_params.get("message"))
+        message_id = number_of(request.query_params.get("message"))
         if message_id is None:
             return refused("Name a message by its number.", 400)
         try:
@@ -97,7 +97,7 @@ def add_proof_routes(api: Any, service: ChatService) -> None:
             return refused(error)
 
     def replay(request: Request) -> Response:
-        message_id = _number(request.query_params.get("message"))
+        message_id = number_of(request.query_params.get("message"))
         if message_id is None:
             return refused("Name a message by its number.", 400)
         try:
@@ -123,6 +123,7 @@ def add_proof_routes(api: Any, service: ChatService) -> None:
     api.add_route("/report", report)
 
 
-def _number(text: str | None) -> int | None:
+def number_of(text: str | None) -> int | None:
+    """A number out of an address; None for anything else."""
     is_number = text is not None and text.isascii() and text.isdecimal() and len(text) < 19
     return int(text) if is_number and text is not None else None

@@ -88,7 +88,10 @@ def _verdict(view: RaceView) -> str:
     parts = []
     if view.gain is not None:
         verb = "as fast as" if view.gain >= 1 else "the speed of"
-        parts.append(f"With drafting it wrote {view.gain:.2f} times {verb} plain decoding here.")
+        parts.append(
+            f"With drafting, decoding was {view.gain:.2f} times {verb} plain decoding here; the "
+            "clocks also count reading the prompt."
+        )
     parts.append(_sameness(view))
     band = "good" if view.is_same else "none" if _is_harmless(view) else "low"
     return (
@@ -126,7 +129,7 @@ def trial_html(view: TrialView) -> str:
             f'<p class="ls-formula">{view.num_replies} replies each, {view.seconds:.0f} of '
             f"{view.limit_s:.0f} s</p>"
         )
-    band = "low" if view.is_suspicious else "good" if view.share_drafted else "none"
+    band = "low" if view.is_suspicious else "good" if view.is_telling else "none"
     words = html.escape(distribution.sentence(view))
     return (
         f'<p class="ls-verdict" data-band="{band}" role="status" id="ls-trial-verdict">{words}</p>'

@@ -28,6 +28,7 @@ from localspec.web.stats.panels import warning_html
 
 LOOK_S = 0.15
 SEED = 1
+WITHOUT_A_MODEL = (*LOOKUPS, "lookahead", "chained")  # the last may ask one that has none
 TRIAL_DRAFT_TOKENS = 4
 NO_DRAFTER = "Nothing can draft here, so there is nothing to compare. The strip above says why."
 NOT_LOADED = "No model is loaded yet. Wait until the strip says Ready."
@@ -122,12 +123,13 @@ class Runs:
         return Race(request, is_plain_first=self.num_races % 2 == 1)
 
     def trial(self, temperature: float, seconds: float, drafter: str) -> DistributionTest | None:
-        """None where nothing can draft. Where no drafter is named it is one with a model, if there
-        is one: it guesses in every text, and a lookup finds nothing in short ones."""
+        """None where nothing can draft. Where no drafter is named it is one with a model or heads
+        of its own, if there is one: it guesses in every text, and the others next to nothing in
+        short ones."""
         named = self.drafters() if drafter in (AUTO, OFF) else [drafter]
         if not named:
             return None
-        tried = next((name for name in named if name not in LOOKUPS), named[0])
+        tried = min(named, key=lambda name: name in WITHOUT_A_MODEL)
         sampling = SamplingParams(temperature=temperature)
         return DistributionTest(sampling, tried, TRIAL_DRAFT_TOKENS, seconds)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from localspec.chat.service import ChatService
 from localspec.web.proof.race_html import trial_html
 from localspec.web.proof.race_tab import Runs
 from tests.web.conftest import Open, Site, until
@@ -60,4 +63,23 @@ def test_the_test_takes_the_drafter_asked_for_or_the_first_there_is(site: Site) 
     runs = Runs(site.service)
     assert runs.drafters() == ["draft_model", "ngram"]
     trial = runs.trial(1.0, 5.0, "auto")
+    assert trial is not None and trial.view.drafter == "draft_model"
     assert trial is not None and "0 replies each, 0 of 5 s" in trial_html(trial.view)
+
+
+@pytest.mark.parametrize(
+    ("there", "tried"),
+    [
+        (("ngram", "lookahead", "chained", "mtp"), "mtp"),
+        (("ngram", "lookahead", "draft_tree"), "draft_tree"),
+        (("ngram", "lookahead"), "ngram"),
+    ],
+)
+def test_on_auto_the_test_takes_a_drafter_with_a_model_or_heads(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], tried: str
+) -> None:
+    """Lookahead drafts next to nothing in six tokens, so its test said nothing."""
+    runs = Runs(service)
+    monkeypatch.setattr(runs, "drafters", lambda: list(there))
+    trial = runs.trial(1.0, 5.0, "auto")
+    assert trial is not None and trial.view.drafter == tried
