@@ -20,9 +20,11 @@ from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
 from localspec.errors import RequestError
 
 Role = Literal["system", "user", "assistant"]
+LARGEST_FIXED_LENGTH = 64  # γ
 Phase = Literal["loading", "prefill", "decode", "done"]
 OffCode = Literal[
     "does_not_pay",  # drafting would not be faster here
+    "no_room",  # the reply was over before anything could be drafted
     "nothing_to_propose",  # no drafter has anything to say to this text
     "no_memory",  # what drafted was given up, or did not fit
     "no_draft",  # nothing that could draft is there
@@ -68,9 +70,12 @@ class Request:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
-        if self.num_draft_tokens is not None and not 0 <= self.num_draft_tokens <= 64:
+        if self.num_draft_tokens is not None and not (
+            0 <= self.num_draft_tokens <= LARGEST_FIXED_LENGTH
+        ):
             raise RequestError(
-                f"num_draft_tokens is {self.num_draft_tokens}, but it must lie between 0 and 64."
+                f"The fixed γ is {self.num_draft_tokens}, but it must lie between 0 and "
+                f"{LARGEST_FIXED_LENGTH}. Choose one in this range, or leave it to be chosen."
             )
 
 

@@ -36,18 +36,29 @@ class RequestError(LocalspecError):
 class ContextOverflow(RequestError):
     """The conversation and the wanted reply do not fit the context."""
 
-    def __init__(self, num_prompt_tokens: int, max_tokens: int, context_length: int) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        context_length: int,
+        num_system_tokens: int = 0,
+    ) -> None:
+        """num_system_tokens: of the prompt, those of the system prompt, where that was asked."""
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.context_length = context_length
+        self.is_by_system_prompt = 2 * num_system_tokens > num_prompt_tokens
         room = max(0, context_length - num_prompt_tokens)
+        told = f"This conversation is {num_prompt_tokens:,} tokens"
+        told += ", most of them the system prompt" if self.is_by_system_prompt else ""
+        told += f", and the reply may take {max_tokens:,}" if room else ""
+        what = "system prompt in the settings" if self.is_by_system_prompt else "message"
+        remedies = [f"Shorten the {what}"]
+        remedies += [f"set max tokens to {room:,} or less"] if room else []
+        remedies += [] if self.is_by_system_prompt else ["start a new chat"]
         super().__init__(
-            f"This conversation is {num_prompt_tokens} tokens and the reply may take {max_tokens}, "
-            f"but the context holds {context_length}. Nothing was cut. Shorten the message, "
-            f"set max tokens to {room} or less, or start a new chat."
-            if room
-            else f"This conversation is {num_prompt_tokens} tokens, but the context holds "
-            f"{context_length}. Nothing was cut. Shorten the message or start a new chat."
+            f"{told}, but the context holds {context_length:,}. Nothing was cut. "
+            f"{', or '.join([', '.join(remedies[:-1]), remedies[-1]]).removeprefix(', or ')}."
         )
 
 

@@ -49,7 +49,7 @@ def answer(
     is_begun = False
     try:
         request = make_request(reply)
-        check_servable(loaded, backend.count_tokens(request.messages), request)
+        check_servable(loaded, backend.count_tokens, request)
         reply.entry.settings = turn_settings(reply.settings, loaded)
         journal.update(reply.entry)
         is_begun = True

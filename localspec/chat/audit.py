@@ -197,15 +197,19 @@ def _candidate(best: Sequence[Candidate], tokens: Sequence[int], place: int) -> 
     return next((one for one in best if not one.text), None)
 
 
+def _tokens(number: int) -> str:
+    return f"{number} token" if number == 1 else f"{number} tokens"
+
+
 def sentence(finding: Finding) -> str:
     """The finding in plain words."""
     if finding.outcome == "identical":
         return (
-            f"Identical: replayed without speculation, the model wrote the same "
-            f"{finding.num_compared} tokens."
+            "Identical: replayed without speculation, the model wrote the same "
+            f"{_tokens(finding.num_compared)}."
         )
     if finding.outcome == "cancelled":
-        return f"Stopped after {finding.num_compared} tokens, which were the same."
+        return f"Stopped after the first {_tokens(finding.num_compared)}, the same until then."
     assert finding.difference is not None
     return describe(finding.difference, "The logged reply", "the plain replay")
 

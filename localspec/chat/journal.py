@@ -56,9 +56,10 @@ class Journal:
         if self._failure is None:
             return None
         waiting = len([entry for entry in self._backlog if not entry.is_stored])
+        turns, they = ("turn is", "it is") if waiting == 1 else ("turns are", "they are")
         return (
-            f"The chat goes on, but {waiting} turn(s) are not recorded yet: {self._failure} "
-            "localspec keeps trying; they are lost only if it is closed before that succeeds."
+            f"The chat goes on, but {waiting} {turns} not recorded yet: {self._failure} "
+            f"localspec keeps trying; {they} lost only if it is closed before that succeeds."
         )
 
     @property

@@ -14,22 +14,32 @@ from localspec.backend import Description, DrafterStatus, OffReason, TurnStats
 from localspec.core import OFF
 
 NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."  # as the policy says it
+SHORTEST_DRAFTED = 2  # tokens: the model's own ends every round, so in fewer nothing is drafted
 LONGER_CHAT = "It is looked at again by itself as the chat goes on."
 
 
 def off_now(
-    loaded: Description | None, stats: TurnStats | None, was_lost: bool
+    loaded: Description | None, stats: TurnStats | None, was_lost: bool, is_over: bool = True
 ) -> OffReason | None:
-    """stats: of the turn under way or the latest one on this backend, None before the first."""
+    """stats: of the turn under way or the latest one on this backend, None before the first.
+    is_over: whether that turn is."""
     if loaded is None:
         return None
     if not any(drafter.is_available for drafter in loaded.drafters):
         return nothing_there(loaded.drafters)
     if stats is not None and stats.num_steps:
-        return stats.off
+        return of_reply(stats) if is_over else stats.off
     if loaded.calibration is None:
         return restarted() if was_lost else measuring()
     return None
+
+
+def of_reply(stats: TurnStats) -> OffReason | None:
+    """Of a reply that is over; None where something was drafted. A drafter that was meant to draft
+    and did not had no time for it, or nothing to say."""
+    if stats.num_drafts or stats.off is not None:
+        return stats.off
+    return no_room() if stats.num_output_tokens <= SHORTEST_DRAFTED else nothing_to_propose()
 
 
 def of_round(reason: str, is_measured: bool, drafters: Sequence[DrafterStatus]) -> OffReason | None:
@@ -79,6 +89,11 @@ def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
 
 def does_not_pay(reason: str) -> OffReason:
     return OffReason("does_not_pay", reason, LONGER_CHAT)
+
+
+def no_room() -> OffReason:
+    text = "The reply was over before anything could be drafted."
+    return OffReason("no_room", text, "Nothing needs doing: a longer reply is drafted for.")
 
 
 def nothing_to_propose() -> OffReason:

@@ -110,7 +110,10 @@ class ChatService:
             num_waiting=self.worker.num_waiting,
             reply=view,
             off=off_now(
-                keeper.loaded, view.stats if view and is_of_this else None, keeper.was_lost
+                keeper.loaded,
+                view.stats if view and is_of_this else None,
+                keeper.was_lost,
+                is_over=view is None or view.ended_s is not None,
             ),
             offer=keeper.offer,
         )
@@ -266,10 +269,9 @@ class ChatService:
         if backend is None or loaded is None:
             return
         try:
-            num_prompt_tokens = backend.count_tokens(request.messages)
+            check_servable(loaded, backend.count_tokens, request)
         except EngineLost:  # it is being started again; the turn checks once more
             return
-        check_servable(loaded, num_prompt_tokens, request)
 
     def _request_now(self, reply: Reply) -> Request:
         return request_of(reply.settings, self.messages_before(reply), reply.entry)
@@ -310,4 +312,13 @@ class ChatService:
         self.journal.save_state(STATE_KEY, state)
 
 
-__all__ = ["ChatService", "Reply", "ReplySettings", "ShownMessage", "Status", "Task", "TurnView"]
+__all__ = [
+    "ChatService",
+    "Reply",
+    "ReplySettings",
+    "ShownMessage",
+    "Status",
+    "Task",
+    "TurnView",
+    "clean",
+]

@@ -9,9 +9,10 @@ Not here: who runs the turn (service), how it is kept (journal).
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,6 +35,7 @@ from localspec.record.store import TurnSettings
 from localspec.workloads import AS_SET, Workload, decide
 
 TITLE_LENGTH = 48
+ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 
 ServicePhase = Literal[
     "loading", "ready", "calibrating", "busy", "unloaded", "restarting", "failed"
@@ -230,27 +232,36 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], entry: Entry)
     )
 
 
-def check_servable(loaded: Description, num_prompt_tokens: int, request: Request) -> None:
-    """Raise RequestError or ContextOverflow, with the reason, for what cannot be served."""
+def check_servable(
+    loaded: Description, count: Callable[[tuple[Message, ...]], int], request: Request
+) -> None:
+    """Raise RequestError or ContextOverflow, with the reason, for what cannot be served. count: of
+    the tokens that messages take."""
     for drafter in loaded.drafters:
         if drafter.name == request.drafter and not drafter.is_available:
             raise RequestError(f"{drafter.name} cannot draft here: {drafter.reason}")
+    num_prompt_tokens = count(request.messages)
     if num_prompt_tokens + request.max_tokens > loaded.context_length:
-        raise ContextOverflow(num_prompt_tokens, request.max_tokens, loaded.context_length)
+        system = [one for one in request.messages[:1] if one.role == "system"]
+        # No chat format renders a system prompt alone.
+        num_system_tokens = count((*system, Message("user", "-"))) if system else 0
+        raise ContextOverflow(
+            num_prompt_tokens, request.max_tokens, loaded.context_length, num_system_tokens
+        )
 
 
 def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:
     """The conversation as the model gets it: replies without text are left out, and messages of
     one role that thereby stand together are joined, since chat formats alternate."""
-    messages = [Message("system", system_prompt)] if system_prompt.strip() else []
+    messages = [Message("system", clean(system_prompt))] if system_prompt.strip() else []
     for message in shown:
-        if not message.text:
+        text = clean(message.text)  # an imported one may hold half a character
+        if not text:
             continue
         if messages and messages[-1].role == message.role:
-            joined = f"{messages[-1].content}\n\n{message.text}"
-            messages[-1] = Message(message.role, joined)
+            messages[-1] = Message(message.role, f"{messages[-1].content}\n\n{text}")
         else:
-            messages.append(Message(message.role, message.text))
+            messages.append(Message(message.role, text))
     return tuple(messages)
 
 
@@ -266,6 +277,8 @@ def clean(text: str) -> str:
 
 
 def title_of(text: str) -> str:
+    if named := ONLY_A_FILE.match(text):
+        return named[1][:TITLE_LENGTH]
     line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
     return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"
 

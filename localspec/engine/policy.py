@@ -290,7 +290,8 @@ class AdaptivePolicy:
         is_due = probing.has_waited(looked_at) and probing.is_due(looked_at, loss_ms, curve[tried])
         if not is_due:
             return None
-        reason = f"A look at {best.drafter} with {tried} tokens a round, to keep its cost measured."
+        noun = "token" if tried == 1 else "tokens"
+        reason = f"A look at {best.drafter} with {tried} {noun} a round, to keep its cost measured."
         return DraftPlan(best.drafter, tried, True, reason, best.signal)
 
     def _drafting(self, option: Option) -> DraftPlan:

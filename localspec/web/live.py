@@ -92,7 +92,7 @@ def _ended(view: TurnView) -> str:
     return words.get(view.finish_reason or "", "Done")
 
 
-def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, str]:
+def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
     if stats is None or view is None:
         names = ("speed", "speedup", "acceptance", "gamma", "drafter")
         return {name: DASH for name in names} | {f"{name}_sub": "" for name in names}
@@ -100,11 +100,13 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, str]:
     share = f"{percent(stats.draft_share)} of the text" if stats.num_draft_tokens else ""
     mean = stats.mean_num_draft_tokens
     gamma = view.last_num_draft_tokens
+    gain = stats.speedup if stats.num_draft_tokens else None
     return {
         "speed": number(stats.tokens_per_second),
         "speed_sub": ttft,
-        "speedup": number(stats.speedup, " ×", digits=2),
-        "speedup_sub": "over plain, here" if stats.speedup is not None else "not measured yet",
+        "speedup": number(gain, " ×", digits=2),
+        "speedup_sub": _of_speedup(stats),
+        "is_slower": gain is not None and gain < 1.0,
         "acceptance": percent(stats.acceptance_rate),
         "acceptance_sub": share,
         "gamma": DASH if gamma is None else str(gamma),
@@ -114,6 +116,12 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, str]:
         if stats.num_draft_tokens
         else "",
     }
+
+
+def _of_speedup(stats: TurnStats) -> str:
+    if stats.num_steps and not stats.num_draft_tokens:
+        return "nothing drafted"  # what differs from plain decoding then is chance
+    return "over plain, here" if stats.speedup is not None else "not measured yet"
 
 
 def _reason(status: Status, view: TurnView | None) -> str:
@@ -130,9 +138,9 @@ def _reason(status: Status, view: TurnView | None) -> str:
             return f"Speculation: off, because {_because(stats.reason)}.{kind}"
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
         exact = "" if stats.exact else f" Not exact, as you chose: {said}."
-        named = stats.reason.partition(": ")[0]
-        if named != stats.drafter and any(named == each.name for each in loaded.drafters):
-            return f"Speculation: on, mostly by {stats.drafter}; last {stats.reason}{exact}{kind}"
+        if _names_another(stats, loaded):
+            last = _lowered(stats.reason, loaded)
+            return f"Speculation: on, mostly by {stats.drafter}; last {last}{exact}{kind}"
         why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
         return f"Speculation: on, by {stats.drafter}: {why}{exact}{kind}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
@@ -140,6 +148,17 @@ def _reason(status: Status, view: TurnView | None) -> str:
         return f"Speculation: ready, with {', '.join(able)}."
     why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in loaded.drafters)
     return f"Speculation: off, because no drafter can be used here ({why or 'none is installed'})."
+
+
+def _names_another(stats: TurnStats, loaded: Description) -> bool:
+    """Whether the reason is of another drafter's round than most of the reply's were."""
+    words = set(re.findall(r"\w+", stats.reason))
+    return stats.drafter not in words and any(each.name in words for each in loaded.drafters)
+
+
+def _lowered(reason: str, loaded: Description) -> str:
+    is_name = any(reason.startswith(each.name) for each in loaded.drafters)
+    return reason if is_name else reason[:1].lower() + reason[1:]
 
 
 def _off(status: Status) -> dict[str, str] | None:
@@ -152,7 +171,7 @@ def _because(reason: str) -> str:
     """The reason as the end of a sentence: "Off this round: No match." becomes "no match"."""
     words = re.sub(r"^off\b[^:]*:\s*", "", reason.strip(), flags=re.IGNORECASE).rstrip(".")
     is_name = words[1:2].isupper()
-    return (words if is_name else words[:1].lower() + words[1:]) or "nothing was drafted"
+    return (words if is_name else words[:1].lower() + words[1:]) or "no round was long enough"
 
 
 def _sentence(text: str) -> str:
@@ -175,6 +194,11 @@ def number(value: float | None, unit: str = "", digits: int = 1) -> str:
     if value is None:
         return DASH
     return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 token, 2 tokens, 1,024 tokens."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def percent(value: float | None) -> str:
@@ -205,7 +229,7 @@ def badge(row: dict[str, Any]) -> str:
 def footer(row: dict[str, Any]) -> str:
     """The line under a finished reply, from its row in the log."""
     parts = [number(row["tokens_per_second"], " tok/s")]
-    if row["speedup"] is not None:
+    if row["speedup"] is not None and row["num_draft_tokens"]:
         parts.append(f"{row['speedup']:.2f} × plain")
     if row["num_draft_tokens"]:
         parts.append(f"{percent(row['acceptance_rate'])} accepted")
@@ -214,7 +238,7 @@ def footer(row: dict[str, Any]) -> str:
     elif row["num_output_tokens"]:
         parts.append("no drafting")
     more = " more" if row["continues_message_id"] else ""
-    parts.append(f"{row['num_output_tokens']} tokens{more}")
+    parts.append(f"{counted(row['num_output_tokens'], 'token')}{more}")
     if row["ttft_ms"] is not None:
         parts.append(f"first after {row['ttft_ms']:.0f} ms")
     if row["workload"]:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.backend import Chunk, Message, Request
+from localspec.backend import Chunk, Message, Request, TurnStats
 from localspec.chat.local import LocalBackend
-from localspec.chat.off import as_chosen
+from localspec.chat.off import as_chosen, off_now
 from localspec.chat.relief import fault_of
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.drafters.ngram import NgramDrafter
@@ -208,3 +208,13 @@ def test_what_only_heads_have_read_goes_with_them() -> None:
     backend._engine.target = target
     assert backend._give_up_drafts() is not None
     assert target.cache.features is None
+
+
+def test_a_reply_in_which_nothing_was_drafted_says_why() -> None:
+    """It said "off, because nothing was drafted"."""
+    loaded, stats = writing().describe(), TurnStats(3, num_output_tokens=1, num_steps=1)
+    over = {tokens: off_now(loaded, replace(stats, num_output_tokens=tokens), False)
+            for tokens in (1, 40)}  # fmt: skip
+    assert [one.code if one else None for one in over.values()] == ["no_room", "nothing_to_propose"]
+    assert off_now(loaded, stats, False, is_over=False) is None, "it may still draft"
+    assert off_now(loaded, replace(stats, num_drafts=1), False) is None

@@ -212,6 +212,15 @@ def test_overflow_is_refused_with_the_counts_and_nothing_is_stored(start: Start)
     assert service.journal.conversations() == []
 
 
+def test_an_overflow_by_the_system_prompt_names_it_and_not_the_message(start: Start) -> None:
+    service = start(Script(context_length=1500))
+    ready(service)
+    with pytest.raises(ContextOverflow, match="Shorten the system prompt") as found:
+        service.submit(None, "hi", ReplySettings(system_prompt="word " * 1200))
+    assert "most of them the system prompt" in str(found.value)
+    assert "1,500" in str(found.value) and "the message" not in str(found.value)
+
+
 def test_an_unavailable_drafter_is_refused_with_its_reason(start: Start) -> None:
     service = start()
     ready(service)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from localspec.backend import Chunk, TurnStats
+from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.entries import Entry, Talk
-from localspec.chat.turn import Reply, ReplySettings
+from localspec.chat.turn import Reply, ReplySettings, ShownMessage, prompt_messages, title_of
 from localspec.core import OFF, TARGET, Step
 
 
@@ -29,3 +30,16 @@ def test_a_round_was_drafted_by_the_one_that_was_asked(
     (found,) = reply.view.rounds
     assert (found.num_drafted, found.drafter) == (num_accepted, shown)
     assert reply.provenance == list(sources)
+
+
+def test_half_a_character_is_mended_before_it_is_asked() -> None:
+    """The tokenizer would refuse it, and name the message for a fault of the system prompt."""
+    shown = [ShownMessage("user", "cut \ud83d", "complete", 1)]
+    asked = prompt_messages("be \udc00 kind", shown)
+    assert [one.content for one in asked] == ["be \ufffd kind", "cut \ufffd"]
+
+
+def test_a_chat_begun_with_a_file_alone_is_called_after_it() -> None:
+    files = [Attachment("notes.md", b"# Plan"), Attachment("b.py", b"pass")]
+    assert title_of(with_attachments("", files)) == "notes.md"
+    assert title_of(with_attachments("what is this?", files)) == "what is this?"

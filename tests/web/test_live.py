@@ -64,6 +64,31 @@ def test_the_figures_of_a_reply() -> None:
     assert state["reason"] == said
 
 
+def test_a_reply_without_a_draft_shows_no_speedup() -> None:
+    plain = replace(STATS, drafted_by={}, num_draft_tokens=0, num_drafts=0)
+    state = live_state(replace(IDLE, reply=view(stats=plain)))
+    assert (state["speedup"], state["speedup_sub"]) == (DASH, "nothing drafted")
+    row = OFF | {"speedup": 1.39, "continues_message_id": None}
+    assert "plain" not in footer(row) and "no drafting" in footer(row)
+
+
+def test_a_speedup_below_one_is_no_gain() -> None:
+    slower = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=400.0))))
+    assert (slower["speedup"], slower["is_slower"]) == ("0.80 ×", True)
+    assert live_state(replace(IDLE, reply=view()))["is_slower"] is False
+
+
+def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:
+    look = replace(STATS, reason="A look at ngram: it lost before, things may have changed.")
+    said = live_state(replace(IDLE, reply=view(stats=look)))["reason"]
+    assert said.startswith("Speculation: on, mostly by draft_model; last a look at ngram: it lost")
+
+
+def test_one_token_is_one_token() -> None:
+    row = ROW | {"num_output_tokens": 1, "continues_message_id": None}
+    assert " 1 token · " in footer(row)
+
+
 def test_an_unmeasured_speedup_is_a_dash() -> None:
     state = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=None))))
     assert (state["speedup"], state["speedup_sub"]) == (DASH, "not measured yet")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.backend import Backend
-from localspec.chat.service import ChatService
+from localspec.chat.service import ChatService, clean
 from localspec.errors import StoreError
 from localspec.record.drafted import unpack
 from localspec.web.proof.provenance import KINDS, Missed, Provenance, Run, ShownRound, provenance_of
@@ -33,7 +33,7 @@ def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
             "text was not to be logged."
         )
     tokens, sources = found
-    text = store.branch(message_id)[-1].text
+    text = clean(store.branch(message_id)[-1].text)  # JSON in UTF-8 cannot carry half a character
     packed = store.drafted(message_id)
     record = None if packed is None else unpack(packed)
     steps = store.step_rows(row["turn_id"])

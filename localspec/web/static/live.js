@@ -106,6 +106,7 @@ function show(state) {
     write(`ls-${name}-sub`, state[`${name}_sub`]);
   }
   write("ls-reason", state.reason);
+  strip.toggleAttribute("data-slower", Boolean(state.is_slower));
   showOff(state.off);
   showHardware(state.hardware);
   spark.take(state);
@@ -136,12 +137,12 @@ function showRounds(state) {
     block.className = `ls-round ${roundClass(tokens, drafted)}`;
     block.title = drafted
       ? `${tokens} tokens in one step: ${drafted} guessed by ${drafter}, the rest by the model`
-      : `${tokens} token(s) by the model itself`;
+      : `${tokens} ${tokens === 1 ? "token" : "tokens"} by the model itself`;
     block.textContent = text;
     box.append(block);
   }
   numRounds = state.num_rounds;
-  write("ls-rounds-sum", `${numRounds} checks by the model.`);
+  write("ls-rounds-sum", numRounds === 1 ? "1 check by the model." : `${numRounds} checks by the model.`);
 }
 
 function wantsRounds() {
@@ -182,24 +183,14 @@ for (const kind of ["keydown", "click"]) {
 }
 
 // What "Copy message" puts on the clipboard is what was written: without our line of figures, and
-// with the signs that the page shows as text (handlers.as_text) turned back.
-const CODE = /(```[^]*?(?:```|$)|`[^`\n]+`)/;
+// with the signs that the page shows as text (as_text in messages.py) turned back.
 let isMessageCopied = false;
 
 function asWritten(text) {
-  const parts = text.replace(/\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g, "").split(CODE);
-  return parts
-    .map((part, index) =>
-      index % 2
-        ? part
-        : part
-            .replaceAll("\u2063", "") // what messages.py marks formulas with
-            .replaceAll("&#33;[", "![")
-            .replaceAll("&lt;", "<")
-            .replaceAll("&amp;", "&"),
-    )
-    .join("")
-    .replace(/(```mermaid|(?<=\$))\u2063|\u2063(?=\$)/g, "$1"); // our marks (messages.py)
+  return text
+    .replace(/\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g, "")
+    .replace(/&#00(33|38|60);/g, (_, number) => String.fromCharCode(number))
+    .replace(/((?:```|~~~)[ \t]*mermaid|(?<=\$))\u2063|\u2063(?=\$)/g, "$1"); // our marks
 }
 
 document.addEventListener(

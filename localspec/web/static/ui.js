@@ -126,8 +126,9 @@ export async function asBase64(blob) {
   return url.slice(url.indexOf(",") + 1);
 }
 
+// The size of a file, as file_size in messages.py says it.
 export function inWords(numBytes) {
-  if (numBytes < 1024) return `${numBytes} B`;
-  if (numBytes < 1024 * 1024) return `${Math.round(numBytes / 1024)} KB`;
-  return `${(numBytes / 1024 / 1024).toFixed(1)} MB`;
+  if (numBytes < 1000) return `${numBytes} byte${numBytes === 1 ? "" : "s"}`;
+  if (numBytes < 1_000_000) return `${Math.round(numBytes / 1000)} KB`;
+  return `${(numBytes / 1_000_000).toFixed(1)} MB`;
 }

@@ -115,7 +115,7 @@ def _line(turn: int, row: Row) -> list[Any]:
         row["drafter"] or DASH,
         number(row["temperature"], digits=2),
         number(row["tokens_per_second"]),
-        number(row["speedup"], " ×", 2),
+        number(row["speedup"] if row["num_draft_tokens"] else None, " ×", 2),
         percent(row["acceptance_rate"]),
         percent(row["draft_share"]),
         number(row["mean_accepted_length"], digits=2),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from localspec.chat.service import clean
 from localspec.errors import LocalspecError, RequestError
 from localspec.web.talk import context
 from localspec.web.talk.extras import Extras
@@ -149,7 +150,7 @@ class Commands:
     # presets
 
     def _save_preset(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        name = " ".join(str(command.get("name", "")).split())[:MAX_TITLE_LENGTH]
+        name = clean(" ".join(str(command.get("name", "")).split()))[:MAX_TITLE_LENGTH]
         if not name:
             raise RequestError("A preset needs a name. Type one and save again.")
         preset = preset_of(name, form)

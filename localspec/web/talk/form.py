@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import gradio as gr
 
+from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import AUTO, OFF, SamplingParams
+from localspec.core import AUTO, OFF, TOO_LARGE_A_SEED, SamplingParams
 from localspec.errors import RequestError
 from localspec.leniency import THRESHOLD
 from localspec.record.store import Preset
@@ -54,25 +55,19 @@ class Form:
         return ReplySettings(
             sampling=SamplingParams(
                 temperature=_or(self.temperature, 0.0),
-                top_k=int(_or(self.top_k, 0)),
+                top_k=_counted("Top-k", self.top_k, 0, 0),
                 top_p=_or(self.top_p, 1.0),
                 min_p=_or(self.min_p, 0.0),
                 repetition_penalty=_or(self.repetition_penalty, 1.0),
-                seed=_whole("The seed", self.seed),
+                seed=_whole("The seed", self.seed, 1 - TOO_LARGE_A_SEED, TOO_LARGE_A_SEED - 1),
             ),
-            max_tokens=self._max_tokens(),
+            max_tokens=_counted("Max tokens", self.max_tokens, 512, 1),
             drafter=self.drafter or AUTO,
-            num_draft_tokens=_whole("The fixed γ", self.fixed_gamma),
+            num_draft_tokens=_whole("The fixed γ", self.fixed_gamma, 0, LARGEST_FIXED_LENGTH),
             system_prompt=self.system_prompt or "",
             workload=self.workload or AUTO,
             checking=self._checking(),
         )
-
-    def _max_tokens(self) -> int:
-        wanted = int(_or(self.max_tokens, 512))
-        if wanted < 1:
-            raise RequestError(f"Max tokens is {wanted}, but a reply needs at least 1.")
-        return wanted
 
     def _checking(self) -> str:
         if self.checking == LENIENT:
@@ -110,17 +105,35 @@ def with_preset(form: Form, preset: Preset) -> Form:
     )
 
 
-def _whole(name: str, written: str | None) -> int | None:
-    """A whole number out of a field that may be empty. Raises RequestError."""
+def _whole(name: str, written: str | None, low: int, high: int) -> int | None:
+    """A whole number out of a field that may be empty, by the name it has on the page. Raises
+    RequestError."""
     text = (written or "").strip()
     if not text:
         return None
     try:
-        return int(text)
+        found = int(text)
     except ValueError:
         raise RequestError(
             f"{name} is {text[:20]!r}, but takes a whole number. Write one, or leave it empty."
         ) from None
+    if not low <= found <= high:
+        raise RequestError(
+            f"{name} is {text[:24]}, but must lie between {low} and {high}. Write a number in "
+            "this range, or leave it empty."
+        )
+    return found
+
+
+def _counted(name: str, value: float | None, default: int, least: int) -> int:
+    """A count out of a number field; empty means its default. Raises RequestError for what would
+    not be used as it is shown."""
+    wanted = _or(value, default)
+    if wanted != int(wanted):
+        raise RequestError(f"{name} is {wanted:g}, but takes a whole number. Write {int(wanted)}.")
+    if wanted < least:
+        raise RequestError(f"{name} is {wanted:g}, but needs at least {least}.")
+    return int(wanted)
 
 
 def _or(value: float | None, default: float) -> float:
@@ -196,7 +209,7 @@ def lay_out(choices: Choices) -> FormPage:
         0.05, 1, value=1.0, step=0.05, label="Top-p", info="1 leaves every word possible."
     )
     # No limits here: Gradio would refuse each event of the page in words of its own.
-    max_tokens = gr.Number(value=512, precision=0, label="Max tokens")
+    max_tokens = gr.Number(value=512, label="Max tokens")
     drafter = gr.Dropdown(
         choices=list(choices.drafters),
         value=choices.first_drafter,
@@ -261,7 +274,7 @@ def _advanced() -> tuple[gr.components.Component, ...]:
         info="Tokens drafted in every round; 0 drafts none. Empty: chosen anew each round.",
         placeholder="chosen",
     )
-    top_k = gr.Number(value=0, precision=0, label="Top-k", info="0: not used.")
+    top_k = gr.Number(value=0, label="Top-k", info="0: not used.")
     min_p = gr.Slider(0, 1, value=0, step=0.01, label="Min-p", info="0: not used.")
     penalty = gr.Slider(1, 2, value=1, step=0.05, label="Repetition penalty", info="1: not used.")
     rule = gr.Dropdown(

@@ -18,8 +18,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage
+from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
 from localspec.errors import ContextOverflow, LocalspecError, RequestError
+from localspec.web.live import counted
 from localspec.web.proof.provenance import LOOKUPS
 from localspec.web.talk import context
 from localspec.web.talk.extras import Extras
@@ -108,7 +109,7 @@ class Handlers:
             reply = self.service.running(handle) if handle is not None else None
             chat = await asyncio.to_thread(self._chat, handle, reply)
             history = await asyncio.to_thread(self.history, page, handle)
-            prompt = None if handle is None else self.service.journal.system_prompt(handle)
+            prompt = self._system_prompt(handle)
         except LocalspecError as error:  # the log cannot be read
             return Shown([], [], None, True, "", is_running=False, warning=str(error))
         if reply is not None:
@@ -269,6 +270,10 @@ class Handlers:
             row["num_looked_up"] = journal.num_from(message_id, LOOKUPS) if is_worth_a_look else 0
         return chat_messages(shown, rows, is_running=reply is not None)
 
+    def _system_prompt(self, handle: int | None) -> str | None:
+        prompt = None if handle is None else self.service.journal.system_prompt(handle)
+        return None if prompt is None else clean(prompt)
+
     def shown(self, handle: int | None) -> list[ShownMessage]:
         return self.service.messages(handle)
 
@@ -280,11 +285,11 @@ def _pause_s(num_characters: int) -> float:
 
 
 ENDINGS = {
-    "eos": "The reply is complete: {} tokens.",
-    "stop": "The reply is complete: {} tokens.",
-    "length": "The reply ended at the length limit: {} tokens.",
-    "cancelled": "The reply was stopped after {} tokens.",
-    "error": "The reply failed after {} tokens.",
+    "eos": "The reply is complete: {}.",
+    "stop": "The reply is complete: {}.",
+    "length": "The reply ended at the length limit: {}.",
+    "cancelled": "The reply was stopped after {}.",
+    "error": "The reply failed after {}.",
 }
 
 
@@ -292,5 +297,5 @@ def _ending(reply: Reply) -> str:
     """What a screen reader is told, once."""
     view = reply.view
     num_tokens = view.stats.num_output_tokens if view.stats is not None else 0
-    said = ENDINGS.get(view.finish_reason or "", "The reply was cut short after {} tokens.")
-    return said.format(num_tokens)
+    said = ENDINGS.get(view.finish_reason or "", "The reply was cut short after {}.")
+    return said.format(counted(num_tokens, "token"))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
+from localspec.chat.service import clean
+
 MAX_SHOWN_CONVERSATIONS = 200
 
 
@@ -39,7 +41,7 @@ def history_html(
     """The whole list. current: the conversation that is shown."""
     if not rows:
         words = f"Nothing found for “{search.strip()}”." if search.strip() else "No chats yet."
-        return f'<p class="ls-none">{html.escape(words)}</p>'
+        return f'<p class="ls-none">{html.escape(clean(words))}</p>'
     shown = rows[:MAX_SHOWN_CONVERSATIONS]
     if search.strip():
         return _group("Found", shown, current)
@@ -54,9 +56,11 @@ def _group(title: str, rows: Iterable[Row], current: int | None) -> str:
 
 
 def _line(row: Row, is_current: bool) -> str:
-    title = html.escape(row.title) or "Untitled"
+    title = html.escape(clean(row.title)) or "Untitled"
     mark = ' aria-current="true"' if is_current else ""
-    snippet = f'<span class="ls-snippet">{html.escape(row.snippet)}</span>' if row.snippet else ""
+    snippet = (
+        f'<span class="ls-snippet">{html.escape(clean(row.snippet))}</span>' if row.snippet else ""
+    )
     waiting = "" if row.is_stored else '<span class="ls-snippet">not recorded yet</span>'
     pinned = ' data-pinned="1"' if row.is_pinned else ""
     more = (

@@ -17,8 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.chat.service import ShownMessage, TurnView
+from localspec.chat.service import ShownMessage, TurnView, clean
 from localspec.web.live import badge, footer, percent
+from localspec.web.talk.code import pieces
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
@@ -39,13 +40,10 @@ LATEX_DELIMITERS: list[dict[str, str | bool]] = [
 FILE = re.compile(
     r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
 )
-# Fenced code, also while its end is still to come, and code within a line.
-CODE = re.compile(
-    r"(^[ ]{0,3}```.*?(?:^[ ]{0,3}```[^\S\n]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE
-)
 # Gradio would draw these, and a drawing may name pictures and scripts: they stay code.
-DIAGRAM = re.compile(r"(```mermaid)(?=\s)")
-ENTITY = re.compile(r"&(?=#?\w{1,31};)")
+DIAGRAM = re.compile(r"((?:```|~~~)[ \t]*mermaid)(?=\s)")
+# What would become markup. An address between angle brackets is a link, as without them.
+SIGN = re.compile(r"&(?=#?\w{1,31};)|<(?!https?://[^\s<>`]+>)|!(?=\[)")
 FORMULA = re.compile(r"(?<![\\$\w])\$(?=[^\s$])([^$\n]{1,300}?)(?<=[^\s\\])\$(?![\w$])")
 LOOKS_LIKE_MATHS = re.compile(r"[\\^_=<>{}+*/]|^[A-Za-z]('|\([A-Za-z]\))?$")
 AMOUNT = re.compile(r"^\d[\d,.]*\s?([A-Za-z%]*[+*/]?|/[a-z]+)$")
@@ -106,9 +104,17 @@ def parted(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _chip(name: str, content: str) -> str:
-    size = len(content.encode("utf-8", "replace"))
-    shown = f"{size:,} bytes" if size < 1000 else f"{size / 1000:,.0f} KB"
-    return f'<span class="ls-file">{html.escape(name)}, {shown}</span>'
+    size = file_size(len(content.encode("utf-8", "replace")))
+    return f'<span class="ls-file">{html.escape(name)}, {size}</span>'
+
+
+def file_size(num_bytes: int) -> str:
+    """The size of a file, in thousands as file managers count; inWords in static/ui.js alike."""
+    if num_bytes < 1000:
+        return f"{num_bytes} byte{'' if num_bytes == 1 else 's'}"
+    if num_bytes < 1_000_000:
+        return f"{num_bytes / 1000:.0f} KB"
+    return f"{num_bytes / 1_000_000:.1f} MB"
 
 
 def _reply(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> ChatMessage:
@@ -188,11 +194,16 @@ def _note(parts: Sequence[str], name: str = "ls-footer") -> str:
 def as_text(text: str) -> str:
     """Markdown that shows markup instead of obeying it: outside code, tags, entities and images
     stay as they were written. Nothing in a message can then load or run anything."""
-    parts = CODE.split(text)
-    for index in range(0, len(parts), 2):
-        plain = ENTITY.sub("&amp;", formulas(parts[index])).replace("<", "&lt;")
-        parts[index] = _flat(plain.replace("![", "&#33;["))
+    parts = [
+        piece if is_code else _flat(SIGN.sub(_named, formulas(piece)))
+        for is_code, piece in pieces(text)
+    ]
     return DIAGRAM.sub(rf"\1{MARK}", "".join(parts))
+
+
+def _named(match: re.Match[str]) -> str:
+    """The sign by its number, spelt as nobody spells it: static/live.js turns it back."""
+    return f"&#00{ord(match.group())};"
 
 
 def formulas(text: str) -> str:
@@ -215,7 +226,8 @@ def _flat(text: str) -> str:
 
 def _text(role: str, text: str, note: str = "") -> ChatMessage:
     """A message; the note is a part of its own, so that an open code fence cannot swallow it."""
-    parts = [{"type": "text", "text": as_text(text)}] if text else []
+    # What was stored may hold half a character, which no answer to the page can carry.
+    parts = [{"type": "text", "text": as_text(clean(text))}] if text else []
     if note:
-        parts.append({"type": "text", "text": note})
+        parts.append({"type": "text", "text": clean(note)})
     return {"role": role, "content": parts or [{"type": "text", "text": ""}]}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from localspec.web.live import DASH
 from localspec.web.stats import figures as stats
 from localspec.web.stats.panels import summary_html
 
@@ -135,3 +136,9 @@ def test_plots_leave_out_what_was_not_measured() -> None:
     by_temperature = stats.by_temperature(rows, "tokens_per_second")
     assert by_temperature["temperature"] == ["0.00", "0.70"]
     assert stats.by_temperature(rows, "acceptance_rate", 100.0)["acceptance_rate"] == [75.0]
+
+
+def test_a_turn_without_a_draft_shows_no_speedup() -> None:
+    """What differs from plain decoding then is chance; the logged number stays."""
+    (line,) = stats.turn_table([OFF | {"speedup": 1.39}])
+    assert line[4] == DASH

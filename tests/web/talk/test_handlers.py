@@ -4,9 +4,11 @@ other's way."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,16 +43,18 @@ def service(tmp_path: Path) -> Iterator[ChatService]:
 @pytest.mark.parametrize(
     ("written", "markdown"),
     [
-        ("a < b & c", "a &lt; b & c"),
-        ("<b>x</b>", "&lt;b>x&lt;/b>"),
-        ("&lt;", "&amp;lt;"),
-        ("![x](http://a/b.png)", "&#33;[x](http://a/b.png)"),
+        ("a < b & c", "a &#0060; b & c"),
+        ("<b>x</b>", "&#0060;b>x&#0060;/b>"),
+        ("&lt;", "&#0038;lt;"),
+        ("![x](http://a/b.png)", "&#0033;[x](http://a/b.png)"),
         ("use `a < b` here", "use `a < b` here"),
-        ("```html\n<b>\n```\n<i>", "```html\n<b>\n```\n&lt;i>"),
+        ("```html\n<b>\n```\n<i>", "```html\n<b>\n```\n&#0060;i>"),
         ("```html\n<b> still open", "```html\n<b> still open"),
-        ("`open <b>", "`open &lt;b>"),
-        ("`a\n<b>`", "`a\n&lt;b>`"),
+        ("`open <b>", "`open &#0060;b>"),
+        ("`a\n<b>`", "`a\n&#0060;b>`"),
         ("**bold**", "**bold**"),
+        ("see <https://example.org/a>.", "see <https://example.org/a>."),
+        ("see <https://a b>", "see &#0060;https://a b>"),
     ],
 )
 def test_markup_is_shown_and_code_is_left_alone(written: str, markdown: str) -> None:
@@ -66,6 +70,21 @@ def test_a_form_with_empty_fields_means_not_used() -> None:
 def test_a_value_out_of_range_is_refused_in_words() -> None:
     with pytest.raises(RequestError, match="temperature is 9"):
         Form(9.0, 1, 1, None, "", "auto", None, None, None, None).settings()
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "said"),
+    [
+        ("fixed_gamma", "-1", "The fixed γ is -1, but must lie between 0 and 64"),
+        ("fixed_gamma", "two", "The fixed γ is 'two', but takes a whole number"),
+        ("seed", str(2**63), "The seed is 9223372036854775808, but must lie"),
+        ("max_tokens", 1.5, r"Max tokens is 1\.5, but takes a whole number"),
+        ("top_k", -1.0, "Top-k is -1, but needs at least 0"),
+    ],
+)
+def test_a_refusal_names_the_field_as_the_page_does(field: str, written: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        replace(FORM, **{field: written}).settings()
 
 
 @pytest.mark.parametrize(
@@ -99,6 +118,21 @@ def test_unavailable_drafters_are_named_but_cannot_be_chosen(service: ChatServic
     choices, note = drafter_choices(service)
     assert [value for _, value in choices] == ["auto", "off", "draft_model", "ngram"]
     assert "self_quant** (not available): a 4-bit copy" in note
+
+
+def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) -> None:
+    """It had been imported from a program that cut an emoji in two."""
+    talk = {"title": "cut \ud83d", "messages": [
+        {"role": "system", "content": "be \ud83d kind"},
+        {"role": "user", "content": "cut \ud83d"},
+        {"role": "assistant", "content": "so \udc00 it is"},
+    ]}  # fmt: skip
+    (handle,) = service.import_conversations(json.dumps(talk).encode())
+    shown = asyncio.run(handlers_of(service).open("page", handle))
+    json.dumps(astuple(shown), ensure_ascii=False).encode("utf-8")
+    assert shown.system_prompt == "be \ufffd kind" and "so \ufffd it is" in str(shown.chat)
+    asked = asyncio.run(handlers_of(service).send("page", handle, "and then?", FORM))
+    assert asked.is_running, asked.warning
 
 
 def handlers_of(service: ChatService) -> Handlers:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from localspec.web.talk.messages import (
     MAX_SHOWN_CHARACTERS,
     as_text,
     chat_messages,
+    file_size,
     formulas,
     may_be_praised,
     parted,
@@ -151,6 +154,20 @@ def test_attached_files_are_chips_and_come_back_whole() -> None:
     shown = chat_messages([person(text)], {}, False)[0]["content"]
     assert shown[0]["text"] == "look at this"
     assert "a.py, 9 bytes" in shown[1]["text"] and "&lt;b&gt;.md" in shown[1]["text"]
+
+
+def test_half_a_character_never_reaches_the_page() -> None:
+    """No answer of Gradio's can carry it, so one such message kept the whole chat shut."""
+    file = with_attachments("a", [Attachment("x.txt", b"y")]).replace("x.txt", "x\ud83d.txt")
+    said = replace(person("cut \ud83d"), error=None), person(file), reply("error", "b\udc00")
+    shown = chat_messages([replace(one, error="c\ud83d") for one in said], {}, False)
+    assert "cut \ufffd" in json.dumps(shown, ensure_ascii=False)
+    json.dumps(shown, ensure_ascii=False).encode("utf-8")
+
+
+def test_a_file_has_one_size_everywhere() -> None:
+    sizes = {1: "1 byte", 999: "999 bytes", 1000: "1 KB", 999_000: "999 KB", 1_200_000: "1.2 MB"}
+    assert {size: file_size(size) for size in sizes} == sizes
 
 
 def test_a_very_long_message_is_shown_by_its_beginning_and_says_so() -> None:
