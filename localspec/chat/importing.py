@@ -46,7 +46,7 @@ def read_conversations(data: bytes) -> list[ImportedConversation]:
     if len(data) > MAX_BYTES:
         raise RequestError(
             f"The file has {len(data):,} bytes, but at most {MAX_BYTES:,} can be taken in at once. "
-            "Export fewer conversations into a file."
+            "Export one conversation at a time, under Stats, and import these files."
         )
     try:
         text = data.decode("utf-8-sig")

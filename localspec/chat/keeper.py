@@ -26,6 +26,12 @@ SAVE_STATE_S = 10.0
 SHORTEST_CONTEXT = 512  # a conversation in less is none
 CONTEXT_STEP = 256
 
+LOST_MEASURING = "The engine ended while this machine was measured."
+START_AGAIN = "Start the engine again, or load a smaller model in the Models tab."
+NOT_RUNNING = (
+    "No engine was running, so this was not answered. Start the engine again, then press "
+    "Regenerate."
+)
 NOTHING_LEFT = (
     "There is no draft left to give up, and the context is as short as this conversation allows."
 )
@@ -168,9 +174,23 @@ class Keeper:
         self.loaded = None
         self.enter(
             "failed",
-            f"The engine ended {self.losses_in_a_row} times in a row, the last time so: {error} "
-            "It is not started again by itself. Try again, or load a smaller model.",
+            f"{error} That was {self.losses_in_a_row} times in a row, so it is not started again "
+            f"by itself. {START_AGAIN}",
         )
+
+    def went_well(self) -> None:
+        """A job was done to its end: what was lost before is history."""
+        self.losses_in_a_row = 0
+        self._withdraw()
+        self.keep_state()
+
+    def _withdraw(self) -> None:
+        self.notices = tuple(one for one in self.notices if one != LOST_MEASURING)
+
+    @property
+    def refusal(self) -> str:
+        """What is said of a job while nothing is loaded; the phase's own words stand above."""
+        return NOT_RUNNING if self.losses_in_a_row >= MOST_LOSSES else self.phrase
 
     # what it learns
 
@@ -183,7 +203,7 @@ class Keeper:
                 self.phrase = phrase
         except EngineLost:
             self.needs_calibration = False
-            self.notices += ("The engine ended while this machine was measured.",)
+            self.notices += (LOST_MEASURING,)
             raise
         except Exception as error:  # measuring is a help, not a condition
             log.exception("calibration failed")
@@ -191,6 +211,7 @@ class Keeper:
             self.needs_calibration = False
         else:
             self.needs_calibration = self.pause.is_set()
+            self._withdraw()
         self.keep_state(at_most_every_s=0.0)
         self.enter("ready", "Ready")
 

@@ -229,14 +229,13 @@ class Worker:
     def _try_to_answer(self, reply: Reply) -> Ended:
         keeper = self._keeper
         if keeper.backend is None or keeper.loaded is None:
-            return Ended("error", keeper.phrase, is_begun=False)
+            return Ended("error", keeper.refusal, is_begun=False)
         return answer(reply, keeper.backend, keeper.loaded, self._journal, self._make_request)
 
     def _after(self, loss: EngineLost | None) -> None:
         if loss is not None:
             raise loss
-        self._keeper.losses_in_a_row = 0
-        self._keeper.keep_state()
+        self._keeper.went_well()
 
     def _finish_short_of_memory(self, reply: Reply, ended: Ended) -> None:
         """The backend gave up all it could: a shorter context next, then only a smaller model."""
@@ -261,7 +260,7 @@ class Worker:
         keeper, loss = self._keeper, None
         try:
             if keeper.backend is None:
-                task.error = keeper.phrase
+                task.error = keeper.refusal
             elif not task.cancel.is_set():
                 keeper.enter("busy", task.name)
                 task.job(keeper.backend, task.cancel)

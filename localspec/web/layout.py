@@ -27,7 +27,7 @@ SEARCH = """<div class="ls-search">
  autocomplete="off" spellcheck="false">
 <button type="button" id="ls-import" class="ls-icon" aria-label="Import conversations"
  title="Import conversations"><span aria-hidden="true">⇪</span></button>
-<input id="ls-import-file" type="file" accept=".jsonl,.json,.md" hidden aria-label="File to import">
+<input id="ls-import-file" type="file" accept=".jsonl,.json" hidden aria-label="File to import">
 </div>"""
 
 COMPOSE_HEAD = """<div id="ls-editing" hidden><span>Editing an earlier message. What was said stays
@@ -44,7 +44,7 @@ COMPOSE_FOOT = """<div class="ls-foot">
 # A command of our scripts becomes an event of the one of two bridges whose kind it is; what came
 # before they were ready waits in a queue.
 BRIDGE_JS = """
-const moving = new Set(['open', 'show', 'continue', 'delete', 'restore', 'import']);
+const moving = new Set(['open', 'show', 'continue', 'delete', 'restore']);
 const isMine = (command) => moving.has(command.do) === MOVES;
 const pass = (command) => { if (isMine(command)) trigger('click', command); };
 window.addEventListener('ls-command', (event) => pass(event.detail));

@@ -36,6 +36,7 @@ def live_state(
         "clock": _clock(seconds),
         "waiting": status.num_waiting,
         "notices": _notices(status),
+        "may_start": status.phase == "failed",
         "is_ready": status.description is not None or status.phase == "failed",
         "reason": _reason(status, view),
         "off": _off(status),

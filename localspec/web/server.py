@@ -40,6 +40,8 @@ STATIC_FILES = (
     "ui.js",
     "chat.js",
     "compose.js",
+    "drafts.js",
+    "address.js",
     "side.js",
     "keys.js",
     "live.css",
@@ -242,6 +244,7 @@ def _add_routes(api: Any, service: ChatService) -> None:
     from localspec.web.hardware_line import HardwareLine
     from localspec.web.live import live_state, scope_of
     from localspec.web.proof.paths import add_proof_routes, number_of
+    from localspec.web.talk.import_route import add_import_route
 
     hardware = HardwareLine(lambda: found_line(probe()))
 
@@ -285,3 +288,4 @@ def _add_routes(api: Any, service: ChatService) -> None:
     api.add_route("/export", download)
     api.add_route("/localspec/{name}", static)
     add_proof_routes(api, service)
+    add_import_route(api, service)

@@ -30,9 +30,10 @@ from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.presence import Presence
 
 # Keeps the address in step with the conversation shown, so that a reload comes back to it.
+# static/address.js decides whether that is a step of the browser's history.
 TO_ADDRESS = """(handle) => {
-  const url = handle > 0 ? `/?c=${handle}` : '/?c=new';
-  if (location.pathname + location.search !== url) history.replaceState(null, '', url);
+  const place = window.lsAddress ?? ((url) => history.replaceState(null, '', url));
+  place(handle > 0 ? `/?c=${handle}` : '/?c=new');
   return handle;
 }"""
 # Files and decisions travel with the message; static/compose.js keeps them.

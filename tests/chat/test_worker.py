@@ -375,7 +375,8 @@ def test_after_three_losses_in_a_row_it_waits_to_be_told(world: World) -> None:
     assert len(world.opened) == 3
     assert "3 times in a row" in service.status().phrase
     refused = ask(service)
-    assert refused.view.error is not None and "3 times in a row" in refused.view.error
+    assert refused.view.error is not None and "Start the engine again" in refused.view.error
+    assert service.status().phrase.count("The engine ended") == 1, "said once"
     world.make = lambda options: Mortal(quick(options))
     service.retry()
     ready(service)

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 HEALTH_PATH = "/healthz"
 LOGIN_PATH = "/login"
+IMPORT_PATH = "/import"
 # A pasted megabyte, attachments and the JSON around them; uploads do not exist.
 MESSAGE_BYTES = 16 * 2**20
+FILE_BYTES = 64_000_000  # as chat/importing takes at most, which says so in words
 SMALL_BYTES = 64 * 2**10
 NAME = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}"
 
@@ -24,13 +26,15 @@ NAME = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}"
 @dataclass(frozen=True)
 class Route:
     """A path that is answered. max_bytes: of a request's body. query: the parameters that are
-    passed on; None: all."""
+    passed on; None: all. is_file: the body is a file's content, never taken for anything of
+    Gradio's."""
 
     method: str
     path: str
     why: str
     max_bytes: int = 0
     query: frozenset[str] | None = None
+    is_file: bool = False
 
     def takes(self, path: str) -> bool:
         return re.fullmatch(_pattern(self.path), path) is not None
@@ -51,6 +55,7 @@ OPEN = (
     Route("POST", "/audit", "begin one", SMALL_BYTES),
     Route("DELETE", "/audit", "end one", SMALL_BYTES),
     Route("GET", "/report", "figures and plots, as a file"),
+    Route("POST", IMPORT_PATH, "conversations out of a file", FILE_BYTES, is_file=True),
     Route("GET", "/localspec/{name}", "our script, style and icon"),
     Route("GET", "/models", "what the Models tab shows"),
     Route("POST", "/models", "what a button of that tab asks", SMALL_BYTES),

@@ -205,7 +205,8 @@ class Guard:
         try:
             length = headers.get("content-length")
             body = await self._bodies.read(receive, length, route.max_bytes)
-            refuse_files(body)
+            if not route.is_file:
+                refuse_files(body)
         except Gone:
             return
         except Refused as refused:

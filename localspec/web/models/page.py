@@ -63,7 +63,7 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     if phase == "failed":
         return (
             f'<p class="ls-mfault" role="alert">{html.escape(status.phrase)}</p>'
-            f"<p>{button('Try again', 'retry')}</p>"
+            f"<p>{button('Start the engine again', 'retry')}</p>"
         )
     if loaded is None:
         again = button("Load it again", "retry")

@@ -1,5 +1,6 @@
 // The conversation: small links under messages, following the text down, what a screen reader
 // hears, and the dialog for a context that is too small.
+import { setSide } from "./side.js";
 import { announce, byId, command, make, messageBox, onNews, question } from "./ui.js";
 
 const NEAR_THE_END_PX = 80;
@@ -97,14 +98,16 @@ onNews("overflow", async (news) => {
     make("p", { textContent: news.sentence }),
     make("meter", { min: 0, max: Math.max(news.context, news.prompt + news.reply), value: news.prompt, high: news.context, ariaLabel: "Tokens needed" }),
   ];
-  const choices = [["Shorten the message", "shorten", true]];
+  const what = news.is_by_system_prompt ? "system prompt" : "message";
+  const choices = [[`Shorten the ${what}`, "shorten", true]];
   if (news.room) choices.push([`Allow a reply of at most ${count(news.room)} tokens`, "room"]);
   if (news.left_out) {
     const noun = news.left_out === 1 ? "the oldest message" : `the ${count(news.left_out)} oldest messages`;
     choices.push([`Go on without ${noun}`, "leave"]);
   }
   const chosen = await question({ title: "This does not fit the context", body, choices });
-  messageBox()?.focus();
+  if (chosen === "shorten" && news.is_by_system_prompt) setSide("ls-settings", true);
+  (chosen === "shorten" && news.is_by_system_prompt ? document.querySelector("#ls-system textarea") : messageBox())?.focus();
   if (chosen === "room") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { max_tokens: news.room } }));
   if (chosen === "leave") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { left_out: news.left_out } }));
 });

@@ -1,5 +1,6 @@
 // The message box: attached files, long pastes, editing an earlier message, the context gauge.
 // Files are read here and travel with the message; nothing is uploaded beforehand.
+import { bringBack, holdDraft } from "./drafts.js";
 import { asBase64, byId, command, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
@@ -151,12 +152,14 @@ export function stopEditing() {
   files = [];
   showEditing();
   showChips();
-  setMessage("");
+  holdDraft(false);
+  bringBack();
   return true;
 }
 
 onNews("edit", ({ message, text, files: before }) => {
   editing = message;
+  holdDraft(true);
   files = before;
   showChips();
   showEditing();
@@ -170,6 +173,7 @@ document.addEventListener("click", (event) => {
 onNews("sent", () => {
   files = [];
   editing = null;
+  holdDraft(false);
   showEditing();
   showChips();
 });
@@ -223,5 +227,11 @@ window.addEventListener("ls-phase", (event) => {
 });
 onNews("announce", gaugeSoon);
 onNews("moved", () => { stopEditing(); gaugeSoon(); });
+let isNewAsked = false;
+document.addEventListener("click", (event) => { isNewAsked ||= Boolean(event.target.closest?.("#ls-new")); });
+onNews("moved", () => {
+  if (isNewAsked) messageBox()?.focus();
+  isNewAsked = false;
+});
 for (const id of ["ls-settings", "ls-system"])
   document.addEventListener("change", (event) => { if (event.target.closest?.(`#${id}`)) gaugeSoon(); });

@@ -22,19 +22,37 @@ function write(id, text) {
   if (element && element.textContent !== text) element.textContent = text;
 }
 
-function showNotices(notices) {
+// mayStart: the first of them says why no engine runs, and gets the button that starts one.
+function showNotices(notices, mayStart = false) {
   const box = byId("ls-notices");
   if (!box) return;
-  const joined = notices.join("\n");
+  const joined = [mayStart, ...notices].join("\n");
   if (box.dataset.shown === joined) return;
   box.dataset.shown = joined;
   box.replaceChildren(
-    ...notices.map((notice) => {
+    ...notices.map((notice, place) => {
       const line = document.createElement("p");
-      line.textContent = notice;
+      const words = document.createElement("span");
+      words.textContent = notice;
+      line.append(words);
+      if (mayStart && place === 0) line.append(startButton());
       return line;
     }),
   );
+}
+
+function startButton() {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.id = "ls-start-again";
+  button.textContent = "Start the engine again";
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    const asked = { method: "POST", headers: { "content-type": "application/json" }, body: '{"act":"retry"}' };
+    const answer = await fetch("/models", asked).catch(() => null); // as in the Models tab
+    if (!answer?.ok) button.disabled = false;
+  });
+  return button;
 }
 
 // "Off" is a state of its own: a code to look up, and what to do about it.
@@ -110,7 +128,7 @@ function show(state) {
   showOff(state.off);
   showHardware(state.hardware);
   spark.take(state);
-  showNotices(state.notices);
+  showNotices(state.notices, state.may_start);
   const chat = byId("ls-chat");
   if (chat) chat.setAttribute("aria-busy", String(BUSY.has(state.phase)));
 }

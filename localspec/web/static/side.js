@@ -1,7 +1,9 @@
 // Both sides of the page: the list of conversations, presets, the theme, what is open.
-import { asBase64, askForLine, byId, command, make, onNews, question, toast } from "./ui.js";
+import { byPerson } from "./address.js";
+import { askForLine, byId, command, inWords, make, onNews, question, toast } from "./ui.js";
 
 const SEARCH_MS = 180;
+const MAX_PRESET_NAME = 80; // as record/presets.py
 const NARROW_PX = 768;
 const ROOM_FOR_SETTINGS_PX = 1400;
 
@@ -47,10 +49,12 @@ function showMenu(row, button) {
     const place = items.indexOf(document.activeElement);
     if (event.key === "ArrowDown") items[(place + 1) % items.length].focus();
     else if (event.key === "ArrowUp") items[(place + items.length - 1) % items.length].focus();
-    else if (event.key === "Escape") { closeMenu(); button.focus(); } else return;
+    else if (event.key === "Tab") { closeMenu(); button.focus(); return; } // and on from there
+    else return;
     event.preventDefault();
     event.stopPropagation();
   });
+  leaveMenu = () => { closeMenu(); button.focus(); };
   document.body.append(menu);
   const place = button.getBoundingClientRect();
   menu.style.left = `${Math.max(8, Math.min(place.left, window.innerWidth - menu.offsetWidth - 8))}px`;
@@ -59,14 +63,23 @@ function showMenu(row, button) {
   setTimeout(() => document.addEventListener("click", closeMenu, { once: true }));
 }
 
+let leaveMenu = () => {};
+
 function closeMenu() {
   byId("ls-menu")?.remove();
 }
 
+// Wherever the focus is, and before anything else that Escape would end.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !byId("ls-menu")) return;
+  event.preventDefault();
+  event.stopPropagation();
+  leaveMenu();
+}, { capture: true });
+
 onNews("deleted", ({ handle, title }) => {
   toast(`Deleted “${title}”.`, "Undo", () => command({ do: "restore", handle }));
 });
-onNews("imported", (number) => toast(number === 1 ? "One chat was imported." : `${number} chats were imported.`));
 
 // Search and import
 
@@ -78,24 +91,48 @@ document.addEventListener("input", (event) => {
   searchTimer = setTimeout(() => command({ do: "search", words }, { mayRepeat: true }), SEARCH_MS);
 });
 
-const MAX_IMPORT_BYTES = 5 * 1024 * 1024;
+const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing.py, which has the last word
 document.addEventListener("change", async (event) => {
   if (event.target.id !== "ls-import-file") return;
   const [file] = event.target.files;
   if (!file) return;
-  if (file.size > MAX_IMPORT_BYTES) toast("This file is larger than 5 MB. Export fewer chats at a time and import them one after the other.");
-  else command({ do: "import", name: file.name, data: await asBase64(file) });
+  if (file.size > MAX_IMPORT_BYTES) toast(`${file.name} is ${inWords(file.size)}, but at most ${inWords(MAX_IMPORT_BYTES)} can be taken in at once. Export one chat at a time, under Stats, and import these files.`);
+  else await takeIn(file);
   event.target.value = "";
 });
+
+async function takeIn(file) {
+  let told = { error: "localspec does not answer, so nothing was imported. Is it still running?" };
+  try {
+    const answer = await fetch("/import", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
+    const refused = { error: "localspec refused this file, so nothing was imported. Reload the page and choose it again." };
+    told = await answer.json().catch(() => refused);
+  } catch {
+    // what is told already says it
+  }
+  if (told.error) return toast(told.error);
+  toast(told.imported === 1 ? "One chat was imported." : `${told.imported} chats were imported.`);
+  byPerson();
+  command({ do: "open", handle: told.last });
+}
 
 // Presets
 
 const chosenPreset = () => document.querySelector("#ls-preset input")?.value || "";
 
 async function savePreset() {
-  const name = await askForLine("Save these settings as a preset", "Name", chosenPreset(), "Save");
+  const name = await askForLine("Save these settings as a preset", "Name", chosenPreset(), "Save", MAX_PRESET_NAME);
   if (name) command({ do: "save_preset", name });
 }
+
+onNews("preset_exists", async (name) => {
+  const isMeant = await question({
+    title: `Replace the preset “${name}”?`,
+    body: make("p", { textContent: "There is one of this name. What it holds now would be gone." }),
+    choices: [["Keep it", null], ["Replace", true, true]],
+  });
+  if (isMeant) command({ do: "save_preset", name, replace: true });
+});
 
 async function deletePreset() {
   const name = chosenPreset();

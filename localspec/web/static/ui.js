@@ -70,8 +70,8 @@ export function question({ title, body, choices, wide = false }) {
 }
 
 // Asks for one line of text; null when left or empty.
-export async function askForLine(title, label, value, confirm) {
-  const input = make("input", { type: "text", value, maxLength: 200, id: "ls-line" });
+export async function askForLine(title, label, value, confirm, maxLength = 200) {
+  const input = make("input", { type: "text", value, maxLength, id: "ls-line" });
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.isComposing) return;
     event.preventDefault();
@@ -84,6 +84,7 @@ export async function askForLine(title, label, value, confirm) {
 }
 
 const TOAST_S = 12;
+const MOST_TOASTS = 4;
 
 export function toast(text, label, react) {
   let box = byId("ls-toasts");
@@ -92,7 +93,11 @@ export function toast(text, label, react) {
   const away = () => line.remove();
   if (label) line.append(make("button", { type: "button", textContent: label, onclick: () => { away(); react(); } }));
   line.append(make("button", { type: "button", className: "ls-icon", ariaLabel: "Close", textContent: "×", onclick: away }));
-  box.replaceChildren(line);
+  line.classList.toggle("ls-undo", Boolean(label));
+  // The same words once more are no second message; what can be undone goes last.
+  if (!label) [...box.children].find((one) => !one.matches(".ls-undo") && one.firstChild.textContent === text)?.remove();
+  box.append(line);
+  if (box.children.length > MOST_TOASTS) ([...box.children].find((one) => one !== line && !one.matches(".ls-undo")) ?? box.firstChild).remove();
   setTimeout(away, TOAST_S * 1000);
 }
 

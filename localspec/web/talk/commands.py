@@ -1,4 +1,4 @@
-"""What our own scripts ask of the page: open, search, rename, edit, branch, presets, import.
+"""What our own scripts ask of the page: open, search, rename, edit, branch, presets.
 
 Contract: a command is plain data from the browser, `{"do": name, ...}`, and is taken as a
 stranger's: unknown ones do nothing, wrong values are refused in a sentence. Each answers with
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -82,9 +81,6 @@ class Commands:
         elif name == "restore":
             journal.restore(_whole(command, "handle"))
             return _whole(command, "handle"), {}
-        elif name == "import":
-            found = self._service.import_conversations(_bytes(command))
-            return (found[-1] if found else handle), {"imported": len(found)}
         return handle, {}
 
     # the list at the side
@@ -154,6 +150,9 @@ class Commands:
         if not name:
             raise RequestError("A preset needs a name. Type one and save again.")
         preset = preset_of(name, form)
+        is_there = any(one.name == name for one in self._service.journal.presets())
+        if is_there and command.get("replace") is not True:
+            return Shown(signal={"preset_exists": name})
         self._service.journal.save_preset(preset)
         return Shown(presets=[one.name for one in self._service.journal.presets()], preset=name)
 
@@ -173,10 +172,3 @@ def _file(file: tuple[str, str]) -> dict[str, Any]:
     """A file as static/compose.js holds it."""
     data = file[1].encode("utf-8", "replace")
     return {"name": file[0], "size": len(data), "data": base64.b64encode(data).decode()}
-
-
-def _bytes(command: Command) -> bytes:
-    try:
-        return base64.b64decode(str(command.get("data", "")), validate=True)
-    except binascii.Error as error:
-        raise RequestError("The file did not arrive whole. Choose it once more.") from error

@@ -43,6 +43,7 @@ def overflow(
     room = error.context_length - error.num_prompt_tokens
     return {
         "sentence": str(error),
+        "is_by_system_prompt": error.is_by_system_prompt,
         "prompt": error.num_prompt_tokens,
         "reply": error.max_tokens,
         "context": error.context_length,

@@ -124,7 +124,7 @@ class Handlers:
             history,
             reply is not None,
             system_prompt=prompt,
-            signal={"moved": True},
+            signal={"moved": handle or 0},
         )
 
     # one turn
@@ -144,7 +144,7 @@ class Handlers:
 
         asked = await self._ask(page, handle, text, form, extras, begin)
         if asked.is_running:
-            return replace(asked, message="", signal={"sent": True})
+            return replace(asked, message="", signal={"sent": asked.handle})
         return asked
 
     async def regenerate(self, page: str, handle: int | None, form: Form) -> Shown:
@@ -253,7 +253,7 @@ class Handlers:
         history = await asyncio.to_thread(self.history, page, reply.handle)
         if self.presence.has_moved_on(page, reply):
             return Shown()
-        news = {"announce": _ending(reply)}
+        news = {"announce": _ending(reply), "recorded": reply.handle}
         return Shown(chat, [], reply.handle, True, history, is_running=False, signal=news)
 
     # messages as the chat component takes them

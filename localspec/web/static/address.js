@@ -1,0 +1,26 @@
+// The address names the chat that is shown. A chat that a person opened is a step of the browser's
+// history, so that Back leads to the one before; every other change only corrects the address.
+import { command, onNews } from "./ui.js";
+
+let isByPerson = false;
+
+export function byPerson() {
+  isByPerson = true;
+}
+
+// Called with the conversation's address whenever it changes (wiring.py).
+window.lsAddress = (url) => {
+  if (location.pathname + location.search !== url) history[isByPerson ? "pushState" : "replaceState"](null, "", url);
+  isByPerson = false;
+};
+
+window.addEventListener("popstate", () => {
+  const named = Number(new URLSearchParams(location.search).get("c"));
+  isByPerson = false;
+  command({ do: "open", handle: named > 0 ? named : null }, { mayRepeat: true });
+});
+
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#ls-new, #ls-history .ls-open")) byPerson();
+}, { capture: true });
+onNews("sent", () => { isByPerson = false; });

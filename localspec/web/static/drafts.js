@@ -1,0 +1,61 @@
+// What is typed and not sent yet: one draft for each chat, kept while this tab of the browser lives,
+// so that neither a reload nor a look at another chat loses it. Attached files are not kept.
+import { messageBox, onNews, setMessage } from "./ui.js";
+
+let shown = null; // the chat whose draft is in the box; null until the page says
+let isHeld = false; // the box holds something else: an earlier message that is being edited
+
+// A chat that is not recorded yet has no address either, and shares the draft of a new one.
+const keyOf = (handle) => `ls-draft-${handle > 0 ? handle : "new"}`;
+
+function write(key, text) {
+  try {
+    if (text) sessionStorage.setItem(key, text);
+    else sessionStorage.removeItem(key);
+  } catch {
+    // No room, or a browser that keeps nothing: the text is in the box all the same.
+  }
+}
+
+function draft() {
+  try {
+    return sessionStorage.getItem(keyOf(shown)) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function bringBack() {
+  if ((messageBox()?.value ?? "") !== draft()) setMessage(draft());
+}
+
+// While something else is in the box the draft stays as it was; afterwards it comes back.
+export function holdDraft(isOn) {
+  isHeld = isOn;
+}
+
+document.addEventListener("input", (event) => {
+  if (event.target === messageBox() && shown !== null && !isHeld) write(keyOf(shown), event.target.value);
+});
+
+onNews("moved", (handle) => {
+  const before = shown;
+  const typed = messageBox()?.value ?? "";
+  shown = handle;
+  if (before === null && typed) write(keyOf(handle), typed); // faster than the page
+  else if (before === null || keyOf(before) !== keyOf(handle)) bringBack();
+});
+
+onNews("sent", (handle) => {
+  write(keyOf(shown), "");
+  shown = handle;
+});
+
+// A chat that was new has been recorded: what was typed meanwhile goes along.
+onNews("recorded", (handle) => {
+  if (shown === null || keyOf(shown) === keyOf(handle)) return;
+  const text = draft();
+  write(keyOf(shown), "");
+  shown = handle;
+  write(keyOf(shown), text);
+});
