@@ -130,6 +130,7 @@ def side() -> tuple[gr.Button, gr.HTML]:
 def settings(choices: form.Choices) -> tuple[form.FormPage, gr.Dropdown]:
     """The settings, at the right; static/side.js closes them where there is no room."""
     with gr.Sidebar(width=292, position="right", elem_id="ls-settings"):
+        _html('<h2 class="ls-settings-title">Settings</h2>', "ls-settings-head")
         with gr.Row(elem_id="ls-preset-row"):
             preset = gr.Dropdown(
                 choices=[], value=None, label="Preset", filterable=False, elem_id="ls-preset"

@@ -10,7 +10,7 @@ Not here: what a race or a test is (chat.race, chat.distribution), how they look
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from localspec.web.proof.provenance import LOOKUPS
 from localspec.web.proof.race_html import IDLE, race_html, trial_html
 from localspec.web.stats.panels import warning_html
 
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 LOOK_S = 0.15
 SEED = 1
 WITHOUT_A_MODEL = (*LOOKUPS, "lookahead", "chained")  # the last may ask one that has none
@@ -77,7 +78,7 @@ def lay_out() -> RacePage:
             )  # fmt: skip
         with gr.Row(elem_id="ls-race-buttons", elem_classes="ls-buttons"):
             start = gr.Button("Start the race", variant="primary", elem_id="ls-race-start")
-            stop = gr.Button("Stop", elem_id="ls-race-stop")
+            stop = gr.Button("Stop", elem_id="ls-race-stop", interactive=False)
         race = _html("ls-race", IDLE)
         _html("ls-trial-head", TRIAL_HEAD)
         with gr.Row(elem_id="ls-trial-form"):
@@ -89,7 +90,7 @@ def lay_out() -> RacePage:
             )
         with gr.Row(elem_id="ls-trial-buttons", elem_classes="ls-buttons"):
             trial_start = gr.Button("Test the distribution", elem_id="ls-trial-start")
-            trial_stop = gr.Button("Stop", elem_id="ls-trial-stop")
+            trial_stop = gr.Button("Stop", elem_id="ls-trial-stop", interactive=False)
         trial = _html("ls-trial", "")
     return RacePage(
         tab, prompt, temperature, max_tokens, drafter, start, stop, race,
@@ -206,15 +207,27 @@ def wire(blocks: gr.Blocks, service: ChatService, view: RacePage) -> None:
     def drafters() -> Any:
         return gr.update(choices=[("auto", AUTO), *((name, name) for name in runs.drafters())])
 
-    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     form = [view.prompt, view.temperature, view.max_tokens, view.drafter]
-    view.start.click(start, form, view.race, **quiet)
+    _run(view.start, view.stop, start, form, view.race)
     trial_form = [view.trial_temperature, view.trial_seconds, view.drafter]
-    view.trial_start.click(test, trial_form, view.trial, **quiet)
+    _run(view.trial_start, view.trial_stop, test, trial_form, view.trial)
     for button in (view.stop, view.trial_stop):
-        button.click(stop, None, None, queue=False, **quiet)
-    view.tab.select(drafters, None, view.drafter, **quiet)
+        button.click(stop, None, None, queue=False, **QUIET)
+    view.tab.select(drafters, None, view.drafter, **QUIET)
     blocks.unload(stop)
+
+
+def _run(
+    start: gr.Button,
+    stop: gr.Button,
+    job: Callable[..., AsyncIterator[str]],
+    form: Sequence[gr.components.Component],
+    shown: gr.HTML,
+) -> None:
+    """Run the job when its button is pressed; it can be stopped as long as it runs."""
+    start.click(lambda: gr.Button(interactive=True), None, stop, queue=False, **QUIET)
+    running = start.click(job, form, shown, **QUIET)
+    running.then(lambda: gr.Button(interactive=False), None, stop, queue=False, **QUIET)
 
 
 def _problem(service: ChatService, prompt: str) -> str | None:

@@ -60,13 +60,14 @@ function showMenu(row, button) {
   menu.style.left = `${Math.max(8, Math.min(place.left, window.innerWidth - menu.offsetWidth - 8))}px`;
   menu.style.top = `${Math.min(place.bottom + 4, window.innerHeight - menu.offsetHeight - 8)}px`;
   menu.firstChild.focus();
-  setTimeout(() => document.addEventListener("click", closeMenu, { once: true }));
+  setTimeout(() => { if (menu.isConnected) document.addEventListener("click", closeMenu); });
 }
 
 let leaveMenu = () => {};
 
 function closeMenu() {
   byId("ls-menu")?.remove();
+  document.removeEventListener("click", closeMenu); // else it would close the next one as it opens
 }
 
 // Wherever the focus is, and before anything else that Escape would end.
@@ -209,5 +210,13 @@ function begin(triesLeft) {
   if (window.innerWidth < NARROW_PX) setSide("ls-side", false);
   applyTheme();
   nameToggles();
+  namePreset(400);
 }
 begin(400);
+
+// Gradio's own list has no words for nothing chosen.
+function namePreset(triesLeft) {
+  const input = document.querySelector("#ls-preset input");
+  if (input) input.placeholder = "none chosen";
+  else if (triesLeft > 0) setTimeout(namePreset, 50, triesLeft - 1);
+}

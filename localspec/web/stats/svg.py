@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 70, 44
-COLOURS = ("#0d9488", "#7c3aed", "#d97706", "#2563eb", "#db2777", "#65a30d", "#64748b")
+COLOURS = ("#0d9488", "#8b5cf6", "#d97706", "#2d5aff", "#db2777", "#65a30d", "#879696")
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4", "4 6", "1 4")
 BOX = "box"  # how bars are shown in a legend; points show their marker, lines their dash
 MAX_TICKS = 6

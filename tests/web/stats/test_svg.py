@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 import re
 from xml.etree import ElementTree
 
-from localspec.web.stats.svg import DASHES, Axes, Group, Series, bars, lines
+import pytest
+
+from localspec.web.stats.colours import COLOURS as BY_DRAFTER
+from localspec.web.stats.svg import COLOURS, DASHES, Axes, Group, Series, bars, lines
 
 AXES = Axes("Speed & <more>", "turn", "tok/s", line=1.0, line_label="plain")
 
@@ -42,3 +48,29 @@ def test_lines_differ_by_dash_and_bars_by_filling() -> None:
 def test_whole_numbers_get_whole_ticks() -> None:
     drawn = lines(AXES, [Series("a", [(1, 1), (4, 2)])])
     assert ">2.5<" not in drawn and ">2<" in drawn and ">4<" in drawn
+
+
+def channels(colour: str) -> list[float]:
+    """Red, green and blue without gamma."""
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+
+
+def luminance(colour: str) -> float:
+    return sum(map(operator.mul, (0.2126, 0.7152, 0.0722), channels(colour)))
+
+
+@pytest.mark.parametrize("colour", [*COLOURS, *BY_DRAFTER.values()])
+@pytest.mark.parametrize("ground", ["#f8fafc", "#151d27"])
+def test_every_colour_is_seen_on_a_light_page_and_on_a_dark_one(colour: str, ground: str) -> None:
+    low, high = sorted((luminance(colour), luminance(ground)))
+    assert (high + 0.05) / (low + 0.05) >= 2.9
+
+
+def test_no_two_drafters_have_near_colours() -> None:
+    for one, other in itertools.combinations(BY_DRAFTER.values(), 2):
+        shares = [
+            (a ** (1 / 3), b ** (1 / 3))
+            for a, b in zip(channels(one), channels(other), strict=True)
+        ]
+        assert math.dist(*zip(*shares, strict=True)) > 0.2, (one, other)

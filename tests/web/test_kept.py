@@ -1,0 +1,179 @@
+"""Nothing of the person's is lost on the page: drafts, deleted chats, the way back, large files."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from http.cookiejar import CookieJar
+
+import pytest
+
+from localspec.errors import EngineLost
+from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
+from tests.web.test_conversations import ask, begin, menu, stand
+
+pytestmark = pytest.mark.slow
+
+BOX = "document.querySelector('#ls-message textarea')"
+
+
+def holds(page: Visit, text: str) -> None:
+    """Wait until the message box has this text."""
+    page.page.wait_for_function(f"text => {BOX}?.value === text", arg=text, timeout=WAIT_MS)
+
+
+def shows(page: Visit, title: str) -> None:
+    page.page.locator("#ls-history [aria-current]", has_text=title).wait_for()
+
+
+def open_chat(page: Visit, title: str) -> None:
+    page.page.locator("#ls-history .ls-open", has_text=title).first.click()
+    shows(page, title)
+
+
+def test_what_is_typed_stays_with_its_chat_over_a_look_elsewhere_and_a_reload(visit: Open) -> None:
+    page = begin(visit)
+    ask(page, "echo drafts one", 1)
+    page.page.fill("#ls-message textarea", "half a thought")
+    page.page.click("#ls-new")
+    holds(page, "")
+    assert page.page.evaluate(f"document.activeElement === {BOX}"), "New chat is there to write in"
+    page.page.fill("#ls-message textarea", "another")
+    open_chat(page, "echo drafts one")
+    holds(page, "half a thought")
+    page.reload()
+    holds(page, "half a thought")
+    page.page.click("#ls-new")
+    holds(page, "another")
+    page.page.press("#ls-message textarea", "Enter")
+    stand(page, 1)
+    holds(page, "")
+    page.reload()
+    stand(page, 1)
+    assert page.page.input_value("#ls-message textarea") == "", "what was sent is no draft"
+
+
+def test_leaving_an_edit_brings_the_draft_back(visit: Open) -> None:
+    page = begin(visit)
+    ask(page, "echo edit me", 1)
+    page.page.fill("#ls-message textarea", "not sent yet")
+    page.page.locator("#ls-chat a.ls-edit").click()
+    holds(page, "echo edit me")
+    page.page.keyboard.press("Escape")
+    holds(page, "not sent yet")
+
+
+def test_back_leads_to_the_chat_before_and_forward_to_the_next(visit: Open) -> None:
+    page = begin(visit)
+    ask(page, "echo way one", 1)
+    page.page.wait_for_function("/c=[0-9]/.test(location.search)")
+    page.new_chat()
+    ask(page, "echo way two", 1)
+    open_chat(page, "echo way one")
+    page.page.go_back()
+    shows(page, "echo way two")
+    page.wait_for("echo way two")
+    page.page.go_forward()
+    shows(page, "echo way one")
+
+
+def test_two_chats_deleted_in_a_row_can_both_be_brought_back(visit: Open) -> None:
+    page = begin(visit)
+    ask(page, "echo first to go", 1)
+    page.new_chat()
+    ask(page, "echo next to go", 1)
+    for title in ("first to go", "next to go"):
+        menu(page, title, "Delete")
+        page.page.locator(".ls-toast.ls-undo", has_text=title).wait_for()
+    page.page.locator(".ls-toast", has_text="first to go").get_by_text("Undo").click()
+    page.wait_for("first to go", "#ls-history")
+    page.page.locator(".ls-toast", has_text="next to go").get_by_text("Undo").click()
+    page.wait_for("next to go", "#ls-history")
+
+
+def test_the_menu_of_a_chat_closes_by_key_wherever_the_focus_is(visit: Open) -> None:
+    page = begin(visit)
+    ask(page, "echo menu", 1)
+    more = page.page.locator("#ls-history .ls-more").first
+    for key in ("Tab", "Escape"):
+        more.click()
+        page.page.locator("#ls-menu").wait_for()
+        if key == "Escape":
+            page.page.evaluate("document.activeElement.blur()")
+        page.page.keyboard.press(key)
+        page.page.locator("#ls-menu").wait_for(state="detached")
+
+
+def test_a_preset_of_the_same_name_is_replaced_only_when_that_is_meant(
+    visit: Open, site: Site
+) -> None:
+    page = begin(visit)
+    page.page.keyboard.press("Control+,")
+    for prompt in ("first", "second"):
+        page.page.fill("#ls-system textarea", prompt)
+        page.page.click("#ls-preset-save")
+        page.page.fill("#ls-line", "Twice")
+        page.page.press("#ls-line", "Enter")
+        page.page.wait_for_function("document.querySelector('#ls-preset input').value === 'Twice'")
+        page.page.wait_for_timeout(500)  # the same command at once would be a double click
+    dialog = page.page.get_by_role("dialog", name="Replace the preset “Twice”?")
+    dialog.get_by_role("button", name="Keep it").click()
+    assert [one.system_prompt for one in site.service.journal.presets()] == ["first"]
+    page.page.click("#ls-preset-save")
+    page.page.press("#ls-line", "Enter")
+    dialog.get_by_role("button", name="Replace").click()
+    until(lambda: [one.system_prompt for one in site.service.journal.presets()] == ["second"])
+
+
+def test_a_file_of_twenty_megabytes_comes_in_and_a_broken_one_is_refused(visit: Open) -> None:
+    page = begin(visit)
+    words = "meta path \\u " + "x" * 20_000_000  # what Gradio's bodies are searched for
+    talk = {
+        "messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "so"}]
+    }
+    for name, content in (("big.json", json.dumps(talk)), ("bad.json", "{")):
+        file = {"name": name, "mimeType": "application/json", "buffer": content.encode()}
+        page.page.set_input_files("#ls-import-file", files=[file])
+        said = "One chat was imported." if name == "big.json" else "nothing was taken in"
+        page.page.locator(".ls-toast", has_text=said).wait_for()
+    page.wait_for("of 20,000,013 characters")
+    assert all("409" in error for error in page.errors)
+    page.errors.clear()  # the browser notes a refusal by itself
+
+
+def test_a_copied_message_is_what_was_written(visit: Open) -> None:
+    written = "a < b &lt; ![x](y) $x^2$\n\n~~~\nc < d\n~~~\n\n    e < f\n\n&#60; <https://x.org/>"
+    page = begin(visit)
+    page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page, f"echo {written}", 1)
+    page.page.get_by_title("Copy message").last.click()
+    copied = "navigator.clipboard.readText()"
+    page.page.wait_for_function(f"async () => (await {copied}).includes('echo')", timeout=WAIT_MS)
+    assert page.page.evaluate(copied).rstrip("\n") == f"echo {written}"
+
+
+def test_an_engine_lost_for_good_is_started_again_from_the_chat(visit: Open, site: Site) -> None:
+    page = begin(visit)
+    script = site.backend.script
+    try:
+        for _ in range(3):
+            script.fault, script.fail_at_round = EngineLost("The engine ended."), 0
+            site.backend.num_rounds = 0
+            page.send("echo lost")
+            page.page.wait_for_function(f"{BOX}.value === ''")
+            site.service.journal.flush()
+            page.page.wait_for_selector('#ls-strip:is([data-phase="ready"], [data-phase="failed"])')
+    finally:
+        script.fault, script.fail_at_round = None, None
+    button = page.page.get_by_role("button", name="Start the engine again")
+    button.wait_for()
+    assert page.text("#ls-notices").count("The engine ended") == 1
+    button.click()
+    page.page.wait_for_selector('#ls-strip[data-phase="ready"]')
+    page.page.wait_for_function("!document.querySelector('#ls-notices').innerText")
+
+
+def test_a_wrong_number_in_the_strips_address_fails_nothing(site: Site) -> None:
+    opened = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    opened.open(site.url).read()
+    assert opened.open(f"{site.origin}/live?rounds_from=abc").status == 200
