@@ -53,6 +53,7 @@ for (const command of window.lsWaiting || []) pass(command);
 """
 SIGNAL_JS = """
 watch('value', () => {
+  window.lsSignal = props.value;
   if (props.value) window.dispatchEvent(new CustomEvent('ls-signal', { detail: props.value }));
 });
 """

@@ -152,7 +152,7 @@ def test_a_megabyte_pasted_holds_nothing_up_and_is_not_cut(visit: Open) -> None:
     assert page.page.input_value("#ls-message textarea") == ""
     page.page.press("#ls-message textarea", "Enter")
     dialog = page.page.get_by_role("dialog")
-    dialog.get_by_text("but the context holds 4096. Nothing was cut.").wait_for()
+    dialog.get_by_text("but the context holds 4,096. Nothing was cut.").wait_for()
     dialog.get_by_role("button", name="Shorten the message").click()
     assert page.page.locator(".ls-chip").count() == 2
     assert page.page.locator("#ls-chat [data-testid=user]").count() == 0
@@ -260,7 +260,7 @@ def test_a_look_at_the_advanced_settings_changes_nothing(visit: Open, site: Site
     page.wait_for("The seed is 'seven', but takes a whole number.", "#ls-toasts")
     page.page.get_by_label("Seed").fill("")
     page.page.press("#ls-message textarea", "Enter")
-    page.wait_for("Max tokens is 0, but a reply needs at least 1.", "#ls-toasts")
+    page.wait_for("Max tokens is 0, but needs at least 1.", "#ls-toasts")
     assert page.page.input_value("#ls-message textarea") == "echo refused"
 
 

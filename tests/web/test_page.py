@@ -312,7 +312,7 @@ def test_an_overflow_is_said_and_the_text_stays_in_the_box(visit: Open, site: Si
     page.open("&c=new")
     text = "word " * 5000
     page.send(text)
-    page.page.get_by_text("but the context holds 4096").wait_for()
+    page.page.get_by_text("but the context holds 4,096").wait_for()
     page.page.get_by_role("button", name="Shorten the message").click()
     assert page.page.input_value("#ls-message textarea") == text
     page.page.fill("#ls-message textarea", "")

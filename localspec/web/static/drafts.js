@@ -2,6 +2,9 @@
 // so that neither a reload nor a look at another chat loses it. Attached files are not kept.
 import { messageBox, onNews, setMessage } from "./ui.js";
 
+const START_MS = 100;
+const START_TRIES = 30;
+
 let shown = null; // the chat whose draft is in the box; null until the page says
 let isHeld = false; // the box holds something else: an earlier message that is being edited
 
@@ -43,8 +46,15 @@ onNews("moved", (handle) => {
   const typed = messageBox()?.value ?? "";
   shown = handle;
   if (before === null && typed) write(keyOf(handle), typed); // faster than the page
-  else if (before === null || keyOf(before) !== keyOf(handle)) bringBack();
+  else if (before === null) atStart(START_TRIES);
+  else if (keyOf(before) !== keyOf(handle)) bringBack();
 });
+
+// Gradio shows its box before it listens to it, and may put its own empty text back.
+function atStart(triesLeft) {
+  if (!isHeld && !messageBox()?.value) bringBack();
+  if (triesLeft > 0) setTimeout(atStart, START_MS, triesLeft - 1);
+}
 
 onNews("sent", (handle) => {
   write(keyOf(shown), "");

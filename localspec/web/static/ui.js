@@ -18,16 +18,22 @@ export function command(what, { mayRepeat = false } = {}) {
 }
 
 const listeners = new Map();
+let whereItIs = null; // the chat shown, as last told: the first news may be here before who hears it
 
 export function onNews(name, react) {
   listeners.set(name, [...(listeners.get(name) || []), react]);
+  if (name === "moved" && whereItIs !== null) react(whereItIs);
 }
 
-window.addEventListener("ls-signal", (event) => {
-  const news = JSON.parse(event.detail);
+function hear(written) {
+  const news = JSON.parse(written);
+  whereItIs = news.moved ?? whereItIs;
   for (const [name, value] of Object.entries(news))
     for (const react of listeners.get(name) || []) react(value);
-});
+}
+
+window.addEventListener("ls-signal", (event) => hear(event.detail));
+if (window.lsSignal) hear(window.lsSignal);
 
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
