@@ -331,3 +331,11 @@ def test_the_gauge_comes_back_with_the_model(page: Visit) -> None:
     service.retry()
     page.wait_for("of 4,096 tokens", "#ls-gauge-text")
     page.page.fill("#ls-message textarea", "")
+
+
+def test_a_page_made_narrow_does_not_lie_under_its_sides(visit: Open) -> None:
+    page = begin(visit)
+    page.page.wait_for_selector("#ls-side.open")
+    page.page.set_viewport_size({"width": 360, "height": 740})
+    page.page.wait_for_selector("#ls-side:not(.open)")
+    page.page.get_by_role("tab", name="Stats").first.click(timeout=WAIT_MS)

@@ -208,6 +208,10 @@ function begin(triesLeft) {
     new MutationObserver(nameToggles).observe(side, { attributes: true, attributeFilter: ["class"] });
   if (window.innerWidth < ROOM_FOR_SETTINGS_PX) setSide("ls-settings", false);
   if (window.innerWidth < NARROW_PX) setSide("ls-side", false);
+  // Made narrow, or turned upright, the page would lie under its sides.
+  window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {
+    if (event.matches) for (const name of ["ls-side", "ls-settings"]) setSide(name, false);
+  });
   applyTheme();
   nameToggles();
   namePreset(400);
