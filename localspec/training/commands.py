@@ -17,6 +17,7 @@ import typer
 
 from localspec.errors import ConfigError
 from localspec.flags import (
+    ContextFlag,
     DraftFlag,
     DtypeFlag,
     JsonFlag,
@@ -51,9 +52,6 @@ WorkFlag = Annotated[
 ]
 MinutesFlag = Annotated[float, typer.Option(help="For the training itself.")]
 AnswerFlag = Annotated[float, typer.Option(help="For the target's answers, at most.")]
-ContextFlag = Annotated[
-    int | None, typer.Option(help="Tokens of context in the chats it is for; none: as they have.")
-]
 ThreadsFlag = Annotated[int | None, typer.Option(help="Threads of the processor.")]
 DeviceFlag = Annotated[str | None, typer.Option(help="cpu, cuda or mps; none: the best here.")]
 RateFlag = Annotated[float | None, typer.Option(help="Peak learning rate.")]

@@ -51,6 +51,14 @@ def text_of(backend: Any, drafter: str) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
+def write_misfit(folder: Path) -> None:
+    """A head for a target of another width."""
+    write_random(folder, with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
+    config = json.loads((folder / "head.json").read_text())
+    config["target"]["hidden_size"] += 8
+    (folder / "head.json").write_text(json.dumps(config))
+
+
 def test_a_head_that_is_named_drafts_and_changes_nothing(target: Path, tmp_path: Path) -> None:
     write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
     backend = opened(target, tmp_path / "head")
@@ -68,10 +76,7 @@ def test_a_folder_that_is_no_head_is_named_with_its_reason(target: Path, tmp_pat
 def test_a_head_of_another_target_is_a_reason_and_the_chat_goes_on(
     target: Path, tmp_path: Path
 ) -> None:
-    write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
-    config = json.loads((tmp_path / "head" / "head.json").read_text())
-    config["target"]["hidden_size"] += 8
-    (tmp_path / "head" / "head.json").write_text(json.dumps(config))
+    write_misfit(tmp_path / "head")
     backend = opened(target, tmp_path / "head")
     assert "hidden_size" in (reason_of(backend, "medusa") or "")
     assert text_of(backend, "ngram") == text_of(backend, "off")
@@ -166,10 +171,7 @@ def test_a_head_that_was_named_and_cannot_be_used_is_said_at_the_start(
     target: Path, tmp_path: Path
 ) -> None:
     """It was passed over without a word, and another drafted in its place."""
-    write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
-    config = json.loads((tmp_path / "head" / "head.json").read_text())
-    config["target"]["hidden_size"] += 8
-    (tmp_path / "head" / "head.json").write_text(json.dumps(config))
+    write_misfit(tmp_path / "head")
     (tmp_path / "odd").mkdir()
     notices = opened(target, tmp_path / "head", tmp_path / "odd").describe().notices
     assert any("hidden_size" in notice for notice in notices)

@@ -16,7 +16,7 @@ from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import KIND, EagleParts, EagleShape, OwnForm, Speech
 from localspec.forward.heads.eagle_published import load_published
-from localspec.forward.heads.files import CONFIG, TargetSizes, read_head, take
+from localspec.forward.heads.files import CONFIG, TargetSizes, is_fraction, read_head, take
 from localspec.forward.heads.layer import packed_parts, plain_frequencies
 from localspec.forward.model import LanguageModel
 
@@ -56,8 +56,7 @@ def read_shape(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) ->
         raise _unfit(folder, f"{odd[0]} is missing from its settings or unknown there")
     layers, numbers = settings["layers"], {k: v for k, v in settings.items() if k != "layers"}
     for name, value in numbers.items():
-        kinds = (int, float) if name in FRACTIONS else (int,)
-        if type(value) not in kinds or not 0 < value < 1e12:
+        if not is_fraction(value) or (name not in FRACTIONS and type(value) is not int):
             raise _unfit(folder, f"its {name} is {value!r}")
     known = (LAST, *range(sizes.num_layers))
     if not isinstance(layers, list) or not layers or any(i not in known for i in layers):

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import EagleParts, FirstForm, Network, Speech, ThirdForm
-from localspec.forward.heads.files import TargetSizes, read_tensors, take
+from localspec.forward.heads.files import TargetSizes, is_fraction, read_tensors, take
 from localspec.forward.heads.layer import DecoderLayer, LayerShape, Rows, packed_parts
 from localspec.forward.model import LanguageModel
 from localspec.forward.takeover import ROTATIONS
@@ -77,7 +77,7 @@ class _Config:
     def fraction(self, name: str, default: float) -> float:
         """A positive number. Raises ModelError."""
         found = self.values.get(name, default)
-        if type(found) not in (int, float) or not 0 < found < 1e12:
+        if not is_fraction(found):
             raise self.unfit(f"{CONFIG} names {name} {found!r}, which no head has")
         return float(found)
 

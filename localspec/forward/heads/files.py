@@ -157,6 +157,12 @@ def take(
     return {name: tensors[name].to(device, dtype) for name in shapes}
 
 
+def is_fraction(value: object) -> bool:
+    """Whether it is a positive number such as an epsilon or a base of rotation; a whole one may be
+    beyond what a float holds."""
+    return isinstance(value, int | float) and type(value) is not bool and 0 < value < 1e12
+
+
 def _config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise ModelError(f"There is no head at {folder} ({CONFIG} is missing).")

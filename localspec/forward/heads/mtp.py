@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from localspec.errors import ModelError
-from localspec.forward.heads.files import TargetSizes, read_head, take
+from localspec.forward.heads.files import TargetSizes, is_fraction, read_head, take
 from localspec.forward.heads.layer import (
     Attend,
     DecoderLayer,
@@ -88,9 +88,8 @@ class MtpShape:
             if type(settings.get(name)) is not int or not 0 < settings[name] <= MAX_SIZE:
                 raise _odd(where, name, settings.get(name))
         for name in ("rotation_base", "norm_epsilon"):
-            value: Any = settings.get(name)
-            if type(value) not in (int, float) or not 0.0 < value < 1e12:
-                raise _odd(where, name, value)
+            if not is_fraction(settings.get(name)):
+                raise _odd(where, name, settings.get(name))
         if type(settings.get("has_bias", False)) is not bool:
             raise _odd(where, "has_bias", settings["has_bias"])
         if settings["num_heads"] % settings["num_kv_heads"]:
