@@ -33,7 +33,7 @@ from localspec.machine.options import LoadOptions
 
 if TYPE_CHECKING:
     from localspec.backend import Backend, Description
-    from localspec.chat.keeper import Opener
+    from localspec.chat.backend_lifecycle import Opener
     from localspec.machine.options import Offer
     from localspec.record.store import SessionInfo
 
@@ -45,7 +45,7 @@ EXPOSED = (
     "you trust; elsewhere leave --host out and use a tunnel: "
     "ssh -L {port}:127.0.0.1:{port} this-machine"
 )
-ENGINE = "localspec.machine.load:open_local_backend"  # by name: it brings torch, this must not
+ENGINE = "localspec.load:open_local_backend"  # by name: it brings torch, this must not
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

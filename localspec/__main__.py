@@ -24,6 +24,6 @@ def prepare(arguments: list[str]) -> None:
 if __name__ == "__main__":
     prepare(sys.argv[1:])
     prefer_large_pages()
-    from localspec.commands import main
+    from localspec.cli import main
 
     main()

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from localspec.backend import Request, TurnStats
-from localspec.commands import app
+from localspec.cli import app
+from localspec.generate_command import stats_json
 from localspec.leniency import Leniency, Threshold, Typical
-from localspec.machine.answer import stats_json
 
 PROMPT = "Write a function that adds."
 Asked = list[Request]
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         stats = TurnStats(4, num_output_tokens=3, exact=is_exact, num_lenient_tokens=1 - is_exact)
         return {"text": "a b c", "stats": stats_json(stats)}
 
-    monkeypatch.setattr("localspec.machine.answer.answer", answer)
+    monkeypatch.setattr("localspec.generate_command.answer", answer)
     return requests
 
 

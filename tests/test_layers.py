@@ -51,7 +51,7 @@ MAY_IMPORT = {
         "chat.audit",
         "chat.distribution",
         "chat.race",
-        "machine.found",
+        "machine.hardware_summary",
         "machine.hardware",
         "record.drafted",
     },
@@ -62,10 +62,10 @@ MAY_IMPORT = {
         "chat.tune_up",
         "machine.options",
         "machine.recommend",
-        "machine.shelf",
+        "machine.catalogue",
         "machine.downloads",
     },
-    "web.models.tab": {"web", "chat.service", "machine.shelf", "record.learnt"},
+    "web.models.tab": {"web", "chat.service", "machine.catalogue", "record.learnt"},
     "web.models.page": {
         "web",
         "backend",
@@ -73,7 +73,7 @@ MAY_IMPORT = {
         "chat.tune_up",
         "machine.options",
         "machine.recommend",
-        "machine.shelf",
+        "machine.catalogue",
         "machine.downloads",
     },
     "web.models.card": {
@@ -86,34 +86,37 @@ MAY_IMPORT = {
     "web.models.tune": {"web", "chat.tune_up"},
     "remote": {"backend", "chat.template"},
     "machine": set(),
-    "machine.load": {"*"},  # the composition root, with
-    "machine.guesses": {"*"},  # its drafters, and
-    "machine.room": {"forward.weights"},  # the place for models
+    "load": {"*"},  # the composition root, with
+    "build_drafters": {"*"},  # its drafters, and
+    "machine.placement": {"forward.weights"},  # the place for models
     "machine.remembered": {"engine.acceptance"},  # reads what the controller learnt
-    "machine.elsewhere": {"engine.acceptance"},  # and what it learnt on another machine
+    "engine.shipped_acceptance": {"engine.acceptance"},  # and what it learnt on another machine
     "machine.doctor": {"workloads"},  # whether the person's files can be read
-    "machine.answer": {"*"},  # what the command line asks of it
+    "generate_command": {"*"},  # what the command line asks of it
     "training": {"forward", "chat.template", "backend"},
     "training.commands": {"*"},
-    "training.errand": {"*"},  # finds the target and the log, registers what was made
+    "training.train_command": {"*"},  # finds the target and the log, registers what was made
     "training.gain": {"*"},  # measures with the engine and the drafter itself, and so does
     "training.accepted": {"*"},
     "bench": {"*"},
-    "commands": {"*"},
+    "cli": {"*"},
     "flags": set(),
-    "__main__": {"bootstrap", "commands"},
+    "__main__": {"bootstrap", "cli"},
     "__init__": set(),
 }
 NOUNS = {"core", "errors", "files", "leniency", "config", "arithmetic", "__init__"}
 
 # A foreign package may be imported only here.
 HOMES = {
-    "torch": ("forward", "engine", "drafters", "bench", "training", "machine"),
+    "torch": (
+        "forward", "engine", "drafters", "bench", "training", "machine", "load", "build_drafters",
+        "generate_command",
+    ),
     "transformers": (
-        "forward", "engine", "drafters", "bench", "training", "machine", "chat.template",
+        "forward", "engine", "drafters", "bench", "training", "machine", "chat.template", "load",
     ),
     "tokenizers": (
-        "forward", "engine", "drafters", "bench", "training", "machine", "chat.template",
+        "forward", "engine", "drafters", "bench", "training", "machine", "chat.template", "load",
     ),
     "bitsandbytes": ("forward", "drafters", "machine"),
     "gradio": ("web",),
@@ -123,7 +126,7 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("commands", "flags", "bench.commands", "training.commands"),
+    "typer": ("cli", "flags", "bench.commands", "training.commands"),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (
@@ -224,7 +227,7 @@ def test_imports_follow_the_house(path: Path) -> None:
         ("chat.template", "from transformers import AutoTokenizer", True),
         ("chat.service", "import sqlite3", False),
         ("machine.planner", "from localspec.engine.engine import Engine", False),
-        ("machine.load", "from localspec.engine.engine import Engine", True),
+        ("load", "from localspec.engine.engine import Engine", True),
         ("core", "if TYPE_CHECKING:\n    import torch", True),
         ("core", "import torch.nn", False),
     ],

@@ -45,7 +45,7 @@ TRAINED = [f"train {name}" for name in ("pair", "distil", "medusa", "eagle", "mt
 def test_every_command_has_help_and_json(root: Path, name: str) -> None:
     from typer.testing import CliRunner
 
-    from localspec.commands import app
+    from localspec.cli import app
 
     words = [*name.split(), "--help"]
     shown = CliRunner().invoke(app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})

@@ -21,8 +21,8 @@ from localspec.core import DraftPlan, Outcome, Policy, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache, KVShape, kv_dtype
 from localspec.forward.decoder import Decoder
+from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, kv_shape
-from localspec.forward.takeover import take_over
 
 VOCAB_SIZE = 64
 END_ID = 63

@@ -1,6 +1,6 @@
 """`bench` and what stands beside it: inflate a pair, replay logged rounds, install the peers.
 
-Contract: as of localspec.commands: parse flags, call one function, print its result. `bench`
+Contract: as of localspec.cli: parse flags, call one function, print its result. `bench`
 without a further word compares; --suite chooses what, and flags beside it replace single values.
 
 Not here: logic. Heavy imports stand inside the commands.

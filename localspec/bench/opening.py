@@ -19,9 +19,9 @@ from localspec import __version__
 from localspec.backend import Message
 from localspec.bench.stage import Stage
 from localspec.chat.local import Loaded
+from localspec.load import open_local_backend
 from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import probe
-from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.machine.sources import Source, resolve
 from localspec.record.learnt import learnt_states

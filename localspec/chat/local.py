@@ -4,7 +4,7 @@ Contract: core.Backend. Renders and tokenises the conversation, refuses what doe
 the first chunk, turns rounds of tokens into text that never shows half a character, ends at
 stop strings, and keeps the turn's statistics. One turn at a time; the caller holds the lock.
 
-Not here: decoding (engine), storage and queueing (service), loading (machine.load).
+Not here: decoding (engine), storage and queueing (service), loading (load).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from localspec.backend import (
     Request,
     TurnStats,
 )
-from localspec.chat import off
-from localspec.chat.pieces import TokenTexts, drafted_tokens
-from localspec.chat.relief import TurnFault, fault_of, given_up, without_weights
+from localspec.chat import off_reasons as off
+from localspec.chat.continuation import Start, start_of
+from localspec.chat.out_of_memory import TurnFault, fault_of, given_up, without_weights
 from localspec.chat.stops import StopStrings
 from localspec.chat.template import ChatTemplate, Detokenizer
-from localspec.chat.unfinished import Start, start_of
+from localspec.chat.token_text import TokenTexts, drafted_tokens
 from localspec.core import AUTO, OFF, Policy, Round, Sequence, Step
 from localspec.errors import ContextOverflow, EngineLost, LocalspecError, RequestError
 
@@ -49,7 +49,7 @@ def _no_counter() -> float | None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What machine.load hands over. statuses: every drafter there is, usable or not. joules: the
+    """What load hands over. statuses: every drafter there is, usable or not. joules: the
     energy the card has used so far, where it counts that. return_memory: gives back to the device
     what nothing uses any more."""
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from localspec.backend import Backend, Request
 from localspec.chat import branches
 from localspec.chat.answering import Ended
-from localspec.chat.gauge import Gauge, gauge
+from localspec.chat.backend_lifecycle import Keeper, Opener, Smaller
+from localspec.chat.context_usage import Gauge, gauge
 from localspec.chat.importing import read_conversations
 from localspec.chat.journal import Entry, Journal, Talk
-from localspec.chat.keeper import Keeper, Opener, Smaller
-from localspec.chat.off import off_now
+from localspec.chat.off_reasons import off_now
 from localspec.chat.turn import (
     Reply,
     ReplySettings,

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from localspec.backend import Backend, Request
 from localspec.chat.answering import Ended, answer
+from localspec.chat.backend_lifecycle import Keeper
 from localspec.chat.journal import Journal
-from localspec.chat.keeper import Keeper
 from localspec.chat.turn import Reply, TurnPhase, turn_settings, unexpected
 from localspec.errors import EngineLost, LocalspecError
 

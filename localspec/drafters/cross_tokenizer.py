@@ -30,11 +30,11 @@ from dataclasses import replace
 import torch
 
 from localspec.core import DraftPlan, Outcome, Proposal, SamplingParams, Sequence, chain
+from localspec.drafters.draft_text import Transcript
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.parts import Foreign, Parts
-from localspec.drafters.retelling import Retelling, Told
+from localspec.drafters.retokenise import Retelling, Told
 from localspec.drafters.shared_tokens import SharedTokens, special_pairs
-from localspec.drafters.transcript import Transcript
 from localspec.engine.sampling import distributions, peaks
 from localspec.errors import ModelError
 from localspec.forward.model import prefill

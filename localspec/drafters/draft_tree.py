@@ -23,8 +23,8 @@ import torch
 from localspec.core import DraftPlan, Growth, Outcome, Proposal, Sequence
 from localspec.drafters.draft_model import catch_up
 from localspec.drafters.drafting import drafted_with, fitted
-from localspec.drafters.growing import MAX_CHILDREN, ROOT, Children, Drawn, Growing, Ranked
 from localspec.drafters.parts import Parts
+from localspec.drafters.tree_growth import MAX_CHILDREN, ROOT, Children, Drawn, Growing, Ranked
 from localspec.engine.sampling import distributions, peaks
 from localspec.errors import ModelError
 from localspec.forward.model import LanguageModel

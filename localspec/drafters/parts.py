@@ -1,6 +1,6 @@
 """What a drafter may be built from, and the word for "not here".
 
-Contract: machine.load fills `Parts` once; every drafter's `build(parts)` returns the drafter or
+Contract: load fills `Parts` once; every drafter's `build(parts)` returns the drafter or
 raises ModelError with the sentence the person reads beside its greyed name.
 """
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from localspec.engine.records import PRIOR_ROUNDS, Record, number
+from localspec.engine.acceptance_counts import PRIOR_ROUNDS, Record, number
 
 PRIOR = 0.5
 PRIOR_WEIGHT = 3.0  # rounds that a prior counts for: of a temperature,

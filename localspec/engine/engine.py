@@ -31,8 +31,8 @@ from localspec.core import (
     Step,
     Verdict,
 )
+from localspec.engine.distributions import target_rows
 from localspec.engine.lenient import verify_leniently
-from localspec.engine.rows import target_rows
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel

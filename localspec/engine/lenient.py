@@ -37,7 +37,7 @@ from enum import Enum
 import torch
 
 from localspec.core import Proposal, Verdict
-from localspec.engine.rows import Row, Rows
+from localspec.engine.distributions import Row, Rows
 from localspec.engine.sampling import no_numbers, uniforms
 from localspec.engine.verify import chance_of, drawn_with
 from localspec.forward.tree import children

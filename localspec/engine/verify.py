@@ -22,7 +22,7 @@ import math
 import torch
 
 from localspec.core import Proposal, Verdict
-from localspec.engine.rows import Row, Rows
+from localspec.engine.distributions import Row, Rows
 from localspec.engine.sampling import draw, no_numbers, uniforms
 from localspec.forward.tree import children
 

@@ -22,7 +22,7 @@ from localspec.errors import CacheError
 from localspec.forward.features import Features
 
 if TYPE_CHECKING:
-    from localspec.forward.begun import Begun
+    from localspec.forward.partial_forward import Begun
 
 
 @dataclass(frozen=True)

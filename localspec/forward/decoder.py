@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.begun import Begun, finish
 from localspec.forward.cache import KVCache
 from localspec.forward.features import LAST, Features
 from localspec.forward.linear import Linear
 from localspec.forward.norm import RootMeanSquareNorm
+from localspec.forward.partial_forward import Begun, finish
 from localspec.forward.tree import additive_mask, depths
 
 # layer, queries [n, heads, head_dim], keys and values [n, 2 * kv_heads, head_dim]

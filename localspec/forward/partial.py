@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import torch
 
-from localspec.forward.begun import Begun
 from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.partial_forward import Begun
 
 
 class EarlyExit(Decoder):

@@ -1,6 +1,6 @@
 """What a person asked to be loaded, before anything is known about whether it can be.
 
-Contract: plain values from flags or the page, unchecked; machine.load checks them.
+Contract: plain values from flags or the page, unchecked; load checks them.
 """
 
 from __future__ import annotations

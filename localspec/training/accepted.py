@@ -4,7 +4,7 @@ Contract: every drafter that can be had, by name, over every prompt at every tem
 engine as it chats; what was accepted is learnt as in chats, by kind of text, and written for
 first chats on other machines to start from. A drafter that fails on the way is left out, and said.
 
-Not here: the file (machine.elsewhere), learning itself (engine.acceptance).
+Not here: the file (engine.shipped_acceptance), learning itself (engine.acceptance).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from localspec.bench.opening import stage_of
 from localspec.bench.stage import Case, Stage, run_engine
 from localspec.bench.suite import require_temperatures
+from localspec.build_drafters import heads_of, marks_of
 from localspec.chat.local import Loaded
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
+from localspec.engine.shipped_acceptance import Origin, refusal, write_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.files import why_not_writable
-from localspec.machine.elsewhere import Origin, refusal, write_accepted
-from localspec.machine.guesses import heads_of, marks_of
-from localspec.machine.load import open_local_backend
+from localspec.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve
 from localspec.training.heads.questions import Conversation

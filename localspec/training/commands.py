@@ -1,6 +1,6 @@
 """`train` and what stands under it: a pair from text, heads and drafts for a target, a report.
 
-Contract: as of localspec.commands: parse flags, call one function, print its result. Progress goes
+Contract: as of localspec.cli: parse flags, call one function, print its result. Progress goes
 to stderr. A person's own conversations are read only with --from-chats, from the local log, and
 what is made of them stays in HOME.
 
@@ -145,7 +145,7 @@ def distil(
     as_json: JsonFlag = False,
 ) -> None:
     """Train a small draft model. With --from-chats, fit the target's draft to your own chats."""
-    from localspec.training.errand import Errand, run_errand
+    from localspec.training.train_command import Errand, run_errand
 
     errand = Errand(
         "draft",
@@ -198,7 +198,7 @@ def _head_command(kind: str) -> Callable[..., None]:
         home: HomeFlag = None,
         as_json: JsonFlag = False,
     ) -> None:
-        from localspec.training.errand import Errand, run_errand
+        from localspec.training.train_command import Errand, run_errand
 
         options = _given(num_heads=heads, num_layers=layers, ffn_size=ffn_size, num_steps=steps)
         _require_known(kind, options)
@@ -250,7 +250,7 @@ def accepted(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what each way of drafting accepts, for first chats elsewhere to start from."""
-    from localspec.training.errand import accepted_of
+    from localspec.training.train_command import accepted_of
 
     load = LoadOptions(profile, model, draft, context=context, dtype=dtype, home=home)
     result, text = accepted_of(load, prompts or (), made_up, temperatures, max_tokens, out, seed)
@@ -272,7 +272,7 @@ def report(
     as_json: JsonFlag = False,
 ) -> None:
     """Say what a trained head or draft would gain here, or that it would lose."""
-    from localspec.training.errand import report_gains
+    from localspec.training.train_command import report_gains
 
     load = LoadOptions(profile, model, context=context, dtype=dtype, home=home)
     result, text = report_gains(folders or (), load, device, threads)

@@ -31,6 +31,7 @@ from localspec.training.evaluate import PairReport, evaluate_pair
 from localspec.training.export import export_model
 from localspec.training.grow import load_exported, widened
 from localspec.training.model import Decoder, num_parameters
+from localspec.training.pipeline import Report, Workshop, build_packs, open_workshop
 from localspec.training.places import LOCK, alone_in, require_writable
 from localspec.training.pretrain import (
     HeadLoss,
@@ -44,7 +45,6 @@ from localspec.training.pretrain import (
 from localspec.training.prompts import PromptPlan, chat_prompts
 from localspec.training.schedule import Schedule
 from localspec.training.settings import TrainSettings
-from localspec.training.workshop import Report, Workshop, build_packs, open_workshop
 
 __all__ = ["TrainReport", "TrainSettings", "train"]
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from localspec.bench.by_drafter import cells, chosen, columns, markdown
 from localspec.bench.stage import Run
-from localspec.commands import app
+from localspec.cli import app
 
 
 def run(lengths: tuple[int, ...], drafted: int = 4) -> Run:

@@ -14,7 +14,7 @@ from localspec.bench.arms import PEERS, parse_arms
 from localspec.bench.peers import environments
 from localspec.bench.peers.environments import environment_of
 from localspec.bench.presets import preset
-from localspec.commands import app
+from localspec.cli import app
 from localspec.drafters import REGISTRY
 from localspec.errors import ConfigError, SetupError, StoreError
 

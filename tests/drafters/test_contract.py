@@ -26,8 +26,8 @@ from localspec.drafters import REGISTRY, drafter_class
 from localspec.drafters.parts import Parts
 from localspec.engine import engine as engine_module
 from localspec.engine import verify as verify_module
+from localspec.engine.distributions import DenseRow, SampledRows, target_rows
 from localspec.engine.engine import Engine
-from localspec.engine.rows import DenseRow, SampledRows, target_rows
 from localspec.engine.sampling import distributions
 from localspec.forward.cache import KVCache, KVShape
 from tests.drafters.foreign_tiny import foreign_to

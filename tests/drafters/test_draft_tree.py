@@ -12,8 +12,8 @@ import torch
 from localspec import core
 from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
 from localspec.drafters.draft_tree import DraftTreeDrafter
-from localspec.drafters.growing import MAX_CHILDREN, Growing, Ranked
 from localspec.drafters.parts import Parts
+from localspec.drafters.tree_growth import MAX_CHILDREN, Growing, Ranked
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
 from tests.drafters.test_contract import (

@@ -18,7 +18,7 @@ from localspec.engine.acceptance import (
     confidence_bin,
     temperature_bucket,
 )
-from localspec.engine.records import MAX_POSITIONS, PRIOR_ROUNDS
+from localspec.engine.acceptance_counts import MAX_POSITIONS, PRIOR_ROUNDS
 
 COLD = Situation(0)
 

@@ -12,7 +12,8 @@ import torch
 from localspec import core
 from localspec.core import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import calibrate as calibration
-from localspec.engine import rows, verify
+from localspec.engine import distributions as rows
+from localspec.engine import verify
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate, steady_ms
 from localspec.engine.controller import Controller

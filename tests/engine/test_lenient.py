@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from localspec.core import Proposal, SamplingParams, Verdict, chain
+from localspec.engine import distributions as rows_module
 from localspec.engine import lenient as module
-from localspec.engine import rows as rows_module
+from localspec.engine.distributions import GreedyRows, SampledRows, target_rows
 from localspec.engine.lenient import verify_leniently
-from localspec.engine.rows import GreedyRows, SampledRows, target_rows
 from localspec.engine.verify import verify
 from localspec.leniency import Factor, Leniency, Threshold, Typical
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from localspec.core import Proposal, Verdict, chain
-from localspec.engine import rows as rows_module
+from localspec.engine import distributions as rows_module
 from localspec.engine import verify as module
-from localspec.engine.rows import SampledRows
+from localspec.engine.distributions import SampledRows
 from localspec.engine.verify import verify
 
 V = 3

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from localspec.core import Growth, Proposal, Verdict
-from localspec.drafters import growing
-from localspec.drafters.growing import ROOT, Drawn, Growing, Ranked
-from localspec.engine import rows as rows_module
+from localspec.drafters import tree_growth as growing
+from localspec.drafters.tree_growth import ROOT, Drawn, Growing, Ranked
+from localspec.engine import distributions as rows_module
 from localspec.engine import verify as module
-from localspec.engine.rows import SampledRows
+from localspec.engine.distributions import SampledRows
 from localspec.engine.verify import verify
 from tests.engine import test_verify as enumeration
 

@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from localspec.errors import CacheError, ModelError
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.from_transformers import FAMILIES, take_over
 from localspec.forward.linear import PackedLinear, PlainLinear
 from localspec.forward.model import CausalLM, kv_shape
-from localspec.forward.takeover import FAMILIES, take_over
 from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]

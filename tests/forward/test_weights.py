@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from localspec.errors import ModelError
 from localspec.forward import weights
 from localspec.forward.decoder import Decoder
+from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM
-from localspec.forward.takeover import take_over
 from localspec.forward.weights import (
     check_folder,
     check_safetensors,

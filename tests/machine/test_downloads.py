@@ -17,9 +17,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from localspec.config import PROJECT_FOLDER
-from localspec.machine.downloads import desk as app_side
+from localspec.machine.downloads import download_queue as app_side
 from localspec.machine.downloads import ledger
-from localspec.machine.downloads.desk import WORKER, Downloads
+from localspec.machine.downloads.download_queue import WORKER, Downloads
 from localspec.machine.downloads.faults import Fault
 from localspec.machine.downloads.ledger import Unfinished
 from localspec.machine.downloads.listing import HubFile, Survey

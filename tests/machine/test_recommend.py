@@ -8,6 +8,7 @@ import pytest
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.machine.budget import GIB, Room
+from localspec.machine.catalogue import profile_offers
 from localspec.machine.gain import Gain, best_speedup
 from localspec.machine.options import LoadOptions
 from localspec.machine.recommend import (
@@ -20,7 +21,6 @@ from localspec.machine.recommend import (
     recommend,
 )
 from localspec.machine.shapes import Precision
-from localspec.machine.shelf import profile_offers
 from localspec.machine.speedup import Measurement
 
 OFFERS = profile_offers(load_profiles((SHIPPED_PROFILES,)), [])

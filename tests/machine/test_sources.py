@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from localspec import config
-from localspec.commands import app
+from localspec.cli import app
 from localspec.errors import ModelError
 from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve

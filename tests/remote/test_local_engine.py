@@ -14,7 +14,7 @@ import pytest
 
 import app
 from localspec.backend import Chunk, Message, Request
-from localspec.machine.load import open_local_backend
+from localspec.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening

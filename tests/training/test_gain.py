@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from localspec.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
 from localspec.training.gain import Bench, Gain, LengthGain, expected_tokens, gains, render
-from localspec.training.heads.made import Made, deliver
+from localspec.training.heads.artifact import Made, deliver
 from localspec.training.tokenizer import save_tokenizer
 from tests.tiny import agreeing_draft, tiny_llama
 

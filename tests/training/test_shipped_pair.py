@@ -48,7 +48,7 @@ def test_the_context_holds_long_prompts_and_ends_agree(demo: Path) -> None:
 def test_every_way_of_drafting_can_be_had_on_the_demo_model(demo: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from localspec.drafters import REGISTRY
-    from localspec.machine.load import open_local_backend
+    from localspec.load import open_local_backend
     from localspec.machine.options import LoadOptions
 
     backend = open_local_backend(LoadOptions(context=256, home=tmp_path), None, lambda _: None)
@@ -94,8 +94,8 @@ def test_the_target_answers_a_greeting_in_a_whole_sentence(demo: Path) -> None:
 
 def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
     """Of the very models that it ships with, at three temperatures and for every kind of text."""
-    from localspec.machine.elsewhere import read_accepted
-    from localspec.machine.guesses import heads_of, marks_of
+    from localspec.build_drafters import heads_of, marks_of
+    from localspec.engine.shipped_acceptance import read_accepted
     from localspec.machine.options import LoadOptions
     from localspec.machine.sources import resolve
 

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
+from localspec.forward.from_transformers import ROTATIONS
 from localspec.forward.heads.eagle import EagleParts, FirstForm, Network, Speech, ThirdForm
 from localspec.forward.heads.files import TargetSizes, is_fraction, read_tensors, take
 from localspec.forward.heads.layer import DecoderLayer, LayerShape, Rows, packed_parts
 from localspec.forward.model import LanguageModel
-from localspec.forward.takeover import ROTATIONS
 from localspec.forward.weights import read_object
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

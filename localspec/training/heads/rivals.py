@@ -18,10 +18,10 @@ from localspec.errors import LocalspecError, MemoryShortage, ModelError
 from localspec.forward.fingerprint import require_trained_for
 from localspec.forward.heads.files import CONFIG
 from localspec.training.heads.draft import DraftRecipe, loaded_draft
-from localspec.training.heads.frame import Run
 from localspec.training.heads.judging import Judgement
 from localspec.training.heads.recipe import Recipe, load_recipe
 from localspec.training.heads.target import Target
+from localspec.training.heads.train_loop import Run
 
 DIGITS = 4  # of tokens a round: finer is rounding
 

@@ -27,6 +27,7 @@ from localspec.files import replacing
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.weights import Bits, check_folder, weight_files
 from localspec.training.heads.answers import AnswerLog
+from localspec.training.heads.artifact import Made, beside, deliver, require_free
 from localspec.training.heads.collect import CollectPlan, collect
 from localspec.training.heads.draft import (
     DraftRecipe,
@@ -37,15 +38,14 @@ from localspec.training.heads.draft import (
     num_layer_weights,
     require_smaller,
 )
-from localspec.training.heads.frame import FrameSettings, Run
 from localspec.training.heads.judging import Judgement
-from localspec.training.heads.made import Made, beside, deliver, require_free
 from localspec.training.heads.questions import Conversation
 from localspec.training.heads.recipe import Recipe, make_recipe
 from localspec.training.heads.recipe import num_weights as num_weights_of
 from localspec.training.heads.rivals import Rival, judged
 from localspec.training.heads.rows import Rows, split_rows
 from localspec.training.heads.target import Target, load_target, sizes_of
+from localspec.training.heads.train_loop import FrameSettings, Run
 from localspec.training.places import LOCK, alone_in
 from localspec.training.schedule import Schedule
 

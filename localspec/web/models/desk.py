@@ -20,10 +20,10 @@ from typing import Any
 from localspec.chat import tune_up
 from localspec.chat.service import ChatService
 from localspec.errors import RequestError
+from localspec.machine.catalogue import Look, Shelf
 from localspec.machine.downloads.faults import Fault
 from localspec.machine.options import LoadOptions
 from localspec.machine.recommend import Card, Recommendation
-from localspec.machine.shelf import Look, Shelf
 from localspec.web.models import page as models_html
 
 LOOK_S = 15.0

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from localspec.backend import Description
 from localspec.chat.service import Status
 from localspec.chat.tune_up import TuneUp
+from localspec.machine.catalogue import Look
 from localspec.machine.downloads.faults import Fault
 from localspec.machine.downloads.progress import Download, FileProgress, in_words, so_far
 from localspec.machine.options import LoadOptions
 from localspec.machine.recommend import Recommendation
-from localspec.machine.shelf import Look
 from localspec.web.models.card import (
     amount,
     button,

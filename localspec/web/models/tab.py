@@ -19,7 +19,7 @@ import gradio as gr
 from localspec.chat.service import ChatService
 from localspec.config import settings_for
 from localspec.errors import LocalspecError, RequestError
-from localspec.machine.shelf import Shelf
+from localspec.machine.catalogue import Shelf
 from localspec.record.learnt import STATE_KEY
 from localspec.web.guard.security import is_loopback
 from localspec.web.models.desk import ModelsDesk

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from localspec.errors import StoreError
-from localspec.training.heads import made as made_file
+from localspec.training.heads import artifact as made_file
 from localspec.training.heads.answers import AnswerLog
-from localspec.training.heads.frame import Run
-from localspec.training.heads.made import Made
+from localspec.training.heads.artifact import Made
 from localspec.training.heads.run import train_head
+from localspec.training.heads.train_loop import Run
 from tests.training.heads.conftest import Said
 from tests.training.heads.test_run import settings
 

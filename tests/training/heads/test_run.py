@@ -16,10 +16,10 @@ from localspec.errors import ConfigError, DraftMismatch, MemoryShortage
 from localspec.forward.weights import load_model
 from localspec.training.gain import expected_tokens
 from localspec.training.heads import run as run_file
-from localspec.training.heads.frame import Run
-from localspec.training.heads.made import read_made
+from localspec.training.heads.artifact import read_made
 from localspec.training.heads.questions import read_prompts
 from localspec.training.heads.run import HeadSettings, train_head
+from localspec.training.heads.train_loop import Run
 from localspec.training.places import alone_in
 from tests.training.heads.conftest import Said, make_folder
 

@@ -12,9 +12,9 @@ import pytest
 
 from localspec.config import settings_for
 from localspec.errors import RequestError
+from localspec.machine.catalogue import Shelf
 from localspec.machine.hardware import probe
 from localspec.machine.host import TorchBuild
-from localspec.machine.shelf import Shelf
 from localspec.web.models.desk import ModelsDesk, cards_of
 from tests import waiting
 from tests.fakes import Script

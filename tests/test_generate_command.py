@@ -14,8 +14,8 @@ from localspec.backend import Chunk, Message, Request, TurnStats
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
-from localspec.machine.answer import STATE_KEY, answer, collect, labelled, note_of
-from localspec.machine.load import open_local_backend
+from localspec.generate_command import STATE_KEY, answer, collect, labelled, note_of
+from localspec.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.record.store import Store
 from localspec.workloads import decide, load_workloads

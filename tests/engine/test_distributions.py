@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from localspec.core import Proposal, SamplingParams
+from localspec.engine.distributions import GreedyRows, SampledRows, target_rows
 from localspec.engine.lenient import verify_leniently
-from localspec.engine.rows import GreedyRows, SampledRows, target_rows
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.leniency import Factor, Leniency, Threshold, Typical

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from localspec.errors import NumericsError
 from localspec.forward.features import LAST
-from localspec.training.heads.frame import FrameSettings, Run
 from localspec.training.heads.judging import Judgement
 from localspec.training.heads.recipe import Lesson, Teacher
 from localspec.training.heads.rows import Row, Rows, filled
 from localspec.training.heads.target import Target
+from localspec.training.heads.train_loop import FrameSettings, Run
 from localspec.training.schedule import Schedule
 from tests.training.heads.conftest import Said
 

@@ -19,11 +19,11 @@ from localspec.config import ModelEntry, Profile, Settings, load_profiles
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.cache import CachedModel, cached_models
 from localspec.machine.compatibility import UNKNOWN
-from localspec.machine.downloads.desk import Downloads
+from localspec.machine.downloads.download_queue import Downloads
 from localspec.machine.downloads.faults import Fault
 from localspec.machine.downloads.listing import Survey
-from localspec.machine.found import found_line
 from localspec.machine.hardware import Hardware, probe
+from localspec.machine.hardware_summary import found_line
 from localspec.machine.models import shape_from_entry
 from localspec.machine.planning import full_precision, room_for
 from localspec.machine.plans import DraftCandidate

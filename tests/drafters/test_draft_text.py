@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.drafters import transcript as transcript_module
+from localspec.drafters import draft_text as transcript_module
+from localspec.drafters.draft_text import LONGEST_TAIL, Transcript, last_seam
 from localspec.drafters.shared_tokens import special_pairs
-from localspec.drafters.transcript import LONGEST_TAIL, Transcript, last_seam
 from localspec.drafters.vocabularies import TokenizerVocabulary
 from tests.drafters.tokenizers_at_hand import (
     COARSE,

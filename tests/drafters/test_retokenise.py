@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.drafters.retelling import LONG_WORD, Retelling, last_word
+from localspec.drafters.retokenise import LONG_WORD, Retelling, last_word
 from localspec.drafters.vocabularies import TokenizerVocabulary
 from tests.drafters.tokenizers_at_hand import (
     COARSE,

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.backend import DrafterStatus, OffCode
-from localspec.chat.relief import fault_of
+from localspec.chat.out_of_memory import fault_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import free_bytes_now, gib
-from localspec.machine.room import Place, load_at, refuse_shortage
+from localspec.machine.placement import Place, load_at, refuse_shortage
 from localspec.machine.sources import Source
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from localspec.backend import Message, Request
 from localspec.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
-from localspec.machine.load import open_local_backend
+from localspec.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from tests.drafters.random_medusa import write_random
 from tests.machine.folders import VOCAB_SIZE, save_model

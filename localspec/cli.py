@@ -78,7 +78,7 @@ def generate(
     from localspec.backend import Message, Request
     from localspec.config import settings_for
     from localspec.core import AUTO, SamplingParams
-    from localspec.machine.answer import answer, labelled, note_of
+    from localspec.generate_command import answer, labelled, note_of
     from localspec.workloads import AS_SET, EXACT, decide, load_workloads, workload_folders
 
     workloads = load_workloads(workload_folders(settings_for(home)))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from localspec.engine.acceptance import Acceptance, Situation
+from localspec.engine.shipped_acceptance import Origin, read_accepted, write_accepted
 from localspec.errors import StoreError
-from localspec.machine.elsewhere import Origin, read_accepted, write_accepted
 
 MARKS = {"target": "1a", "draft": "2b", "eagle": "3c"}
 ORIGIN = Origin("a/target", "a/draft", "float32", 3, (0.0, 0.7), 48, MARKS)

@@ -27,7 +27,7 @@ from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import Hardware, confirmed_by_torch, free_bytes_now, probe
 from localspec.machine.options import LoadOptions
-from localspec.machine.room import Place, place_for
+from localspec.machine.placement import Place, place_for
 from localspec.machine.sources import Source, resolve
 from localspec.machine.threads import require_threads
 from localspec.record.chats import read_replies

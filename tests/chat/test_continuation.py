@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from localspec.backend import Chunk, Message, Request
+from localspec.chat.continuation import start_of
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
-from localspec.chat.unfinished import start_of
 from localspec.core import SamplingParams
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.acceptance import Acceptance
@@ -110,7 +110,7 @@ def test_a_real_model_goes_on_as_if_it_had_never_stopped(
 
 @pytest.mark.slow
 def test_the_demo_pair_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    from localspec.machine.load import open_local_backend
+    from localspec.load import open_local_backend
 
     backend = open_local_backend(LoadOptions(home=tmp_path), None, lambda phrase: None, ())
     whole, tokens, _ = ask(backend, max_tokens=60)

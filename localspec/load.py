@@ -14,11 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.local import Loaded, LocalBackend
-from localspec.chat.template import ChatTemplate
-from localspec.machine.elsewhere import read_accepted
-from localspec.machine.energy import energy_counter
-from localspec.machine.guesses import (
+from localspec.build_drafters import (
     build_drafters,
     capturable,
     captures_of,
@@ -27,11 +23,15 @@ from localspec.machine.guesses import (
     marks_of,
     pool_of,
 )
+from localspec.chat.local import Loaded, LocalBackend
+from localspec.chat.template import ChatTemplate
+from localspec.engine.shipped_acceptance import read_accepted
+from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.options import LoadOptions
+from localspec.machine.placement import Place, check_target, load_at, place_for, return_memory
 from localspec.machine.remembered import identity
-from localspec.machine.room import Place, check_target, load_at, place_for, return_memory
 from localspec.machine.sources import Source, resolve
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import torch
 from localspec import core
 from localspec.backend import Chunk, Message, Request, TurnStats
 from localspec.chat.local import LocalBackend
-from localspec.chat.off import as_chosen, off_now
-from localspec.chat.relief import fault_of
+from localspec.chat.off_reasons import as_chosen, off_now
+from localspec.chat.out_of_memory import fault_of
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.costs import Costs

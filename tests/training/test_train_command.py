@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from localspec.backend import TurnStats
-from localspec.commands import app
+from localspec.cli import app
 from localspec.config import load_profiles, settings_for
 from localspec.errors import LocalspecError
 from localspec.record.store import SessionInfo, Store, TurnSettings
@@ -68,7 +68,7 @@ def chat(home: Path, *texts: str) -> None:
 def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
     target: Path, tmp_path: Path
 ) -> None:
-    from localspec.machine.load import open_local_backend
+    from localspec.load import open_local_backend
     from localspec.machine.options import LoadOptions
 
     home, file = tmp_path / "home", tmp_path / "accepted.json"
@@ -297,7 +297,7 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_loaded(
     flag: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
-    monkeypatch.setattr("localspec.training.errand.train_head", None)
+    monkeypatch.setattr("localspec.training.train_command.train_head", None)
     usual = {"--home": str(tmp_path / "home"), flag: str(tmp_path / "file" / "below")}
     flags = [word for pair in usual.items() for word in pair]
     sentence = refused("distil", "--made-up", "4", "--model", str(target), *flags)
@@ -310,7 +310,7 @@ def test_a_stop_by_hand_says_how_to_go_on(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("localspec.training.errand.train_head", stopped)
+    monkeypatch.setattr("localspec.training.train_command.train_head", stopped)
     words = ["distil", "--made-up", "4", "--model", str(target), "--home", str(tmp_path)]
     result = CliRunner().invoke(app, ["train", *words])
     assert result.exit_code == 130 and "the same command goes on from there" in result.stderr

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from localspec.machine import nvml
-from localspec.machine.found import found_line
 from localspec.machine.hardware import confirmed_by_torch, probe
+from localspec.machine.hardware_summary import found_line
 from localspec.machine.host import Host, TorchBuild
 from localspec.machine.planning import full_precision, room_for
 from tests.machine.fake_nvml import GIB, FakeNvml
@@ -114,9 +114,9 @@ def test_a_mac_whose_torch_lacks_mps_falls_back_and_says_so(is_there: bool, devi
 def test_on_a_mac_models_are_placed_on_mps_in_float16_and_never_quantised() -> None:
     import torch
 
+    from localspec.machine.placement import _device, _dtype
     from localspec.machine.planner import precisions_for
     from localspec.machine.plans import PlanRequest
-    from localspec.machine.room import _device, _dtype
     from tests.machine.test_shapes import LLAMA_8B
 
     hardware = a_mac()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.pieces import TokenTexts, drafted_tokens
 from localspec.chat.template import Detokenizer
+from localspec.chat.token_text import TokenTexts, drafted_tokens
 from localspec.core import TARGET, Proposal, Round, Step, Verdict, chain
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}

@@ -27,7 +27,7 @@ DIGITS = 2  # of a count of rounds: finer would be noise
 
 @dataclass(frozen=True)
 class Origin:
-    """What the figures are of. marks: of the weights of each part (machine.guesses.marks_of)."""
+    """What the figures are of. marks: of the weights of each part (build_drafters.marks_of)."""
 
     target: str
     draft: str | None

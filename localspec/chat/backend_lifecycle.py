@@ -4,7 +4,7 @@ Contract: one thread calls the methods; what the attributes say may be read from
 fails becomes the phase "failed" with its sentence, never an exception. An engine that was lost is
 opened again by itself until it was lost MOST_LOSSES times in a row; then it waits for `reload`.
 
-Not here: the queue (worker), one reply (answering), where an engine runs (remote, machine.load).
+Not here: the queue (worker), one reply (answering), where an engine runs (remote, load).
 """
 
 from __future__ import annotations

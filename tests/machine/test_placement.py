@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from localspec.errors import MemoryShortage
-from localspec.machine import room
+from localspec.load import open_local_backend
+from localspec.machine import placement
 from localspec.machine.hardware import probe
-from localspec.machine.load import open_local_backend
 from localspec.machine.options import LoadOptions
-from localspec.machine.room import Place, check_target, needed_bytes
+from localspec.machine.placement import Place, check_target, needed_bytes
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama
 
@@ -32,7 +32,7 @@ def place() -> Place:
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(room, "free_bytes_now", lambda *_, **__: free)
+    monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: free)
 
 
 def changed(place: Place, **fields: Any) -> Place:

@@ -18,7 +18,7 @@ from localspec.chat.local import LocalBackend
 from localspec.config import settings_for
 from localspec.errors import LocalspecError
 from localspec.leniency import as_data, label
-from localspec.machine.load import open_local_backend
+from localspec.load import open_local_backend
 from localspec.machine.options import LoadOptions
 from localspec.record.learnt import STATE_KEY
 from localspec.record.store import Store

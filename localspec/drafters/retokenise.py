@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from localspec.drafters.draft_text import Table
 from localspec.drafters.parts import Vocabulary
-from localspec.drafters.transcript import Table
 from localspec.drafters.vocabularies import starts_of
 
 LONG_WORD = 24  # bytes after which a word's tokens count, all but the last

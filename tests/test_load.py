@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from localspec import build_drafters as guesses
 from localspec import drafters
+from localspec import load as load_module
 from localspec.backend import Message, Request
 from localspec.drafters.parts import Parts
 from localspec.errors import ConfigError, MemoryShortage, ModelError
-from localspec.machine import guesses, room
-from localspec.machine import load as load_module
-from localspec.machine.load import open_local_backend
+from localspec.load import open_local_backend
+from localspec.machine import placement
 from localspec.machine.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import agreeing_draft, tiny_llama
@@ -136,7 +137,7 @@ def test_unknown_precision_is_refused_with_the_choices(pair: tuple[Path, Path]) 
 def test_weights_beyond_the_free_memory_are_refused_before_loading(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes_now", lambda *_, **__: 1000)
+    monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: 1000)
     monkeypatch.setattr(load_module, "load_at", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(MemoryShortage, match="target"):
         opened(options_of(pair[0]))
