@@ -29,12 +29,12 @@ from localspec.bootstrap import check_port, ensure_environment, prefer_large_pag
 from localspec.core import AUTO
 from localspec.drafters import REGISTRY
 from localspec.errors import LocalspecError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
     from localspec.backend import Backend, Description
     from localspec.chat.backend_lifecycle import Opener
-    from localspec.machine.options import Offer
+    from localspec.options import Offer
     from localspec.record.store import SessionInfo
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"

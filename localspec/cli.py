@@ -30,7 +30,7 @@ from localspec.flags import (
     ProfileFlag,
     finish,
 )
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.record.rows import LARGEST_INTEGER
 from localspec.training.commands import app as train_app
 

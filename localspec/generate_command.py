@@ -19,7 +19,7 @@ from localspec.config import settings_for
 from localspec.errors import LocalspecError
 from localspec.leniency import as_data, label
 from localspec.load import open_local_backend
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.record.learnt import STATE_KEY
 from localspec.record.store import Store
 from localspec.workloads import Decision

@@ -29,10 +29,10 @@ from localspec.engine.shipped_acceptance import read_accepted
 from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY
-from localspec.machine.options import LoadOptions
 from localspec.machine.placement import Place, check_target, load_at, place_for, return_memory
 from localspec.machine.remembered import identity
 from localspec.machine.sources import Source, resolve
+from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
     from localspec.core import Drafter

@@ -19,7 +19,7 @@ import app
 import tests.__main__ as suite
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.remote.wire import Opening
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ from localspec.backend import Message, Request
 from localspec.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
 from localspec.load import open_local_backend
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from tests.drafters.random_medusa import write_random
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama, with_cache

@@ -16,7 +16,7 @@ from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
 from localspec.generate_command import STATE_KEY, answer, collect, labelled, note_of
 from localspec.load import open_local_backend
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.record.store import Store
 from localspec.workloads import decide, load_workloads
 from tests.machine.folders import VOCAB_SIZE, save_model

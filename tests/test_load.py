@@ -18,7 +18,7 @@ from localspec.drafters.parts import Parts
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.load import open_local_backend
 from localspec.machine import placement
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import agreeing_draft, tiny_llama
 

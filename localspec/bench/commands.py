@@ -30,7 +30,7 @@ from localspec.flags import (
     SeedFlag,
     finish,
 )
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 
 app = typer.Typer(
     no_args_is_help=False,

@@ -22,8 +22,8 @@ from localspec.chat.local import Loaded
 from localspec.load import open_local_backend
 from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import probe
-from localspec.machine.options import LoadOptions
 from localspec.machine.sources import Source, resolve
+from localspec.options import LoadOptions
 from localspec.record.learnt import learnt_states
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from localspec.backend import Backend, Description
 from localspec.chat.turn import ServicePhase, unexpected
 from localspec.errors import EngineLost, LocalspecError
-from localspec.machine.options import LoadOptions, Offer
+from localspec.options import LoadOptions, Offer
 
 MOST_LOSSES = 3
 SAVE_STATE_S = 10.0

@@ -39,7 +39,7 @@ from localspec.chat.turn import (
 from localspec.chat.worker import Task, Worker
 from localspec.core import AUTO
 from localspec.errors import EngineLost, RequestError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.record.learnt import STATE_KEY
 from localspec.record.store import SessionInfo, Store
 from localspec.workloads import Workload, load_workloads

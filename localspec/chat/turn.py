@@ -29,7 +29,7 @@ from localspec.chat.entries import Ending, Entry, title_line
 from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.errors import ContextOverflow, RequestError
 from localspec.leniency import as_data
-from localspec.machine.options import Offer
+from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnSettings
 from localspec.workloads import AS_SET, Workload, decide

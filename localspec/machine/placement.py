@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.machine.hardware import Hardware, free_bytes_now, gib, torch_index
-from localspec.machine.options import LoadOptions
 from localspec.machine.planning import FULL_PRECISIONS
 from localspec.machine.shapes import Precision, kv_precision, shape_from_folder
 from localspec.machine.sources import Source
+from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
     import torch

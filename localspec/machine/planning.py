@@ -19,7 +19,6 @@ from localspec.errors import ConfigError, ModelError
 from localspec.machine.budget import Room
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.models import KnownModel, compatibility_of, find_model
-from localspec.machine.options import LoadOptions
 from localspec.machine.planner import plan
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
@@ -34,6 +33,7 @@ from localspec.machine.plans import (
 from localspec.machine.reasons import size_down, size_up
 from localspec.machine.shapes import Precision
 from localspec.machine.speedup import Measurement
+from localspec.options import LoadOptions
 
 # torch's names of the precisions a person may ask for, and the planner's own.
 FULL_PRECISIONS: Mapping[str, Precision] = {

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 
 from localspec.machine.budget import PlanBytes, Room
 from localspec.machine.gain import Gain, expected_gain
-from localspec.machine.options import LoadOptions
 from localspec.machine.planner import plan
 from localspec.machine.plans import DRAFT_MODEL, OFF, DraftCandidate, Plan, PlanReport, PlanRequest
 from localspec.machine.shapes import ModelShape, Precision
 from localspec.machine.speedup import Measurement
+from localspec.options import LoadOptions
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
 # Weights are published in 16 bits; the tokenizer and configurations beside them.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from localspec.config import Profile
 from localspec.errors import LocalspecError
 from localspec.machine.models import KnownModel, find_model
-from localspec.machine.options import LoadOptions, Offer
+from localspec.options import LoadOptions, Offer
 
 # A precision and the next one with fewer bits, as the person names them.
 FEWER_BITS = {"float32": "8-bit", "float16": "8-bit", "bfloat16": "8-bit", "8-bit": "4-bit"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from localspec.config import ModelEntry, Profile, find_profile, load_profiles, settings_for
 from localspec.errors import ModelError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
 WANTED_FILES = (

@@ -27,8 +27,8 @@ from localspec.engine.shipped_acceptance import Origin, refusal, write_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.files import why_not_writable
 from localspec.load import open_local_backend
-from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve
+from localspec.options import LoadOptions
 from localspec.training.heads.questions import Conversation
 from localspec.workloads import recognise
 

@@ -31,7 +31,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ConfigError, ModelError, RequestError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, on_transformers, tiny_llama, with_cache
 
 PROMPTS = [

@@ -20,7 +20,7 @@ from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from tests.chat.test_template import tiny_tokenizer
 from tests.tiny import scripted, tiny_llama, with_cache
 

@@ -17,7 +17,7 @@ from localspec.backend import Backend, Chunk, Description, Message, Request
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.chat.worker import Task
 from localspec.errors import EngineLost, MemoryShortage, RequestError
-from localspec.machine.options import LoadOptions, Offer
+from localspec.options import LoadOptions, Offer
 from localspec.record.store import Store
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.waiting import WAIT_S, until

@@ -15,8 +15,8 @@ from localspec.machine.downloads import fetch as fetching
 from localspec.machine.downloads.faults import Fault, fault_of
 from localspec.machine.downloads.fetch import fetch
 from localspec.machine.downloads.listing import Survey, held_bytes, shelfmark, survey
-from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve
+from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 from tests.tiny import tiny_llama

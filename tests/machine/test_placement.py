@@ -13,8 +13,8 @@ from localspec.errors import MemoryShortage
 from localspec.load import open_local_backend
 from localspec.machine import placement
 from localspec.machine.hardware import probe
-from localspec.machine.options import LoadOptions
 from localspec.machine.placement import Place, check_target, needed_bytes
+from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama
 

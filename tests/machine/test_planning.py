@@ -14,7 +14,6 @@ from localspec.errors import ConfigError, ModelError
 from localspec.machine.hardware import Hardware, probe
 from localspec.machine.host import Host, TorchBuild
 from localspec.machine.models import find_model
-from localspec.machine.options import LoadOptions
 from localspec.machine.planning import (
     full_precision,
     make_plans,
@@ -24,6 +23,7 @@ from localspec.machine.planning import (
     room_for,
 )
 from localspec.machine.speedup import expected_speedup
+from localspec.options import LoadOptions
 from tests.machine.fake_nvml import GIB, FakeNvml
 
 LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)

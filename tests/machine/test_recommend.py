@@ -10,7 +10,6 @@ from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.machine.budget import GIB, Room
 from localspec.machine.catalogue import profile_offers
 from localspec.machine.gain import Gain, best_speedup
-from localspec.machine.options import LoadOptions
 from localspec.machine.recommend import (
     MOST_BYTES_ON_CPU,
     Card,
@@ -22,6 +21,7 @@ from localspec.machine.recommend import (
 )
 from localspec.machine.shapes import Precision
 from localspec.machine.speedup import Measurement
+from localspec.options import LoadOptions
 
 OFFERS = profile_offers(load_profiles((SHIPPED_PROFILES,)), [])
 QWEN = "Qwen/Qwen3-8B"

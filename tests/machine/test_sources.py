@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from localspec import config
 from localspec.cli import app
 from localspec.errors import ModelError
-from localspec.machine.options import LoadOptions
 from localspec.machine.sources import resolve
+from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 from tests.tiny import tiny_llama
@@ -237,7 +237,7 @@ def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Pa
     code = (
         "import os, sys; os.environ['HF_HUB_OFFLINE'] = '1'; import huggingface_hub.constants as c;"
         "from localspec.machine.sources import resolve;"
-        "from localspec.machine.options import LoadOptions;"
+        "from localspec.options import LoadOptions;"
         f"print(resolve(LoadOptions(model='{TARGET}')).target, c.HF_HUB_OFFLINE)"
     )
     environment = {

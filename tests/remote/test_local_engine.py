@@ -15,7 +15,7 @@ import pytest
 import app
 from localspec.backend import Chunk, Message, Request
 from localspec.load import open_local_backend
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
 from tests.machine.folders import VOCAB_SIZE, save_model
@@ -27,7 +27,7 @@ HELLO = (Message("user", "hello hello"),)
 PAGE = """
 import json, sys, threading
 from localspec.backend import Message, Request
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
 import app, localspec.web.server, localspec.chat.service

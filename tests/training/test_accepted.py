@@ -11,7 +11,7 @@ from localspec.core import Sequence
 from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.heads.questions import Conversation
 

@@ -49,7 +49,7 @@ def test_every_way_of_drafting_can_be_had_on_the_demo_model(demo: Path, tmp_path
     pytest.importorskip("torch")
     from localspec.drafters import REGISTRY
     from localspec.load import open_local_backend
-    from localspec.machine.options import LoadOptions
+    from localspec.options import LoadOptions
 
     backend = open_local_backend(LoadOptions(context=256, home=tmp_path), None, lambda _: None)
     found = {each.name: each for each in backend.describe().drafters}
@@ -96,8 +96,8 @@ def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
     """Of the very models that it ships with, at three temperatures and for every kind of text."""
     from localspec.build_drafters import heads_of, marks_of
     from localspec.engine.shipped_acceptance import read_accepted
-    from localspec.machine.options import LoadOptions
     from localspec.machine.sources import resolve
+    from localspec.options import LoadOptions
 
     source = resolve(LoadOptions())
     assert source.accepted is not None and demo in source.accepted.parents
@@ -117,8 +117,8 @@ def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
 
 
 def test_it_is_not_believed_of_another_draft_or_other_heads(demo: Path, tmp_path: Path) -> None:
-    from localspec.machine.options import LoadOptions
     from localspec.machine.sources import resolve
+    from localspec.options import LoadOptions
 
     other = LoadOptions(draft=str(demo / "foreign"))
     assert resolve(other).accepted is None

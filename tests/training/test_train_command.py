@@ -69,7 +69,7 @@ def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
     target: Path, tmp_path: Path
 ) -> None:
     from localspec.load import open_local_backend
-    from localspec.machine.options import LoadOptions
+    from localspec.options import LoadOptions
 
     home, file = tmp_path / "home", tmp_path / "accepted.json"
     (tmp_path / "asked.jsonl").write_text('{"prompt": "cats"}\n{"prompt": "cats and cats"}\n')

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from localspec.backend import Backend
 from localspec.chat.service import ChatService
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
 from tests.machine.hub_stub import HubStub, client_of, serving

@@ -19,7 +19,7 @@ import pytest
 
 from localspec.backend import Backend, Chunk, Request
 from localspec.chat.service import ChatService
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 from localspec.record.store import Store
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web.checks import READY, bubbles, wait_for_reply

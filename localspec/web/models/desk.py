@@ -22,8 +22,8 @@ from localspec.chat.service import ChatService
 from localspec.errors import RequestError
 from localspec.machine.catalogue import Look, Shelf
 from localspec.machine.downloads.faults import Fault
-from localspec.machine.options import LoadOptions
 from localspec.machine.recommend import Card, Recommendation
+from localspec.options import LoadOptions
 from localspec.web.models import page as models_html
 
 LOOK_S = 15.0

@@ -16,8 +16,8 @@ from localspec.chat.tune_up import TuneUp
 from localspec.machine.catalogue import Look
 from localspec.machine.downloads.faults import Fault
 from localspec.machine.downloads.progress import Download, FileProgress, in_words, so_far
-from localspec.machine.options import LoadOptions
 from localspec.machine.recommend import Recommendation
+from localspec.options import LoadOptions
 from localspec.web.models.card import (
     amount,
     button,

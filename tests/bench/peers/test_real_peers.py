@@ -18,7 +18,7 @@ from localspec.bench.stage import Stage
 from localspec.bench.suite import BenchSettings, compare
 from localspec.config import default_home
 from localspec.errors import ModelError
-from localspec.machine.options import LoadOptions
+from localspec.options import LoadOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
