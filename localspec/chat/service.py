@@ -22,6 +22,15 @@ from localspec.chat.backend_lifecycle import Keeper, Opener, Smaller
 from localspec.chat.context_usage import Gauge, gauge
 from localspec.chat.importing import read_conversations
 from localspec.chat.journal import Entry, Journal, Talk
+from localspec.chat.log_service import (
+    Format,
+    HistoryRow,
+    LogService,
+    Preset,
+    ReplyRecord,
+    Scope,
+    TokenRecord,
+)
 from localspec.chat.off_reasons import off_now
 from localspec.chat.turn import (
     Reply,
@@ -45,7 +54,7 @@ from localspec.record.store import SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
 
 
-class ChatService:
+class ChatService(LogService):
     """Owns the worker, the keeper of the backend, and the journal.
 
     open_backend(report) loads; `report` takes a phrase of progress at a time, and may raise to
@@ -69,9 +78,8 @@ class ChatService:
         unload_after_s: float | None = None,
         smaller: Smaller | None = None,
     ) -> None:
-        self.store = store
+        super().__init__(store, session_info)
         self.workloads = load_workloads() if workloads is None else workloads
-        self.journal = Journal(store, session_info)
         self.drafter = drafter
         save_state = self._save_state
         self.keeper = Keeper(open_backend, save_state, options, opener_for, smaller)
@@ -314,11 +322,17 @@ class ChatService:
 
 __all__ = [
     "ChatService",
+    "Format",
+    "HistoryRow",
+    "Preset",
     "Reply",
+    "ReplyRecord",
     "ReplySettings",
+    "Scope",
     "ShownMessage",
     "Status",
     "Task",
+    "TokenRecord",
     "TurnView",
     "clean",
 ]

@@ -1,0 +1,172 @@
+"""What a page asks of the log: the list of conversations, presets, statistics, tokens, exports.
+
+Contract: none of it needs an engine. Everything may be called from any thread; StoreError where
+the log cannot be read or take a change.
+
+Not here: the messages of a conversation and its turns (service).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.chat.audit import Replay
+from localspec.chat.journal import COMMIT_WAIT_S, Journal, Talk
+from localspec.chat.turn import clean
+from localspec.errors import StoreError
+from localspec.record.drafted import TokenRecord, unpack
+from localspec.record.export import Format, Scope, export
+from localspec.record.learnt import STATE_KEY
+from localspec.record.store import HistoryRow, Preset, SessionInfo, Store
+
+
+@dataclass(frozen=True)
+class ReplyRecord:
+    """What the log has of one reply's tokens. row: of its turn. text: in characters that JSON can
+    carry. record: what its rounds drafted, None where an older log did not keep it."""
+
+    row: dict[str, Any]
+    text: str
+    tokens: tuple[int, ...]
+    provenance: tuple[str, ...]
+    record: TokenRecord | None
+    steps: list[dict[str, Any]]
+
+
+class LogService:
+    """See the module. session_info: asked when the first turn begins."""
+
+    def __init__(self, store: Store, session_info: Callable[[], SessionInfo]) -> None:
+        self.store = store
+        self.journal = Journal(store, session_info)
+
+    # the list of conversations
+
+    def conversations(self, search: str = "") -> list[HistoryRow]:
+        """Those not recorded yet, the newest first, then the stored ones, pinned ones first. With
+        `search`: the stored ones that have all its words in a message or the title. The id of one
+        that is not recorded yet is negative."""
+        unstored = [HistoryRow(one.handle, one.title, False, "") for one in self._unstored()]
+        return [*([] if search.strip() else unstored), *self.store.history.rows(search)]
+
+    def rename(self, handle: int, title: str) -> None:
+        """Raises RequestError for an empty title, StoreError."""
+        self.journal.rename(handle, title)
+
+    def pin(self, handle: int, is_pinned: bool) -> None:
+        self.journal.pin(handle, is_pinned)
+
+    def delete(self, handle: int) -> None:
+        """Remove it from every list, until `restore` or, at the next start, for good."""
+        self.journal.delete(handle)
+
+    def restore(self, handle: int) -> None:
+        self.journal.restore(handle)
+
+    def system_prompt(self, handle: int) -> str:
+        """That of the conversation's latest turn."""
+        return self.journal.system_prompt(handle)
+
+    def presets(self) -> list[Preset]:
+        return self.store.presets.all()
+
+    def save_preset(self, preset: Preset) -> None:
+        self.store.presets.save(preset)
+
+    def delete_preset(self, name: str) -> None:
+        self.store.presets.delete(name)
+
+    # what the log holds
+
+    @property
+    def data_folder(self) -> Path | None:
+        """The folder of the log; None for a log in memory."""
+        return None if self.store.path is None else self.store.path.parent
+
+    @property
+    def session_id(self) -> int | None:
+        """This session's number in the log; None before its first turn."""
+        return self.journal.session_id
+
+    @property
+    def logs_text(self) -> bool:
+        """False: texts are not written to the disk; this session keeps them in memory."""
+        return self.store.logs_text
+
+    def keep_text(self, is_wanted: bool) -> None:
+        """Switch the writing of texts on or off, also for later starts."""
+        self.store.keep_text(is_wanted)
+
+    def flush(self, wait_s: float = COMMIT_WAIT_S) -> bool:
+        """Wait until everything due was written; False where something could not be."""
+        return self.journal.flush(wait_s)
+
+    def session_rows(self) -> list[dict[str, Any]]:
+        return self.store.session_rows()
+
+    def turn_rows(
+        self, handle: int | None = None, session_id: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Flat rows of turns, oldest first: of a conversation, of a session, or of all."""
+        return self.journal.turn_rows(handle, session_id)
+
+    def turn_of(self, message_id: int) -> dict[str, Any] | None:
+        """The row of the turn that wrote this reply."""
+        return self.store.turn_of(message_id)
+
+    def rounds(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rounds of these turns, oldest first."""
+        return self.journal.rounds(rows)
+
+    def num_from(self, message_id: int, drafters: Collection[str]) -> int:
+        """How many tokens of a stored reply these drafters proposed."""
+        return self.journal.num_from(message_id, drafters)
+
+    def reply_record(self, message_id: int) -> ReplyRecord:
+        """All that the log has of a reply's tokens. Raises StoreError where it has none."""
+        row = self.store.turn_of(message_id)
+        found = self.store.reply_tokens(message_id)
+        if row is None or found is None:
+            raise StoreError(
+                "The log has no tokens of this reply: it is not finished, was not recorded, or "
+                "its text was not to be logged."
+            )
+        packed = self.store.drafted(message_id)
+        return ReplyRecord(
+            row=row,
+            text=clean(self.store.branch(message_id)[-1].text),
+            tokens=tuple(found[0]),
+            provenance=tuple(found[1]),
+            record=None if packed is None else unpack(packed),
+            steps=self.store.step_rows(row["turn_id"]),
+        )
+
+    def replay(self, message_id: int) -> Replay:
+        """The replay of a logged reply without drafting; its `run` is a job for `enqueue`."""
+        return Replay(self.store, message_id)
+
+    def learnt_state(self) -> dict[str, Any]:
+        """What the controllers learnt, by combination of models and machine."""
+        return self.store.load_state(STATE_KEY) or {}
+
+    def export(self, scope: Scope, format: Format, out: Path) -> None:
+        """Write what is in scope to `out`. Raises StoreError."""
+        self.journal.flush()
+        export(self.store, scope, format, out)
+
+    def _unstored(self) -> list[Talk]:
+        return self.journal.unstored_talks()[::-1]
+
+
+__all__ = [
+    "Format",
+    "HistoryRow",
+    "LogService",
+    "Preset",
+    "ReplyRecord",
+    "Scope",
+    "TokenRecord",
+]
