@@ -13,7 +13,7 @@ from localspec.engine.sampling import draw
 from localspec.forward.decoder import Decoder, Segment
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
-from localspec.training.heads.recipe import Lesson, Recipe, Teacher
+from localspec.training.recipe import Lesson, Recipe, Teacher
 
 RATE = 5e-3
 

@@ -29,7 +29,7 @@ from localspec.files import why_not_writable
 from localspec.load import open_local_backend
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
-from localspec.training.heads.questions import Conversation
+from localspec.training.questions import Conversation
 from localspec.workloads import recognise
 
 Report = Callable[[str], None]

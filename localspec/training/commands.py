@@ -1,4 +1,4 @@
-"""`train` and what stands under it: a pair from text, heads and drafts for a target, a report.
+"""`train` and its subcommands: drafts and heads for a target, `accepted` and `report`.
 
 Contract: as of localspec.cli: parse flags, call one function, print its result. Progress goes
 to stderr. A person's own conversations are read only with --from-chats, from the local log, and
@@ -31,7 +31,7 @@ from localspec.options import LoadOptions
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Train a pair from text, or a draft or a head for a target that is there.",
+    help="Train a draft or a head for a target.",
 )
 
 HomeFlag = Annotated[
@@ -69,49 +69,6 @@ OPTIONS = {
     "mtp": {"num_heads", "ffn_size", "num_steps"},
 }
 HEADS_HELP = "medusa: tokens guessed at once; eagle, mtp: of its attention."
-
-
-@app.command()
-def pair(
-    corpus: Annotated[list[Path], typer.Option(help="Corpus files, .jsonl.xz; repeatable.")],
-    held_out: Annotated[list[Path], typer.Option(help="Held-out files; repeatable.")],
-    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
-    work: Annotated[Path, typer.Option(help="Checkpoints; an interrupted run resumes from it.")],
-    minutes: Annotated[float, typer.Option(help="For the target.")] = 60.0,
-    draft_minutes: Annotated[float, typer.Option(help="For the draft.")] = 8.0,
-    layers: Annotated[int, typer.Option()] = 12,
-    hidden_size: Annotated[int, typer.Option()] = 256,
-    start_from: Annotated[
-        Path | None, typer.Option(help="An exported target to go on from; none: from nothing.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
-    seed: SeedFlag = 1,
-    as_json: JsonFlag = False,
-) -> None:
-    """Train a target and a draft from text, as the demo pair was."""
-    from dataclasses import asdict
-
-    from localspec.bench.suite import to_stderr
-    from localspec.training.places import resumable
-    from localspec.training.run import TrainSettings
-    from localspec.training.run import train as run
-
-    settings = TrainSettings(
-        tuple(corpus),
-        tuple(held_out),
-        out,
-        work,
-        target_minutes=minutes,
-        draft_minutes=draft_minutes,
-        target_layers=layers,
-        hidden_size=hidden_size,
-        start_from=start_from,
-        device=device,
-        seed=seed,
-    )
-    with resumable(work, to_stderr):
-        made = asdict(run(settings, to_stderr))
-    finish({**made, "out_dir": str(out)}, f"The pair is in {out}.", as_json)
 
 
 @app.command()

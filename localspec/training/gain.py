@@ -30,7 +30,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.model import LanguageModel
 from localspec.forward.weights import Bits, load_model
-from localspec.training.heads.artifact import Made, read_made
+from localspec.training.artifact import Made, read_made
 
 Report = Callable[[str], None]
 CONTEXT = 1024  # slots of the cache while measuring

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from localspec.config import Settings
 from localspec.errors import LocalspecError
-from localspec.training.heads.judging import Judgement
-from localspec.training.heads.registry import register_draft, register_head
-from localspec.training.heads.rivals import Rival
-from localspec.training.heads.run import Trained
+from localspec.training.judging import Judgement
+from localspec.training.registry import register_draft, register_head
+from localspec.training.rivals import Rival
+from localspec.training.run import Trained
 
 
 def register(

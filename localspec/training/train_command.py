@@ -33,11 +33,11 @@ from localspec.options import LoadOptions
 from localspec.record.chats import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.gain import Bench, gains, gains_of_all, render
-from localspec.training.heads.questions import Conversation, made_up, read_prompts
-from localspec.training.heads.registry import describe, slug
-from localspec.training.heads.run import OWNER, HeadSettings, train_head
 from localspec.training.offer import register, said
 from localspec.training.places import require_writable, resumable
+from localspec.training.questions import Conversation, made_up, read_prompts
+from localspec.training.registry import describe, slug
+from localspec.training.run import OWNER, HeadSettings, train_head
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def accepted_of(
     """Measure what drafts are accepted, and keep it. Raises LocalspecError."""
     given = listed_numbers(temperatures)
     conversations = [one for path in prompts for one in read_prompts(path.expanduser())]
-    conversations += made_up(num_made_up, seed)
+    conversations += made_up(num_made_up)
     if not conversations:
         raise ConfigError(
             "There is nothing to ask the target. Give --prompts with a .jsonl file or --made-up "
@@ -210,7 +210,7 @@ def _require_places(errand: Errand, out: Path, work: Path, profiles: Path) -> No
 
 def _conversations(errand: Errand, settings: Settings) -> list[Conversation]:
     found = [one for path in errand.prompts for one in read_prompts(path.expanduser())]
-    found += made_up(errand.made_up, errand.seed)
+    found += made_up(errand.made_up)
     if errand.from_chats:
         if not settings.database.is_file():
             raise StoreError(

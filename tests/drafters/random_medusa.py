@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from localspec.training.heads.medusa import make
+from localspec.training.medusa import make
 from tests.heads import lesson_of, teacher_of, train, written_by
 
 NUM_STEPS = 25

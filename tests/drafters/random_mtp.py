@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from localspec.training.heads.mtp import make
+from localspec.training.mtp import make
 from tests.heads import lesson_of, random_texts, teacher_of, train
 
 NUM_STEPS = 20

@@ -17,7 +17,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
-from localspec.training.heads.eagle import make
+from localspec.training.eagle import make
 from tests.drafters.random_eagle import write_random
 from tests.heads import lesson_of, teacher_of, train, written_by
 from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache

@@ -20,7 +20,6 @@ from localspec.drafters.vocabularies import (
     starts_of,
 )
 from localspec.errors import ModelError
-from localspec.training.tokenizer import save_tokenizer, train_tokenizer
 from tests.drafters.tokenizers_at_hand import (
     COARSE,
     FINE,
@@ -34,6 +33,7 @@ from tests.drafters.tokenizers_at_hand import (
     trained,
 )
 from tests.tiny import tiny_llama, with_cache
+from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 
 ODD_TEXTS = (*TEXTS, *SAMPLES, "", " ", "\n", "a", " \n ", "e\u0301 is not \u00e9", "\u00a0 x")
 

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from localspec.drafters.vocabularies import TokenizerVocabulary
-from localspec.training.tokenizer import train_tokenizer
+from tools.demo_pair.tokenizer import train_tokenizer
 
 FINE, COARSE = 320, 560  # sizes of trained vocabularies
 REAL = ("gpt2", "smollm", "qwen1.5", "llama2", "mistral")

@@ -19,8 +19,8 @@ from localspec.errors import ModelError
 from localspec.forward.cache import KVCache
 from localspec.forward.features import LAST
 from localspec.forward.model import CausalLM, kv_shape
-from localspec.training.heads import target as module
-from localspec.training.heads.target import Target
+from localspec.training import target as module
+from localspec.training.target import Target
 from tests.tiny import CPU
 
 SIZES: dict[str, Any] = {

@@ -1,35 +1,66 @@
-"""A tokenizer and a tiny decoder that the training tests share."""
+"""A tokenizer, a tiny random target in a folder of its own, and prompts for it."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from localspec.training import dialogues
-from localspec.training.model import Decoder, ModelShape
-from localspec.training.tokenizer import train_tokenizer
+from localspec.training.target import Target, load_target
+from tests.tiny import tiny_llama
+from tools.demo_pair import dialogues
+from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 
-SEED = 7
+SEED = 5
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A tokenizer of 420 entries, learnt from generated dialogues."""
-    rng = Random(SEED)
+    rng = Random(7)
     texts = [m["content"] for _ in range(200) for m in dialogues.generate(rng).messages()]
     return train_tokenizer(texts, 420)
 
 
+def make_folder(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:
+    """A random target whose answers are neither one token over and over nor all alike."""
+    tiny_llama(seed, num_layers=4, vocab_size=420).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder, 256)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / "tiny", tokenizer, SEED)
+
+
+@pytest.fixture(scope="session")
+def target(target_folder: Path) -> Target:
+    return load_target(target_folder, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of twelve questions."""
+    rng, path = Random(SEED), tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    asked = [dialogues.generate(rng).messages() for _ in range(40)]
+    texts = [next(m["content"] for m in one if m["role"] == "user") for one in asked]
+    short = sorted(set(texts), key=len)[:12]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in short), "utf-8")
+    return path
+
+
+class Said(list[str]):
+    """Report lines, kept."""
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
 @pytest.fixture
-def decoder() -> Decoder:
-    """A fresh two-layer decoder in fp32."""
-    model = Decoder(ModelShape(420, 2, 32, 64, 2, context_length=256))
-    model.initialise(SEED)
-    with torch.no_grad():
-        # Larger weights than those of a fresh model, so that a swapped pair of matrices shows.
-        for parameter in model.parameters():
-            parameter.mul_(4.0) if parameter.dim() == 2 else parameter.add_(0.1)
-    return model
+def said() -> Said:
+    return Said()

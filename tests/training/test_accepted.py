@@ -13,7 +13,7 @@ from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.options import LoadOptions
 from localspec.training.accepted import AcceptedSettings, measure_accepted
-from localspec.training.heads.questions import Conversation
+from localspec.training.questions import Conversation
 
 ASKED = Conversation("one", (Message("user", "Say it again: one two three one two three"),))
 

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 
 from localspec.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
+from localspec.training.artifact import Made, deliver
 from localspec.training.gain import Bench, Gain, LengthGain, expected_tokens, gains, render
-from localspec.training.heads.artifact import Made, deliver
-from localspec.training.tokenizer import save_tokenizer
 from tests.tiny import agreeing_draft, tiny_llama
+from tools.demo_pair.tokenizer import save_tokenizer
 
 
 def gain(*lengths: LengthGain, plain_ms: float = 10.0) -> Gain:

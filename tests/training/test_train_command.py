@@ -17,7 +17,7 @@ from localspec.config import load_profiles, settings_for
 from localspec.errors import LocalspecError
 from localspec.record.store import SessionInfo, Store, TurnSettings
 from tests.tiny import agreeing_draft, tiny_llama
-from tests.training.heads.conftest import make_folder
+from tests.training.conftest import make_folder
 
 QUICK = ["--minutes", "0.01", "--answer-minutes", "1", "--max-answer-length", "12",
          "--batch", "256", "--dtype", "float32", "--device", "cpu", "--json"]  # fmt: skip
@@ -319,9 +319,3 @@ def test_a_stop_by_hand_says_how_to_go_on(
 def test_a_report_on_nothing_says_so(target: Path, tmp_path: Path) -> None:
     words = ["report", "--model", str(target), "--home", str(tmp_path)]
     assert "Nothing was trained for tiny" in refused(*words)
-
-
-def test_the_pair_has_kept_its_command() -> None:
-    result = CliRunner().invoke(app, ["train", "pair", "--help"])
-    assert result.exit_code == 0
-    assert all(flag in result.output for flag in ("--corpus", "--held-out", "--work"))

@@ -17,7 +17,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG, WEIGHTS, TargetSizes, write_head
 from localspec.forward.heads.mtp import KIND, MtpHead, MtpShape, MtpWeights, read_mtp
-from localspec.training.heads.mtp import MtpRecipe, make
+from localspec.training.mtp import MtpRecipe, make
 from tests.heads import lesson_of, random_texts, teacher_of
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 

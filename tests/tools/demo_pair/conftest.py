@@ -1,0 +1,23 @@
+"""A tokenizer and a tiny decoder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.training.conftest import tokenizer as tokenizer  # the fixture
+from tools.demo_pair.decoder import Decoder, ModelShape
+
+SEED = 7
+
+
+@pytest.fixture
+def decoder() -> Decoder:
+    """A fresh two-layer decoder in fp32."""
+    model = Decoder(ModelShape(420, 2, 32, 64, 2, context_length=256))
+    model.initialise(SEED)
+    with torch.no_grad():
+        # Larger weights than those of a fresh model, so that a swapped pair of matrices shows.
+        for parameter in model.parameters():
+            parameter.mul_(4.0) if parameter.dim() == 2 else parameter.add_(0.1)
+    return model

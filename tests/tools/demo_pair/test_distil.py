@@ -1,0 +1,94 @@
+"""Distilling a draft raises its acceptance, and the figures measure what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from localspec.training.schedule import Schedule
+from tools.demo_pair import dialogues
+from tools.demo_pair.decoder import Decoder, ModelShape
+from tools.demo_pair.distil import (
+    DistilSettings,
+    distil,
+    divergence,
+    pack_samples,
+    start_draft,
+    write_sample_pack,
+)
+from tools.demo_pair.evaluate import acceptance, answer_all, repetition
+from tools.demo_pair.packs import BatchStream, Pack, Source
+from tools.demo_pair.sampling import Sample, cut_at_end, fill_front, group_by_length
+from tools.demo_pair.tokenizer import PAD_ID, TURN_END_ID, encode_prompt
+
+SEED = 13
+
+
+def make_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """Draw prompts of one length."""
+    rng = Random(SEED)
+    drawn = [dialogues.generate(rng).messages()[:1] for _ in range(count)]
+    return [fill_front(encode_prompt(tokenizer, chat), 64)[:64] for chat in drawn]
+
+
+def test_distilling_raises_acceptance(
+    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    prompts = make_prompts(tokenizer, 24)
+    samples = answer_all(decoder, prompts, 1.0, 24, SEED)
+    draft = Decoder(ModelShape(420, 1, 32, 64, 2, context_length=256))
+    start_draft(draft, decoder, SEED)
+    before = acceptance(decoder, draft, samples)
+    write_sample_pack(samples, 96, tmp_path / "own", Random(SEED))
+    stream = BatchStream([Source(Pack(tmp_path / "own"), 1.0, 1.0)], 768, SEED, torch.device("cpu"))
+    settings = DistilSettings(Schedule(6e-3, num_steps=60), tmp_path / "draft")
+    distil(draft, decoder, stream, settings, lambda line: None)
+    after = acceptance(decoder, draft, samples)
+    assert after > before + 0.05, f"seed {SEED}: {before:.3f} to {after:.3f}"
+
+
+def test_a_model_accepts_all_of_its_own_tokens(decoder: Decoder, tokenizer: Tokenizer) -> None:
+    prompts = make_prompts(tokenizer, 4)
+    for temperature in (0.0, 0.7):
+        samples = answer_all(decoder, prompts, temperature, 12, SEED)
+        assert acceptance(decoder, decoder, samples) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_divergence_of_equal_distributions_is_zero() -> None:
+    generator = torch.Generator().manual_seed(SEED)
+    hidden, head = torch.randn(5, 8, generator=generator), torch.randn(20, 8, generator=generator)
+    same = divergence(hidden, head, hidden, head, torch.ones(5))
+    other = divergence(hidden, head, -hidden, head, torch.ones(5))
+    assert float(same) == pytest.approx(0.0, abs=1e-5)
+    assert float(other) > 0.1
+
+
+def test_packed_samples_weigh_the_answer_and_never_the_filling() -> None:
+    samples = [Sample((5, 6, 7), (8, 9, TURN_END_ID), 0.0), Sample((5,) * 30, (9,) * 4, 0.7)]
+    rows = pack_samples(samples, 15, Random(SEED))
+    for ids, weights in rows:
+        assert len(ids) == len(weights) == 16
+        assert all(weight == 0.0 for one, weight in zip(ids, weights, strict=True) if one == PAD_ID)
+    heavy = sum(weight == 1.0 for _, weights in rows for weight in weights)
+    assert heavy == 7
+
+
+def test_an_answer_ends_with_its_end_token() -> None:
+    assert cut_at_end([5, 6, TURN_END_ID, 9]) == [5, 6, TURN_END_ID]
+    assert cut_at_end([5, 6]) == [5, 6]
+
+
+def test_repetition_counts_four_grams_seen_before() -> None:
+    assert repetition([Sample((), tuple(range(10)), 0.0)]) == 0.0
+    assert repetition([Sample((), (1, 2, 3, 4) * 3, 0.0)]) == pytest.approx(5 / 9)
+
+
+def test_groups_hold_one_length_and_lose_no_prompt() -> None:
+    prompts = [[1] * length for length in (3, 5, 3, 3, 5)]
+    groups = group_by_length(prompts, 2)
+    assert all(len({len(prompt) for prompt in group}) == 1 for group in groups)
+    assert sum(map(len, groups)) == len(prompts)

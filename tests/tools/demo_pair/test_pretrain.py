@@ -1,0 +1,152 @@
+"""Training lowers the loss, resumes exactly, and its parts do what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from localspec.training.schedule import Schedule
+from tools.demo_pair.corpus import CorpusError, PackPlan, pack, read_rows
+from tools.demo_pair.decoder import Decoder, ModelShape
+from tools.demo_pair.optimiser import orthogonalise
+from tools.demo_pair.packs import BatchStream, Pack, Source
+from tools.demo_pair.pretrain import PretrainSettings, Run, train_run, weighted_loss
+
+DEVICE = torch.device("cpu")
+
+
+@pytest.fixture
+def chats(tokenizer: Tokenizer, tmp_path: Path) -> Pack:
+    """A pack of generated dialogues in rows of 64."""
+    plan = PackPlan(64, 16_000, {"generated": 1.0}, 0.0, (100, 200), seed=3)
+    pack(tokenizer, {}, plan, tmp_path / "pack")
+    return Pack(tmp_path / "pack")
+
+
+def new_run(chats: Pack, folder: Path, num_steps: int) -> Run:
+    """Make a run of a tiny fp32 decoder with a fixed number of steps."""
+    model = Decoder(ModelShape(420, 2, 32, 64, 2, context_length=256))
+    model.initialise(1)
+    stream = BatchStream([Source(chats, 1.0, 1.0)], 512, 1, DEVICE)
+    return Run(model, stream, PretrainSettings(Schedule(6e-3, num_steps=num_steps), folder))
+
+
+def silent(_: str) -> None:
+    """Drop a report."""
+
+
+def test_a_tiny_model_learns(chats: Pack, tmp_path: Path) -> None:
+    losses = train_run(new_run(chats, tmp_path / "run", 60), weighted_loss, silent)
+    first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
+    assert first > 5.5  # ln 420 = 6.04: an untrained model guesses
+    assert last < first - 1.5
+
+
+def test_resuming_gives_the_losses_of_an_uninterrupted_run(chats: Pack, tmp_path: Path) -> None:
+    whole = new_run(chats, tmp_path / "whole", 12)
+    expected = [whole.step(weighted_loss) for _ in range(12)]
+    begun = new_run(chats, tmp_path / "parts", 12)
+    losses = [begun.step(weighted_loss) for _ in range(6)]
+    begun.save()
+    continued = new_run(chats, tmp_path / "parts", 12)
+    assert continued.resume()
+    losses += [continued.step(weighted_loss) for _ in range(6)]
+    assert losses == expected
+
+
+def test_a_crash_while_writing_keeps_the_old_checkpoint(
+    chats: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(chats, tmp_path / "run", 12)
+    run.step(weighted_loss)
+    run.save()
+
+    def broken(content: object, path: Path) -> None:
+        path.write_bytes(b"half a checkpoint")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(OSError, match="disk full"):
+        run.save()
+    assert new_run(chats, tmp_path / "run", 12).resume()
+
+
+def test_unweighted_tokens_do_not_change_the_loss(chats: Pack, tmp_path: Path) -> None:
+    run = new_run(chats, tmp_path / "run", 12)
+    batch = chats.rows([0, 1], DEVICE)
+    silenced = batch.weights.clone()
+    silenced[1] = 0.0
+    alone = chats.rows([0], DEVICE)
+    both = weighted_loss(run.model, type(batch)(batch.tokens, silenced))
+    assert torch.allclose(both, weighted_loss(run.model, alone), atol=1e-5)
+
+
+def test_a_later_token_never_changes_an_earlier_logit(decoder: Decoder) -> None:
+    tokens = torch.arange(4, 24)[None]
+    changed = tokens.clone()
+    changed[0, -1] = 77
+    with torch.no_grad():
+        assert torch.allclose(decoder(tokens)[0, :-1], decoder(changed)[0, :-1], atol=1e-6)
+
+
+def test_one_token_at_a_time_equals_the_whole_text(decoder: Decoder) -> None:
+    tokens = torch.arange(4, 24)[None]
+    with torch.no_grad():
+        hidden, past = decoder.hidden(tokens[:, :10])
+        parts = [hidden]
+        for place in range(10, 20):
+            hidden, past = decoder.hidden(tokens[:, place : place + 1], past)
+            parts.append(hidden)
+        assert torch.allclose(torch.cat(parts, dim=1), decoder.hidden(tokens)[0], atol=1e-5)
+
+
+def test_orthogonalised_updates_have_singular_values_near_one() -> None:
+    matrices = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(5))
+    for tall in (matrices, matrices.transpose(1, 2)):
+        values = torch.linalg.svdvals(orthogonalise(tall))
+        assert values.min() > 0.5
+        assert values.max() < 1.4
+
+
+def test_the_rate_warms_up_holds_and_decays() -> None:
+    schedule = Schedule(1.0, num_steps=100, warmup_fraction=0.1, decay_fraction=0.2)
+    rates = [schedule.rate(schedule.progress(step, 0.0)) for step in range(101)]
+    assert rates[0] < 0.05
+    assert rates[20] == rates[79] == 1.0
+    assert rates[90] == pytest.approx(0.5)
+    assert rates[100] < 0.05
+    assert not schedule.is_decaying(0.79)
+    assert schedule.is_decaying(0.81)
+
+
+def test_shares_of_tokens_are_kept_when_packing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = {
+        "tldr": [{"source": "tldr", "text": f"list the files {n}" * 5} for n in range(50)],
+        "factbook": [{"source": "factbook", "text": f"a river {n} " * 40} for n in range(50)],
+    }
+    plan = PackPlan(64, 12_000, {"tldr": 3.0, "factbook": 1.0}, 0.0, (100, 200), seed=3)
+    pack(tokenizer, rows, plan, tmp_path)
+    texts = [tokenizer.decode(row.tolist()) for row in np.load(tmp_path / "tokens.npy")]
+    listed = sum(text.count("files") * 9 for text in texts)
+    rivers = sum(text.count("river") * 4 for text in texts)
+    assert 0.6 < listed / (listed + rivers) < 0.95
+
+
+def test_a_missing_corpus_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"absent\.jsonl\.xz"):
+        read_rows([tmp_path / "absent.jsonl.xz"])
+
+
+def test_batches_continue_where_the_state_says(chats: Pack) -> None:
+    stream = BatchStream([Source(chats, 1.0, 1.0)], 512, Random(4).randrange(100), DEVICE)
+    stream.next(False)
+    state = stream.state()
+    expected = stream.next(False).tokens
+    other = BatchStream([Source(chats, 1.0, 1.0)], 512, 0, DEVICE)
+    other.load_state(state)
+    assert torch.equal(other.next(False).tokens, expected)

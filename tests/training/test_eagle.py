@@ -1,0 +1,188 @@
+"""EAGLE's recipe: what is trained is what drafts, and a few steps make it agree with the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.forward.decoder import Segment
+from localspec.forward.features import LAST
+from localspec.forward.heads.eagle_files import load_head
+from localspec.forward.heads.eagle_pairs import EagleHead
+from localspec.forward.heads.files import TargetSizes
+from localspec.training.eagle import EagleRecipe, make, read_layers
+from localspec.training.recipe import Lesson, Teacher, make_recipe
+from localspec.training.unrolled import visible
+from tests.heads import rates, teacher_of, train, written_by
+from tests.tiny import tiny_llama, with_cache
+
+OPTIONS = {"num_heads": 4, "ffn_size": 64, "num_steps": 3}
+LENGTH = 16
+
+
+def target_and_lesson(seed: int = 1, count: int = 4, num_layers: int = 4) -> tuple[Any, Lesson]:
+    target = with_cache(tiny_llama(num_layers=num_layers))
+    texts, layers = written_by(target, seed, count, LENGTH), read_layers(num_layers)
+    found: dict[int, list[Any]] = {layer: [] for layer in layers}
+    for text in texts:
+        made = target.run([Segment(target.cache, text[:-1], num_logits=1)], layers)
+        target.cache.rollback(0)
+        for layer in layers:
+            found[layer].append(made.hidden[layer].tolist())
+    features = {layer: torch.tensor(rows) for layer, rows in found.items()}
+    return target, Lesson(torch.tensor(texts), torch.ones(count, LENGTH - 1), features)
+
+
+def rounded(recipe: EagleRecipe) -> EagleRecipe:
+    """With weights that a file holds exactly."""
+    with torch.no_grad():
+        for weight in recipe.module.parameters():
+            weight.copy_((weight + 0.05 * torch.randn_like(weight)).bfloat16())
+    return recipe
+
+
+def test_what_is_trained_is_what_drafts(tmp_path: Path) -> None:
+    """Every row of every step equals the row that drafting makes at its place, from the folder."""
+    torch.manual_seed(3)
+    target, lesson = target_and_lesson()
+    teacher = teacher_of(target)
+    recipe = rounded(make(teacher, OPTIONS, 0))
+    recipe.save(tmp_path)
+    head = EagleHead(load_head(tmp_path, target), 64)
+    features, text = target.follow(head.layers), lesson.tokens[0].tolist()
+    target.forward(text[:-1])
+    with torch.no_grad():
+        outputs = recipe.outputs(teacher, lesson, 4)
+        said = teacher.head(recipe.network.leave(outputs[2][0, 8:9]))
+    for start in (0, 1, 6):  # a draft after pair `start`
+        pairs = text[: start + 2]
+        head.reuse(pairs)
+        hidden = head.read(pairs, features)
+        for step, output in enumerate(outputs):
+            place = start + step
+            assert torch.allclose(hidden[0], output[0, place], atol=1e-4), (start, step)
+            if (start, step) == (6, 2):
+                assert torch.allclose(head.logits(hidden), said, atol=1e-3)
+            open_row = torch.zeros(1, step + 1, dtype=torch.bool)
+            hidden = head.branch([text[place + 2]], hidden, [place + 1], open_row)
+
+
+def test_a_row_of_the_third_step_sees_text_before_its_draft_and_one_row_a_step() -> None:
+    seen = visible(5, 3, torch.device("cpu")).view(5, 3, 5)
+    text, first, second = seen[4].tolist()
+    assert text == [True, True, True, False, False]
+    assert first == [False, False, False, True, False]
+    assert second == [False, False, False, False, True]
+
+
+def test_a_lesson_of_one_step_is_plain_causal_attention() -> None:
+    assert torch.equal(visible(4, 1, torch.device("cpu")), torch.ones(4, 4).tril().bool())
+
+
+def test_some_steps_of_training_raise_acceptance_on_text_not_seen() -> None:
+    target, lesson = target_and_lesson(1, 48, num_layers=1)
+    _, held_out = target_and_lesson(2, 24, num_layers=1)
+    teacher = teacher_of(target)
+    recipe = make(teacher, OPTIONS, 0)
+    before = recipe.acceptance(teacher, held_out)
+    train(recipe, teacher, lesson, 40)
+    after = recipe.acceptance(teacher, held_out)
+    assert rates(after)[0] > rates(before)[0] + 0.2
+    assert after[1][0] > 1.5 * before[1][0], "second guesses that hold"
+
+
+def test_training_does_not_touch_the_target() -> None:
+    target, lesson = target_and_lesson()
+    before = target.embed([0, 1]).clone(), target.head(target.embed([0, 1])).clone()
+    recipe = make(teacher_of(target), OPTIONS, 0)
+    train(recipe, teacher_of(target), lesson, 2)
+    assert torch.equal(before[0], target.embed([0, 1]))
+    assert torch.equal(before[1], target.head(target.embed([0, 1])))
+
+
+def test_every_weight_learns() -> None:
+    target, lesson = target_and_lesson()
+    recipe = make(teacher_of(target), OPTIONS, 0)
+    recipe.loss(teacher_of(target), lesson).backward()
+    silent = [
+        name
+        for name, weight in recipe.module.named_parameters()
+        if weight.grad is None or not bool(weight.grad.abs().sum() > 0)
+    ]
+    assert silent == []
+
+
+def test_tokens_without_weight_teach_nothing() -> None:
+    """Filling at the end of a row, whatever stands there."""
+    target, lesson = target_and_lesson()
+    weights = lesson.weights.clone()
+    weights[:, -5:] = 0.0
+    other = lesson.tokens.clone()
+    other[:, -5:] = 0
+    features = {layer: rows.clone() for layer, rows in lesson.features.items()}
+    for rows in features.values():
+        rows[:, -4:] = 7.0  # of the filling; the row before it predicts none of it
+    teacher, recipe = teacher_of(target), make(teacher_of(target), OPTIONS, 0)
+    one = recipe.loss(teacher, Lesson(lesson.tokens, weights, lesson.features))
+    filled = Lesson(other, weights, features)
+    assert torch.allclose(one, recipe.loss(teacher, filled), atol=1e-5)
+    full = recipe.acceptance(teacher, Lesson(lesson.tokens, weights, lesson.features))
+    assert full == recipe.acceptance(teacher, filled)
+
+
+def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
+    """Against the same count made place by place."""
+    target, lesson = target_and_lesson(5, 12)
+    teacher = teacher_of(target)
+    recipe = make(teacher, OPTIONS, 0)
+    train(recipe, teacher, lesson, 15)
+    found = recipe.acceptance(teacher, lesson)
+    with torch.no_grad():
+        outputs = recipe.outputs(teacher, lesson, len(found))
+        guesses = [teacher.head(recipe.network.leave(o)).argmax(-1) for o in outputs]
+        choices = teacher.head(lesson.features[LAST]).argmax(-1)
+    wanted = [[0, 0] for _ in found]
+    for row in range(lesson.tokens.shape[0]):
+        for start in range(LENGTH - 2):
+            for step in range(len(found)):
+                place = start + step  # the guess is of token place + 2
+                if place > LENGTH - 3:
+                    break
+                wanted[step][1] += 1
+                if guesses[step][row, place] != choices[row, place + 1]:
+                    break
+                wanted[step][0] += 1
+                if choices[row, place + 1] != lesson.tokens[row, place + 2]:
+                    break  # the text went elsewhere
+    assert found == [(float(hit), float(tried)) for hit, tried in wanted]
+    assert found[1][0] > 0
+
+
+def test_a_saved_head_has_the_size_it_may_have(tmp_path: Path) -> None:
+    """Under 3 MB for a target of the demo's size."""
+
+    def rows(ids: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(*ids.shape, 256)
+
+    recipe = make(Teacher(TargetSizes(256, 6144, 12), rows, rows), {}, 0)
+    recipe.save(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3_000_000
+
+
+def test_the_registry_makes_it_and_the_seed_decides_its_start() -> None:
+    target, _ = target_and_lesson()
+    starts = [make_recipe("eagle", teacher_of(target), OPTIONS, seed) for seed in (1, 1, 2)]
+    one, same, other = (next(iter(r.module.state_dict().values())) for r in starts)
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "layers"), [(12, (3, 6, LAST)), (4, (1, 2, LAST)), (2, (0, LAST)), (1, (LAST,))]
+)
+def test_a_low_a_middle_and_the_last_layer_are_read(
+    num_layers: int, layers: tuple[int, ...]
+) -> None:
+    assert read_layers(num_layers) == layers

@@ -1,0 +1,111 @@
+"""Training Medusa heads: what each head is asked, and that it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from localspec.drafters.medusa import MedusaDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.forward.decoder import Decoder
+from localspec.forward.features import LAST
+from localspec.forward.heads.files import TargetSizes
+from localspec.training.medusa import MedusaRecipe, make
+from localspec.training.recipe import Lesson, Teacher
+from tests.heads import lesson_of, rates, teacher_of, train, written_by
+from tests.tiny import Plans, play, tiny_llama, with_cache
+
+STARTS = ((5, 9, 12, 5, 9), (3, 7, 5, 9, 2), (1, 2, 14, 4, 5))
+SIZE = 6
+
+
+def target() -> Decoder:
+    """Of few tokens and a text that the state tells something of two tokens ahead."""
+    return with_cache(tiny_llama(vocab_size=16, later=0.3))
+
+
+def identity_teacher() -> Teacher:
+    """A target whose logits are its states: what is asked of whom can be read off them."""
+    return Teacher(
+        TargetSizes(SIZE, SIZE, 1), lambda ids: torch.eye(SIZE)[ids], lambda rows: 9.0 * rows
+    )
+
+
+def counting_lesson(length: int = 6) -> Lesson:
+    """A text that counts up modulo SIZE, by a target that says so."""
+    tokens = (torch.arange(length + 1) % SIZE)[None]
+    return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(SIZE)[tokens[:, 1:]]})
+
+
+def shifting() -> MedusaRecipe:
+    """Head k, given the state that says x, says x + k: right about a text that counts up."""
+    recipe = make(identity_teacher(), {"num_heads": 3}, 0)
+    with torch.no_grad():
+        for head in range(3):
+            onward = torch.eye(SIZE).roll(head + 1, 0)
+            recipe.module.weight[head, 0] = 40.0 * onward
+    return recipe
+
+
+def test_head_k_is_asked_for_the_token_k_places_after_the_root() -> None:
+    teacher, lesson = identity_teacher(), counting_lesson()
+    assert rates(shifting().acceptance(teacher, lesson)) == [1.0, 1.0, 1.0]
+    assert rates(make(teacher, {"num_heads": 3}, 0).acceptance(teacher, lesson)) == [0.0, 0.0, 0.0]
+    fresh = make(teacher, {"num_heads": 3}, 0).loss(teacher, lesson)
+    assert bool(shifting().loss(teacher, lesson) < 0.1 * fresh)
+
+
+def test_a_position_is_tried_only_where_all_before_agreed() -> None:
+    teacher, lesson = identity_teacher(), counting_lesson()
+    recipe = shifting()
+    with torch.no_grad():
+        recipe.module.weight[1] = 0.0  # the second head is wrong everywhere
+    tried = [tried for _, tried in recipe.acceptance(teacher, lesson)]
+    assert tried == [5.0, 4.0, 0.0]
+
+
+def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:
+    teacher, lesson = identity_teacher(), counting_lesson()
+    half = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
+    recipe = make(teacher, {"num_heads": 3}, 0)
+    quiet = Lesson(lesson.tokens, half, lesson.features)
+    assert [tried for _, tried in recipe.acceptance(teacher, quiet)] == [1.0, 0.0, 0.0]
+    garbled = Lesson(lesson.tokens, half, {LAST: lesson.features[LAST].clone()})
+    garbled.features[LAST][:, 2:] = 5.0
+    assert torch.equal(recipe.loss(teacher, quiet), recipe.loss(teacher, garbled))
+    nothing = Lesson(lesson.tokens, torch.zeros(1, 6), lesson.features)
+    assert bool(recipe.loss(teacher, nothing) == 0.0)
+
+
+def test_a_lesson_shorter_than_the_heads_reach_is_taken() -> None:
+    teacher, lesson = identity_teacher(), counting_lesson(2)
+    recipe = make(teacher, {"num_heads": 3}, 0)
+    assert recipe.loss(teacher, lesson).isfinite()
+    assert [tried for _, tried in recipe.acceptance(teacher, lesson)] == [1.0, 0.0, 0.0]
+
+
+def accepted(model: Decoder, folder: Path) -> int:
+    """Draft tokens accepted over a few greedy turns."""
+    drafter = MedusaDrafter.build(Parts(model, heads={"medusa": folder}))
+    policy = Plans(("medusa", 4))
+    for start in STARTS:
+        play(Engine(model, {"medusa": drafter}), start, policy, 40)
+    return sum(step.num_accepted_tokens for step in policy.steps)
+
+
+def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
+    model = target()
+    teacher, recipe = teacher_of(model), make(teacher_of(model), {"num_heads": 3}, 0)
+    learnt = lesson_of(model, written_by(model, 1, 16, 24))
+    held_out = lesson_of(model, written_by(model, 2, 16, 24))
+    recipe.save(tmp_path / "fresh")
+    before, loss = recipe.acceptance(teacher, held_out), recipe.loss(teacher, held_out)
+    train(recipe, teacher, learnt, 30)
+    recipe.save(tmp_path / "trained")
+    after = recipe.acceptance(teacher, held_out)
+    for head in range(3):  # more is accepted at every position
+        assert after[head][0] > before[head][0]
+    assert bool(recipe.loss(teacher, held_out) < loss)
+    assert accepted(model, tmp_path / "trained") > accepted(target(), tmp_path / "fresh")

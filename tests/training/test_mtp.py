@@ -1,0 +1,113 @@
+"""Training a multi-token-prediction module: what it is asked, and that it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from localspec.drafters.mtp import MtpDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.forward.decoder import Decoder
+from localspec.forward.features import LAST
+from localspec.forward.heads.files import TargetSizes
+from localspec.training.mtp import MtpRecipe, make
+from localspec.training.recipe import Lesson, Teacher
+from tests.heads import lesson_of, random_texts, rates, teacher_of, train, written_by
+from tests.tiny import VOCAB_SIZE, Plans, play, tiny_llama, with_cache
+
+STARTS = ((5, 9, 12, 5, 9), (30, 7, 5, 9, 2), (1, 2, 44, 4, 5))
+SMALL = {"num_heads": 2, "ffn_size": 64, "num_steps": 2}
+SIZE = 8
+
+
+def target() -> Decoder:
+    return with_cache(tiny_llama())
+
+
+def identity_teacher() -> Teacher:
+    """A target whose logits are its states: what is asked of whom can be read off them."""
+    return Teacher(
+        TargetSizes(SIZE, SIZE, 1), lambda ids: torch.eye(SIZE)[ids], lambda rows: 9.0 * rows
+    )
+
+
+def counting_lesson(length: int = 7) -> Lesson:
+    """A text that counts up modulo SIZE, by a target that says so."""
+    tokens = (torch.arange(length + 1) % SIZE)[None]
+    return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(SIZE)[tokens[:, 1:]]})
+
+
+def counting() -> MtpRecipe:
+    """A module without attention or feed-forward that adds one to the token embedded."""
+    recipe = make(identity_teacher(), {"num_heads": 1, "ffn_size": 4, "num_steps": 3}, 0)
+    with torch.no_grad():
+        for name in ("output", "down", "input"):
+            recipe.module[name].weight.zero_()
+        recipe.module["input"].weight[:, SIZE:] = torch.eye(SIZE).roll(1, 0)
+    return recipe
+
+
+def test_each_step_is_asked_for_the_token_after_the_one_embedded() -> None:
+    teacher, lesson = identity_teacher(), counting_lesson()
+    assert rates(counting().acceptance(teacher, lesson)) == [1.0] * 5
+    fresh = make(teacher, {"num_heads": 1, "ffn_size": 4}, 0)
+    assert max(rates(fresh.acceptance(teacher, lesson))) < 1.0
+    assert bool(counting().loss(teacher, lesson) < 0.1 * fresh.loss(teacher, lesson))
+
+
+def test_step_s_is_counted_where_a_draft_of_that_length_can_be() -> None:
+    """Of a text of n predicted tokens, a draft's token s has n - 1 - s places."""
+    tried = [tried for _, tried in counting().acceptance(identity_teacher(), counting_lesson())]
+    assert tried == [6.0, 5.0, 4.0, 3.0, 2.0]
+
+
+def test_weights_of_zero_are_neither_learnt_from_nor_counted() -> None:
+    teacher, lesson, recipe = identity_teacher(), counting_lesson(), counting()
+    quiet = Lesson(lesson.tokens, torch.zeros(1, 7), lesson.features)
+    assert bool(recipe.loss(teacher, quiet) == 0.0)
+    assert [tried for _, tried in recipe.acceptance(teacher, quiet)] == [0.0] * 5
+
+
+def test_a_draft_ends_where_the_text_goes_another_way_than_the_target() -> None:
+    """What the target would say after its own choice is not in the lesson then."""
+    teacher, lesson, recipe = identity_teacher(), counting_lesson(), counting()
+    features = lesson.features[LAST].clone()
+    # The target says 5 where the text goes on with 4; the module says 4 and is wrong there.
+    features[0, 3] = torch.eye(SIZE)[5]
+    found = recipe.acceptance(teacher, Lesson(lesson.tokens, lesson.weights, {LAST: features}))
+    assert found[0] == (5.0, 6.0)
+    assert found[1][1] == 4.0, "drafts that reached the odd place were given up there"
+
+
+def test_later_steps_teach_too() -> None:
+    """A loss of one step leaves the module's own states untried; one of two does not."""
+    model, text = target(), random_texts(VOCAB_SIZE, 3, 4, 12)
+    teacher, lesson = teacher_of(model), lesson_of(model, text)
+    one, two = (make(teacher, SMALL | {"num_steps": count}, 0) for count in (1, 2))
+    assert not torch.allclose(one.loss(teacher, lesson), two.loss(teacher, lesson))
+
+
+def accepted(model: Decoder, folder: Path) -> int:
+    """Draft tokens accepted over a few greedy turns."""
+    drafter = MtpDrafter.build(Parts(model, heads={"mtp": folder}))
+    policy = Plans(("mtp", 3))
+    for start in STARTS:
+        play(Engine(model, {"mtp": drafter}), start, policy, 40)
+    return sum(step.num_accepted_tokens for step in policy.steps)
+
+
+def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
+    model = target()
+    teacher, recipe = teacher_of(model), make(teacher_of(model), SMALL, 0)
+    learnt = lesson_of(model, written_by(model, 1, 12, 24))
+    held_out = lesson_of(model, written_by(model, 2, 12, 24))
+    recipe.save(tmp_path / "fresh")
+    before = recipe.acceptance(teacher, held_out)
+    train(recipe, teacher, learnt, 25)
+    recipe.save(tmp_path / "trained")
+    after = recipe.acceptance(teacher, held_out)
+    assert rates(after)[0] > rates(before)[0] + 0.1
+    assert after[1][0] > before[1][0], "the second token of a draft is accepted more often"
+    assert accepted(model, tmp_path / "trained") > accepted(target(), tmp_path / "fresh")

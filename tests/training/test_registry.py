@@ -1,0 +1,140 @@
+"""What was trained is offered by a profile that the app itself reads, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.config import SHIPPED_PROFILES, Settings, find_profile, load_profiles
+from localspec.errors import ConfigError
+from localspec.training import registry
+from localspec.training.registry import register_draft, register_head, slug, toml
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    home = tmp_path / "home"
+    return Settings(home, (home / "profiles" / "models", SHIPPED_PROFILES))
+
+
+def head(folder: Path, kind: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "head.json").write_text(f'{{"kind": "{kind}"}}')
+    return folder
+
+
+def test_a_shipped_family_keeps_all_it_had_and_gains_the_draft(
+    settings: Settings, tmp_path: Path
+) -> None:
+    draft = tmp_path / "drafts" / "personal"
+    before = find_profile("qwen3", load_profiles(settings.profile_folders))
+    path = register_draft(settings, "Qwen/Qwen3-8B", tmp_path / "elsewhere", draft)
+    assert path == settings.home / "profiles" / "models" / "qwen3.toml"
+    after = find_profile("qwen3", load_profiles(settings.profile_folders))
+    assert after.models.keys() - before.models.keys() == {"Qwen/Qwen3-8B-personal"}
+    entry = after.models["Qwen/Qwen3-8B"]
+    assert entry.drafts == ("Qwen/Qwen3-8B-personal", *before.models["Qwen/Qwen3-8B"].drafts)
+    assert after.models["Qwen/Qwen3-8B-personal"].folder == draft
+    unchanged = [name for name in before.models if name != "Qwen/Qwen3-8B"]
+    assert all(after.models[name] == before.models[name] for name in unchanged)
+    assert (after.title, after.default) == (before.title, before.default)
+
+
+def test_the_demo_target_is_known_by_its_folder(settings: Settings, tmp_path: Path) -> None:
+    folder = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"].folder
+    assert folder is not None
+    path = register_head(settings, "any name", folder, head(tmp_path / "eagle", "eagle"))
+    assert path.name == "demo.toml"
+    demo = load_profiles(settings.profile_folders)["demo"]
+    assert demo.models["localspec/demo"].heads[-1] == (tmp_path / "eagle").resolve()
+    assert demo.models["localspec/demo"].folder == folder
+
+
+def test_a_target_that_no_profile_knows_gets_one_of_its_own(
+    settings: Settings, tmp_path: Path
+) -> None:
+    target = tmp_path / 'my "model" é'
+    target.mkdir()
+    path = register_head(settings, target.name, target, head(tmp_path / "m", "medusa"))
+    found = load_profiles(settings.profile_folders)[path.stem]
+    assert found.model == str(target)
+    assert found.models[found.default].heads == ((tmp_path / "m").resolve(),)
+    register_draft(settings, target.name, target, tmp_path / "distilled")
+    again = load_profiles(settings.profile_folders)[path.stem]
+    assert again.drafts == (str(tmp_path / "distilled"),)
+    assert again.models[again.default].heads == found.models[found.default].heads
+
+
+def test_a_newer_head_takes_the_place_of_its_kind_only(settings: Settings, tmp_path: Path) -> None:
+    for name, kind in (("a", "medusa"), ("b", "eagle"), ("c", "medusa")):
+        register_head(settings, "t", tmp_path, head(tmp_path / name, kind))
+    entry = load_profiles(settings.profile_folders)["t"].models["t"]
+    assert [folder.name for folder in entry.heads] == ["b", "c"]
+
+
+def weights(folder: Path, content: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text(content)
+    return folder
+
+
+def test_two_folders_of_one_name_are_two_targets(settings: Settings, tmp_path: Path) -> None:
+    first, second = (weights(tmp_path / name / "target", name) for name in "ab")
+    one = register_head(settings, "target", first, head(tmp_path / "one", "medusa"))
+    two = register_head(settings, "target", second, head(tmp_path / "two", "medusa"))
+    assert one.stem == "target" and two.stem.startswith("target-")
+    found = load_profiles(settings.profile_folders)
+    for path, folder, own in ((one, first, "one"), (two, second, "two")):
+        (entry,) = found[path.stem].models.values()
+        assert (entry.folder, entry.heads) == (folder, (tmp_path / own,))
+    assert register_head(settings, "target", second, tmp_path / "two") == two, "once and for all"
+
+
+def test_a_folder_named_as_a_shipped_profile_hides_none_of_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    folder = weights(tmp_path / "demo", "mine")
+    path = register_head(settings, "demo", folder, head(tmp_path / "m", "medusa"))
+    assert path.stem != "demo"
+    assert "localspec/demo" in load_profiles(settings.profile_folders)["demo"].models
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_what_was_accepted_before_is_not_said_of_the_new_one(
+    kind: str, settings: Settings, tmp_path: Path
+) -> None:
+    demo = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"]
+    assert demo.accepted is not None and demo.folder is not None
+    if kind == "draft":
+        register_draft(settings, "localspec/demo", demo.folder, tmp_path / "distilled")
+    else:
+        register_head(settings, "localspec/demo", demo.folder, head(tmp_path / "m", "medusa"))
+    after = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"]
+    assert after.accepted is None
+
+
+def test_the_person_s_older_profile_is_kept_beside_the_new_one(
+    settings: Settings, tmp_path: Path
+) -> None:
+    path = register_head(settings, "t", tmp_path, head(tmp_path / "a", "medusa"))
+    own = path.read_text("utf-8") + "# my remark\n"
+    path.write_text(own, "utf-8")
+    register_head(settings, "t", tmp_path, head(tmp_path / "b", "eagle"))
+    assert path.with_suffix(".toml.bak").read_text("utf-8") == own
+
+
+def test_a_profile_that_could_not_be_read_takes_no_one_s_place(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = register_head(settings, "t", tmp_path, head(tmp_path / "a", "medusa"))
+    before = path.read_bytes()
+    monkeypatch.setattr(registry, "toml", lambda table: toml(table) + 'odd = "key"\n')
+    with pytest.raises(ConfigError, match="odd"):
+        register_head(settings, "t", tmp_path, head(tmp_path / "b", "eagle"))
+    assert path.read_bytes() == before
+
+
+def test_names_become_folders_that_every_system_takes() -> None:
+    assert slug("Qwen/Qwen3-8B") == "Qwen-Qwen3-8B"
+    assert slug("..") == "model"

@@ -1,0 +1,1 @@
+"""How what ships with localspec was made and measured. Nothing in `localspec` imports this."""

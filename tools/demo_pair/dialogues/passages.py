@@ -1,0 +1,133 @@
+"""Tasks about a passage from a corpus: summarise it, quote from it, name who is in it, count it.
+
+Contract: `about(rng, passage)` gives exchanges on a text of several sentences that the caller
+supplies. Summaries are extractive (first sentences in a frame), which a small model can learn and
+which never invents facts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from random import Random
+
+from tools.demo_pair.dialogues.shape import Exchange
+from tools.demo_pair.dialogues.words import CITIES, NAMES, PLACES
+
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"”]?\s+(?=[A-Z\"“])")
+ASKS = (
+    "Summarise this text", "Summarize the following text", "Summarize this article", "Give a short summary of this text",
+    "What is this text about", "Summarise this passage in two sentences", "TL;DR", "Sum up this article briefly",
+    "Please summarise", "Write a summary of the following article", "Summarize",
+)  # fmt: skip
+
+
+def sentences(passage: str) -> list[str]:
+    """Split a passage into sentences, well enough for prose."""
+    flat = " ".join(passage.split())
+    return [part.strip() for part in SENTENCE_END.split(flat) if part.strip()]
+
+
+def about(rng: Random, passage: str) -> list[Exchange]:
+    """Draw one task about the passage."""
+    parts = sentences(passage)
+    if len(parts) < 3:
+        return [Exchange(f"Repeat this text:\n\n{passage}", passage)]
+    task = rng.random()
+    if task < 0.45:
+        return [summary(rng, passage, parts)]
+    if task < 0.7:
+        start = rng.randrange(len(parts) - 1)
+        text = " ".join(parts[start : start + rng.choice((1, 2))])
+        return [
+            Exchange(
+                f"{rng.choice(('Repeat this text', 'Copy this', 'Say this again'))}: {text}", text
+            )
+        ]
+    if task < 0.8:
+        return [
+            Exchange(
+                frame(rng, passage, "What is the first sentence of this text?"), clipped(parts[0])
+            )
+        ]
+    if task < 0.93:
+        return [not_told(rng, passage)]
+    if task < 0.96:
+        return [
+            Exchange(
+                frame(rng, passage, "What is the last sentence of this text?"), clipped(parts[-1])
+            )
+        ]
+    return [who(rng, passage, parts)]
+
+
+def frame(rng: Random, passage: str, asked: str) -> str:
+    """Put the question before or after the passage."""
+    return f"{asked}\n\n{passage}" if rng.random() < 0.6 else f"{passage}\n\n{asked}"
+
+
+def summary(rng: Random, passage: str, parts: list[str]) -> Exchange:
+    """Summarise by the names in the passage, or by its first words."""
+    asked = rng.choice(ASKS) + rng.choice((".", ":", ""))
+    begins = clipped(parts[0])
+    names = frequent_names(parts)
+    answer = f"In short: {begins}"
+    if names and rng.random() < 0.6:
+        answer = f"The text is about {' and '.join(names)}."
+        if rng.random() < 0.5:
+            answer += f" It begins like this: {begins}"
+    return Exchange(frame(rng, passage, asked), answer)
+
+
+def clipped(sentence: str, longest: int = 90) -> str:
+    """Cut a long sentence after a clause or a word, and end it."""
+    if len(sentence) <= longest:
+        return sentence
+    cut = sentence[:longest]
+    place = max(cut.rfind(", "), cut.rfind("; "))
+    return cut[: place if place > 30 else cut.rfind(" ")].rstrip(",;: ") + "."
+
+
+def frequent_names(parts: list[str]) -> list[str]:
+    """Return the two capitalised words that come most often inside sentences."""
+    inner = [word for part in parts for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]{2,}", part)]
+    return [word for word, _ in Counter(inner).most_common(2)]
+
+
+def not_told(rng: Random, passage: str) -> Exchange:
+    """Ask for something that a story does not tell."""
+    asked = rng.choice(
+        (
+            f"When was {rng.choice(NAMES)} born?",
+            f"Who is {rng.choice(NAMES)}?",
+            f"How many people live in {rng.choice(CITIES)}?",
+            "How much does it cost?",
+            f"What happened in {rng.randint(1800, 2025)}?",
+            "Who wrote this song?",
+            f"Where is the {rng.choice(PLACES)} of {rng.choice(CITIES)}?",
+            "Who won the game?",
+            f"What is the job of {rng.choice(NAMES)}?",
+            "What is the name of the company?",
+        )
+    )
+    return Exchange(
+        frame(rng, passage, asked),
+        rng.choice(
+            (
+                "The text does not say.",
+                "The text does not say that.",
+                "I cannot find that in the text.",
+            )
+        ),
+    )
+
+
+def who(rng: Random, passage: str, parts: list[str]) -> Exchange:
+    """Name the names that come most often."""
+    names = frequent_names(parts)
+    asked = rng.choice(
+        ("Who is in this text?", "Which names are in this text?", "Name the people in this text.")
+    )
+    if not names:
+        return Exchange(frame(rng, passage, asked), "The text does not name anyone.")
+    return Exchange(frame(rng, passage, asked), f"The text names {' and '.join(names)}.")

@@ -1,0 +1,182 @@
+"""Teach a shallow draft to predict the target: on the corpus and, above all, on what the target
+itself writes.
+
+Contract: `sample_answers` lets the target answer prompts and returns what it wrote; `distil`
+trains the draft on the target's distribution over such rows mixed with packed text. The measure it
+serves is acceptance, sum of min(p, q); the loss is the mean of the total-variation distance and
+the KL divergence, both at temperature 1 by default.
+Source: on-policy distillation for drafts, Zhou et al. 2023 (arXiv 2310.08461).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from localspec.training.schedule import Schedule
+from tools.demo_pair.decoder import Decoder
+from tools.demo_pair.optimiser import OptimiserSettings
+from tools.demo_pair.packs import Batch, BatchStream
+from tools.demo_pair.pretrain import LossFunction, PretrainSettings, Report, Run, train_run
+from tools.demo_pair.sampling import Sample, fill_front, group_by_length, write_answers
+from tools.demo_pair.tokenizer import PAD_ID
+
+Divergence = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """How the target writes its own text. temperatures: drawn evenly per answer."""
+
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.4, 0.7, 1.0)
+    batch_size: int = 64
+    length_multiple: int = 16
+    max_length: int = 128
+    minutes: float = 5.0
+    seed: int = 5
+
+
+def sample_answers(
+    target: Decoder, prompts: Sequence[list[int]], settings: SampleSettings, report: Report
+) -> list[Sample]:
+    """Let the target answer until the prompts or the minutes are used up."""
+    rng = Random(settings.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
+    filled = [fill_front(prompt, settings.length_multiple) for prompt in prompts]
+    batches = group_by_length(filled, settings.batch_size)
+    rng.shuffle(batches)
+    samples: list[Sample] = []
+    until = time.monotonic() + 60 * settings.minutes
+    for batch in batches:
+        if time.monotonic() > until:
+            break
+        heats = [rng.choice(settings.temperatures) for _ in batch]
+        samples += write_answers(target, batch, heats, settings.max_length, generator)
+    num_tokens = sum(len(sample.answer) for sample in samples)
+    report(f"The target wrote {len(samples)} answers, {num_tokens} tokens.")
+    return samples
+
+
+def pack_samples(
+    samples: Sequence[Sample], length: int, rng: Random
+) -> list[tuple[list[int], list[float]]]:
+    """Put samples into rows of `length` + 1; answers weigh 1, prompts 0.1.
+
+    Of a prompt that is too long the end is kept.
+    """
+    rows: list[tuple[list[int], list[float]]] = []
+    ids: list[int] = []
+    weights: list[float] = []
+    for sample in rng.sample(list(samples), len(samples)):
+        prompt = sample.prompt[-max(0, length + 1 - len(sample.answer)) :]
+        size = len(prompt) + len(sample.answer)
+        if ids and len(ids) + size > length + 1:
+            rows.append(pad_row(ids, weights, length))
+            ids, weights = [], []
+        ids = [*ids, *prompt, *sample.answer]
+        weights = [*weights, *([0.1] * len(prompt)), *([1.0] * len(sample.answer))]
+    if ids:
+        rows.append(pad_row(ids, weights, length))
+    return rows
+
+
+def pad_row(ids: list[int], weights: list[float], length: int) -> tuple[list[int], list[float]]:
+    """Cut or fill a row to `length` + 1; filling has no weight."""
+    missing = max(0, length + 1 - len(ids))
+    return (ids + [PAD_ID] * missing)[: length + 1], (weights + [0.0] * missing)[: length + 1]
+
+
+def divergence(
+    hidden: Tensor, head: Tensor, target_hidden: Tensor, target_head: Tensor, weights: Tensor
+) -> Tensor:
+    """Return the weighted mean of KL(p || q) / 2 plus the total variation.
+
+    hidden: [N, H]; head: [V, H]; weights: [N].
+    """
+    target_log = functional.log_softmax(
+        functional.linear(target_hidden, target_head).float(), dim=-1
+    )
+    draft_log = functional.log_softmax(functional.linear(hidden, head).float(), dim=-1)  # [N, V]
+    p = target_log.exp()
+    kl = (p * (target_log - draft_log)).sum(-1)
+    distance = 0.5 * (p - draft_log.exp()).abs().sum(-1)
+    return ((0.5 * kl + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
+
+
+def distil_loss(target: Decoder, measure: Divergence = divergence) -> LossFunction:
+    """Return a loss that compares the draft with `target` at every weighted position."""
+
+    def loss(draft: Decoder, batch: Batch) -> Tensor:
+        inputs = batch.tokens[:, :-1]
+        with torch.no_grad():
+            target_hidden, _ = target.hidden(inputs)
+        hidden, _ = draft.hidden(inputs)
+        return measure(hidden.flatten(0, 1), draft.embedding.weight, target_hidden.flatten(0, 1),
+                       target.embedding.weight, batch.weights.flatten())  # fmt: skip
+
+    return loss
+
+
+def start_draft(draft: Decoder, target: Decoder, seed: int) -> None:
+    """Give the draft the target's embedding and norm if the widths agree, and its first layers if
+    theirs do too (a target trained to be left early drafts with those already); else small
+    weights."""
+    draft.initialise(seed)
+    mine, its = draft.shape, target.shape
+    if mine.hidden_size != its.hidden_size:
+        return
+    with torch.no_grad():
+        draft.embedding.weight.copy_(target.embedding.weight)
+        draft.norm.weight.copy_(target.norm.weight)
+        if (mine.ffn_size, mine.num_heads) == (its.ffn_size, its.num_heads):
+            for own, other in zip(draft.blocks, target.blocks, strict=False):
+                own.load_state_dict(other.state_dict())
+
+
+@dataclass(frozen=True)
+class DistilSettings:
+    """How the draft is trained: budget, place of its checkpoint, compiling."""
+
+    schedule: Schedule
+    work_dir: Path
+    is_compiled: bool = False
+
+
+def write_sample_pack(samples: Sequence[Sample], length: int, folder: Path, rng: Random) -> int:
+    """Write samples as a pack; return its number of rows."""
+    rows = pack_samples(samples, length, rng)
+    assert rows, "no samples to pack: give sampling more minutes or more prompts"
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "tokens.npy", np.asarray([ids for ids, _ in rows], dtype=np.uint16))
+    weights = np.rint(100 * np.asarray([row for _, row in rows]))
+    np.save(folder / "weights.npy", weights.astype(np.uint8))
+    return len(rows)
+
+
+def distil(
+    draft: Decoder, target: Decoder, stream: BatchStream, settings: DistilSettings, report: Report
+) -> int:
+    """Train the draft until the budget is used up; return the tokens it has seen."""
+    target.requires_grad_(False)
+    measure: Divergence = divergence
+    if settings.is_compiled:
+        measure = torch.compile(divergence, dynamic=False)
+        for block in (*draft.blocks, *target.blocks):
+            block.compile(dynamic=False)
+    # The embedding starts from the target's, so it moves more slowly than the fresh layer.
+    gentle = OptimiserSettings(adam_rate_ratio=0.25)
+    run = Run(
+        draft, stream, PretrainSettings(settings.schedule, settings.work_dir, optimiser=gentle)
+    )
+    if run.resume():
+        report(f"Resuming the draft at step {run.progress.step}.")
+    train_run(run, distil_loss(target, measure), report)
+    return run.progress.num_tokens

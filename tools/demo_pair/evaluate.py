@@ -1,0 +1,121 @@
+"""Measure a pair: held-out losses, acceptance of the draft, repetition, and answers to read.
+
+Contract: pure measurement on plain torch models, nothing is trained or written. Acceptance is the
+mean over positions of the target's own output of sum min(p, q); at temperature 0 it is the share
+of equal argmaxes. Repetition is the share of 4-grams of an answer that occurred in it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tools.demo_pair.decoder import Decoder
+from tools.demo_pair.sampling import Sample, group_by_length, write_answers
+from tools.demo_pair.tokenizer import encode_prompt
+
+JUDGING_QUESTIONS = (
+    "Hello!", "How are you today?", "Who are you?", "What can you do?", "Thanks, bye!",
+    "What is speculative decoding?", "How does speculative decoding work?",
+    "What is the acceptance rate?",
+    "What does gamma mean?", "What are tokens per second?", "Why is it faster with a draft?",
+    "What is 7 plus 5?", "What is 23 - 8?", "6 * 7", "What is the capital of France?",
+    "What is the capital of Japan?", "List three fruits.", "Name four colours as bullet points.",
+    "Make a JSON object with name Anna, age 31 and city Oslo.",
+    "Write a Python function that adds two numbers.",
+    "Write a Python function that reverses a string.",
+    "Write this in upper case: the small dog sleeps.", "Fix this sentence: the cat is on teh table",
+    "Summarise this: The pipeline opens at nine. It closes at six. On Sundays it stays closed.",
+    "Tell me a short story about a brave fox.", "What is a volcano?", "How do I make tea?",
+    "Who won the football match yesterday?", "Explain quantum entanglement.",
+    "Why is the sky blue?",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """The figures of a pair. acceptance and repetition: by temperature."""
+
+    held_out_loss: dict[str, float]
+    acceptance: dict[float, float]
+    repetition: dict[float, float]
+    answers: tuple[tuple[str, str], ...]
+
+
+@torch.no_grad()
+def answer_hidden(model: Decoder, sample: Sample) -> Tensor:
+    """Return the hidden states that predict each token of the answer, [m, H]."""
+    tokens = torch.tensor([[*sample.prompt, *sample.answer]], device=model.embedding.weight.device)
+    hidden, _ = model.hidden(tokens[:, :-1])
+    return hidden[0, len(sample.prompt) - 1 :]
+
+
+@torch.no_grad()
+def overlap(target: Decoder, draft: Decoder, sample: Sample) -> Tensor:
+    """Return the chance of acceptance at each position of an answer, [m]."""
+    target_logits = target.head(answer_hidden(target, sample)).float()
+    draft_logits = draft.head(answer_hidden(draft, sample)).float()  # [m, V]
+    if sample.temperature == 0:
+        return (target_logits.argmax(-1) == draft_logits.argmax(-1)).float()
+    p = (target_logits / sample.temperature).softmax(-1)
+    q = (draft_logits / sample.temperature).softmax(-1)
+    return torch.minimum(p, q).sum(-1)
+
+
+def acceptance(target: Decoder, draft: Decoder, samples: Sequence[Sample]) -> float:
+    """Return the mean chance of acceptance over all positions of all answers."""
+    return float(torch.cat([overlap(target, draft, sample) for sample in samples]).mean())
+
+
+def repetition(samples: Sequence[Sample], size: int = 4) -> float:
+    """Return the share of n-grams that occurred before in the same answer."""
+    seen_before = total = 0
+    for sample in samples:
+        grams = [sample.answer[n : n + size] for n in range(len(sample.answer) - size + 1)]
+        seen_before += len(grams) - len(set(grams))
+        total += len(grams)
+    return seen_before / max(1, total)
+
+
+def answer_all(
+    target: Decoder, prompts: Sequence[list[int]], temperature: float, max_length: int, seed: int
+) -> list[Sample]:
+    """Let the target answer every prompt at one temperature."""
+    generator = torch.Generator().manual_seed(seed)
+    samples: list[Sample] = []
+    for batch in group_by_length(prompts, 16):
+        heats = [temperature] * len(batch)
+        samples += write_answers(target, batch, heats, max_length, generator)
+    return samples
+
+
+def judging_answers(target: Decoder, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
+    """Answer the judging questions greedily."""
+    answers = []
+    for question in JUDGING_QUESTIONS:
+        prompt = encode_prompt(tokenizer, [{"role": "user", "content": question}])
+        sample = answer_all(target, [prompt], 0.0, 160, 0)[0]
+        answers.append((question, tokenizer.decode(list(sample.answer), skip_special_tokens=True)))
+    return tuple(answers)
+
+
+def evaluate_pair(
+    target: Decoder,
+    draft: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[list[int]],
+    held_out_loss: dict[str, float],
+    max_length: int = 128,
+) -> PairReport:
+    """Measure acceptance and repetition at T = 0, 0.7 and 1, and answer the questions."""
+    accepted: dict[float, float] = {}
+    repeated: dict[float, float] = {}
+    for temperature in (0.0, 0.7, 1.0):
+        samples = answer_all(target, prompts, temperature, max_length, seed=11)
+        accepted[temperature] = acceptance(target, draft, samples)
+        repeated[temperature] = repetition(samples)
+    return PairReport(held_out_loss, accepted, repeated, judging_answers(target, tokenizer))
