@@ -1,60 +1,84 @@
-// No answer of Gradio's queue stays unheard. Gradio takes an event by one request and brings its
-// answer by another, a stream that the server closes as soon as nothing is left to answer. An event
-// taken just before that, whose request is answered just after, finds its page believing that the
-// stream is open: nobody reads what becomes of it until the next event. Noted here is what was
-// taken and not yet answered; where the last stream ends before that, an event that does nothing
-// makes Gradio listen again, and the server has kept the answer.
+// Mends two faults of Gradio's queue, from outside: this file wraps window.fetch.
 //
-// It looks on only: requests and answers pass as they are.
+// Gradio posts an event in one request and reads its answer from another, a stream that the server
+// closes when nothing is left to answer.
+// 1. An event that the server accepts just before it closes the stream is answered on no stream:
+//    the page still believes that the stream is open. This file notes which events are accepted and
+//    not yet answered. If the last stream ends before their answers, it sends an event that does
+//    nothing, which makes Gradio open a stream; the server has kept the answers.
+// 2. Gradio leaves a stream by aborting its request, also when the page is closed or reloaded, and
+//    then reports the abort as a lost connection. Here a stream that Gradio leaves ends normally.
 import { command } from "./ui.js";
 
-const SETTLED_MS = 60; // after which Gradio has seen the end of a stream, or opened the next
+const SETTLE_MS = 60; // Gradio has then seen the end of a stream, or opened the next
 const COMPLETED = '"msg":"process_completed"';
 const EVENT_ID = /"event_id":"([^"]+)"/;
 
 const unanswered = new Set();
 let numStreams = 0;
-const ask = window.fetch;
+const nativeFetch = window.fetch;
 
-window.fetch = async (...request) => {
-  const { pathname } = new URL(request[0].url ?? request[0], location.href);
-  if (pathname.endsWith("/queue/data")) return listening(request);
-  const response = await ask.apply(window, request);
+window.fetch = async (...asked) => {
+  const { pathname } = new URL(asked[0].url ?? asked[0], location.href);
+  if (pathname.endsWith("/queue/data")) return answerStream(new Request(...asked));
+  const response = await nativeFetch.apply(window, asked);
   if (pathname.endsWith("/queue/join") && response.ok) unanswered.add((await response.clone().json()).event_id);
   return response;
 };
 
-async function listening(request) {
+async function answerStream(request) {
   numStreams += 1;
   try {
-    const response = await ask.apply(window, request);
-    read(response.clone()).finally(ended);
-    return response;
+    const response = await nativeFetch(request);
+    return new Response(readAlong(response.body, request.signal), response);
   } catch (error) {
-    ended();
+    streamEnded();
+    if (request.signal.aborted) return new Response(null);
     throw error;
   }
 }
 
-async function read(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let begun = ""; // of a line
-  try {
-    for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
-      const lines = (begun + value).split("\n");
-      begun = lines.pop();
-      for (const line of lines) if (line.includes(COMPLETED)) unanswered.delete(EVENT_ID.exec(line)?.[1]);
-    }
-  } catch {
-    // Gradio leaves a stream that it was told is over; a broken one is Gradio's to report.
-  }
+// The same bytes as `body`, noting the answers in them; ends when `left` says so.
+function readAlong(body, left) {
+  const reader = body.getReader();
+  const decoder = new TextDecoder();
+  let line = ""; // its beginning
+  let isOpen = true;
+  const note = (bytes) => {
+    const lines = (line + decoder.decode(bytes, { stream: true })).split("\n");
+    line = lines.pop();
+    for (const each of lines) if (each.includes(COMPLETED)) unanswered.delete(EVENT_ID.exec(each)?.[1]);
+  };
+  const end = (out, error) => {
+    if (!isOpen) return;
+    isOpen = false;
+    if (error) out.error(error); // a broken connection is Gradio's to report
+    else out.close();
+    streamEnded();
+  };
+  return new ReadableStream({
+    start(out) {
+      const leave = () => end(out);
+      if (left.aborted) leave();
+      else left.addEventListener("abort", leave, { once: true });
+    },
+    async pull(out) {
+      try {
+        const { value, done } = await reader.read();
+        if (done) end(out);
+        else if (isOpen) { note(value); out.enqueue(value); }
+      } catch (error) {
+        end(out, error);
+      }
+    },
+  });
 }
 
-function ended() {
+function streamEnded() {
   numStreams -= 1;
   setTimeout(() => {
     if (numStreams > 0 || unanswered.size === 0) return;
-    unanswered.clear(); // each is asked for once: one that the server gave up never comes
+    unanswered.clear(); // asked for once: an answer that the server has dropped never comes
     command({ do: "listen" }, { mayRepeat: true });
-  }, SETTLED_MS);
+  }, SETTLE_MS);
 }
