@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from localspec import __version__
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.core import AUTO
-from localspec.drafters import REGISTRY
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError
 from localspec.options import LoadOptions
 

@@ -231,16 +231,15 @@ class Chunk:
 @dataclass(frozen=True)
 class DrafterStatus:
     """A drafter as the person sees it: whether it can be chosen, and why or why not. code: of a
-    reason why not that a page tells apart, None for the others."""
+    reason why not that a page tells apart, None for the others. shares: drafters with the same word
+    hold one model among them (drafters.registry)."""
 
     name: str
     is_available: bool
     reason: str
     memory_bytes: int | None = None
     code: OffCode | None = None
-
-
-SHARING_A_DRAFT = ("draft_model", "draft_tree", "chained")  # drafters with one model among them
+    shares: str | None = None
 
 
 @dataclass(frozen=True)
@@ -260,12 +259,13 @@ class Description:
 
     @property
     def held_bytes(self) -> int | None:
-        """All that is held: target, context and drafters, one draft model counted once however
-        many use it. None where nothing is known."""
-        drafters = {each.name: each.memory_bytes for each in self.drafters}
-        shared = [drafters.pop(name, None) or 0 for name in SHARING_A_DRAFT]
-        parts = (self.target_bytes, self.kv_bytes, max(shared), *drafters.values())
-        known = [part for part in parts if part]
+        """All that is held: target, context and drafters; a model that several drafters share is
+        counted once. None where nothing is known."""
+        held = dict[str, int]()
+        for each in self.drafters:
+            part = each.shares or each.name
+            held[part] = max(held.get(part, 0), each.memory_bytes or 0)
+        known = [part for part in (self.target_bytes, self.kv_bytes, *held.values()) if part]
         return sum(known) if known else None
 
 

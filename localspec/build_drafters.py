@@ -89,10 +89,10 @@ def build_drafters(
     parts: Parts, report: Report, codes: Mapping[str, OffCode] | None = None
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
     """Every registered drafter that can be built, and a status for each that is known."""
-    from localspec.drafters import REGISTRY, drafter_class
+    from localspec.drafters.registry import REGISTRY, drafter_class
 
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
-    for name in REGISTRY:
+    for name, info in REGISTRY.items():
         report(f"preparing {name}")
         try:
             built[name] = drafter_class(name).build(parts)
@@ -104,7 +104,8 @@ def build_drafters(
             statuses.append(DrafterStatus(name, False, _fault_words(name, error), code="no_draft"))
         else:
             memory = built[name].memory_bytes
-            statuses.append(DrafterStatus(name, True, f"ready, {gib(memory)}", memory))
+            ready = f"ready, {gib(memory)}"
+            statuses.append(DrafterStatus(name, True, ready, memory, shares=info.shares))
     return built, tuple(statuses)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from localspec import build_drafters as guesses
-from localspec import drafters
 from localspec import load as load_module
 from localspec.backend import Message, Request
 from localspec.drafters.parts import Parts
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.load import open_local_backend
 from localspec.machine import placement
@@ -73,7 +73,7 @@ def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
 
 def test_every_registered_drafter_has_a_status(pair: tuple[Path, Path]) -> None:
     backend = opened(options_of(pair[0]))
-    assert [s.name for s in backend.describe().drafters] == list(drafters.REGISTRY)
+    assert [s.name for s in backend.describe().drafters] == list(REGISTRY)
     refused = status(backend, "draft_model")
     assert not refused.is_available and "--draft" in refused.reason
     assert backend.describe().draft is None

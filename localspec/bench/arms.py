@@ -18,10 +18,10 @@ from typing import Literal
 
 from localspec.backend import DrafterStatus
 from localspec.core import AUTO, OFF
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError
 
 TRANSFORMERS, LLAMA_CPP, VLLM = "transformers", "llama_cpp", "vllm"
-DEFAULT_ARMS = (OFF, "ngram", "draft_model", "self_quant", AUTO)
 MAX_FIXED_LENGTH = 64
 
 Mode = Literal["plain", "lookup", "draft"]
@@ -65,6 +65,12 @@ class Arm:
     def is_learning(self) -> bool:
         """Whether it decides by what it has learnt, so that it can be cold or warm."""
         return self.drafter != OFF and not self.is_peer and self.num_draft_tokens is None
+
+
+def default_arms() -> tuple[str, ...]:
+    """What is compared when no arm is named: the drafters that the planner plans with."""
+    planned = (name for name, info in REGISTRY.items() if info.plan_rank is not None)
+    return (OFF, *planned, AUTO)
 
 
 def parse_arms(names: Sequence[str]) -> tuple[Arm, ...]:
@@ -114,8 +120,8 @@ def refusals(arms: Sequence[Arm], statuses: Sequence[DrafterStatus]) -> dict[str
         if arm.drafter in (OFF, AUTO) or arm.is_peer:
             continue
         status = known.get(arm.drafter)
-        if status is None and arm.drafter not in DEFAULT_ARMS:
-            names = ", ".join(dict.fromkeys((*DEFAULT_ARMS, *known, *PEERS)))
+        if status is None and arm.drafter not in REGISTRY:
+            names = ", ".join(dict.fromkeys((OFF, AUTO, *REGISTRY, *known, *PEERS)))
             raise ConfigError(f"There is no arm called {arm.name!r}. Choose from: {names}.")
         if status is None:
             refused[arm.name] = f"this version has no drafter called {arm.drafter}."

@@ -15,7 +15,7 @@ from localspec.bench.peers.environments import RECIPES, environment_of
 from localspec.bench.suite import BenchSettings
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF
-from localspec.drafters import REGISTRY
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError
 
 SUITES = ("quick", "drafters", "full")

@@ -13,13 +13,13 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from localspec.bench.arms import DEFAULT_ARMS, parse_arms, refusals
+from localspec.bench.arms import default_arms, parse_arms, refusals
 from localspec.bench.by_drafter import cells
 from localspec.bench.contest import Contest
 from localspec.bench.latency import with_extras
@@ -50,7 +50,7 @@ class BenchSettings:
     limit: int | None = None
     max_tokens: int = 64
     temperatures: tuple[float, ...] = (0.0, 0.7)
-    arms: tuple[str, ...] = DEFAULT_ARMS
+    arms: tuple[str, ...] = field(default_factory=default_arms)
     home: Path | None = None
     warm_prompts: int = 24
     repeats: int = 1

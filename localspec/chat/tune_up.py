@@ -21,6 +21,7 @@ from typing import Any
 
 from localspec.backend import Backend, Chunk, Message, Request
 from localspec.core import OFF, SamplingParams
+from localspec.drafters.registry import REGISTRY, label_of
 from localspec.workloads import recognise
 
 BUDGET_S = 10.0
@@ -30,16 +31,6 @@ FEWEST_TOKENS = 8  # of one arm, before its speed counts
 TEMPERATURES = (0.0, 0.7)
 WINS, LOSES = 1.05, 0.95  # between them the difference is noise
 BUSY = 1.25  # plain speed before and after differs by more: something else was computing
-
-# Ways of drafting, each with the drafters that do it, best known first: of each way the first one
-# that is available is tried, for a dozen in ten seconds would measure noise.
-WAYS = (
-    ("draft_model", "chained", "draft_tree"),
-    ("ngram", "lookahead"),
-    ("self_quant", "early_exit"),
-    ("eagle", "medusa", "mtp"),
-    ("cross_tokenizer",),
-)
 
 
 @dataclass(frozen=True)
@@ -61,18 +52,6 @@ PROMPTS = (
     Sample("stories", "Tell a short story about a lighthouse keeper and a storm.", 3),
     Sample("chat", "What is a bicycle, and why does it stay upright when it moves?", 3),
 )
-
-NAMES: Mapping[str, str] = {
-    "draft_model": "the draft model",
-    "self_quant": "the quantised copy",
-    "ngram": "n-gram lookup",
-    "cross_tokenizer": "the draft with other tokens",
-    "early_exit": "the early exit",
-    "eagle": "the EAGLE head",
-    "medusa": "the Medusa heads",
-    "mtp": "the head for several tokens",
-    "lookahead": "lookahead",
-}
 
 
 @dataclass(frozen=True)
@@ -188,7 +167,7 @@ def tune_up(
     """Measure until done or told to end. report: called with what there is after each run."""
     known, began_s = backend.describe(), clock()
     available = (each.name for each in known.drafters if each.is_available)
-    plan = list(_arms(one_of_each_way(available)))
+    plan = list(_arms(one_of_each_family(available)))
     found = TuneUp(known.target, known.draft, known.device, (), len(plan), 0.0)
     report(found)
     end_s = began_s + budget_s
@@ -205,15 +184,12 @@ def tune_up(
     return found
 
 
-def one_of_each_way(available: Iterable[str]) -> list[str]:
-    """The drafters to try; one that no way knows is a way of its own."""
+def one_of_each_family(available: Iterable[str]) -> list[str]:
+    """The drafters to try: the first of each family, for a dozen in ten seconds would measure
+    noise. One that is not registered is a family of its own."""
     names = list(available)
-    known = {name for way in WAYS for name in way}
-    firsts = [next((name for name in way if name in names), None) for way in WAYS]
-    return [
-        *(name for name in firsts if name is not None),
-        *(name for name in names if name not in known),
-    ]
+    firsts = {info.family: name for name, info in reversed(REGISTRY.items()) if name in names}
+    return [name for name in names if name not in REGISTRY or name in firsts.values()]
 
 
 def _arms(drafters: Sequence[str]) -> Iterator[tuple[Sample, float, str]]:
@@ -328,8 +304,8 @@ def _nothing_pays(result: TuneUp, measured: Mapping[str, float]) -> str:
 
 
 def _name(drafter: str) -> str:
-    name = NAMES.get(drafter, drafter)
-    return name[0].upper() + name[1:]
+    label = label_of(drafter)
+    return label[0].upper() + label[1:]
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localspec.machine.plans import DRAFT_MODEL, NGRAM, OFF, SELF_QUANT, Plan
+from localspec.core import OFF
+from localspec.drafters.registry import REGISTRY
+from localspec.machine.plans import DRAFT_MODEL, SELF_QUANT, Plan
 from localspec.machine.shapes import ModelShape, Precision
 from localspec.machine.speedup import expected_tokens
 
 LONGEST_DRAFT = 8
 ACCEPTED = {DRAFT_MODEL: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}  # careful, hopeful
 CHECK_SHARE = {"cuda": 0.03, "mps": 0.06, "cpu": 0.15}  # of a step, for each further token checked
-NGRAM_MOST = 2.0
+LOOKUP_MOST = 2.0
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ def expected_gain(
         return Gain(
             plan.expected_speedup, plan.expected_speedup, "from what was measured here", True
         )
-    if plan.drafter == NGRAM:
+    if (info := REGISTRY[plan.drafter]).needs == "nothing":
         return Gain(
             1.0,
-            NGRAM_MOST,
-            "n-gram lookup gains only where text repeats: nothing in new prose, perhaps twice the "
+            LOOKUP_MOST,
+            f"{info.label} gains only where text repeats: nothing in new prose, perhaps twice the "
             "speed when a given text or code is reworked",
         )
     low_cost, high_cost = _step_costs(plan, target, draft, device, full)

@@ -18,19 +18,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localspec.core import OFF
+from localspec.drafters.registry import REGISTRY, planned
 from localspec.machine import reasons
 from localspec.machine.budget import Arrangement, PlanBytes, bytes_of
 from localspec.machine.plans import (
     DRAFT_MODEL,
-    NGRAM,
-    OFF,
-    PREFERENCE,
     SELF_QUANT,
     DraftCandidate,
     Plan,
     PlanReport,
     PlanRequest,
     Refusal,
+    preference,
 )
 from localspec.machine.shapes import Precision
 from localspec.machine.speedup import Measurement, expected_speedup
@@ -89,7 +89,9 @@ def _arms(request: PlanRequest) -> Iterator[list[_Arm]]:
         shrinkable = [each for each in base if each.precision == request.full]
         if shrinkable:
             yield [_Arm(SELF_QUANT, replace(each, self_draft=copy)) for each in shrinkable]
-    yield [_Arm(NGRAM, each) for each in base]
+    for info in planned():
+        if info.needs == "nothing":
+            yield [_Arm(info.name, each) for each in base]
     yield [_Arm(OFF, each) for each in base]
 
 
@@ -238,7 +240,7 @@ def _what(request: PlanRequest, arm: _Arm, needed: PlanBytes) -> str:
         return reasons.draft_model(request.target, draft, candidate.compatibility, needed)
     if arm.drafter == SELF_QUANT:
         return reasons.self_quant(arm.arrangement, needed)
-    return reasons.NGRAM if arm.drafter == NGRAM else reasons.OFF
+    return reasons.OFF if arm.drafter == OFF else reasons.without_a_model(REGISTRY[arm.drafter])
 
 
 def _gain(request: PlanRequest, arm: _Arm) -> tuple[float | None, str]:
@@ -287,6 +289,6 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         -each.context_length,
         tier,
         -(speedup or 0.0),
-        PREFERENCE.index(each.drafter),
+        preference().index(each.drafter),
         names.index(each.draft) if each.draft else 0,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
+from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.budget import Room
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
@@ -22,13 +23,12 @@ from localspec.machine.models import KnownModel, compatibility_of, find_model
 from localspec.machine.planner import plan
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
-    OFF,
-    PREFERENCE,
     DraftCandidate,
     Plan,
     PlanReport,
     PlanRequest,
     Refusal,
+    preference,
 )
 from localspec.machine.reasons import size_down, size_up
 from localspec.machine.shapes import Precision
@@ -44,7 +44,6 @@ FULL_PRECISIONS: Mapping[str, Precision] = {
     "fp16": "fp16",
     "bf16": "bf16",
 }
-AUTO = "auto"
 
 
 def plan_report(
@@ -179,10 +178,10 @@ def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
     """The report of one drafter alone, if one was asked for."""
     if drafter is None or drafter == AUTO:
         return report
-    if drafter not in PREFERENCE:
+    if drafter not in preference():
         raise ConfigError(
             f"There is no drafter '{drafter}' to plan for. "
-            f"Did you mean '{nearest(drafter, PREFERENCE)}'?"
+            f"Did you mean '{nearest(drafter, preference())}'?"
         )
     return replace(
         report,

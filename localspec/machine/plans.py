@@ -8,17 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from localspec.core import OFF
+from localspec.drafters.registry import planned
 from localspec.machine.budget import PlanBytes, Room
 from localspec.machine.compatibility import UNKNOWN, Compatibility
 from localspec.machine.shapes import ModelShape, Precision
 from localspec.machine.speedup import Measurement
 
-# The names the drafters' registry uses; the order is that of preference before any measurement:
-# a fitted draft guesses most text well, a self-draft is costly, a lookup waits for repetition.
-DRAFT_MODEL, SELF_QUANT, NGRAM, OFF = "draft_model", "self_quant", "ngram", "off"
-PREFERENCE = (DRAFT_MODEL, NGRAM, SELF_QUANT, OFF)
+# Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
+DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"
 
 DEFAULT_CONTEXT = 4096
+
+
+def preference() -> tuple[str, ...]:
+    """The drafters there are plans for, in the order of preference before any measurement."""
+    return (*(info.name for info in planned()), OFF)
 
 
 @dataclass(frozen=True)

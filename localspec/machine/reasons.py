@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from localspec.drafters.registry import DrafterInfo
 from localspec.machine.budget import GIB, MIB, Arrangement, PlanBytes
 from localspec.machine.compatibility import Compatibility
 from localspec.machine.shapes import ModelShape
@@ -16,8 +17,14 @@ from localspec.machine.shapes import ModelShape
 # generation wants 1:50 to 1:100, LM Studio's table of pairs begins at about 1:7.
 LARGE_DRAFT_SHARE = 0.1
 
-NGRAM = "Looks up text that repeats; loads nothing and takes no memory worth counting."
 OFF = "Plain decoding: nothing drafts."
+
+
+def without_a_model(drafter: DrafterInfo) -> str:
+    return (
+        f"{drafter.summary[0].upper()}{drafter.summary[1:]}. It loads nothing and takes no "
+        "memory worth counting."
+    )
 
 
 def draft_model(

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from localspec.core import OFF
 from localspec.machine.budget import PlanBytes, Room
 from localspec.machine.gain import Gain, expected_gain
 from localspec.machine.planner import plan
-from localspec.machine.plans import DRAFT_MODEL, OFF, DraftCandidate, Plan, PlanReport, PlanRequest
+from localspec.machine.plans import DRAFT_MODEL, DraftCandidate, Plan, PlanReport, PlanRequest
 from localspec.machine.shapes import ModelShape, Precision
 from localspec.machine.speedup import Measurement
 from localspec.options import LoadOptions

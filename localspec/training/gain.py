@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from localspec.core import Drafter, DraftPlan, SamplingParams
-from localspec.drafters import drafter_class
 from localspec.drafters.parts import Parts
+from localspec.drafters.registry import drafter_class
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import REPEATS, calibrate, made_up_text
 from localspec.engine.controller import Controller

@@ -15,7 +15,7 @@ from localspec.bench.peers import environments
 from localspec.bench.peers.environments import environment_of
 from localspec.bench.presets import preset
 from localspec.cli import app
-from localspec.drafters import REGISTRY
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError, SetupError, StoreError
 
 

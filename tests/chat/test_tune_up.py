@@ -15,7 +15,7 @@ from localspec.chat.tune_up import (
     TuneUp,
     from_dict,
     in_words,
-    one_of_each_way,
+    one_of_each_family,
     tune_up,
 )
 from localspec.core import OFF, Step
@@ -145,10 +145,10 @@ def test_skipped_at_once_nothing_is_claimed() -> None:
     assert found.runs == () and "Nothing was measured" in in_words(found)
 
 
-def test_one_drafter_of_each_way_is_tried() -> None:
+def test_one_drafter_of_each_family_is_tried() -> None:
     names = ("ngram", "lookahead", "draft_model", "draft_tree", "early_exit", "medusa", "own")
-    assert one_of_each_way(names) == ["draft_model", "ngram", "early_exit", "medusa", "own"]
-    assert one_of_each_way(()) == []
+    assert one_of_each_family(names) == ["ngram", "draft_model", "early_exit", "medusa", "own"]
+    assert one_of_each_family(()) == []
 
 
 def test_a_machine_that_slows_down_meanwhile_is_not_held_against_the_drafter() -> None:

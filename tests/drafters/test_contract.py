@@ -22,8 +22,8 @@ import torch
 
 from localspec import core
 from localspec.core import OFF, DraftPlan, Outcome, Proposal, SamplingParams, Step, chain
-from localspec.drafters import REGISTRY, drafter_class
 from localspec.drafters.parts import Parts
+from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine import engine as engine_module
 from localspec.engine import verify as verify_module
 from localspec.engine.distributions import DenseRow, SampledRows, target_rows

@@ -12,6 +12,7 @@ import pytest
 
 from localspec.backend import DrafterStatus, OffReason, TurnStats
 from localspec.chat.service import Status, TurnView
+from localspec.drafters.registry import REGISTRY
 from localspec.web.hardware_line import HardwareLine
 from localspec.web.live import DASH, badge, footer, live_state, number, size
 from localspec.web.strip import TILES
@@ -158,8 +159,9 @@ def test_memory_is_the_sum_of_its_parts() -> None:
 def test_a_draft_model_is_counted_once_however_many_draft_with_it() -> None:
     loaded = IDLE.description
     assert loaded is not None
-    more = [DrafterStatus(name, True, "ready", 3_400_000) for name in ("draft_tree", "chained")]
-    sharing = replace(loaded, drafters=(*loaded.drafters, *more))
+    own = [replace(one, shares=REGISTRY[one.name].shares) for one in loaded.drafters]
+    more = [replace(own[0], name=name) for name in ("draft_tree", "chained")]
+    sharing = replace(loaded, drafters=(*own, *more))
     assert sharing.held_bytes == loaded.held_bytes == 49_800_000 + 9_400_000 + 3_400_000 + 40_000
     nothing = replace(loaded, drafters=(), target_bytes=None, kv_bytes=None)
     assert nothing.held_bytes is None

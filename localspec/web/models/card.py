@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import html
 
+from localspec.core import OFF
+from localspec.drafters.registry import REGISTRY
 from localspec.machine.downloads.faults import Fault
 from localspec.machine.downloads.fetch import gb
 from localspec.machine.gain import Gain
@@ -17,12 +19,7 @@ ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "
     "other programs, and replies may break off. The page and your conversations stay."
 )
-DRAFTERS = {
-    "draft_model": "a small model of the same family",
-    "self_quant": "a quantised copy of itself",
-    "ngram": "n-gram lookup: words that were said before",
-    "off": "nothing: plain decoding",
-}
+PLAIN = "nothing: plain decoding"
 
 
 def button(label: str, act: str, model_id: str = "", off: bool = False, **more: str) -> str:
@@ -51,8 +48,12 @@ def precision_words(card: Card) -> str:
     return f"{card.precision}, context {card.context_length:,}"
 
 
+def _summary(drafter: str) -> str:
+    return PLAIN if drafter == OFF else REGISTRY[drafter].summary
+
+
 def card_html(card: Card, title: str, fault: Fault | None) -> str:
-    drafter = html.escape(card.draft) if card.draft else DRAFTERS[card.drafter]
+    drafter = html.escape(card.draft or _summary(card.drafter))
     refusal = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
     note = f'<p class="ls-mnote">{html.escape(card.offer.note)}</p>' if card.offer.note else ""
     return (

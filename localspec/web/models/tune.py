@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import html
 
-from localspec.chat.tune_up import NAMES, TEMPERATURES, TuneUp, in_words
+from localspec.chat.tune_up import TEMPERATURES, TuneUp, in_words
 from localspec.core import OFF
+from localspec.drafters.registry import label_of
 
 DASH = "–"
 
@@ -28,7 +29,7 @@ def _table(result: TuneUp) -> str:
         f"<td>{_speed(result.tokens_per_second(OFF, kind, t))}</td>" for kind, t in columns
     )
     rows = "".join(
-        f"<tr><th>{html.escape(NAMES.get(drafter, drafter))}</th>"
+        f"<tr><th>{html.escape(label_of(drafter))}</th>"
         + "".join(_gain(result.gain(drafter, kind, t)) for kind, t in columns)
         + "</tr>"
         for drafter in result.drafters

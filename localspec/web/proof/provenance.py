@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 from localspec.backend import DraftedToken
 from localspec.core import OFF, TARGET
+from localspec.drafters.registry import REGISTRY
 from localspec.record.drafted import TokenRecord
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "earlier", "unknown"]
 
-LOOKUPS = ("ngram",)
-OWN = ("self_quant", "early_exit", "medusa", "mtp", "eagle", "lookahead")
 # In the order of the legend: name, what it means.
 KINDS: Mapping[Kind, tuple[str, str]] = {
     "draft": ("draft model", "guessed by a smaller model, and the model agreed"),
@@ -95,7 +94,12 @@ class Provenance:
 
 def kind_of(drafter: str) -> Kind:
     """The kind of a token that this drafter guessed."""
-    return "ngram" if drafter in LOOKUPS else "self" if drafter in OWN else "draft"
+    return REGISTRY[drafter].token_kind if drafter in REGISTRY else "draft"
+
+
+def lookups() -> tuple[str, ...]:
+    """The drafters whose every token is copied from earlier text."""
+    return tuple(name for name in REGISTRY if kind_of(name) == "ngram")
 
 
 def provenance_of(

@@ -21,15 +21,14 @@ from localspec.chat.distribution import DistributionTest
 from localspec.chat.race import Race, race_request
 from localspec.chat.service import ChatService, Task
 from localspec.core import AUTO, OFF, SamplingParams
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError
-from localspec.web.proof.provenance import LOOKUPS
 from localspec.web.proof.race_html import IDLE, race_html, trial_html
 from localspec.web.stats.panels import warning_html
 
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 LOOK_S = 0.15
 SEED = 1
-WITHOUT_A_MODEL = (*LOOKUPS, "lookahead", "chained")  # the last may ask one that has none
 TRIAL_DRAFT_TOKENS = 4
 NO_DRAFTER = "Nothing can draft here, so there is nothing to compare. The strip above says why."
 NOT_LOADED = "No model is loaded yet. Wait until the strip says Ready."
@@ -124,13 +123,12 @@ class Runs:
         return Race(request, is_plain_first=self.num_races % 2 == 1)
 
     def trial(self, temperature: float, seconds: float, drafter: str) -> DistributionTest | None:
-        """None where nothing can draft. Where no drafter is named it is one with a model or heads
-        of its own, if there is one: it guesses in every text, and the others next to nothing in
-        short ones."""
+        """None where nothing can draft. Where no drafter is named it is one that guesses in any
+        text, if there is one; the others guess next to nothing in short ones."""
         named = self.drafters() if drafter in (AUTO, OFF) else [drafter]
         if not named:
             return None
-        tried = min(named, key=lambda name: name in WITHOUT_A_MODEL)
+        tried = min(named, key=lambda name: not REGISTRY[name].always_proposes)
         sampling = SamplingParams(temperature=temperature)
         return DistributionTest(sampling, tried, TRIAL_DRAFT_TOKENS, seconds)
 

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from localspec.backend import Description
+from localspec.drafters.registry import colour_of
 from localspec.web.stats import figures as stats
-from localspec.web.stats.colours import COLOURS
 from localspec.web.stats.cost_curve import CostCurve, cost_curves
 from localspec.web.stats.svg import Axes, Group, Series, bars, lines
 from localspec.web.stats.waits import SHARES, with_and_without
@@ -54,9 +54,7 @@ def _speed(rows: Sequence[Row]) -> Plot:
         points["turn"], points["tokens_per_second"], points["drafter"], strict=True
     ):
         by_arm.setdefault(name, []).append((float(turn), rate))
-    series = [
-        Series(name, found, COLOURS.get(name), is_line=False) for name, found in by_arm.items()
-    ]
+    series = [Series(name, found, colour_of(name), is_line=False) for name, found in by_arm.items()]
     axes = Axes("Tokens per second by turn", "turn", "tokens per second")
     return Plot("speed-by-turn", lines(axes, series), "One mark for each turn.")
 
@@ -152,7 +150,7 @@ def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | Non
     curves = cost_curves(None if loaded is None else loaded.calibration, context)
     series = [
         Series(curve.drafter, [(float(g), ms) for g, ms in enumerate(curve.round_ms)],
-               COLOURS.get(curve.drafter))
+               colour_of(curve.drafter))
         for curve in curves
     ]  # fmt: skip
     axes = Axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", "ms")
@@ -166,7 +164,7 @@ def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[Cos
         points = [
             (float(g), 100 * rate) for g, rate in enumerate(curve.break_even, 1) if rate is not None
         ]
-        series.append(Series(curve.drafter, points, COLOURS.get(curve.drafter)))
+        series.append(Series(curve.drafter, points, colour_of(curve.drafter)))
     measured = stats.summarise([row for row in rows if row["num_draft_tokens"]], rounds)
     if measured.alpha is not None and measured.mean_num_draft_tokens is not None:
         point = (measured.mean_num_draft_tokens, 100 * measured.alpha)

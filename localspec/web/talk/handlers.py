@@ -21,7 +21,7 @@ from typing import Any
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
 from localspec.errors import ContextOverflow, LocalspecError, RequestError
 from localspec.web.live import counted
-from localspec.web.proof.provenance import LOOKUPS
+from localspec.web.proof.provenance import lookups
 from localspec.web.talk import context
 from localspec.web.talk.extras import Extras
 from localspec.web.talk.form import Form
@@ -267,7 +267,7 @@ class Handlers:
         rows = {row["message_id"]: row for row in journal.turn_rows(handle, None)}
         for message_id, row in rows.items():
             is_worth_a_look = may_be_praised(row)
-            row["num_looked_up"] = journal.num_from(message_id, LOOKUPS) if is_worth_a_look else 0
+            row["num_looked_up"] = journal.num_from(message_id, lookups()) if is_worth_a_look else 0
         return chat_messages(shown, rows, is_running=reply is not None)
 
     def _system_prompt(self, handle: int | None) -> str | None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.service import ShownMessage, TurnView, clean
+from localspec.drafters.registry import REGISTRY
 from localspec.web.live import badge, footer, percent
 from localspec.web.talk.code import pieces
 
@@ -25,7 +26,6 @@ MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more w
 SHORTENED_TO = 2_000
 MAX_NESTING = 16  # of quotes and lists; deeper is written out, since parsers recurse
 SHONE = 0.3  # of a reply that was looked up, from which on it is worth saying
-LOOKING_UP = ("ngram", "chained")  # drafters that copy, if not only
 
 # What copying and KaTeX know an inline formula by: an invisible separator beside the dollar.
 MARK = "\u2063"
@@ -154,7 +154,8 @@ def _can_go_on(message: ShownMessage, row: dict[str, Any] | None) -> bool:
 def may_be_praised(row: dict[str, Any]) -> bool:
     """Whether so much of a reply may have been looked up that it is worth counting."""
     share = row["draft_share"]
-    return row["drafter"] in LOOKING_UP and share is not None and share >= SHONE
+    info = REGISTRY.get(row["drafter"])
+    return info is not None and info.copies_text and share is not None and share >= SHONE
 
 
 def _shone(row: dict[str, Any]) -> str:

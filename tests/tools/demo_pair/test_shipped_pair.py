@@ -47,7 +47,7 @@ def test_the_context_holds_long_prompts_and_ends_agree(demo: Path) -> None:
 
 def test_every_way_of_drafting_can_be_had_on_the_demo_model(demo: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from localspec.drafters import REGISTRY
+    from localspec.drafters.registry import REGISTRY
     from localspec.load import open_local_backend
     from localspec.options import LoadOptions
 

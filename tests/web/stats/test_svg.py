@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from localspec.web.stats.colours import COLOURS as BY_DRAFTER
+from localspec.drafters.registry import PLAIN_COLOUR, REGISTRY
 from localspec.web.stats.svg import COLOURS, DASHES, Axes, Group, Series, bars, lines
 
+BY_DRAFTER = [PLAIN_COLOUR, *(info.colour for info in REGISTRY.values())]
 AXES = Axes("Speed & <more>", "turn", "tok/s", line=1.0, line_label="plain")
 
 
@@ -60,7 +61,7 @@ def luminance(colour: str) -> float:
     return sum(map(operator.mul, (0.2126, 0.7152, 0.0722), channels(colour)))
 
 
-@pytest.mark.parametrize("colour", [*COLOURS, *BY_DRAFTER.values()])
+@pytest.mark.parametrize("colour", [*COLOURS, *BY_DRAFTER])
 @pytest.mark.parametrize("ground", ["#f8fafc", "#151d27"])
 def test_every_colour_is_seen_on_a_light_page_and_on_a_dark_one(colour: str, ground: str) -> None:
     low, high = sorted((luminance(colour), luminance(ground)))
@@ -68,7 +69,7 @@ def test_every_colour_is_seen_on_a_light_page_and_on_a_dark_one(colour: str, gro
 
 
 def test_no_two_drafters_have_near_colours() -> None:
-    for one, other in itertools.combinations(BY_DRAFTER.values(), 2):
+    for one, other in itertools.combinations(BY_DRAFTER, 2):
         shares = [
             (a ** (1 / 3), b ** (1 / 3))
             for a, b in zip(channels(one), channels(other), strict=True)

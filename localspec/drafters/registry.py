@@ -1,0 +1,197 @@
+"""Every drafter: where its class is, and what the rest of the program must know before it is built.
+
+Contract: imports nothing heavy, so that the page, the planner, the tune-up and the bench read the
+declarations before torch is loaded; nobody else lists drafters by name. `drafter_class` imports
+the class when it is asked for.
+
+To add a drafter: a file with a class that meets core.Drafter and has a `build(parts)` class
+method, and one entry here. The contract tests then cover it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+from localspec.core import OFF
+
+Family = Literal["model", "lookup", "self", "head", "foreign"]
+Needs = Literal["nothing", "draft", "copy", "head", "foreign"]
+TokenKind = Literal["draft", "self", "ngram"]
+
+PLAIN_COLOUR = "#879696"  # of plain decoding in plots
+
+
+@dataclass(frozen=True)
+class DrafterInfo:
+    """What a drafter declares of itself.
+
+    where: "module:Class". label: its name in a sentence; summary: what it drafts with, as a noun
+    phrase. family: drafters of one family draft alike; the tune-up tries one of each, in the order
+    of the registry. colour: in plots, at least 3 to 1 against a light and a dark page.
+    needs: what must be loaded for it (a draft model, a quantised copy of the target, a trained
+    head, a draft of another vocabulary). token_kind: how the page marks its tokens.
+    shares: drafters with the same word here hold one model among them.
+    copies_text: some of its tokens are copied from earlier text. always_proposes: it has something
+    to propose after any text, not only where text repeats.
+    plan_rank: its place among the planner's plans while nothing is measured; None: not planned.
+    """
+
+    name: str
+    where: str
+    label: str
+    summary: str
+    family: Family
+    colour: str
+    needs: Needs = "nothing"
+    token_kind: TokenKind = "draft"
+    shares: str | None = None
+    copies_text: bool = False
+    always_proposes: bool = True
+    plan_rank: int | None = None
+
+
+REGISTRY: dict[str, DrafterInfo] = {
+    info.name: info
+    for info in (
+        DrafterInfo(
+            name="ngram",
+            where="localspec.drafters.ngram:NgramDrafter",
+            label="n-gram lookup",
+            summary="n-gram lookup: a copy of what followed the same words before",
+            family="lookup",
+            colour="#a500ff",
+            token_kind="ngram",
+            copies_text=True,
+            always_proposes=False,
+            plan_rank=1,  # waits for repetition
+        ),
+        DrafterInfo(
+            name="lookahead",
+            where="localspec.drafters.lookahead:LookaheadDrafter",
+            label="lookahead",
+            summary="n-grams that the model would have written next to its reply",
+            family="lookup",
+            colour="#b478f0",
+            token_kind="self",
+            always_proposes=False,
+        ),
+        DrafterInfo(
+            name="draft_model",
+            where="localspec.drafters.draft_model:DraftModelDrafter",
+            label="the draft model",
+            summary="a smaller model of the same family",
+            family="model",
+            colour="#007896",
+            needs="draft",
+            shares="draft model",
+            plan_rank=0,  # guesses most text well
+        ),
+        DrafterInfo(
+            name="chained",
+            where="localspec.drafters.chained:ChainedDrafter",
+            label="lookup with the draft model",
+            summary="n-gram lookup that a smaller model checks and continues",
+            family="model",
+            colour="#00a500",
+            needs="draft",
+            shares="draft model",
+            copies_text=True,
+            always_proposes=False,
+        ),
+        DrafterInfo(
+            name="draft_tree",
+            where="localspec.drafters.draft_tree:DraftTreeDrafter",
+            label="the draft tree",
+            summary="several continuations at once from a smaller model of the same family",
+            family="model",
+            colour="#2d5aff",
+            needs="draft",
+            shares="draft model",
+        ),
+        DrafterInfo(
+            name="self_quant",
+            where="localspec.drafters.self_quant:SelfQuantDrafter",
+            label="the quantised copy",
+            summary="a quantised copy of the model itself",
+            family="self",
+            colour="#e17800",
+            needs="copy",
+            token_kind="self",
+            plan_rank=2,  # guesses well, but each step is costly
+        ),
+        DrafterInfo(
+            name="early_exit",
+            where="localspec.drafters.early_exit:EarlyExitDrafter",
+            label="the early exit",
+            summary="the first layers of the model itself",
+            family="self",
+            colour="#876900",
+            token_kind="self",
+        ),
+        DrafterInfo(
+            name="eagle",
+            where="localspec.drafters.eagle:EagleDrafter",
+            label="the EAGLE head",
+            summary="a one-layer head on the model's hidden states",
+            family="head",
+            colour="#e1000f",
+            needs="head",
+            token_kind="self",
+        ),
+        DrafterInfo(
+            name="medusa",
+            where="localspec.drafters.medusa:MedusaDrafter",
+            label="Medusa",
+            summary="heads that guess several tokens at once from the model's last state",
+            family="head",
+            colour="#ff4b96",
+            needs="head",
+            token_kind="self",
+        ),
+        DrafterInfo(
+            name="mtp",
+            where="localspec.drafters.mtp:MtpDrafter",
+            label="multi-token prediction",
+            summary="a module that predicts token after token from the model's last state",
+            family="head",
+            colour="#a54b96",
+            needs="head",
+            token_kind="self",
+        ),
+        DrafterInfo(
+            name="cross_tokenizer",
+            where="localspec.drafters.cross_tokenizer:CrossTokenizerDrafter",
+            label="the draft with other tokens",
+            summary="a smaller model with another vocabulary",
+            family="foreign",
+            colour="#ff00ff",
+            needs="foreign",
+        ),
+    )
+}
+
+
+def drafter_class(name: str) -> Any:
+    """The class registered under `name`, imported now. KeyError for an unknown name."""
+    module, _, attribute = REGISTRY[name].where.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def label_of(name: str) -> str:
+    """The drafter's label; the name itself where the log holds one that is not registered."""
+    return REGISTRY[name].label if name in REGISTRY else name
+
+
+def colour_of(name: str) -> str | None:
+    """None for a name that is not registered: the plot then takes one of its own."""
+    if name == OFF:
+        return PLAIN_COLOUR
+    return REGISTRY[name].colour if name in REGISTRY else None
+
+
+def planned() -> list[DrafterInfo]:
+    """The drafters that the planner plans with, the one it prefers unmeasured first."""
+    ranked = [(info.plan_rank, info) for info in REGISTRY.values() if info.plan_rank is not None]
+    return [info for _, info in sorted(ranked, key=lambda each: each[0])]
