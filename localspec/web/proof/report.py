@@ -19,6 +19,7 @@ from localspec import __version__
 from localspec.backend import Description
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
+from localspec.plots import standalone
 from localspec.web.live import DASH, number, percent, size
 from localspec.web.stats import figures as stats
 from localspec.web.stats.drawings import SHARED, Plot, grouped, make_plots
@@ -26,7 +27,6 @@ from localspec.web.stats.selection import Selection, rounds_of, selection_of
 from localspec.web.stats.waits import SHARES, Waits, seconds_saved, with_and_without
 
 Row = dict[str, Any]
-WHITE = '<rect width="100%" height="100%" fill="#ffffff"/>'
 SETTINGS = (
     "model", "draft", "device", "dtype", "context_length", "drafter_requested",
     "num_draft_tokens_requested", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
@@ -53,12 +53,6 @@ def report_zip(service: ChatService, query: Mapping[str, str]) -> bytes:
         for plot in plots:
             archive.writestr(f"plots/{plot.name}.svg", standalone(plot.svg))
     return packed.getvalue()
-
-
-def standalone(svg: str) -> str:
-    """The plot as a file: on white, whatever looks at it."""
-    head, _, rest = svg.partition(">")
-    return f"{head}>{WHITE}{rest}"
 
 
 def report_lines(

@@ -12,9 +12,9 @@ from typing import Any
 
 from localspec.backend import Description
 from localspec.drafters.registry import colour_of
+from localspec.plots import Axes, Group, Series, bars, lines
 from localspec.web.stats import figures as stats
 from localspec.web.stats.cost_curve import CostCurve, cost_curves
-from localspec.web.stats.svg import Axes, Group, Series, bars, lines
 from localspec.web.stats.waits import SHARES, with_and_without
 
 Row = dict[str, Any]

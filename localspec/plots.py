@@ -1,0 +1,361 @@
+"""Plots as SVG text: on the page, in its report, and of a comparison.
+
+Contract: pure; data in, one self-contained `<svg>` out, every text escaped. Colours are
+presentation attributes and text takes `currentColor`, so that a page's own style decides in light
+and dark. Series differ by dash and marker as well as by colour, bars of one group by filling. A
+plot without a single value is "": an empty one would show axes that nothing was measured on.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+WIDTH, HEIGHT = 640, 280
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 70, 44
+COLOURS = ("#0d9488", "#8b5cf6", "#d97706", "#2d5aff", "#db2777", "#65a30d", "#879696")
+GREY = COLOURS[-1]
+DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4", "4 6", "1 4")
+MAX_TICKS = 6
+MAX_MARKED_POINTS = 40  # of a line; more would hide it
+LABEL_LENGTH = 22
+LETTER = 6.4  # mean width of a letter
+ROW = 22  # height of a horizontal bar with the space around it
+HOLLOW = ' fill-opacity="0.28"'
+FAINT = 'stroke-opacity="0.14"'
+COMPARED = 'stroke-opacity="0.75" stroke-dasharray="5 4"'
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What stands around a plot. y_top: a fixed upper end. line: a level to compare with. y_digits:
+    of the values written at bars."""
+
+    title: str
+    x_label: str
+    y_label: str
+    y_top: float | None = None
+    line: float | None = None
+    line_label: str = ""
+    y_digits: int = 0
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one name. is_line: joined; else each is marked."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: str | None = None
+    is_line: bool = True
+
+
+@dataclass(frozen=True)
+class Group:
+    """Bars that stand together. values: one for each bar's name, None leaves it out. intervals: the
+    low and high end of each, where known."""
+
+    label: str
+    values: Sequence[float | None]
+    intervals: Sequence[tuple[float, float] | None] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One horizontal bar, with words beside it."""
+
+    label: str
+    value: float
+    note: str = ""
+    colour: str | None = None
+
+
+def lines(axes: Axes, series: Sequence[Series]) -> str:
+    """Points over a number."""
+    drawn = [one for one in series if one.points]
+    if not drawn:
+        return ""
+    xs = [x for one in drawn for x, _ in one.points]
+    ys = [y for one in drawn for _, y in one.points] + ([] if axes.line is None else [axes.line])
+    x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(0.0, axes.y_top or max(ys))
+    if all(float(x).is_integer() for x in xs):  # turns and rounds have no halves
+        x_ticks = [tick for tick in x_ticks if tick.is_integer()]
+    low, high = min(xs), max(xs)
+    frame = _Frame(low, high if high > low else low + 1.0, y_ticks[-1])
+    parts = [_levels(frame, axes, y_ticks)]
+    parts += [_x_tick(frame, tick, _short(tick)) for tick in x_ticks if low <= tick <= high]
+    coloured = [
+        replace(one, colour=one.colour or COLOURS[place % len(COLOURS)])
+        for place, one in enumerate(drawn)
+    ]
+    parts += [_series(frame, one, place) for place, one in enumerate(coloured)]
+    signs = [(one.name, _series_sign(one, place)) for place, one in enumerate(coloured)]
+    return _svg(axes, frame, [_legend(signs), *parts])
+
+
+def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
+    """Groups of upright bars, one bar for each name."""
+    values = [value for group in groups for value in group.values if value is not None]
+    if not values:
+        return ""
+    highs = [each[1] for group in groups for each in group.intervals if each]
+    top = axes.y_top or max([*values, *highs, axes.line or 0.0])
+    frame = _Frame(0.0, float(len(groups)), _ticks(0.0, top)[-1])
+    signs = [(name, _box(0, -3, 14, 9, place)) for place, name in enumerate(names)]
+    parts = [_legend(signs) if len(names) > 1 else "", _levels(frame, axes, _ticks(0.0, top))]
+    share = min(0.3, 0.8 / len(names))
+    for place, group in enumerate(groups):
+        parts.append(_x_tick(frame, place + 0.5, group.label[:LABEL_LENGTH], is_marked=False))
+        begin = place + 0.5 - share * len(names) / 2
+        ends = [*group.intervals, *[None] * (len(names) - len(group.intervals))]
+        for index, (value, interval) in enumerate(zip(group.values, ends, strict=True)):
+            if value is not None:
+                x = frame.x(begin + index * share), frame.x(begin + (index + 0.92) * share)
+                label = f"{group.label}, {names[index]}: {value:.4g}"
+                parts.append(_bar(frame, x, value, interval, index, label, axes.y_digits))
+    return _svg(axes, frame, parts)
+
+
+def rows(axes: Axes, shown: Sequence[Row]) -> str:
+    """Horizontal bars, the first on top; the number axis is the lower one (x_label)."""
+    if not shown:
+        return ""
+    left = 16 + round(LETTER * max(len(one.label) for one in shown))
+    note = round(LETTER * max(len(one.note) for one in shown)) + 8
+    largest = max([axes.line or 0.0, *(one.value for one in shown)]) or 1.0
+    height = TOP - 24 + ROW * len(shown) + BOTTOM
+    frame = _Frame(0.0, largest, float(len(shown)), left, RIGHT + note, TOP - 24, height)
+    parts = [_x_tick(frame, tick, _short(tick)) for tick in _ticks(0.0, largest) if tick <= largest]
+    for place, one in enumerate(shown):
+        y = frame.top + ROW * place
+        end = frame.x(one.value)
+        colour = one.colour or COLOURS[0]
+        title = html.escape(f"{one.label}: {one.value:.4g}")
+        parts.append(
+            f'<text x="{left - 7}" y="{y + 14}" text-anchor="end">{html.escape(one.label)}</text>'
+            f'<rect x="{left}" y="{y + 3}" width="{end - left:.1f}" height="{ROW - 7}" rx="2" '
+            f'fill="{colour}"><title>{title}</title></rect>'
+            f'<text x="{end + 6:.1f}" y="{y + 14}">{html.escape(one.note)}</text>'
+        )
+    if axes.line is not None:
+        x = frame.x(axes.line)
+        parts.append(_rule(x, x, frame.top, frame.bottom, COMPARED))
+    return _svg(axes, frame, parts)
+
+
+def stacked(plots: Sequence[str], origin: str = "") -> str:
+    """Plots one under the other as one; "" of none. origin: lines under them, such as where the
+    figures were measured."""
+    drawn = [plot for plot in plots if plot]
+    if not drawn:
+        return ""
+    parts, y = [], 0
+    for plot in drawn:
+        height = _height(plot)
+        parts.append(plot.replace("<svg ", f'<svg y="{y}" height="{height}" ', 1))
+        y += height
+    for line in filter(None, origin.split("\n")):
+        y += 15
+        parts.append(
+            f'<text x="12" y="{y}" font-size="10.5" fill="{GREY}" '
+            f'font-family="system-ui, sans-serif">{html.escape(line)}</text>'
+        )
+    height = y + (10 if origin else 0)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def standalone(svg: str) -> str:
+    """The plot as a file: with its size, and on white."""
+    head, _, rest = svg.partition(">")
+    size = f' width="{WIDTH}" height="{_height(svg)}"'
+    return f'{head}{size}><rect width="100%" height="100%" fill="#ffffff"/>{rest}'
+
+
+def _height(svg: str) -> int:
+    found = re.search(r'viewBox="0 0 \d+ (\d+)"', svg)
+    assert found is not None, "not a plot of this module"
+    return int(found[1])
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """From values to places in the picture. y begins at 0."""
+
+    x_low: float
+    x_high: float
+    y_high: float
+    left: int = LEFT
+    margin_right: int = RIGHT
+    top: int = TOP
+    height: int = HEIGHT
+
+    @property
+    def right(self) -> int:
+        return WIDTH - self.margin_right
+
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
+
+    def x(self, value: float) -> float:
+        share = (value - self.x_low) / (self.x_high - self.x_low)
+        return self.left + share * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        share = min(1.0, max(0.0, value / self.y_high))
+        return self.bottom - share * (self.bottom - self.top)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from at most `low` to at least `high`."""
+    if high <= low:
+        high = low + 1.0
+    rough = (high - low) / MAX_TICKS
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough)
+    first, last = math.floor(low / step), math.ceil(high / step - 1e-9)
+    return [round(n * step, 10) for n in range(first, last + 1)]
+
+
+def _rule(x1: float, x2: float, y1: float, y2: float, style: str) -> str:
+    return (
+        f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" stroke="currentColor" '
+        f"{style}/>"
+    )
+
+
+def _levels(frame: _Frame, axes: Axes, ticks: Sequence[float]) -> str:
+    """The horizontal grid with its numbers, and the level to compare with."""
+    parts = []
+    for tick in ticks:
+        y = frame.y(tick)
+        parts.append(_rule(frame.left, frame.right, y, y, FAINT))
+        parts.append(
+            f'<text x="{frame.left - 7}" y="{y + 4:.1f}" text-anchor="end">{_short(tick)}</text>'
+        )
+    if axes.line is not None:
+        y = frame.y(axes.line)
+        parts.append(_rule(frame.left, frame.right, y, y, COMPARED))
+        parts.append(
+            f'<text x="{frame.right - 2}" y="{y - 5:.1f}" text-anchor="end">'
+            f"{html.escape(axes.line_label)}</text>"
+        )
+    return "".join(parts)
+
+
+def _x_tick(frame: _Frame, value: float, label: str, is_marked: bool = True) -> str:
+    x, y = frame.x(value), frame.bottom
+    mark = _rule(x, x, y, y + 4, 'stroke-opacity="0.5"') if is_marked else ""
+    text = html.escape(label)
+    return f'{mark}<text x="{x:.1f}" y="{y + 16}" text-anchor="middle">{text}</text>'
+
+
+def _series(frame: _Frame, series: Series, place: int) -> str:
+    points = [(frame.x(x), frame.y(y)) for x, y in series.points]
+    parts = []
+    if series.is_line and len(points) > 1:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{series.colour}" stroke-width="2" '
+            f'stroke-dasharray="{DASHES[place % len(DASHES)]}" stroke-linejoin="round"/>'
+        )
+    if not series.is_line or len(points) <= MAX_MARKED_POINTS:
+        for (x, y), (at, value) in zip(points, series.points, strict=True):
+            label = f"{series.name}: {_short(at)}, {value:.4g}"
+            parts.append(_marker(x, y, str(series.colour), place, label))
+    return "".join(parts)
+
+
+def _marker(x: float, y: float, colour: str, place: int, label: str) -> str:
+    title = f"<title>{html.escape(label)}</title>"
+    match place % 3:
+        case 0:
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{colour}">{title}</circle>'
+        case 1:
+            corner = f'x="{x - 3:.1f}" y="{y - 3:.1f}"'
+            return f'<rect {corner} width="6" height="6" fill="{colour}">{title}</rect>'
+        case _:
+            corners = f"{x:.1f},{y - 4:.1f} {x - 4:.1f},{y + 3:.1f} {x + 4:.1f},{y + 3:.1f}"
+            return f'<polygon points="{corners}" fill="{colour}">{title}</polygon>'
+
+
+def _bar(
+    frame: _Frame,
+    x: tuple[float, float],
+    value: float,
+    interval: tuple[float, float] | None,
+    index: int,
+    label: str,
+    digits: int,
+) -> str:
+    left, right = x
+    top, middle = frame.y(value), (left + right) / 2
+    title = f"<title>{html.escape(label)}</title>"
+    box = _box(left, top, right - left, frame.bottom - top, index, title)
+    if interval is not None:
+        low, high = (frame.y(end) for end in interval)
+        box += _rule(middle, middle, low, high, 'stroke-width="1.2"')
+        top = min(top, high)
+    return (
+        f'{box}<text x="{middle:.1f}" y="{top - 4:.1f}" text-anchor="middle">'
+        f"{value:.{digits}f}</text>"
+    )
+
+
+def _box(x: float, y: float, width: float, height: float, index: int, title: str = "") -> str:
+    """Every second one is hollow, so that bars are told apart in grey too."""
+    colour = COLOURS[index % len(COLOURS)]
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" '
+        f'fill="{colour}"{HOLLOW if index % 2 else ""} stroke="{colour}">{title}</rect>'
+    )
+
+
+def _series_sign(series: Series, place: int) -> str:
+    """How a series is shown in the legend: its marker, or its dash."""
+    if not series.is_line:
+        return _marker(7, 1, str(series.colour), place, series.name)
+    return (
+        f'<line x1="0" x2="18" y1="1" y2="1" stroke="{series.colour}" stroke-width="2.5" '
+        f'stroke-dasharray="{DASHES[place % len(DASHES)]}"/>'
+    )
+
+
+def _legend(signs: Sequence[tuple[str, str]]) -> str:
+    """Each name behind its sign, in as many lines as it takes."""
+    parts, x, y = [], float(LEFT), 36
+    for name, sign in signs:
+        length = 36 + LETTER * len(name)
+        if x + length > WIDTH and x > LEFT:
+            x, y = float(LEFT), y + 15
+        parts.append(
+            f'<g transform="translate({x:.0f} {y})">{sign}'
+            f'<text x="22" y="5">{html.escape(name)}</text></g>'
+        )
+        x += length
+    return "".join(parts)
+
+
+def _svg(axes: Axes, frame: _Frame, parts: Sequence[str]) -> str:
+    title, middle = html.escape(axes.title), (frame.top + frame.bottom) / 2
+    return (
+        '<svg class="ls-plot" xmlns="http://www.w3.org/2000/svg" '
+        f'viewBox="0 0 {WIDTH} {frame.height}" color="#1f2937" '
+        f'font-family="system-ui, sans-serif" font-size="11.5" role="img" aria-label="{title}">'
+        f'<g fill="currentColor"><text x="{min(frame.left, LEFT)}" y="20" font-size="14" '
+        f'font-weight="600">{title}</text>{"".join(parts)}'
+        f'<text x="{(frame.left + frame.right) / 2}" y="{frame.height - 8}" text-anchor="middle">'
+        f"{html.escape(axes.x_label)}</text>"
+        f'<text transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">'
+        f"{html.escape(axes.y_label)}</text></g></svg>"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:g}" if abs(value) < 100_000 else f"{value:.2g}"
