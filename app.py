@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from localspec.backend import Backend, Description
     from localspec.chat.backend_lifecycle import Opener
     from localspec.options import Offer
-    from localspec.record.store import SessionInfo
+    from localspec.record.store import STATE_KEY, SessionInfo
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 EXPOSED = (
@@ -92,8 +92,6 @@ def start(arguments: argparse.Namespace) -> None:
     from localspec.chat.service import ChatService  # packages exist only from here on
     from localspec.config import load_profiles, settings_for
     from localspec.machine.smaller import smaller_offer
-    from localspec.record.learnt import STATE_KEY
-    from localspec.record.past import past_texts
     from localspec.record.store import Store
     from localspec.remote.child import ChildBackend
     from localspec.remote.wire import Opening
@@ -115,7 +113,7 @@ def start(arguments: argparse.Namespace) -> None:
             keywords = {
                 "options": options,
                 "state": store.load_state(STATE_KEY),
-                "past": past_texts(store),
+                "past": store.conversation_list.earlier_texts(),
                 "beside_page": True,
             }
             return ChildBackend.open(Opening(ENGINE, keywords), report)

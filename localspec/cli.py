@@ -117,7 +117,7 @@ def plan(
     from localspec.machine.planning import make_plans, render, room_for
     from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.machine.remembered import measurements
-    from localspec.record.learnt import learnt_states
+    from localspec.record.log_file import learnt_states
 
     options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
     hardware = probe()

@@ -20,8 +20,7 @@ from localspec.errors import LocalspecError
 from localspec.leniency import as_data, label
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
-from localspec.record.learnt import STATE_KEY
-from localspec.record.store import Store
+from localspec.record.store import STATE_KEY, Store
 from localspec.workloads import Decision
 
 

@@ -29,7 +29,7 @@ from localspec.backend import (
 )
 from localspec.core import OFF, TARGET, Step
 from localspec.errors import ContextOverflow, StoreError
-from localspec.record.store import Begun, SessionInfo, Store, Turn, TurnSettings
+from localspec.record.store import ContinuedReply, SessionInfo, Store, Turn, TurnEnd, TurnSettings
 
 REPLY = """Speculative decoding lets a **small draft model** guess a few tokens ahead. The large \
 model checks all of them in *one* forward pass, keeps the ones it agrees with, and adds one of \
@@ -255,14 +255,14 @@ class WatchedStore(Store):
         conversation_id: int,
         parent_id: int | None,
         settings: TurnSettings,
-        begun: Begun | None = None,
+        continued: ContinuedReply | None = None,
     ) -> Turn:
         self.before_write()
-        return super().begin_turn(session_id, conversation_id, parent_id, settings, begun)
+        return super().begin_turn(session_id, conversation_id, parent_id, settings, continued)
 
-    def finish_turn(self, turn: Turn, **ending: Any) -> None:
+    def finish_turn(self, turn: Turn, end: TurnEnd) -> None:
         self.before_write()
-        super().finish_turn(turn, **ending)
+        super().finish_turn(turn, end)
 
 
 class BreakableStore(WatchedStore):

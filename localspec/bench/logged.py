@@ -29,7 +29,7 @@ from localspec.core import OFF
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.errors import StoreError
 from localspec.machine.remembered import NO_DRAFT
-from localspec.record.steps import LoggedStep, LoggedTurn
+from localspec.record.log_file import LoggedStep, LoggedTurn
 
 FADE = 0.95  # of a known guess's weight with each token of distance
 WHOLE_WEIGHT = 3.0  # what the rate over the whole log counts for, in guesses

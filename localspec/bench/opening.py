@@ -24,7 +24,7 @@ from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import probe
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
-from localspec.record.learnt import learnt_states
+from localspec.record.log_file import learnt_states
 
 
 def open_stage(options: LoadOptions, home: Path | None, report: Any) -> Stage:

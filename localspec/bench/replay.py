@@ -26,7 +26,7 @@ from localspec.bench.worlds import World
 from localspec.config import nearest
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError
-from localspec.record.steps import read_states, read_turns
+from localspec.record.log_file import read_states, read_turns
 
 Report = Callable[[str], None]
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)

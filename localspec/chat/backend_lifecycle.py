@@ -1,10 +1,10 @@
-"""Keeps the backend: opens it, measures with it, lets it go, and brings it back when it is lost.
+"""The states of the backend: loading, ready, measuring, unloaded, restarting, failed.
 
-Contract: one thread calls the methods; what the attributes say may be read from any. A load that
-fails becomes the phase "failed" with its sentence, never an exception. An engine that was lost is
-opened again by itself until it was lost MOST_LOSSES times in a row; then it waits for `reload`.
+Contract: one thread calls the methods; the attributes may be read from any. A load that fails
+becomes the phase "failed" with its sentence, never an exception. A lost engine is opened again
+until it was lost MOST_LOSSES times in a row; then it waits for `reload`.
 
-Not here: the queue (worker), one reply (answering), where an engine runs (remote, load).
+Not here: the queue (worker), where an engine runs (remote, load).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localspec.options import LoadOptions, Offer
 
 MOST_LOSSES = 3
 SAVE_STATE_S = 10.0
-SHORTEST_CONTEXT = 512  # a conversation in less is none
+SHORTEST_CONTEXT = 512
 CONTEXT_STEP = 256
 
 LOST_MEASURING = "The engine ended while this machine was measured."
@@ -33,7 +33,7 @@ NOT_RUNNING = (
     "Regenerate."
 )
 NOTHING_LEFT = (
-    "There is no draft left to give up, and the context is as short as this conversation allows."
+    "No draft is left that could be freed, and the context is as short as this conversation allows."
 )
 
 Report = Callable[[str], None]
@@ -44,23 +44,23 @@ log = logging.getLogger(__name__)
 
 
 class Abandoned(Exception):
-    """Loading was given up because something else was asked for meanwhile."""
+    """Loading was ended because something else was asked for meanwhile."""
 
 
-class Keeper:
+class BackendLifecycle:
     """The one backend of a service, or its absence.
 
-    opener: opens what is wanted. options: what that is, None where the caller does not say;
-    opener_for: opens other options, None where nothing else can be. smaller: what to offer when
-    memory is short and nothing is left to give up; offer: what it answered then. losses_in_a_row:
-    engines lost since the last job that went well. was_lost: whether the present one was opened
-    for that. opened_s: when it was, on the monotonic clock.
+    opener: opens `options`, which are None where the caller does not name them. opener_for: the
+    opener of other options, None where nothing else can be opened. smaller: finds a smaller plan
+    when memory is short and nothing more can be freed; offer: what it found. losses_in_a_row:
+    engines lost since the last job that went well. was_lost: whether the present one replaces a
+    lost one. opened_s: when it was opened, on the monotonic clock.
     """
 
     def __init__(
         self,
         opener: Opener,
-        save_state: Callable[[dict[str, Any]], None],
+        store_state: Callable[[dict[str, Any]], None],
         options: LoadOptions | None = None,
         opener_for: Callable[[LoadOptions], Opener] | None = None,
         smaller: Smaller | None = None,
@@ -76,11 +76,11 @@ class Keeper:
         self.phase: ServicePhase = "loading"
         self.phrase = "Loading the model"
         self.pause = threading.Event()  # ends measuring after the step under way
-        self.abandon = threading.Event()  # gives up what is being loaded
+        self.abandon = threading.Event()  # ends a load under way
         self.offer: Offer | None = None
         self._opener_for = opener_for
         self._smaller = smaller
-        self._save_state = save_state
+        self._store_state = store_state
         self._saved_s: float | None = None
         self._since_s = time.monotonic()
         self.opened_s = self._since_s
@@ -101,7 +101,7 @@ class Keeper:
     # open and close
 
     def load(self) -> None:
-        """Open what is wanted, again after a loss, until it is there or will not be."""
+        """Open the backend, again after a loss, until it is there or has failed."""
         self.enter("loading", "Loading the model")
         while self.backend is None and self.phase in ("loading", "restarting"):
             self._try_to_open()
@@ -111,7 +111,7 @@ class Keeper:
             backend = self.opener(self._report)
             self.loaded = backend.describe()
         except Abandoned:
-            self.enter("unloaded", "Loading was given up.")
+            self.enter("unloaded", "Loading was ended.")
         except EngineLost as error:
             self._count_loss(error)
         except LocalspecError as error:
@@ -130,19 +130,19 @@ class Keeper:
         self.phrase = phrase
 
     def release(self, phrase: str) -> None:
-        """Keep what was learnt and free everything; the next job loads it again."""
+        """Save what was learnt and free everything; the next job loads it again."""
         self.close()
         self.enter("unloaded", phrase)
 
     def close(self) -> None:
-        self.keep_state(at_most_every_s=0.0)
+        self.save_state(at_most_every_s=0.0)
         backend, self.backend, self.loaded = self.backend, None, None
         self.needs_calibration = False
         if backend is not None:
             backend.close()
 
     def reload(self) -> None:
-        """Free what is loaded, then load what is wanted; losses are counted anew."""
+        """Free what is loaded, then load again; losses are counted from 0."""
         self.close()
         self.losses_in_a_row, self.was_lost, self.notices, self.offer = 0, False, (), None
         self.load()
@@ -155,8 +155,8 @@ class Keeper:
 
     # when the engine is lost
 
-    def revive(self, error: EngineLost) -> None:
-        """Open another engine in place of one that was lost, unless that happens too often."""
+    def restart(self, error: EngineLost) -> None:
+        """Open an engine in place of one that was lost, unless that happens too often."""
         if self.backend is not None:
             self.backend.close()
         self.backend, self.needs_calibration = None, False
@@ -179,23 +179,23 @@ class Keeper:
         )
 
     def went_well(self) -> None:
-        """A job was done to its end: what was lost before is history."""
+        """A job was done to its end: reset the count of losses."""
         self.losses_in_a_row = 0
-        self._withdraw()
-        self.keep_state()
+        self._remove_lost_notice()
+        self.save_state()
 
-    def _withdraw(self) -> None:
+    def _remove_lost_notice(self) -> None:
         self.notices = tuple(one for one in self.notices if one != LOST_MEASURING)
 
     @property
     def refusal(self) -> str:
-        """What is said of a job while nothing is loaded; the phase's own words stand above."""
+        """The error of a job while nothing is loaded. The page shows the phase beside it."""
         return NOT_RUNNING if self.losses_in_a_row >= MOST_LOSSES else self.phrase
 
     # what it learns
 
     def calibrate(self) -> None:
-        """Measure what is not measured yet, until done or paused."""
+        """Measure the costs that are not measured yet, until done or paused."""
         assert self.backend is not None
         self.enter("calibrating", "Measuring this machine")
         try:
@@ -205,18 +205,18 @@ class Keeper:
             self.needs_calibration = False
             self.notices += (LOST_MEASURING,)
             raise
-        except Exception as error:  # measuring is a help, not a condition
+        except Exception as error:  # the chat works without measured costs
             log.exception("calibration failed")
             self.notices += (unexpected("Measuring this machine", error),)
             self.needs_calibration = False
         else:
             self.needs_calibration = self.pause.is_set()
-            self._withdraw()
-        self.keep_state(at_most_every_s=0.0)
+            self._remove_lost_notice()
+        self.save_state(at_most_every_s=0.0)
         self.enter("ready", "Ready")
 
-    def keep_state(self, at_most_every_s: float = SAVE_STATE_S) -> None:
-        """Take a fresh description, and hand what was learnt to the log now and then."""
+    def save_state(self, at_most_every_s: float = SAVE_STATE_S) -> None:
+        """Update the description, and hand what was learnt to the log at most so often."""
         if self.backend is None:
             return
         now = time.monotonic()
@@ -224,17 +224,17 @@ class Keeper:
             self.loaded = self.backend.describe()
             if self._saved_s is None or now - self._saved_s >= at_most_every_s:
                 self._saved_s = now
-                self._save_state(self.backend.snapshot())
+                self._store_state(self.backend.snapshot())
         except EngineLost:
-            log.warning("what the engine learnt since it was last kept is gone with it")
-        except Exception:  # a colder next start must not end this one
-            log.exception("the controller's state could not be kept")
+            log.warning("what the engine learnt since it was last saved is lost")
+        except Exception:  # without it the next start measures again
+            log.exception("the controller's state could not be saved")
 
-    # when memory runs out and the backend has nothing left to give up
+    # when memory runs out and the backend can free nothing more
 
     def shorter(self, num_needed_tokens: int) -> LoadOptions | None:
-        """What is loaded with a context of about half, but no less than needed; None where that
-        would not be shorter by a quarter at least."""
+        """The options with about half the context, but no less than needed; None where that would
+        not be at least a quarter shorter."""
         if self._opener_for is None or self.options is None or self.loaded is None:
             return None
         context = self.loaded.context_length
@@ -243,7 +243,7 @@ class Keeper:
         return replace(self.options, context=wanted) if wanted <= 3 * context // 4 else None
 
     def offer_smaller(self) -> str:
-        """Offer a smaller plan, where one is known; what to say of it."""
+        """Set `offer` where a smaller plan is known; the sentences to show."""
         if self._smaller is not None and self.options is not None and self.loaded is not None:
             self.offer = self._smaller(self.options, self.loaded)
         if self.offer is None:

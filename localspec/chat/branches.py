@@ -1,13 +1,14 @@
-"""The tree of a conversation: what is shown of it, and where a new turn is hung.
+"""The tree of a conversation: what is shown of it, and where a new turn is placed.
 
 Contract: a conversation is the path from its first message to its tip, stored or not; the other
-branches stay where they are. A function that makes an `Entry` writes nothing: whoever adds it to
-the journal does. Walks are loops, so depth costs time only.
+branches stay as they are. A function that makes a `PendingTurn` writes nothing: the caller adds it
+to the journal. Walks are loops, so a deep conversation needs no deep stack.
 
-    follow_up   a new message after the tip          rephrased   another reply to the last message
-    edited      a sibling of a message of the person's
-    continued   a sibling of the last reply that begins with its text; that one is then no branch
-                of its own any more, but keeps its turn with its numbers
+    follow_up     a new message after the tip
+    regenerated   another reply to the last message
+    edited        a sibling of one of the person's messages
+    continued     a sibling of the last reply that begins with its text; the old one is then not a
+                  branch of its own any more, but keeps its turn with its numbers
 
 Not here: running turns (worker), storing them (journal).
 """
@@ -17,77 +18,80 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from localspec.chat.journal import Entry, Journal, Talk
+from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.turn import ShownMessage
 from localspec.errors import RequestError
-from localspec.record.store import StoredMessage
+from localspec.record.store import Store, StoredMessage
 
-HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 STATES = {"cancelled": "stopped", "error": "error", "interrupted": "interrupted"}
 
-Groups = Mapping[int | None, tuple[int, ...]]
+SiblingGroups = Mapping[int | None, tuple[int, ...]]
 
 
-def conversation(journal: Journal, talk: Talk, until: Entry | None = None) -> list[ShownMessage]:
+def messages_of(
+    store: Store, conversation: OpenConversation, until: PendingTurn | None = None
+) -> list[ShownMessage]:
     """The messages of a conversation, root first. until: end with the person's message of this
     turn, on whatever branch it is."""
-    tip = until if until is not None else talk.tip
-    base, entries = journal.stored_tip(talk), list[Entry]()
+    tip = until if until is not None else conversation.tip
+    base, turns = _stored_tip(store, conversation), list[PendingTurn]()
     if tip is not None:
-        base, entries = tip.chain()
-    groups = journal.sibling_groups(talk)
-    shown = [_shown(message, groups) for message in journal.stored_path(base)]
-    for entry in entries:
-        shown.append(_shown_prompt(entry, groups))
-        if entry is not until:
-            shown.append(_shown_reply(entry, groups))
+        base, turns = tip.chain()
+    stored_id = conversation.stored_id
+    groups = {} if stored_id is None else store.sibling_groups(stored_id)
+    shown = [shown_message(message, groups) for message in _path(store, base)]
+    for turn in turns:
+        shown.append(_prompt(turn, groups))
+        if turn is not until:
+            shown.append(_reply(turn, groups))
     return shown
 
 
-def follow_up(journal: Journal, talk: Talk, text: str) -> Entry:
-    parent_id = None if talk.tip is not None else journal.stored_tip(talk)
-    return Entry(talk, text, parent_id=parent_id, after=talk.tip)
+def follow_up(store: Store, conversation: OpenConversation, text: str) -> PendingTurn:
+    parent_id = None if conversation.tip is not None else _stored_tip(store, conversation)
+    return PendingTurn(conversation, text, parent_id=parent_id, after=conversation.tip)
 
 
-def rephrased(journal: Journal, talk: Talk) -> Entry | None:
-    """None where nobody has said anything."""
-    if talk.tip is not None:
-        return Entry(talk, talk.tip.text, rephrases=talk.tip)
-    stored = journal.stored_path(journal.stored_tip(talk))
+def regenerated(store: Store, conversation: OpenConversation) -> PendingTurn | None:
+    """None where there is no message of the person's."""
+    tip = conversation.tip
+    if tip is not None:
+        return PendingTurn(conversation, tip.text, regenerates=tip)
+    stored = _path(store, _stored_tip(store, conversation))
     while stored and stored[-1].role == "assistant":
         stored.pop()
     if not stored:
         return None
     asked = stored[-1]
-    return Entry(talk, asked.text, parent_id=asked.parent_id, prompt_id=asked.id)
+    return PendingTurn(conversation, asked.text, parent_id=asked.parent_id, prompt_id=asked.id)
 
 
-def edited(message: StoredMessage, talk: Talk, text: str) -> Entry:
-    """message: of the person's, already stored."""
-    return Entry(talk, text, parent_id=message.parent_id)
+def edited(message: StoredMessage, conversation: OpenConversation, text: str) -> PendingTurn:
+    """message: one of the person's, already stored."""
+    return PendingTurn(conversation, text, parent_id=message.parent_id)
 
 
-def continued(journal: Journal, talk: Talk) -> Entry | None:
-    """None where nobody has said anything. Without a reply that says something, the last message
+def continued(store: Store, conversation: OpenConversation) -> PendingTurn | None:
+    """None where there is no message of the person's. Where the last reply is empty, the message
     is answered from the start."""
-    entry = rephrased(journal, talk)
-    if entry is None:
+    turn = regenerated(store, conversation)
+    if turn is None:
         return None
-    if talk.tip is not None:
-        before = talk.tip
-        tokens = None if before.ending is None else before.ending.token_ids
-        entry.begin_with(before.reply_text, (*before.begun_tokens, *(tokens or ())), None)
-        return entry
-    reply = journal.stored_path(journal.stored_tip(talk))[-1]
+    before = conversation.tip
+    if before is not None:
+        tokens = () if before.end is None else before.end.token_ids
+        turn.begin_with(before.reply_text, (*before.begun_tokens, *tokens), None)
+        return turn
+    reply = _path(store, _stored_tip(store, conversation))[-1]
     if reply.role == "assistant":
-        entry.begin_with(reply.text, journal.tokens_of(reply.id), reply.id)
-    return entry
+        turn.begin_with(reply.text, _tokens_of(store, reply.id), reply.id)
+    return turn
 
 
-def message_of(journal: Journal, talk: Talk, message_id: int) -> StoredMessage:
+def message_of(store: Store, conversation: OpenConversation, message_id: int) -> StoredMessage:
     """A stored message of this conversation. Raises RequestError where it is not one."""
-    path = journal.stored_path(message_id)
-    if not path or path[-1].conversation_id != talk.stored_id:
+    path = store.branch(message_id)
+    if not path or path[-1].conversation_id != conversation.stored_id:
         raise RequestError(
             f"This conversation has no message {message_id}. The page is older than the log: "
             "reload it and try again."
@@ -95,29 +99,54 @@ def message_of(journal: Journal, talk: Talk, message_id: int) -> StoredMessage:
     return path[-1]
 
 
-def _shown(message: StoredMessage, groups: Groups) -> ShownMessage:
+def shown_message(message: StoredMessage, groups: SiblingGroups) -> ShownMessage:
     role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
     siblings = _siblings(message.id, message.parent_id, groups)
     return ShownMessage(role, message.text, message.state, message.id, siblings=siblings)
 
 
-def _shown_prompt(entry: Entry, groups: Groups) -> ShownMessage:
-    siblings = _siblings(entry.prompt_id, entry.base_id, groups)
-    return ShownMessage("user", entry.text, "complete", entry.prompt_id, siblings=siblings)
+def _prompt(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
+    siblings = _siblings(turn.prompt_id, turn.base_id, groups)
+    return ShownMessage("user", turn.text, "complete", turn.prompt_id, siblings=siblings)
 
 
-def _shown_reply(entry: Entry, groups: Groups) -> ShownMessage:
-    message_id = entry.turn.message_id if entry.turn is not None else None
+def _reply(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
+    message_id = turn.turn.message_id if turn.turn is not None else None
     state, error = "draft", None
-    if entry.ending is not None:
-        state = STATES.get(entry.ending.finish_reason, "complete")
-        error = entry.ending.error
-    siblings = _siblings(message_id, entry.prompt_id, groups)
-    return ShownMessage("assistant", entry.reply_text, state, message_id, error, siblings)
+    if turn.end is not None:
+        state = STATES.get(turn.end.finish_reason, "complete")
+        error = turn.end.error
+    siblings = _siblings(message_id, turn.prompt_id, groups)
+    return ShownMessage("assistant", turn.reply_text, state, message_id, error, siblings)
 
 
-def _siblings(message_id: int | None, parent_id: int | None, groups: Groups) -> tuple[int, ...]:
+def _siblings(
+    message_id: int | None, parent_id: int | None, groups: SiblingGroups
+) -> tuple[int, ...]:
     if message_id is None:
         return ()
     group = groups.get(parent_id, ())
     return group if message_id in group else tuple(sorted((*group, message_id)))
+
+
+def _stored_tip(store: Store, conversation: OpenConversation) -> int | None:
+    """The end of the stored branch in use."""
+    stored_id = conversation.stored_id
+    found = None if stored_id is None else store.conversation(stored_id)
+    return None if found is None else found.tip_message_id
+
+
+def _path(store: Store, message_id: int | None) -> list[StoredMessage]:
+    return [] if message_id is None else store.branch(message_id)
+
+
+def _tokens_of(store: Store, message_id: int) -> tuple[int, ...]:
+    """Every id of a stored reply, those of the replies it continues first; none at all where some
+    are not known."""
+    tokens = list[int]()
+    for part in store.continued(message_id):
+        found = store.reply_tokens(part)
+        if found is None:
+            return ()
+        tokens += found[0]
+    return tuple(tokens)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from localspec.chat.entries import title_line
+from localspec.chat.journal import title_line
 from localspec.chat.turn import title_of
 from localspec.errors import RequestError
-from localspec.record.store import EXPORT_VERSION, ImportedConversation, ImportedMessage
+from localspec.record.conversations import ImportedConversation, ImportedMessage
+from localspec.record.export import EXPORT_VERSION
 
 MAX_BYTES = 64_000_000
 STATES = ("complete", "stopped", "error", "interrupted")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from localspec.chat.audit import Replay
-from localspec.chat.journal import COMMIT_WAIT_S, Journal, Talk
+from localspec.chat.journal import COMMIT_WAIT_S, Journal, title_line
 from localspec.chat.turn import clean
-from localspec.errors import StoreError
+from localspec.errors import RequestError, StoreError
+from localspec.record.conversations import ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export
-from localspec.record.learnt import STATE_KEY
-from localspec.record.store import HistoryRow, Preset, SessionInfo, Store
+from localspec.record.store import STATE_KEY, Preset, SessionInfo, Store
 
 
 @dataclass(frozen=True)
@@ -45,30 +45,57 @@ class LogService:
 
     # the list of conversations
 
-    def conversations(self, search: str = "") -> list[HistoryRow]:
+    def conversations(self, search: str = "") -> list[ConversationRow]:
         """Those not recorded yet, the newest first, then the stored ones, pinned ones first. With
         `search`: the stored ones that have all its words in a message or the title. The id of one
         that is not recorded yet is negative."""
-        unstored = [HistoryRow(one.handle, one.title, False, "") for one in self._unstored()]
-        return [*([] if search.strip() else unstored), *self.store.history.rows(search)]
+        stored = self.store.conversation_list.rows(search)
+        if search.strip():
+            return stored
+        unstored = reversed(self.journal.unstored_conversations())
+        return [*(ConversationRow(one.handle, one.title, False, "") for one in unstored), *stored]
 
     def rename(self, handle: int, title: str) -> None:
         """Raises RequestError for an empty title, StoreError."""
-        self.journal.rename(handle, title)
+        title = title_line(title)
+        if not any(sign.isprintable() and not sign.isspace() for sign in title):
+            raise RequestError("A title needs a visible character. The old title stays.")
+        conversation = self.journal.conversation(handle)
+        conversation.title = title
+        self.journal.change(
+            conversation, lambda store, stored_id: store.conversation_list.rename(stored_id, title)
+        )
 
     def pin(self, handle: int, is_pinned: bool) -> None:
-        self.journal.pin(handle, is_pinned)
+        self.journal.change(
+            self.journal.conversation(handle),
+            lambda store, stored_id: store.conversation_list.pin(stored_id, is_pinned),
+        )
 
     def delete(self, handle: int) -> None:
         """Remove it from every list, until `restore` or, at the next start, for good."""
-        self.journal.delete(handle)
+        conversation = self.journal.conversation(handle)
+        self.journal.change(
+            conversation, lambda store, stored_id: store.conversation_list.delete(stored_id)
+        )
+        conversation.is_deleted = True
 
     def restore(self, handle: int) -> None:
-        self.journal.restore(handle)
+        """Undo `delete`. Raises StoreError where it is deleted for good."""
+        conversation = self.journal.conversation(handle)
+        self.journal.change(
+            conversation, lambda store, stored_id: store.conversation_list.restore(stored_id)
+        )
+        conversation.is_deleted = False
 
     def system_prompt(self, handle: int) -> str:
         """That of the conversation's latest turn."""
-        return self.journal.system_prompt(handle)
+        conversation = self.journal.conversation(handle)
+        if conversation.tip is not None and conversation.tip.settings is not None:
+            return conversation.tip.settings.system_prompt or ""
+        stored_id = conversation.stored_id
+        found = None if stored_id is None else self.store.conversation(stored_id)
+        return "" if found is None else found.system_prompt or ""
 
     def presets(self) -> list[Preset]:
         return self.store.presets.all()
@@ -111,7 +138,10 @@ class LogService:
         self, handle: int | None = None, session_id: int | None = None
     ) -> list[dict[str, Any]]:
         """Flat rows of turns, oldest first: of a conversation, of a session, or of all."""
-        return self.journal.turn_rows(handle, session_id)
+        if handle is None:
+            return self.store.turn_rows(session_id=session_id)
+        stored_id = self.journal.conversation(handle).stored_id
+        return [] if stored_id is None else self.store.turn_rows(session_id, stored_id)
 
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row of the turn that wrote this reply."""
@@ -119,11 +149,13 @@ class LogService:
 
     def rounds(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rounds of these turns, oldest first."""
-        return self.journal.rounds(rows)
+        return [step for row in rows for step in self.store.step_rows(row["turn_id"])]
 
     def num_from(self, message_id: int, drafters: Collection[str]) -> int:
-        """How many tokens of a stored reply these drafters proposed."""
-        return self.journal.num_from(message_id, drafters)
+        """How many tokens of a stored reply these drafters proposed; of one that continues another,
+        in its new part."""
+        found = self.store.reply_tokens(message_id)
+        return 0 if found is None else sum(source in drafters for source in found[1])
 
     def reply_record(self, message_id: int) -> ReplyRecord:
         """All that the log has of a reply's tokens. Raises StoreError where it has none."""
@@ -157,13 +189,10 @@ class LogService:
         self.journal.flush()
         export(self.store, scope, format, out)
 
-    def _unstored(self) -> list[Talk]:
-        return self.journal.unstored_talks()[::-1]
-
 
 __all__ = [
+    "ConversationRow",
     "Format",
-    "HistoryRow",
     "LogService",
     "Preset",
     "ReplyRecord",

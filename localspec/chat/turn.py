@@ -1,9 +1,9 @@
-"""The nouns of a turn: what was asked, how it looks at each moment, how it is shown and sent.
+"""The types of a turn: its settings, its reply as it grows, and the request sent to the backend.
 
-`Reply` is one turn under way; its `view` is replaced whole whenever it grows, so readers on
-other threads need no lock. The rest are frozen values and pure functions over them.
+Contract: `Reply` is one turn under way; its `view` is replaced whole whenever it grows, so readers
+on other threads need no lock. The rest are frozen values and pure functions over them.
 
-Not here: who runs the turn (service), how it is kept (journal).
+Not here: running the turn (worker), storing it (journal).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from localspec.backend import (
+    Backend,
     Chunk,
     Description,
     DraftedToken,
@@ -25,13 +26,13 @@ from localspec.backend import (
     Request,
     TurnStats,
 )
-from localspec.chat.entries import Ending, Entry, title_line
+from localspec.chat.journal import PendingTurn, title_line
 from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
-from localspec.errors import ContextOverflow, RequestError
+from localspec.errors import ContextOverflow, EngineLost, RequestError
 from localspec.leniency import as_data
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
-from localspec.record.store import TurnSettings
+from localspec.record.store import TurnEnd, TurnSettings
 from localspec.workloads import AS_SET, Workload, decide
 
 TITLE_LENGTH = 48
@@ -45,8 +46,9 @@ TurnPhase = Literal["queued", "loading", "prefill", "decode", "done"]
 
 @dataclass(frozen=True)
 class ReplySettings:
-    """What the person chose for one reply. workload: a kind of text, AUTO to recognise it;
-    checking: see workloads.decide. `decided` settles both."""
+    """What the person chose for one reply. workload: a kind of text, AUTO to recognise it.
+    checking: see workloads.decide. `decided` resolves both. num_left_out: oldest messages that the
+    person chose to leave out of the prompt."""
 
     sampling: SamplingParams = SamplingParams()
     max_tokens: int = 512
@@ -56,12 +58,12 @@ class ReplySettings:
     workload: str = AUTO
     checking: str = AS_SET
     first_num_draft_tokens: int | None = None
-    num_left_out: int = 0  # of the oldest messages: the person chose to go on without them
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a reply as it is shown: its text, and how many of its tokens were drafted."""
+    """One round of a reply as shown: its text, and how many of its tokens were drafted."""
 
     text: str
     num_tokens: int
@@ -94,10 +96,10 @@ class TurnView:
 
 @dataclass(frozen=True)
 class Status:
-    """The service at one moment. phrase: what it is doing, in plain words. seconds: for how
-    long. reply: the turn being answered, else the latest one. off: why nothing drafts now, None
-    where something may. offer: what to load instead, after memory ran out with nothing left to
-    give up."""
+    """The service at one moment. phrase: what it is doing, as a sentence. seconds: how long this
+    phase has lasted. reply: the turn being answered, else the latest one. off: why nothing drafts
+    now, None where something may. offer: a smaller plan, after memory ran out and nothing more
+    could be freed."""
 
     phase: ServicePhase
     phrase: str
@@ -114,7 +116,7 @@ class Status:
 @dataclass(frozen=True)
 class ShownMessage:
     """A message of a conversation as the page shows it. message_id: None until stored. siblings:
-    the messages that could stand in its place, itself included, oldest first."""
+    the alternatives to it on other branches, itself included, oldest first."""
 
     role: Literal["user", "assistant"]
     text: str
@@ -127,27 +129,27 @@ class ShownMessage:
 class Reply:
     """One turn under way. `view` is the only thing readers need."""
 
-    def __init__(self, entry: Entry, settings: ReplySettings) -> None:
-        self.entry = entry
+    def __init__(self, pending: PendingTurn, settings: ReplySettings) -> None:
+        self.pending = pending
         self.settings = settings
         self.cancel = threading.Event()
         self.done = threading.Event()
-        self.view = TurnView("queued", time.monotonic(), settings.workload, text=entry.begun_text)
+        self.view = TurnView("queued", time.monotonic(), settings.workload, text=pending.begun_text)
         self.tokens: list[int] = []
         self.provenance: list[str] = []
         self.steps: list[Step] = []
         self._lengths: list[int] = []
         self._drafted: list[tuple[DraftedToken, ...]] = []
-        self._start: int | None = None  # characters that stood before the first token
+        self._start: int | None = None  # characters of the reply before the first token
 
     @property
     def handle(self) -> int:
         """The conversation's stored id, or a negative stand-in until it has one."""
-        talk = self.entry.talk
-        return talk.handle if talk.stored_id is None else talk.stored_id
+        conversation = self.pending.conversation
+        stored_id = conversation.stored_id
+        return conversation.handle if stored_id is None else stored_id
 
-    def take(self, chunk: Chunk) -> None:
-        """Add a chunk of the backend."""
+    def add(self, chunk: Chunk) -> None:
         self.tokens.extend(chunk.tokens)
         self.provenance.extend(chunk.provenance)
         view = self.view
@@ -169,10 +171,10 @@ class Reply:
             finish_reason=chunk.finish_reason,
             error=chunk.error,
         )
-        self.entry.reply_text = self.view.text
+        self.pending.reply_text = self.view.text
 
     def _note_tokens(self, chunk: Chunk) -> None:
-        """Keep what the token view shows. A backend that knows no lengths leaves them out."""
+        """Keep what the token view shows. Lengths are empty where the backend knows none."""
         if self._start is None:
             self._start = len(self.view.text)
         self._lengths.extend(chunk.lengths)
@@ -189,20 +191,20 @@ class Reply:
             self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
         )
         view = self.view
-        self.entry.ending = Ending(
-            view.text,
-            self.tokens,
-            self.provenance,
-            view.stats,
-            self.steps,
-            reason,
-            error,
-            self._packed_tokens(),
+        self.pending.end = TurnEnd(
+            text=view.text,
+            token_ids=self.tokens,
+            provenance=self.provenance,
+            stats=view.stats,
+            steps=self.steps,
+            finish_reason=reason,
+            error=error,
+            drafted=self._packed_tokens(),
         )
 
 
 def decided(settings: ReplySettings, workloads: Mapping[str, Workload], text: str) -> ReplySettings:
-    """The settings with the kind of text and the leniency settled for this message. Raises
+    """The settings with the kind of text and the leniency resolved for this message. Raises
     RequestError."""
     found = decide(workloads, settings.workload, settings.checking, text)
     return replace(
@@ -213,16 +215,16 @@ def decided(settings: ReplySettings, workloads: Mapping[str, Workload], text: st
     )
 
 
-def request_of(settings: ReplySettings, shown: list[ShownMessage], entry: Entry) -> Request:
-    """What the backend is asked for the reply to the last message shown. Raises RequestError for
-    a value out of range."""
+def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: PendingTurn) -> Request:
+    """The request for the reply to the last message shown. Raises RequestError for a value out of
+    range."""
     messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
-    if entry.begun_text:
-        messages = (*messages, Message("assistant", entry.begun_text))
+    if turn.begun_text:
+        messages = (*messages, Message("assistant", turn.begun_text))
     return Request(
         messages=messages,
-        continues=bool(entry.begun_text),
-        begun_tokens=entry.begun_tokens,
+        continues=bool(turn.begun_text),
+        begun_tokens=turn.begun_tokens,
         sampling=settings.sampling,
         max_tokens=settings.max_tokens,
         drafter=settings.drafter,
@@ -235,8 +237,8 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], entry: Entry)
 def check_servable(
     loaded: Description, count: Callable[[tuple[Message, ...]], int], request: Request
 ) -> None:
-    """Raise RequestError or ContextOverflow, with the reason, for what cannot be served. count: of
-    the tokens that messages take."""
+    """Raise RequestError or ContextOverflow, with the reason, for a request that cannot be served.
+    count: the number of tokens of messages."""
     for drafter in loaded.drafters:
         if drafter.name == request.drafter and not drafter.is_available:
             raise RequestError(f"{drafter.name} cannot draft here: {drafter.reason}")
@@ -250,12 +252,45 @@ def check_servable(
         )
 
 
+@dataclass(frozen=True)
+class ContextUsage:
+    """How full the context would be. num_tokens: of the conversation with the message being typed.
+    num_reply_tokens: reserved for the reply."""
+
+    num_tokens: int
+    num_reply_tokens: int
+    context_length: int
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_tokens + self.num_reply_tokens > self.context_length
+
+
+def context_usage(
+    backend: Backend,
+    loaded: Description,
+    shown: list[ShownMessage],
+    text: str,
+    settings: ReplySettings,
+) -> ContextUsage | None:
+    """Counted by the backend's own tokenizer and chat format. None where the chat format refuses
+    the conversation, or the engine was lost."""
+    messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
+    if text.strip() or not shown:  # no chat format renders a system prompt alone
+        messages = (*messages, Message("user", clean(text)))
+    try:
+        num_tokens = backend.count_tokens(messages)
+    except (EngineLost, RequestError):
+        return None
+    return ContextUsage(num_tokens, settings.max_tokens, loaded.context_length)
+
+
 def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:
-    """The conversation as the model gets it: replies without text are left out, and messages of
-    one role that thereby stand together are joined, since chat formats alternate."""
+    """The conversation as the model gets it. Empty replies are left out; messages of one role that
+    are then neighbours are joined, since chat formats alternate the roles."""
     messages = [Message("system", clean(system_prompt))] if system_prompt.strip() else []
     for message in shown:
-        text = clean(message.text)  # an imported one may hold half a character
+        text = clean(message.text)  # an imported message may hold half a character
         if not text:
             continue
         if messages and messages[-1].role == message.role:
@@ -267,7 +302,7 @@ def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Mess
 
 def _round(chunk: Chunk) -> Round:
     makers = [name for name in chunk.provenance if name != TARGET]
-    asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # one may ask others
+    asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
     return Round(chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF)
 
 
@@ -291,7 +326,7 @@ def unexpected(what: str, error: Exception) -> str:
 
 
 def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSettings:
-    """What the log keeps of the settings. Raises RequestError for one that it cannot keep."""
+    """The settings as the log keeps them. Raises RequestError for a value that it cannot keep."""
     sampling = settings.sampling
     return TurnSettings(
         model=loaded.target if loaded else None,

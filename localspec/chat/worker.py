@@ -1,10 +1,11 @@
 """The one thread that works with the backend: replies and tasks, one at a time, in their order.
 
-Contract: while nobody waits it measures costs, sees that the engine lives, and lets the model go
-after a time without work; the next job brings it back. Whatever a job does, the next one runs.
-An order (switch, unload, retry) goes before everything that waits and gives up a load under way.
+Contract: while the queue is empty it measures costs, checks that the engine lives, and unloads the
+model after a time without work; the next job loads it again. Whatever a job does, the next one
+runs. An order (switch, unload, retry) goes before everything that waits and ends a load under way.
+A reply never raises: what was generated is kept, and checkpointed as it grows.
 
-Not here: the backend's states (keeper), one reply (answering), what pages ask (service).
+Not here: the backend's states (backend_lifecycle), the log (journal), what pages ask (service).
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from localspec.backend import Backend, Request
-from localspec.chat.answering import Ended, answer
-from localspec.chat.backend_lifecycle import Keeper
+from localspec.chat.backend_lifecycle import BackendLifecycle
 from localspec.chat.journal import Journal
-from localspec.chat.turn import Reply, TurnPhase, turn_settings, unexpected
+from localspec.chat.turn import Reply, TurnPhase, check_servable, turn_settings, unexpected
+from localspec.core import FinishReason
 from localspec.errors import EngineLost, LocalspecError
 
-WATCH_S = 0.5  # how often an idle engine is looked after
+WATCH_S = 0.5  # how often an idle engine is checked
+CHECKPOINT_S = 1.0
 DIED_IDLE = "The engine ended while nothing was asked of it."
 
 Job = Callable[[Backend, threading.Event], None]
@@ -32,8 +36,8 @@ log = logging.getLogger(__name__)
 
 
 class Task:
-    """Something that wants the backend to itself for a while. error: the sentence to show when
-    it failed, None otherwise; complete once `done` is set."""
+    """A job that needs the backend to itself. error: the sentence to show when it failed, None
+    otherwise; final once `done` is set."""
 
     def __init__(self, name: str, job: Job) -> None:
         self.name = name
@@ -44,31 +48,37 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Order:
-    """Something to do to the keeper before any other job."""
+class ReplyEnd:
+    """How a reply ended. loss: set where the engine was lost meanwhile. is_relieved: see Chunk.
+    was_asked: whether the backend was asked to generate."""
 
-    act: Callable[[], None]
+    reason: FinishReason
+    error: str | None = None
+    loss: EngineLost | None = None
+    is_relieved: bool | None = None
+    was_asked: bool = True
 
 
 class Worker:
-    """See the module. make_request: the request of a reply at the moment its turn begins.
-    unload_after_s: None never lets the model go."""
+    """See the module. make_request: the request of a reply at the moment its turn begins, for the
+    replies before it in the queue belong to the conversation. unload_after_s: None never unloads.
+    """
 
     def __init__(
         self,
-        keeper: Keeper,
+        lifecycle: BackendLifecycle,
         journal: Journal,
         make_request: Callable[[Reply], Request],
         unload_after_s: float | None = None,
     ) -> None:
         self.current: Reply | Task | None = None
         self.latest: Reply | None = None
-        self._keeper = keeper
+        self._lifecycle = lifecycle
         self._journal = journal
         self._make_request = make_request
         self._unload_after_s = unload_after_s
         self._waiting: deque[Reply | Task] = deque()
-        self._orders: deque[Order] = deque()
+        self._orders: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._worked_s = time.monotonic()
@@ -87,7 +97,7 @@ class Worker:
             for job in (*self._waiting, self.current):
                 if job is not None:
                     job.cancel.set()
-            self._wake()
+            self._interrupt()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
 
@@ -95,16 +105,17 @@ class Worker:
         with self._changed:
             self._waiting.append(job)
             self._number_queue()
-            self._keeper.pause.set()
+            self._lifecycle.pause.set()
             self._changed.notify_all()
 
     def order(self, act: Callable[[], None]) -> None:
+        """Change the lifecycle before any other job."""
         with self._changed:
-            self._orders.append(Order(act))
-            self._wake()
+            self._orders.append(act)
+            self._interrupt()
 
-    def take_out(self, job: Reply | Task) -> bool:
-        """Whether the job still waited; then it is out of the queue."""
+    def remove(self, job: Reply | Task) -> bool:
+        """Take a waiting job out of the queue; False where it does not wait."""
         with self._changed:
             if job not in self._waiting:
                 return False
@@ -121,26 +132,26 @@ class Worker:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def finish(self, reply: Reply, ended: Ended) -> None:
-        """Write the end of a reply and let those who wait for it go on."""
-        reply.end(ended.reason, ended.error)
-        if reply.entry.settings is None:
-            reply.entry.settings = turn_settings(reply.settings, self._keeper.loaded)
-        self._journal.update(reply.entry)
+    def finish(self, reply: Reply, end: ReplyEnd) -> None:
+        """Record the end of a reply and wake those who wait for it."""
+        reply.end(end.reason, end.error)
+        if reply.pending.settings is None:
+            reply.pending.settings = turn_settings(reply.settings, self._lifecycle.loaded)
+        self._journal.update()
         with self._changed:
             if self.current is reply:
                 self.current = None
             self.latest = reply
         reply.done.set()
 
-    def _wake(self) -> None:
-        self._keeper.pause.set()
-        self._keeper.abandon.set()
+    def _interrupt(self) -> None:
+        self._lifecycle.pause.set()
+        self._lifecycle.abandon.set()
         self._changed.notify_all()
 
     def _number_queue(self) -> None:
         ahead = 0 if self.current is None else 1
-        is_loading = self._keeper.phase in ("loading", "unloaded", "restarting")
+        is_loading = self._lifecycle.phase in ("loading", "unloaded", "restarting")
         phase: TurnPhase = "loading" if is_loading else "queued"
         for place, job in enumerate(self._waiting):
             if isinstance(job, Reply):
@@ -150,120 +161,73 @@ class Worker:
 
     def _work(self) -> None:
         if not self._is_closed:
-            self._keeper.load()
-        while (found := self._next()) != "closed":
+            self._lifecycle.load()
+        while (act := self._next()) is not None:
             try:
-                self._do(found)
+                act()
             except EngineLost as loss:
-                self._keeper.revive(loss)
+                self._lifecycle.restart(loss)
             except Exception:  # the edge of the thread: the chat must go on
                 log.exception("the worker failed")
-        self._keeper.close()
+        self._lifecycle.close()
 
-    def _next(self) -> Reply | Task | Order | str:
-        """What is to be done now; "idle" when there is nothing, "closed" at the end."""
+    def _next(self) -> Callable[[], None] | None:
+        """What to do now; None at the end."""
         with self._changed:
-            if not (self._has_work() or self._keeper.needs_calibration):
+            has_work = self._waiting or self._orders or self._is_closed
+            if not has_work and not self._lifecycle.needs_calibration:
                 self._changed.wait(WATCH_S)
             if self._is_closed and not self._waiting:
-                return "closed"
+                return None
             order = self._orders.popleft() if self._orders else None
             if not self._orders and not self._is_closed:
-                self._keeper.abandon.clear()
+                self._lifecycle.abandon.clear()
             if order is not None:
-                return order
+                return partial(self._do, order)
             self.current = self._waiting.popleft() if self._waiting else None
             self._number_queue()
-            self._keeper.pause.clear()
-            return self.current or "idle"
+            self._lifecycle.pause.clear()
+            job = self.current
+        if job is None:
+            return self._idle
+        act = partial(self._answer, job) if isinstance(job, Reply) else partial(self._run, job)
+        return partial(self._do, act, is_needed=not job.cancel.is_set())
 
-    def _has_work(self) -> bool:
-        return bool(self._waiting or self._orders or self._is_closed)
-
-    def _do(self, found: Reply | Task | Order | str) -> None:
-        if isinstance(found, Order):
-            found.act()
-            self._worked_s = time.monotonic()
-        elif isinstance(found, str):
-            self._idle()
-        else:
-            if self._keeper.is_unloaded and not found.cancel.is_set():
-                self._keeper.load()
-            if isinstance(found, Reply):
-                self._answer(found)
-            else:
-                self._run(found)
-            self._worked_s = time.monotonic()
+    def _do(self, act: Callable[[], None], is_needed: bool = False) -> None:
+        if is_needed and self._lifecycle.is_unloaded:
+            self._lifecycle.load()
+        act()
+        self._worked_s = time.monotonic()
 
     def _idle(self) -> None:
-        keeper = self._keeper
-        if keeper.backend is None:
+        lifecycle = self._lifecycle
+        if lifecycle.backend is None:
             return
-        if not keeper.backend.is_alive():
+        if not lifecycle.backend.is_alive():
             raise EngineLost(DIED_IDLE)
-        if keeper.needs_calibration:
-            keeper.calibrate()
-        elif self._unload_after_s is not None and self._idle_s() >= self._unload_after_s:
-            keeper.release("Nothing was asked for a while; the next message loads the model again.")
+        idle_s = time.monotonic() - self._worked_s
+        if lifecycle.needs_calibration:
+            lifecycle.calibrate()
+        elif self._unload_after_s is not None and idle_s >= self._unload_after_s:
+            lifecycle.release(
+                "Nothing was asked for a while; the next message loads the model again."
+            )
 
-    def _idle_s(self) -> float:
-        return time.monotonic() - self._worked_s
-
-    def _answer(self, reply: Reply) -> None:
-        keeper = self._keeper
-        if reply.cancel.is_set():
-            self.finish(reply, Ended("cancelled"))
-            return
-        ended = self._try_to_answer(reply)
-        if ended.loss is not None and not ended.is_begun:
-            reply.view = replace(reply.view, phase="loading")
-            keeper.revive(ended.loss)  # it was gone before it was asked: the message can wait
-            ended = self._try_to_answer(reply)
-        if ended.is_relieved is False:
-            self._finish_short_of_memory(reply, ended)
-        else:
-            self.finish(reply, ended)
-        if keeper.backend is not None:
-            self._after(ended.loss)
-
-    def _try_to_answer(self, reply: Reply) -> Ended:
-        keeper = self._keeper
-        if keeper.backend is None or keeper.loaded is None:
-            return Ended("error", keeper.refusal, is_begun=False)
-        return answer(reply, keeper.backend, keeper.loaded, self._journal, self._make_request)
-
-    def _after(self, loss: EngineLost | None) -> None:
+    def _finish_job(self, loss: EngineLost | None) -> None:
         if loss is not None:
             raise loss
-        self._keeper.went_well()
+        self._lifecycle.went_well()
 
-    def _finish_short_of_memory(self, reply: Reply, ended: Ended) -> None:
-        """The backend gave up all it could: a shorter context next, then only a smaller model."""
-        stats = reply.view.stats
-        used = 0 if stats is None else stats.num_prompt_tokens + stats.num_output_tokens
-        options = self._keeper.shorter(used + reply.settings.max_tokens)
-        if options is None:
-            self.finish(
-                reply, replace(ended, error=f"{ended.error} {self._keeper.offer_smaller()}")
-            )
-            return
-        before = self._keeper.loaded.context_length if self._keeper.loaded is not None else None
-        said = (
-            f"The model is loaded again with a context of {options.context} instead of {before} "
-            "tokens; the next message goes on with that."
-        )
-        self.finish(reply, replace(ended, error=f"{ended.error} {said}"))
-        self._keeper.switch(options)
-        self._keeper.notices += (f"Memory ran out. {said}",)
+    # one task
 
     def _run(self, task: Task) -> None:
-        keeper, loss = self._keeper, None
+        lifecycle, loss = self._lifecycle, None
         try:
-            if keeper.backend is None:
-                task.error = keeper.refusal
+            if lifecycle.backend is None:
+                task.error = lifecycle.refusal
             elif not task.cancel.is_set():
-                keeper.enter("busy", task.name)
-                task.job(keeper.backend, task.cancel)
+                lifecycle.enter("busy", task.name)
+                task.job(lifecycle.backend, task.cancel)
         except EngineLost as error:
             loss, task.error = error, str(error)
         except LocalspecError as error:
@@ -271,12 +235,81 @@ class Worker:
         except Exception as error:  # the edge of one task: the next job must run
             log.exception("a task failed: %s", task.name)
             task.error = unexpected(task.name, error)
-        if keeper.phase == "busy":
-            keeper.enter("ready", "Ready")
+        if lifecycle.phase == "busy":
+            lifecycle.enter("ready", "Ready")
         with self._changed:
             self.current = None
         task.done.set()
-        self._after(loss)
+        self._finish_job(loss)
 
+    # one reply
 
-__all__ = ["Job", "Order", "Task", "Worker"]
+    def _answer(self, reply: Reply) -> None:
+        if reply.cancel.is_set():
+            self.finish(reply, ReplyEnd("cancelled"))
+            return
+        end = self._try_to_answer(reply)
+        if end.loss is not None and not end.was_asked:
+            reply.view = replace(reply.view, phase="loading")
+            self._lifecycle.restart(end.loss)  # lost before it was asked: the message can wait
+            end = self._try_to_answer(reply)
+        if end.is_relieved is False:
+            self._finish_short_of_memory(reply, end)
+        else:
+            self.finish(reply, end)
+        if self._lifecycle.backend is not None:
+            self._finish_job(end.loss)
+
+    def _try_to_answer(self, reply: Reply) -> ReplyEnd:
+        backend, loaded = self._lifecycle.backend, self._lifecycle.loaded
+        if backend is None or loaded is None:
+            return ReplyEnd("error", self._lifecycle.refusal, was_asked=False)
+        was_asked = False
+        try:
+            request = self._make_request(reply)
+            check_servable(loaded, backend.count_tokens, request)
+            reply.pending.settings = turn_settings(reply.settings, loaded)
+            self._journal.update()
+            was_asked = True
+            return self._generate(reply, backend, request)
+        except EngineLost as loss:
+            error = f"{loss} What was written is kept. Continue it, or send the message again."
+            return ReplyEnd("interrupted", error, loss, was_asked=was_asked)
+        except LocalspecError as fault:
+            return ReplyEnd("error", str(fault))
+        except Exception as fault:  # the edge of one turn: the next turn must work
+            log.exception("a reply failed")
+            return ReplyEnd("error", unexpected("The reply", fault))
+
+    def _generate(self, reply: Reply, backend: Backend, request: Request) -> ReplyEnd:
+        reply.view = replace(reply.view, phase="prefill", position=0)
+        checkpoint_s = time.monotonic()
+        is_relieved: bool | None = None
+        with closing(backend.generate(request, reply.cancel)) as chunks:  # type: ignore[type-var]
+            for chunk in chunks:
+                reply.add(chunk)
+                is_relieved = chunk.is_relieved
+                if time.monotonic() - checkpoint_s >= CHECKPOINT_S:
+                    self._journal.checkpoint(reply.pending, reply.view.text)
+                    checkpoint_s = time.monotonic()
+        if reply.view.finish_reason is None:
+            return ReplyEnd("error", "The engine ended the reply without a reason. Send it again.")
+        return ReplyEnd(reply.view.finish_reason, reply.view.error, is_relieved=is_relieved)
+
+    def _finish_short_of_memory(self, reply: Reply, end: ReplyEnd) -> None:
+        """The backend can free no more: load a shorter context, or offer a smaller model."""
+        lifecycle, stats = self._lifecycle, reply.view.stats
+        used = 0 if stats is None else stats.num_prompt_tokens + stats.num_output_tokens
+        options = lifecycle.shorter(used + reply.settings.max_tokens)
+        if options is None:
+            error = f"{end.error} {lifecycle.offer_smaller()}"
+            self.finish(reply, replace(end, error=error))
+            return
+        before = lifecycle.loaded.context_length if lifecycle.loaded is not None else None
+        notice = (
+            f"The model is loaded again with a context of {options.context} instead of {before} "
+            "tokens; the next message uses it."
+        )
+        self.finish(reply, replace(end, error=f"{end.error} {notice}"))
+        lifecycle.switch(options)
+        lifecycle.notices += (f"Memory ran out. {notice}",)

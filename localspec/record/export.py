@@ -29,13 +29,13 @@ from typing import Any, Literal, TextIO
 from localspec.errors import StoreError
 from localspec.files import place_of
 from localspec.record.contents import Contents, Scope, read_contents
-from localspec.record.imports import EXPORT_VERSION
 from localspec.record.markdown import markdown_lines
 from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean
 from localspec.record.store import Store
 
-__all__ = ["CSV_COLUMNS", "Format", "Scope", "export"]
+__all__ = ["CSV_COLUMNS", "EXPORT_VERSION", "Format", "Scope", "export"]
 
+EXPORT_VERSION = 1  # of the JSONL format, which can be imported again
 Format = Literal["csv", "jsonl", "markdown", "sqlite"]
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 

@@ -1,6 +1,6 @@
-"""The questions the log is asked, where they are more than one line of SQL.
+"""The SQL of the log where it is longer than a line.
 
-Contract: text only; parameters stand as ? or :name in the order the comment gives.
+Contract: text only. The comment names the parameters in their order, then the result.
 """
 
 # id of the tip → the messages from the first to it
@@ -14,13 +14,6 @@ WITH RECURSIVE up (id, parent_id, height) AS (
 SELECT message.* FROM up JOIN message ON message.id = up.id ORDER BY height DESC
 """
 
-# id of a message → ids with the same parent
-SIBLINGS = """
-SELECT other.id FROM message AS this JOIN message AS other
-    ON other.conversation_id = this.conversation_id AND other.parent_id IS this.parent_id
-WHERE this.id = ? ORDER BY other.id
-"""
-
 # id of a message → the largest id at or below it, which is a leaf, for parents are older
 NEWEST_LEAF = """
 WITH RECURSIVE down (id) AS (
@@ -31,8 +24,8 @@ WITH RECURSIVE down (id) AS (
 SELECT max(id) AS id FROM down
 """
 
-# id of a conversation → its messages by the one they follow. A reply that another one continues
-# and nothing else follows is the beginning of that one, not a branch of its own.
+# id of a conversation → its messages with their parents. A reply that another one continues, and
+# that nothing else follows, is the beginning of that one and no branch of its own.
 SIBLING_GROUPS = """
 SELECT id, parent_id FROM message
 WHERE conversation_id = ? AND NOT (
@@ -41,7 +34,7 @@ WHERE conversation_id = ? AND NOT (
 ORDER BY id
 """
 
-# id of a reply → those that it goes on with, the first one first, and itself
+# id of a reply → the replies that it continues, the first one first, and itself
 CONTINUED = """
 WITH RECURSIVE back (message_id, depth) AS (
     SELECT ?, 0
@@ -53,7 +46,7 @@ WITH RECURSIVE back (message_id, depth) AS (
 SELECT message_id FROM back ORDER BY depth DESC
 """
 
-# → the list that people see, pinned ones first, then by the newest message
+# → the list of conversations, pinned ones first, then by the newest message
 HISTORY = """
 SELECT conversation.id, title, is_pinned, message.created_at_utc AS updated_at_utc, has_text
 FROM conversation
@@ -71,8 +64,12 @@ SELECT id, title, is_pinned, deleted_at_utc AS updated_at_utc
 FROM conversation WHERE deleted_at_utc IS NOT NULL ORDER BY deleted_at_utc DESC, id DESC
 """
 
-# What was deleted, in the order that no reference is left behind; conversations last, so that
-# their number is the last one changed.
+NEWEST_CONVERSATIONS = "SELECT id FROM conversation WHERE deleted_at_utc IS NULL ORDER BY id DESC"
+# id of a conversation
+NEWEST_MESSAGES = "SELECT * FROM message WHERE conversation_id = ? ORDER BY id DESC"
+
+# Deletes in an order that leaves no dangling reference; conversations last, so that the number of
+# rows changed by the last statement is theirs.
 _GONE = "(SELECT id FROM conversation WHERE deleted_at_utc IS NOT NULL)"
 PURGE = (
     f"""
@@ -108,14 +105,14 @@ INSERT INTO calibration (key, state, updated_at_utc) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET state = excluded.state, updated_at_utc = excluded.updated_at_utc
 """
 
-# text, text_exact, id. Also out of 'interrupted': another process that opened the log meanwhile
-# took this living draft for a dead one. Never out of an ending.
+# text, text_exact, id. Also from 'interrupted': a process that opened the log meanwhile marked this
+# draft as left by a crash. Never from a final state.
 CHECKPOINT = """
 UPDATE message SET text = ?, text_exact = ?, state = 'draft'
 WHERE id = ? AND state IN ('draft', 'interrupted')
 """
 
-# :session_id and :conversation_id. Turns first: the rows that remain decide what else stays.
+# :session_id and :conversation_id. Turns first: the remaining turns decide what else stays.
 KEEP_ONLY = (
     """
     DELETE FROM turn WHERE NOT (

@@ -1,9 +1,9 @@
-"""The nouns of the log, and how they become rows and come back.
+"""The types of the log, and their conversion to rows and back.
 
 Contract: pure. A row holds only what SQLite TEXT, INTEGER and REAL hold safely. Texts round-trip
-exactly: SQLite TEXT cannot hold lone surrogates and many tools stop at NUL, so such a message is
-kept with U+FFFD in `text` and exactly, as a JSON string, in `text_exact`; any other column only
-gets the U+FFFD.
+exactly: SQLite TEXT cannot hold lone surrogates and many tools stop at NUL, so such a message has
+U+FFFD in `text`, and the exact text as a JSON string in `text_exact`; any other column only gets
+the U+FFFD.
 
 Not here: SQL.
 """
@@ -11,7 +11,7 @@ Not here: SQL.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class SessionInfo:
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """Everything needed to ask for the same turn again; None where not known or not set."""
+    """Everything needed to request the same turn again; None where not known or not set."""
 
     model: str | None = None
     draft: str | None = None
@@ -87,7 +87,7 @@ class StoredMessage:
     text: str
     state: MessageState
     created_at_utc: str
-    is_logged: bool = True  # False: its text was not to be written down
+    is_logged: bool = True  # False: its text was not to be written
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What a reply begins with that goes on with another one."""
+class ContinuedReply:
+    """The reply that another one continues, and so begins with."""
 
     message_id: int
     text: str
@@ -117,6 +117,21 @@ class Turn:
 
     turn_id: int
     message_id: int
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """How a turn ended. text: the whole reply. token_ids, provenance: of its new part. drafted:
+    what its rounds proposed, packed (record.drafted)."""
+
+    text: str
+    token_ids: Sequence[int]
+    provenance: Sequence[str]
+    stats: TurnStats | None
+    steps: Sequence[Step]
+    finish_reason: str
+    error: str | None = None
+    drafted: bytes | None = None
 
 
 def now() -> str:
@@ -154,13 +169,13 @@ def conversation_from(row: Mapping[str, Any]) -> Conversation:
 
 
 def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat row that Stats, exports and comparisons use."""
+    """The flat row that statistics, exports and comparisons use."""
     kept = {name: value for name, value in row.items() if name not in LEFT_OUT_OF_TURNS}
     return {**kept, "exact": None if row["exact"] is None else bool(row["exact"])}
 
 
 def stats_row(stats: TurnStats | None) -> dict[str, Any]:
-    """The columns of the statistics, all NULL where there are none."""
+    """The columns of the statistics; all NULL where there are none."""
     if stats is None:
         return dict.fromkeys(STATS_COLUMNS)
     return {

@@ -100,7 +100,7 @@ def ensure_index(conn: sqlite3.Connection) -> None:
 
 
 @dataclass(frozen=True)
-class Sought:
+class Query:
     """What was typed. texts: words and phrases as they are to be found. begun: those of the words
     that may be only the beginning of one."""
 
@@ -108,7 +108,7 @@ class Sought:
     begun: frozenset[str] = frozenset()
 
 
-def sought(typed: str) -> Sought:
+def parsed(typed: str) -> Query:
     """The words and phrases to be found, in the letters that the texts were written in."""
     typed = clean(typed)
     texts, begun = list[str](), set[str]()
@@ -120,10 +120,10 @@ def sought(typed: str) -> Sought:
         texts.append(text)
         if has_star or (found.end() == len(typed) and not found.group().endswith('"')):
             begun.add(text)
-    return Sought(tuple(texts), frozenset(begun))
+    return Query(tuple(texts), frozenset(begun))
 
 
-def find(tables: Tables, wanted: Sought, is_indexed: bool) -> dict[int, int]:
+def find(tables: Tables, wanted: Query, is_indexed: bool) -> dict[int, int]:
     """The newest message with all words and phrases, by conversation id."""
     indexed = [text for text in wanted.texts if is_indexed and _is_plain(text)]
     others = [word for word in wanted.texts if word not in indexed]

@@ -4,80 +4,80 @@ Contract: every method may be called from any thread. A method that writes is on
 happened whole or, with a StoreError, not at all, and may then be called again with the same
 arguments. A log locked by another program is waited for (5 seconds).
 
-Life of a turn: 1 `add_user_message` commits the person's text; 2 `begin_turn` opens an empty
+Life of a turn: 1 `add_user_message` commits the person's text; 2 `begin_turn` inserts an empty
 assistant message in state draft; 3 `checkpoint_reply` saves the growing text; 4 `finish_turn`
-writes text, tokens, statistics and steps, whatever the ending. A crash between 2 and 4 leaves a
+writes text, tokens, statistics and steps, however it ended. A crash between 2 and 4 leaves a
 draft, which the next `open` marks interrupted.
 
-Not here: files that cannot be opened (opening), tables (schema), nouns and their rows (rows),
-transactions (connection), formats (export).
+Not here: files that cannot be opened (opening), tables (schema), conversion to rows (rows),
+transactions (connection), the list of conversations (conversations), formats (export).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.backend import Role, TurnStats
-from localspec.core import Step
+from localspec.backend import Role
 from localspec.record import queries
-from localspec.record.connection import SharedConnection
-from localspec.record.copies import copy_log
-from localspec.record.history import History, HistoryRow
-from localspec.record.imports import EXPORT_VERSION, ImportedConversation, ImportedMessage
-from localspec.record.opening import BUSY_TIMEOUT_MS, Opened, open_log
+from localspec.record.connection import SharedConnection, Tables, missing
+from localspec.record.conversations import ConversationList
+from localspec.record.opening import BUSY_TIMEOUT_MS, Opened, connect, create_private, open_log
 from localspec.record.presets import Preset, Presets
 from localspec.record.rows import (
-    Begun,
+    STATE_AFTER,
+    ContinuedReply,
     Conversation,
+    MessageState,
     SessionInfo,
     StoredMessage,
     Turn,
+    TurnEnd,
     TurnSettings,
     clean,
     conversation_from,
     message_from,
     now,
+    stats_row,
+    step_row,
     text_columns,
     turn_from,
 )
-from localspec.record.withheld import UNTITLED, Withheld
-from localspec.record.writes import Ended, add_message, add_turn, check_belongs, end_turn
+from localspec.record.search import REBUILD, has_fts5
+from localspec.record.unlogged import UNTITLED, UnloggedTexts
 
 __all__ = [
-    "EXPORT_VERSION",
-    "Begun",
-    "Conversation",
-    "HistoryRow",
-    "ImportedConversation",
-    "ImportedMessage",
+    "STATE_KEY",
+    "ContinuedReply",
     "Preset",
     "SessionInfo",
     "Store",
     "StoredMessage",
     "Turn",
+    "TurnEnd",
     "TurnSettings",
 ]
 
-# A checkpoint must not hold up the reply it saves: the next one, or the end, carries its text.
+# A checkpoint must not hold up the reply it saves: the next one, or the end, has its text too.
 CHECKPOINT_WAIT_MS = 100
+STATE_KEY = "controller"  # what controllers learnt, by combination of models and machine
 PRIVACY_KEY = "privacy"
 
 
 class Store:
-    """The log, open. Made by `Store.open`. path: None when it lives in memory. history: the list
-    of conversations. presets: named settings."""
+    """The log, open. Made by `Store.open`. path: None for a log in memory."""
 
     def __init__(self, opened: Opened) -> None:
         self.path = opened.path
         self._db = SharedConnection(opened.writer.conn, opened.reader.conn, opened.path)
         self._notices = list(opened.notices)
-        self._withheld = Withheld()
-        self.history = History(self._db, self._withheld, opened.is_indexed)
+        self._unlogged = UnloggedTexts()
+        self.conversation_list = ConversationList(self._db, self._unlogged, opened.is_indexed)
         self.presets = Presets(self._db)
         self.logs_text = (self.load_state(PRIVACY_KEY) or {}).get("logs_text") is not False
 
@@ -92,18 +92,14 @@ class Store:
         return tuple(self._notices)
 
     @property
-    def is_persistent(self) -> bool:
-        return self.path is not None
-
-    @property
     def logs_text(self) -> bool:
         """False: from now on no text is written; this session has it in memory until its end.
-        Numbers are written as ever."""
-        return not self._withheld.is_on
+        Numbers are always written."""
+        return not self._unlogged.is_on
 
     @logs_text.setter
     def logs_text(self, is_wanted: bool) -> None:
-        self._withheld.is_on = not is_wanted
+        self._unlogged.is_on = not is_wanted
 
     def keep_text(self, is_wanted: bool) -> None:
         """Set `logs_text`, also for every later `open`."""
@@ -135,72 +131,65 @@ class Store:
         with self._db.writing() as tables:
             made = tables.insert("conversation", {"title": written, "created_at_utc": now()})
         if written is not title:
-            self._withheld.titles[made] = title
+            self._unlogged.titles[made] = title
         return made
 
     def conversations(self) -> list[Conversation]:
         """All that are not deleted, oldest first."""
         sql = "SELECT * FROM conversation WHERE deleted_at_utc IS NULL ORDER BY id"
         with self._db.reading() as tables:
-            return [self._withheld.named(conversation_from(row)) for row in tables.rows(sql)]
+            return [self._unlogged.named(conversation_from(row)) for row in tables.rows(sql)]
 
     def conversation(self, conversation_id: int) -> Conversation | None:
         """One of them, also a deleted one; None for an unknown id."""
         with self._db.reading() as tables:
             rows = tables.rows("SELECT * FROM conversation WHERE id = ?", conversation_id)
-        return self._withheld.named(conversation_from(rows[0])) if rows else None
+        return self._unlogged.named(conversation_from(rows[0])) if rows else None
 
     def set_tip(self, conversation_id: int, message_id: int) -> None:
-        """Remember which branch the person looks at."""
+        """Remember which branch is in use."""
         with self._db.writing() as tables:
-            check_belongs(tables, message_id, conversation_id)
+            _check_belongs(tables, message_id, conversation_id)
             tables.update("conversation", conversation_id, {"tip_message_id": message_id})
 
     # The tree of messages
 
     def add_user_message(self, conversation_id: int, parent_id: int | None, text: str) -> int:
-        """Commit the person's message and move the conversation's tip to it."""
         return self.add_message(conversation_id, parent_id, "user", text)
 
     def add_message(
         self, conversation_id: int, parent_id: int | None, role: Role, text: str
     ) -> int:
-        """The same for a message of anybody, complete as it is."""
-        columns = self._columns(text)
+        """Commit a complete message and make it the conversation's tip; its id."""
         with self._db.writing() as tables:
-            made = add_message(tables, conversation_id, parent_id, role, columns, "complete")
-        self._withheld.keep(made, text)
+            made = self._insert(tables, conversation_id, parent_id, role, text, "complete")
+        self._unlogged.keep(made, text)
         return made
 
     def branch(self, tip_message_id: int) -> list[StoredMessage]:
         """The messages from the first to this one; none for an unknown id."""
         with self._db.reading() as tables:
             rows = tables.rows(queries.BRANCH, tip_message_id)
-        return [self._withheld.filled(message_from(row)) for row in rows]
+        return [self._unlogged.filled(message_from(row)) for row in rows]
 
     def messages(self, conversation_id: int) -> list[StoredMessage]:
         """Every message of a conversation, all branches, oldest first."""
         sql = "SELECT * FROM message WHERE conversation_id = ? ORDER BY id"
         with self._db.reading() as tables:
             rows = tables.rows(sql, conversation_id)
-        return [self._withheld.filled(message_from(row)) for row in rows]
+        return [self._unlogged.filled(message_from(row)) for row in rows]
 
     def sibling_groups(self, conversation_id: int) -> dict[int | None, tuple[int, ...]]:
-        """The messages of a conversation by the one they follow, each group oldest first. A reply
-        that another one continues is left out: it is the beginning of that one."""
+        """Message ids by their parent's, each group oldest first. A reply that another one
+        continues is left out: it is the beginning of that one."""
         groups = dict[int | None, tuple[int, ...]]()
         with self._db.reading() as tables:
             for row in tables.rows(queries.SIBLING_GROUPS, conversation_id):
                 groups[row["parent_id"]] = (*groups.get(row["parent_id"], ()), row["id"])
         return groups
 
-    def siblings(self, message_id: int) -> list[int]:
-        """Ids of the messages with the same parent, this one included, oldest first."""
-        with self._db.reading() as tables:
-            return [row["id"] for row in tables.rows(queries.SIBLINGS, message_id)]
-
     def newest_leaf(self, message_id: int) -> int:
-        """The end of the newest branch that passes through this message; itself if it is one."""
+        """The end of the newest branch that passes through this message."""
         with self._db.reading() as tables:
             return int(tables.rows(queries.NEWEST_LEAF, message_id)[0]["id"])
 
@@ -212,52 +201,59 @@ class Store:
         conversation_id: int,
         parent_id: int | None,
         settings: TurnSettings,
-        begun: Begun | None = None,
+        continued: ContinuedReply | None = None,
     ) -> Turn:
-        """Open a reply in state draft, and the turn that will fill it. begun: what it begins
-        with, where it goes on with another one."""
-        text = begun.text if begun is not None else ""
+        """Insert a reply in state draft, and the turn that will fill it. continued: the reply that
+        it begins with."""
+        text = "" if continued is None else continued.text
         prompt = settings.system_prompt
         written = settings if self.logs_text else replace(settings, system_prompt=None)
-        columns = self._columns(text)
         with self._db.writing() as tables:
-            place = conversation_id, parent_id
-            message_id = add_message(tables, *place, "assistant", columns, "draft")
-            turn = add_turn(tables, session_id, conversation_id, message_id, written, begun)
-        self._withheld.keep(message_id, text)
-        self._withheld.keep_prompt(conversation_id, prompt)
+            message_id = self._insert(
+                tables, conversation_id, parent_id, "assistant", text, "draft"
+            )
+            row = {
+                "session_id": session_id,
+                "conversation_id": conversation_id,
+                "message_id": message_id,
+                "started_at_utc": now(),
+                "continues_message_id": None if continued is None else continued.message_id,
+                **asdict(written),
+            }
+            tables.update("conversation", conversation_id, {"system_prompt": written.system_prompt})
+            turn = Turn(tables.insert("turn", row), message_id)
+        self._unlogged.keep(message_id, text)
+        self._unlogged.keep_prompt(conversation_id, prompt)
         return turn
 
     def checkpoint_reply(self, message_id: int, text: str) -> None:
-        """Save the reply so far. Waits a tenth of a second at most for a locked log; a caller may
-        go on after a StoreError, for the next checkpoint or the end carries the same text."""
-        self._withheld.keep(message_id, text)
+        """Save the reply so far. Waits at most CHECKPOINT_WAIT_MS for a locked log; a caller may
+        continue after a StoreError, for the next checkpoint or the end has the same text."""
+        self._unlogged.keep(message_id, text)
         if self.logs_text:
             with self._db.writing(CHECKPOINT_WAIT_MS) as tables:
                 tables.execute(queries.CHECKPOINT, *text_columns(text).values(), message_id)
 
-    def finish_turn(
-        self,
-        turn: Turn,
-        *,
-        text: str,
-        token_ids: Sequence[int],
-        provenance: Sequence[str],
-        stats: TurnStats | None,
-        steps: Sequence[Step],
-        finish_reason: str,
-        error: str | None,
-        drafted: bytes | None = None,
-    ) -> None:
+    def finish_turn(self, turn: Turn, end: TurnEnd) -> None:
         """Record the end of a turn, whatever it was. Calling it again replaces what it wrote."""
-        ended = Ended(token_ids, provenance, drafted, finish_reason, error)
-        if not self.logs_text:  # ids and guesses spell the text
-            ended = replace(ended, token_ids=None, drafted=None)
-        columns = self._columns(text)
+        ids = json.dumps([int(token) for token in end.token_ids])
+        row = {
+            "finished_at_utc": now(),
+            "finish_reason": end.finish_reason,
+            "error": end.error,
+            "token_ids": ids if self.logs_text else None,  # ids and drafts spell the text
+            "provenance": json.dumps(list(end.provenance)),
+            "drafted": end.drafted if self.logs_text else None,
+            **stats_row(end.stats),
+        }
+        state = STATE_AFTER.get(end.finish_reason, "complete")
         with self._db.writing() as tables:
-            end_turn(tables, turn, columns, ended, stats, steps)
-        self._withheld.keep(turn.message_id, text)
-        self._withheld.keep_tokens(turn.message_id, token_ids, provenance, drafted)
+            tables.update("message", turn.message_id, {**self._columns(end.text), "state": state})
+            tables.update("turn", turn.turn_id, row)
+            tables.execute("DELETE FROM step WHERE turn_id = ?", turn.turn_id)
+            for n, step in enumerate(end.steps):
+                tables.insert("step", step_row(turn.turn_id, n, step))
+        self._unlogged.keep_end(turn.message_id, end)
 
     def turn_rows(
         self, session_id: int | None = None, conversation_id: int | None = None
@@ -268,11 +264,18 @@ class Store:
         with self._db.reading() as tables:
             return [turn_from(row) for row in tables.named_rows(queries.TURNS, scope)]
 
+    def turn_of(self, message_id: int) -> dict[str, Any] | None:
+        """The row that `turn_rows` has of this reply's turn."""
+        with self._db.reading() as tables:
+            rows = tables.rows(queries.TURN_OF, message_id)
+        return turn_from(rows[0]) if rows else None
+
     def reply_tokens(self, message_id: int) -> tuple[list[int], list[str]] | None:
-        """Output ids and their provenance of a finished reply, of one that goes on with another
-        those of the new part; None where there are none."""
-        if message_id in self._withheld.tokens:
-            return self._withheld.tokens[message_id]
+        """Output ids and provenance of a finished reply, without those of a reply that it
+        continues; None where there are none."""
+        end = self._unlogged.ends.get(message_id)
+        if end is not None:
+            return [int(token) for token in end.token_ids], list(end.provenance)
         sql = "SELECT token_ids, provenance FROM turn WHERE message_id = ?"
         with self._db.reading() as tables:
             rows = tables.rows(sql, message_id)
@@ -280,16 +283,11 @@ class Store:
             return None
         return json.loads(rows[0]["token_ids"]), json.loads(rows[0]["provenance"])
 
-    def turn_of(self, message_id: int) -> dict[str, Any] | None:
-        """The row that `turn_rows` would give of this reply's turn."""
-        with self._db.reading() as tables:
-            rows = tables.rows(queries.TURN_OF, message_id)
-        return turn_from(rows[0]) if rows else None
-
     def drafted(self, message_id: int) -> bytes | None:
         """What its rounds proposed, packed (record.drafted); None where nothing was kept."""
-        if message_id in self._withheld.drafted:
-            return self._withheld.drafted[message_id]
+        end = self._unlogged.ends.get(message_id)
+        if end is not None:
+            return end.drafted
         with self._db.reading() as tables:
             rows = tables.rows("SELECT drafted FROM turn WHERE message_id = ?", message_id)
         return rows[0]["drafted"] if rows else None
@@ -304,7 +302,7 @@ class Store:
         with self._db.reading() as tables:
             return tables.rows("SELECT * FROM step WHERE turn_id = ? ORDER BY n", turn_id)
 
-    # Controller state and costs
+    # Controller state and settings
 
     def save_state(self, key: str, state: Mapping[str, Any]) -> None:
         """Keep plain JSON data (finite numbers) under `key`, replacing what was there."""
@@ -336,10 +334,67 @@ class Store:
     ) -> None:
         """Write a consistent copy, one private file, to `path` (absent or empty): of everything,
         or only of the turns of a session or a conversation with the conversations they are in.
-        Raises StoreError; OSError if the file cannot be made."""
-        copy_log(self._db, path, session_id, conversation_id)
+        Without what was deleted. Raises StoreError; OSError if the file cannot be made."""
+        with self._db.reading() as tables:
+            create_private(path)
+            tables.execute("VACUUM INTO ?", str(path))
+            has_deleted = tables.rows("SELECT 1 FROM conversation WHERE deleted_at_utc IS NOT NULL")
+        scope = {"session_id": session_id, "conversation_id": conversation_id}
+        if has_deleted or any(number is not None for number in scope.values()):
+            with self._db.explained():
+                _keep_only(path, scope)
+        with path.open("rb+") as copy:
+            os.fsync(copy.fileno())  # VACUUM INTO does not
+
+    def _insert(
+        self,
+        tables: Tables,
+        conversation_id: int,
+        parent_id: int | None,
+        role: Role,
+        text: str,
+        state: MessageState,
+    ) -> int:
+        """Insert a message and make it the conversation's tip; its id."""
+        if parent_id is not None:
+            _check_belongs(tables, parent_id, conversation_id)
+        row = {
+            "conversation_id": conversation_id,
+            "parent_id": parent_id,
+            "role": role,
+            **self._columns(text),
+            "state": state,
+            "created_at_utc": now(),
+        }
+        message_id = tables.insert("message", row)
+        tables.update("conversation", conversation_id, {"tip_message_id": message_id})
+        return message_id
 
     def _columns(self, text: str) -> dict[str, object]:
-        """What the file gets of a text."""
+        """The columns of a text, empty where it is not to be written."""
         written = text if self.logs_text else ""
         return {**text_columns(written), "is_logged": int(self.logs_text)}
+
+
+def _check_belongs(tables: Tables, message_id: int, conversation_id: int) -> None:
+    rows = tables.rows("SELECT conversation_id FROM message WHERE id = ?", message_id)
+    if not rows or rows[0]["conversation_id"] != conversation_id:
+        raise missing("message", message_id)
+
+
+def _keep_only(path: Path, scope: Mapping[str, int | None]) -> None:
+    """Delete from a copy what is outside the scope or was deleted, and the pages it was on."""
+    conn = connect(str(path)).conn
+    try:
+        conn.execute("BEGIN IMMEDIATE")
+        for statement in queries.PURGE:
+            conn.execute(statement)
+        if any(number is not None for number in scope.values()):
+            for statement in queries.KEEP_ONLY:
+                conn.execute(statement, scope)
+        if has_fts5(conn):
+            conn.execute(REBUILD)  # deleting leaves its words behind
+        conn.execute("COMMIT")
+        conn.execute("VACUUM")
+    finally:
+        conn.close()

@@ -30,7 +30,7 @@ from localspec.machine.placement import Place, place_for
 from localspec.machine.sources import Source, resolve
 from localspec.machine.threads import require_threads
 from localspec.options import LoadOptions
-from localspec.record.chats import read_replies
+from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.gain import Bench, gains, gains_of_all, render
 from localspec.training.offer import register, said

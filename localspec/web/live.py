@@ -256,7 +256,7 @@ def scope_of(
             raise StoreError("There is no conversation to export yet. Send a message first.")
         return Scope(conversation_id=int(conversation)), f"conversation-{conversation}"
     if scope == "session":
-        session_id = service.journal.session_id
+        session_id = service.session_id
         if session_id is None:
             raise StoreError("This session has no turn to export yet. Send a message first.")
         return Scope(session_id=session_id), f"session-{session_id}"

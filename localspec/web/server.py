@@ -25,7 +25,7 @@ from typing import Any
 
 from localspec.chat.service import ChatService
 from localspec.errors import LocalspecError, SetupError
-from localspec.record.export import Format, export
+from localspec.record.export import Format
 from localspec.web.guard.environment import settle
 from localspec.web.guard.password import Password
 from localspec.web.guard.policy import App
@@ -264,8 +264,7 @@ def _add_routes(api: Any, service: ChatService) -> None:
         folder = Path(tempfile.mkdtemp(prefix="localspec-export-"))
         try:
             scope, name = scope_of(service, query.get("scope"), query.get("conversation"))
-            service.journal.flush()
-            export(service.store, scope, kind.format, folder / "export")
+            service.export(scope, kind.format, folder / "export")
         except LocalspecError as error:
             shutil.rmtree(folder)
             return PlainTextResponse(str(error), 409)

@@ -237,13 +237,13 @@ def _wire_form(blocks: gr.Blocks, service: ChatService, page: Page) -> None:
         return [chosen, note, gr.Timer(active=not is_known)]
 
     def choose_preset(name: str | None, *fields: Any) -> list[Any]:
-        for preset in service.journal.presets():
+        for preset in service.presets():
             if preset.name == name:
                 return list(astuple(form.with_preset(Form(*fields), preset)))
         return [gr.skip()] * len(fields)
 
     def presets() -> Any:
-        return gr.update(choices=[preset.name for preset in service.journal.presets()])
+        return gr.update(choices=[preset.name for preset in service.presets()])
 
     blocks.load(presets, None, page.preset, **QUIET)
     outputs = [page.form.drafter, page.form.drafter_note, page.waiting_for_model]

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from localspec.chat import answering
+from localspec.chat import worker
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
 
-answering.CHECKPOINT_S = 0.01
+worker.CHECKPOINT_S = 0.01
 SCRIPT = Script(round_s=0.004, context_length=10**6)  # room for a conversation of many turns
 
 

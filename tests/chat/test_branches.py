@@ -14,8 +14,8 @@ import pytest
 
 from localspec.backend import Message, Request
 from localspec.chat import journal as journal_module
-from localspec.chat.branches import conversation, follow_up, rephrased
-from localspec.chat.entries import Entry, Talk
+from localspec.chat.branches import follow_up, messages_of, regenerated
+from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.errors import ContextOverflow, RequestError, StoreError
 from localspec.record.export import Scope, export
@@ -150,11 +150,11 @@ def test_a_double_click_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     service, _ = open_service(tmp_path, Script(reply=WHOLE, round_s=0.3))
     handle = ask(service, "one").handle
 
-    def slowly(*asked: Any) -> Entry | None:
+    def slowly(*asked: Any) -> PendingTurn | None:
         time.sleep(0.05)
-        return rephrased(*asked)
+        return regenerated(*asked)
 
-    monkeypatch.setattr("localspec.chat.branches.rephrased", slowly)
+    monkeypatch.setattr("localspec.chat.branches.regenerated", slowly)
     found: list[Reply | None] = []
     clicks = [
         threading.Thread(target=lambda: found.append(service.regenerate(handle, SETTINGS)))
@@ -190,7 +190,7 @@ def test_going_on_makes_one_text_with_the_numbers_of_both_turns_apart(
     assert reply is not None and reply.view.text == service.store.branch(first)[-1].text
     ended(service, reply)
     assert texts(service, handle) == ["Count.", WHOLE] and reply.view.text == WHOLE
-    assert service.messages(handle)[1].siblings == (reply.entry.turn.message_id,)  # type: ignore[union-attr]
+    assert service.messages(handle)[1].siblings == (reply.pending.turn.message_id,)  # type: ignore[union-attr]
     before, after = service.store.turn_rows()
     tokens = [service.store.reply_tokens(row["message_id"]) for row in (before, after)]
     assert [len(one[0]) for one in tokens if one] == [
@@ -216,7 +216,11 @@ def test_going_on_again_hands_over_every_token_so_far(
     assert [len(one.begun_tokens) for one in backend.requests] == [0, 4, 7, 10]
     assert len(service.messages(handle)[1].siblings) == 1
     assert sum(row["num_output_tokens"] for row in service.store.turn_rows()) == len(
-        service.journal.tokens_of(id_at(service, handle, 1))
+        [
+            token
+            for part in service.store.continued(id_at(service, handle, 1))
+            for token in (service.store.reply_tokens(part) or ((),))[0]
+        ]
     )
 
 
@@ -325,7 +329,7 @@ def test_editing_and_going_on_work_while_the_log_does_not(
     ask(service, "two", handle)
     assert texts(service, handle) == ["uno", WHOLE, "two", WHOLE]
     store.fault = None
-    until(lambda: service.journal.notice is None and not service.journal.talk(handle).entries)
+    assert until(service.journal.flush)
     assert texts(service, handle) == ["uno", WHOLE, "two", WHOLE]
     rows = store.turn_rows()
     assert [row["continued_from"] for row in rows] == [None, None, "tokens", "tokens", None]
@@ -372,7 +376,7 @@ def test_a_crash_after_any_write_leaves_a_tree_that_goes_on(
         assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert conn.execute("PRAGMA foreign_key_check").fetchall() == []
     again, _ = open_service(tmp_path)
-    for row in again.journal.conversations():
+    for row in again.conversations():
         shown = again.messages(row.id)
         assert shown[0].role == "user" and shown[0].text in ("one", "uno")
         assert all(one.state != "draft" and WHOLE.startswith(one.text) for one in shown[1:])
@@ -411,8 +415,8 @@ def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Pat
     service.show_branch(made, 5)
     assert len(service.messages(made)) == 5000
     ended(service, service.proceed(made, SETTINGS))
-    service.journal.delete(made)
-    assert store.history.purge() == 1
+    service.delete(made)
+    assert store.conversation_list.purge() == 1
     assert time.process_time() - started_s < 20
     close(service)
 
@@ -421,13 +425,13 @@ def test_a_long_chain_of_unstored_turns_is_walked_not_climbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, _ = open_service(tmp_path)
-    talk = Talk(-1, "deep")
+    talk = OpenConversation(-1, "deep")
     for n in range(3000):
-        talk.tip = follow_up(service.journal, talk, f"message {n}")
+        talk.tip = follow_up(service.store, talk, f"message {n}")
     for _ in range(3000):
-        talk.tip = Entry(talk, "again", rephrases=talk.tip)
+        talk.tip = PendingTurn(talk, "again", regenerates=talk.tip)
     assert talk.tip is not None and talk.tip.base_id is None
-    assert len(conversation(service.journal, talk)) == 6000
+    assert len(messages_of(service.store, talk)) == 6000
     close(service)
 
 
@@ -436,15 +440,15 @@ def test_a_long_chain_of_unstored_turns_is_walked_not_climbed(
 
 def test_the_gauge_counts_conversation_and_draft(service: ChatService) -> None:
     settings = ReplySettings(max_tokens=100, system_prompt="Be brief.")
-    empty = service.gauge(None, "", settings)
-    typed = service.gauge(None, "some more words", settings)
+    empty = service.context_usage(None, "", settings)
+    typed = service.context_usage(None, "some more words", settings)
     assert empty is not None and typed is not None
     assert empty.num_tokens < typed.num_tokens
     assert (typed.num_reply_tokens, typed.context_length) == (100, 4096)
     handle = ask(service, "one").handle
-    talked = service.gauge(handle, "some more words", settings)
+    talked = service.context_usage(handle, "some more words", settings)
     assert talked is not None and talked.num_tokens > typed.num_tokens and not talked.is_over
-    flooded = service.gauge(handle, "word " * 5000, settings)
+    flooded = service.context_usage(handle, "word " * 5000, settings)
     assert flooded is not None and flooded.is_over
 
 
@@ -458,9 +462,9 @@ def test_the_gauge_is_unknown_while_nothing_is_loaded(tmp_path: Path) -> None:
 
     service = ChatService(store, SessionInfo, open_backend)
     service.start()
-    assert service.gauge(None, "hi", SETTINGS) is None
+    assert service.context_usage(None, "hi", SETTINGS) is None
     gate.set()
-    until(lambda: service.gauge(None, "hi", SETTINGS) is not None)
+    until(lambda: service.context_usage(None, "hi", SETTINGS) is not None)
     close(service)
 
 

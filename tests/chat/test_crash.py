@@ -32,17 +32,17 @@ NEXT = "Still here."  # the reply of the turn after a crash
 WRITER = """
 import sys, time
 from pathlib import Path
-from localspec.chat import answering, service as chat
+from localspec.chat import service as chat, worker
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
-answering.CHECKPOINT_S = 0.01
+worker.CHECKPOINT_S = 0.01
 store = Store.open(Path(sys.argv[1]))
 service = chat.ChatService(store, session_info, lambda report: FakeBackend(Script(round_s=0.05)))
 service.start()
 reply = service.submit(None, "Are you still there?", chat.ReplySettings())
 while True:
     time.sleep(0.01)
-    turn = reply.entry.turn
+    turn = reply.pending.turn
     if turn and len(store.branch(turn.message_id)[-1].text) > 40:
         print("written", flush=True)
         break

@@ -43,19 +43,19 @@ def test_an_export_comes_back_with_every_branch(tmp_path: Path) -> None:
     ended(service, service.regenerate(handle, settings))
     asked = service.messages(handle)[0].message_id
     ended(service, service.edit(handle, asked or 0, "uno", settings))
-    service.journal.rename(handle, "<b>Numbers</b>")
-    service.journal.pin(handle, True)
+    service.rename(handle, "<b>Numbers</b>")
+    service.pin(handle, True)
     other, _ = open_service(tmp_path / "two")
     ask(other, "here before")
     (made,) = other.import_conversations(exported(service.store, tmp_path))
     assert tree(other.store, made) == tree(service.store, handle)
     assert texts(other, made) == texts(service, handle)
-    row = other.journal.conversations()[0]
+    row = other.conversations()[0]
     assert (row.id, row.title, row.is_pinned) == (made, "<b>Numbers</b>", True)
-    assert other.journal.system_prompt(made) == "Be brief."
+    assert other.system_prompt(made) == "Be brief."
     assert len(other.store.turn_rows()) == 1  # the numbers stay with the machine that measured
     ask(other, "and then?", made)
-    assert len(other.journal.conversations("uno")) == 1
+    assert len(other.conversations("uno")) == 1
     close(service)
     close(other)
 
@@ -75,7 +75,7 @@ def test_strange_texts_come_back_as_they_were(tmp_path: Path) -> None:
         finish(store, begin(store, NASTY), NASTY)
         data = exported(store, tmp_path)
         with closing(Store.open(tmp_path / "two.db")) as other:
-            (made,) = other.history.take_in(read_conversations(data))
+            (made,) = other.conversation_list.add_imported(read_conversations(data))
             assert tree(other, made) == tree(store, 1)
 
 
@@ -96,7 +96,7 @@ def test_five_thousand_messages_in_a_row_come_in(tmp_path: Path) -> None:
         lines.append(record("message", id=n, parent_id=n - 1 or None, text=str(n)))
     (found,) = read_conversations(jsonl(*lines))
     with closing(Store.open(tmp_path / "log.db")) as store:
-        (made,) = store.history.take_in([found])
+        (made,) = store.conversation_list.add_imported([found])
         assert len(store.branch(store.conversations()[0].tip_message_id or 0)) == 5000
         assert made == 1
 
@@ -196,7 +196,7 @@ def test_a_wrong_file_is_refused_with_its_place_and_brings_in_nothing(
     with pytest.raises(RequestError) as refused:
         service.import_conversations(data)
     assert said in str(refused.value)
-    assert service.journal.conversations() == []
+    assert service.conversations() == []
     close(service)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localspec.chat import journal as journal_module
-from localspec.chat.entries import title_line
+from localspec.chat.journal import title_line
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.errors import RequestError, StoreError
 from localspec.record.export import Scope, export
@@ -31,19 +31,19 @@ def service(tmp_path: Path) -> Iterator[ChatService]:
 
 
 def titles(service: ChatService, search: str = "") -> list[str]:
-    return [row.title for row in service.journal.conversations(search)]
+    return [row.title for row in service.conversations(search)]
 
 
 def test_a_title_is_the_first_line_until_it_is_renamed(service: ChatService) -> None:
     handle = ask(service, "  What is\n\na <b>title</b>?  " + "x" * 100).handle
     assert titles(service)[0].startswith("What is a <b>title</b>? xxx")
     assert len(titles(service)[0]) == 48
-    service.journal.rename(handle, " New\x00 \x1b[31mname\n ")
+    service.rename(handle, " New\x00 \x1b[31mname\n ")
     assert titles(service) == ["New [31mname"]
-    with pytest.raises(RequestError, match="a character that can be seen"):
-        service.journal.rename(handle, " \n\0")
-    with pytest.raises(RequestError, match="a character that can be seen"):
-        service.journal.rename(handle, "\u200b\u2060")
+    with pytest.raises(RequestError, match="a visible character"):
+        service.rename(handle, " \n\0")
+    with pytest.raises(RequestError, match="a visible character"):
+        service.rename(handle, "\u200b\u2060")
     assert titles(service) == ["New [31mname"]
 
 
@@ -55,13 +55,13 @@ def test_a_title_of_any_length_and_kind_is_one_line_of_text() -> None:
 
 def test_a_deleted_conversation_takes_no_message_and_comes_back(service: ChatService) -> None:
     handle = ask(service, "one").handle
-    service.journal.delete(handle)
+    service.delete(handle)
     assert titles(service) == []
     with pytest.raises(RequestError, match="was deleted"):
         service.submit(handle, "two", ReplySettings())
     with pytest.raises(RequestError, match="was deleted"):
         service.regenerate(handle, ReplySettings())
-    service.journal.restore(handle)
+    service.restore(handle)
     ask(service, "two", handle)
     assert titles(service) == ["one"] and len(texts(service, handle)) == 4
 
@@ -70,12 +70,12 @@ def test_deleted_is_gone_for_good_at_the_next_start(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path)
     handle = ask(service, "mellon").handle
     ask(service, "stays")
-    service.journal.delete(handle)
+    service.delete(handle)
     close(service)
     again, _ = open_service(tmp_path)
     assert again.journal.flush()
     with pytest.raises(StoreError, match="no conversation"):
-        again.journal.restore(handle)
+        again.restore(handle)
     assert titles(again) == ["stays"]
     close(again)
     assert all(b"mellon" not in path.read_bytes() for path in tmp_path.iterdir())
@@ -90,18 +90,31 @@ def test_a_conversation_not_yet_stored_is_changed_when_it_is(
     assert isinstance(store, BreakableStore)
     store.fault = "The disk is full. Free some space and try again."
     kept, gone = ask(service, "kept").handle, ask(service, "gone").handle
-    service.journal.rename(kept, "renamed")
-    service.journal.pin(kept, True)
-    service.journal.delete(gone)
-    assert [talk.title for talk in service.journal.unstored_talks()] == ["renamed"]
-    assert service.journal.system_prompt(kept) == ""
+    service.rename(kept, "renamed")
+    service.pin(kept, True)
+    service.delete(gone)
+    assert titles(service) == ["renamed"]
+    assert service.system_prompt(kept) == ""
     store.fault = None
     until(lambda: service.journal.notice is None)
-    (row,) = service.journal.conversations()
+    (row,) = service.conversations()
     assert (row.title, row.is_pinned) == ("renamed", True)
-    service.journal.restore(gone)
+    service.restore(gone)
     assert titles(service) == ["renamed", "gone"]
     close(service)
+
+
+def test_a_conversation_not_yet_stored_has_no_turns_in_the_log(service: ChatService) -> None:
+    """It showed the turns of all conversations."""
+    store = service.store
+    assert isinstance(store, BreakableStore)
+    ask(service, "recorded")
+    store.fault = "The disk is full. Free some space and try again."
+    waiting = ask(service, "not recorded").handle
+    assert service.turn_rows(waiting) == []
+    store.fault = None
+    assert until(service.flush)
+    assert len(service.turn_rows(waiting)) == 1
 
 
 def test_a_conversation_remembers_its_system_prompt(tmp_path: Path) -> None:
@@ -109,8 +122,8 @@ def test_a_conversation_remembers_its_system_prompt(tmp_path: Path) -> None:
     handle = ended(service, service.submit(None, "one", SETTINGS)).handle
     other = ask(service, "two").handle
     for _ in range(2):
-        assert service.journal.system_prompt(handle) == "Speak like a pirate."
-        assert service.journal.system_prompt(other) == ""
+        assert service.system_prompt(handle) == "Speak like a pirate."
+        assert service.system_prompt(other) == ""
         close(service)
         service, _ = open_service(tmp_path)
     close(service)
@@ -122,18 +135,18 @@ def test_a_conversation_remembers_its_system_prompt(tmp_path: Path) -> None:
 def test_presets_are_kept_by_name(tmp_path: Path) -> None:
     precise = Preset("Precise", "Be brief.", 0.0, 1.0, 40, 0.05, 1.1, 256)
     service, _ = open_service(tmp_path)
-    service.journal.save_preset(precise)
-    service.journal.save_preset(Preset("  <b>Crea\ttive</b>  ", temperature=1.2))
-    service.journal.save_preset(Preset("Precise", "Be briefer."))
+    service.save_preset(precise)
+    service.save_preset(Preset("  <b>Crea\ttive</b>  ", temperature=1.2))
+    service.save_preset(Preset("Precise", "Be briefer."))
     close(service)
     again, _ = open_service(tmp_path)
-    assert again.journal.presets() == [
+    assert again.presets() == [
         Preset("<b>Crea tive</b>", temperature=1.2),
         Preset("Precise", "Be briefer."),
     ]
-    again.journal.delete_preset("Precise")
-    again.journal.delete_preset("Precise")
-    assert [one.name for one in again.journal.presets()] == ["<b>Crea tive</b>"]
+    again.delete_preset("Precise")
+    again.delete_preset("Precise")
+    assert [one.name for one in again.presets()] == ["<b>Crea tive</b>"]
     close(again)
 
 
@@ -173,22 +186,22 @@ def quiet_talk(service: ChatService) -> int:
     asked = service.messages(handle)[0].message_id or 0
     ended(service, service.edit(handle, asked, "Say mellon", SETTINGS))
     service.edit(handle, service.messages(handle)[1].message_id or 0, "Three rings!", SETTINGS)
-    service.journal.rename(handle, "mellon")
+    service.rename(handle, "mellon")
     return handle
 
 
 def test_without_logging_no_text_reaches_the_disk_and_the_session_has_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.chat.answering.CHECKPOINT_S", 0.0)
+    monkeypatch.setattr("localspec.chat.worker.CHECKPOINT_S", 0.0)
     service, backend = open_service(tmp_path, SECRET)
-    service.journal.keep_text(False)
+    service.keep_text(False)
     handle = quiet_talk(service)
     assert_unwritten(tmp_path)
     assert texts(service, handle) == ["Say mellon", "Three rings!"]
     assert titles(service) == titles(service, "mello") == titles(service, "RINGS") == ["mellon"]
     assert backend.requests[2].begun_tokens != ()
-    assert service.journal.system_prompt(handle) == "Speak like a pirate."
+    assert service.system_prompt(handle) == "Speak like a pirate."
     ask(service, "go on", handle)
     assert [one.content for one in backend.requests[-1].messages] == [
         "Say mellon",
@@ -210,7 +223,7 @@ def test_without_logging_the_statistics_stay(tmp_path: Path) -> None:
     rows = []
     for is_wanted in (True, False):
         service, _ = open_service(tmp_path / str(is_wanted), SECRET)
-        service.journal.keep_text(is_wanted)
+        service.keep_text(is_wanted)
         ask(service, "mellon")
         (row,) = service.store.turn_rows()
         assert len(service.store.step_rows(row["turn_id"])) == row["num_steps"] > 1
@@ -224,20 +237,20 @@ def test_the_switch_is_remembered_and_later_conversations_are_empty_of_text(
 ) -> None:
     service, _ = open_service(tmp_path, SECRET)
     written = ask(service, "written").handle
-    service.journal.keep_text(False)
+    service.keep_text(False)
     quiet_talk(service)
     ask(service, "Three rings more", written)
     close(service)
     again, _ = open_service(tmp_path, SECRET)
-    assert not again.journal.logs_text
+    assert not again.logs_text
     assert titles(again) == ["written"]  # of the other one nothing is left to read
     shown = again.messages(written)
     assert [one.text for one in shown] == ["written", SECRET.reply, "", ""]
-    again.journal.keep_text(True)
+    again.keep_text(True)
     ask(again, "mellon again")
     close(again)
     third = Store.open(tmp_path / "localspec.db")
-    assert third.logs_text and len(third.history.rows("mellon")) == 1
+    assert third.logs_text and len(third.conversation_list.rows("mellon")) == 1
     third.close()
 
 
@@ -254,5 +267,5 @@ def test_logging_switched_off_in_the_middle_of_a_reply_takes_its_text_along(
     close(service)
     again, _ = open_service(tmp_path, FAST)
     assert texts(again, reply.handle) == ["hi", ""]
-    assert again.journal.logs_text  # it was for that run only
+    assert again.logs_text  # it was for that run only
     close(again)

@@ -102,7 +102,7 @@ def test_an_unknown_choice_stores_nothing(
 ) -> None:
     with pytest.raises(RequestError):
         service.submit(None, CODE, ReplySettings(workload=workload, checking=checking))
-    assert service.journal.conversations() == []
+    assert service.conversations() == []
 
 
 # -- over the engine itself: the model writes "abab…", the drafter is sure of "xyxy…" -------------

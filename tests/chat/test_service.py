@@ -23,6 +23,7 @@ from localspec.chat.turn import prompt_messages
 from localspec.errors import ContextOverflow, MemoryShortage, RequestError, SetupError
 from localspec.record.store import Store
 from tests.fakes import BreakableStore, FakeBackend, Script, session_info
+from tests.record.samples import siblings
 from tests.waiting import WAIT_S, until
 
 FAST = Script(reply="One two three four five six seven eight nine ten.", round_s=0.002)
@@ -201,7 +202,7 @@ def test_an_empty_message_does_nothing(start: Start) -> None:
     service = start()
     ready(service)
     assert service.submit(None, " \n\t", ReplySettings()) is None
-    assert service.journal.conversations() == []
+    assert service.conversations() == []
 
 
 def test_overflow_is_refused_with_the_counts_and_nothing_is_stored(start: Start) -> None:
@@ -209,7 +210,7 @@ def test_overflow_is_refused_with_the_counts_and_nothing_is_stored(start: Start)
     ready(service)
     with pytest.raises(ContextOverflow, match=r"\d+ tokens.*512.*600"):
         service.submit(None, "word " * 200, ReplySettings())
-    assert service.journal.conversations() == []
+    assert service.conversations() == []
 
 
 def test_an_overflow_by_the_system_prompt_names_it_and_not_the_message(start: Start) -> None:
@@ -290,7 +291,7 @@ def test_a_failing_log_never_stops_the_chat_and_catches_up(
     assert [m.text for m in service.messages(first.handle)][2] == "second"
     assert [row["state"] for row in store.turn_rows()] == ["complete"] * 4
     assert third.handle > 0
-    assert len(store.siblings(service.messages(first.handle)[3].message_id or 0)) == 2
+    assert len(siblings(store, service.messages(first.handle)[3].message_id or 0)) == 2
 
 
 def test_a_log_locked_by_another_program_is_waited_for(
@@ -312,20 +313,20 @@ def test_a_log_locked_by_another_program_is_waited_for(
 
 
 def test_the_growing_reply_is_checkpointed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.chat.answering.CHECKPOINT_S", 0.02)
+    monkeypatch.setattr("localspec.chat.worker.CHECKPOINT_S", 0.02)
     service = start(Script(round_s=0.02))
     ready(service)
     reply = service.submit(None, "hi", ReplySettings())
     assert reply is not None
 
     def is_kept() -> bool:
-        turn = reply.entry.turn
+        turn = reply.pending.turn
         return turn is not None and service.store.branch(turn.message_id)[-1].text != ""
 
     until(is_kept)
     assert not reply.done.is_set()
-    assert reply.entry.turn is not None
-    kept = service.store.branch(reply.entry.turn.message_id)[-1]
+    assert reply.pending.turn is not None
+    kept = service.store.branch(reply.pending.turn.message_id)[-1]
     assert kept.state == "draft" and reply.view.text.startswith(kept.text)
     service.stop(reply)
 
@@ -339,7 +340,7 @@ def test_regenerate_keeps_both_replies_under_the_same_message(start: Start) -> N
     assert service.journal.flush()
     shown = service.messages(first.handle)
     assert len(shown) == 2
-    assert len(service.store.siblings(shown[1].message_id or 0)) == 2
+    assert len(siblings(service.store, shown[1].message_id or 0)) == 2
 
 
 def test_calibration_pauses_for_a_turn_and_goes_on_after_it(start: Start) -> None:
@@ -353,7 +354,7 @@ def test_calibration_pauses_for_a_turn_and_goes_on_after_it(start: Start) -> Non
     backend = service.backend
     assert isinstance(backend, FakeBackend)
     assert reply.view.finish_reason == "eos"
-    until(lambda: service.status().phase == "ready" and not service.keeper.needs_calibration)
+    until(lambda: service.status().phase == "ready" and not service.lifecycle.needs_calibration)
     assert backend.num_measured == len(phrases)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from localspec.backend import Chunk, TurnStats
 from localspec.chat.attachments import Attachment, with_attachments
-from localspec.chat.entries import Entry, Talk
+from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.turn import Reply, ReplySettings, ShownMessage, prompt_messages, title_of
 from localspec.core import OFF, TARGET, Step
 
@@ -22,11 +22,11 @@ from localspec.core import OFF, TARGET, Step
 def test_a_round_was_drafted_by_the_one_that_was_asked(
     sources: tuple[str, ...], drafter: str, shown: str
 ) -> None:
-    reply = Reply(Entry(Talk(-1, "one"), "hello"), ReplySettings())
+    reply = Reply(PendingTurn(OpenConversation(-1, "one"), "hello"), ReplySettings())
     num_accepted = len(sources) - 1
     step = Step(drafter, 4, num_accepted, len(sources), 1.0, 2.0, 10)
     tokens = tuple(range(len(sources)))
-    reply.take(Chunk("decode", TurnStats(3).plus(step), "text", tokens, sources, step))
+    reply.add(Chunk("decode", TurnStats(3).plus(step), "text", tokens, sources, step))
     (found,) = reply.view.rounds
     assert (found.num_drafted, found.drafter) == (num_accepted, shown)
     assert reply.provenance == list(sources)

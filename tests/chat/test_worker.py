@@ -108,7 +108,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def ready(service: ChatService) -> ChatService:
-    until(lambda: service.status().phase == "ready" and not service.keeper.needs_calibration)
+    until(lambda: service.status().phase == "ready" and not service.lifecycle.needs_calibration)
     return service
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localspec.backend import TurnStats
 from localspec.core import Step
-from localspec.record.store import SessionInfo, Store, Turn, TurnSettings
+from localspec.record.store import SessionInfo, Store, Turn, TurnEnd, TurnSettings
 
 SETTINGS = TurnSettings(
     model="demo-target",
@@ -74,11 +74,19 @@ def finish(
 ) -> None:
     store.finish_turn(
         turn,
-        text=text,
-        token_ids=TOKEN_IDS,
-        provenance=PROVENANCE,
-        stats=stats,
-        steps=STEPS,
-        finish_reason=finish_reason,
-        error=None,
+        TurnEnd(
+            text=text,
+            token_ids=TOKEN_IDS,
+            provenance=PROVENANCE,
+            stats=stats,
+            steps=STEPS,
+            finish_reason=finish_reason,
+            error=None,
+        ),
     )
+
+
+def siblings(store: Store, message_id: int) -> list[int]:
+    """The messages with the same parent, this one included, oldest first."""
+    message = store.branch(message_id)[-1]
+    return list(store.sibling_groups(message.conversation_id)[message.parent_id])

@@ -10,9 +10,9 @@ from sqlite_utils import Database
 
 from localspec.backend import Message
 from localspec.errors import StoreError
-from localspec.record.chats import read_replies
+from localspec.record.log_file import read_replies
 from localspec.record.schema import MIGRATIONS
-from localspec.record.store import Begun, SessionInfo, Store, TurnSettings
+from localspec.record.store import ContinuedReply, SessionInfo, Store, TurnSettings
 from tests.record.samples import begin, finish, open_store
 from tests.record.test_schema import VERSION_3
 
@@ -50,11 +50,11 @@ def test_replies_that_failed_or_say_nothing_are_left_out(tmp_path: Path) -> None
 def test_deleted_unwritten_and_superseded_replies_are_left_out(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     finish(store, begin(store, "deleted"), "gone")
-    store.history.delete(1)
+    store.conversation_list.delete(1)
     cut = begin(store, "cut")
     finish(store, cut, "half", finish_reason="length")
     asked = store.branch(cut.message_id)[0]
-    begun = Begun(cut.message_id, "half")
+    begun = ContinuedReply(cut.message_id, "half")
     place = asked.conversation_id, asked.id
     finish(store, store.begin_turn(1, *place, TurnSettings(), begun), "half and whole")
     store.logs_text = False

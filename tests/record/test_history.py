@@ -12,10 +12,10 @@ import pytest
 
 from localspec.errors import RequestError, StoreError
 from localspec.record import rows
-from localspec.record.chats import read_replies
+from localspec.record.conversations import ImportedConversation, ImportedMessage
 from localspec.record.export import Scope, export
-from localspec.record.past import past_texts
-from localspec.record.store import Begun, ImportedConversation, ImportedMessage, Preset, Store
+from localspec.record.log_file import read_replies
+from localspec.record.store import ContinuedReply, Preset, Store
 from tests.record.samples import SETTINGS, begin, finish, open_store
 
 IMPORTED = ImportedConversation(
@@ -43,7 +43,7 @@ def talk(store: Store, text: str) -> int:
 
 
 def titles(store: Store, typed: str = "") -> list[str]:
-    return [row.title for row in store.history.rows(typed)]
+    return [row.title for row in store.conversation_list.rows(typed)]
 
 
 def everything(store: Store) -> object:
@@ -55,9 +55,9 @@ def everything(store: Store) -> object:
 def test_pinned_come_first_then_the_newest(store: Store) -> None:
     first, second = talk(store, "first"), talk(store, "second")
     talk(store, "third")
-    store.history.pin(first, True)
+    store.conversation_list.pin(first, True)
     assert titles(store) == ["first", "third", "second"]
-    store.history.pin(first, False)
+    store.conversation_list.pin(first, False)
     store.add_user_message(second, None, "again")
     assert titles(store) == ["second", "third", "first"]
 
@@ -66,13 +66,11 @@ def test_a_clock_set_back_does_not_change_the_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talk(store, "before")
-    for module in ("store", "writes"):
-        monkeypatch.setattr(
-            f"localspec.record.{module}.now", lambda: "1999-01-01T00:00:00.000+00:00"
-        )
+    monkeypatch.setattr("localspec.record.store.now", lambda: "1999-01-01T00:00:00.000+00:00")
     talk(store, "after")
     assert titles(store) == ["after", "before"]
-    assert store.history.rows()[0].updated_at_utc < store.history.rows()[1].updated_at_utc
+    newest, oldest = store.conversation_list.rows()
+    assert newest.updated_at_utc < oldest.updated_at_utc
 
 
 def test_a_conversation_without_a_message_is_not_listed(store: Store) -> None:
@@ -83,7 +81,7 @@ def test_a_conversation_without_a_message_is_not_listed(store: Store) -> None:
 def test_titles_are_kept_as_they_are_and_survive_reopening(tmp_path: Path) -> None:
     title = "<b>שלום</b> 👩‍👩‍👧 'q'; -- %_\""
     with closing(open_store(tmp_path)) as store:
-        store.history.rename(talk(store, "hi"), title)
+        store.conversation_list.rename(talk(store, "hi"), title)
     with closing(open_store(tmp_path)) as again:
         assert titles(again) == [title]
 
@@ -92,20 +90,20 @@ def test_what_is_deleted_is_nowhere_and_comes_back_whole(store: Store, tmp_path:
     gone = talk(store, "a secret")
     talk(store, "open")
     before = everything(store)
-    store.history.delete(gone)
-    store.history.delete(gone)
+    store.conversation_list.delete(gone)
+    store.conversation_list.delete(gone)
     assert titles(store) == titles(store, "o") == ["open"]
     assert titles(store, "secret") == []
-    assert [one.id for one in store.history.deleted()] == [gone]
+    assert [one.id for one in store.conversation_list.deleted()] == [gone]
     assert [row["conversation_id"] for row in store.turn_rows()] != [gone]
     assert len(store.turn_rows()) == 1
-    assert "a secret" not in past_texts(store)
+    assert "a secret" not in store.conversation_list.earlier_texts()
     assert store.path is not None
     assert [one.conversation_id for one in read_replies(store.path)] != [gone]
     for form in ("csv", "jsonl", "markdown", "sqlite"):
         export(store, Scope(), form, tmp_path / form)
         assert b"secret" not in (tmp_path / form).read_bytes()
-    store.history.restore(gone)
+    store.conversation_list.restore(gone)
     assert everything(store) == before
     assert titles(store, "secret") == ["a secret"]
 
@@ -116,13 +114,13 @@ def test_a_purge_takes_text_numbers_and_index_off_the_disk(tmp_path: Path) -> No
         assert store._db._writer.rows("PRAGMA secure_delete") == [{"secure_delete": 1}]
         gone = talk(store, "zanzibar")
         talk(store, "stays")
-        store.history.delete(gone)
-        assert store.history.purge() == 1
-        assert store.history.purge() == 0
+        store.conversation_list.delete(gone)
+        assert store.conversation_list.purge() == 1
+        assert store.conversation_list.purge() == 0
         for path in tmp_path.iterdir():
             assert b"zanzibar" not in path.read_bytes(), path.name
         with pytest.raises(StoreError, match="no conversation"):
-            store.history.restore(gone)
+            store.conversation_list.restore(gone)
         assert store.conversation(gone) is None and len(store.turn_rows()) == 1
     with closing(sqlite3.connect(tmp_path / "localspec.db")) as conn:
         assert conn.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -134,31 +132,31 @@ def test_a_purge_takes_text_numbers_and_index_off_the_disk(tmp_path: Path) -> No
 def test_opening_alone_purges_nothing(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         gone = talk(store, "hi")
-        store.history.delete(gone)
+        store.conversation_list.delete(gone)
     with closing(open_store(tmp_path)) as other:  # an export, say, while the page could still undo
-        other.history.restore(gone)
+        other.conversation_list.restore(gone)
         assert titles(other) == ["hi"]
 
 
 @pytest.mark.parametrize(
     "use",
     [
-        lambda store, gone: store.history.rename(gone, "x"),
-        lambda store, gone: store.history.pin(gone, True),
-        lambda store, gone: store.history.rename(99, "x"),
-        lambda store, gone: store.history.delete(99),
-        lambda store, gone: store.history.restore(99),
+        lambda store, gone: store.conversation_list.rename(gone, "x"),
+        lambda store, gone: store.conversation_list.pin(gone, True),
+        lambda store, gone: store.conversation_list.rename(99, "x"),
+        lambda store, gone: store.conversation_list.delete(99),
+        lambda store, gone: store.conversation_list.restore(99),
     ],
 )
 def test_what_is_gone_cannot_be_changed(store: Store, use: Callable[[Store, int], None]) -> None:
     gone = talk(store, "hi")
-    store.history.delete(gone)
+    store.conversation_list.delete(gone)
     with pytest.raises(StoreError, match="no conversation"):
         use(store, gone)
 
 
 def test_an_import_is_a_conversation_like_any_other(store: Store) -> None:
-    (made,) = store.history.take_in([IMPORTED])
+    (made,) = store.conversation_list.add_imported([IMPORTED])
     asked, first, second = store.messages(made)
     assert (first.parent_id, second.parent_id, second.state) == (asked.id, asked.id, "stopped")
     assert store.conversation(made) is not None
@@ -205,17 +203,17 @@ def failing_at(store: Store, n: int) -> Iterator[FailingConnection]:
 
 def continued(store: Store) -> None:
     asked = store.messages(1)[0]
-    turn = store.begin_turn(1, 1, asked.id, SETTINGS, Begun(asked.id + 1, "hello"))
+    turn = store.begin_turn(1, 1, asked.id, SETTINGS, ContinuedReply(asked.id + 1, "hello"))
     finish(store, turn, "hello again")
 
 
 WRITES: dict[str, Callable[[Store], object]] = {
-    "rename": lambda store: store.history.rename(1, "new"),
-    "pin": lambda store: store.history.pin(1, True),
-    "delete": lambda store: store.history.delete(1),
-    "restore": lambda store: store.history.restore(2),
-    "purge": lambda store: store.history.purge(),
-    "import": lambda store: store.history.take_in([IMPORTED, IMPORTED]),
+    "rename": lambda store: store.conversation_list.rename(1, "new"),
+    "pin": lambda store: store.conversation_list.pin(1, True),
+    "delete": lambda store: store.conversation_list.delete(1),
+    "restore": lambda store: store.conversation_list.restore(2),
+    "purge": lambda store: store.conversation_list.purge(),
+    "import": lambda store: store.conversation_list.add_imported([IMPORTED, IMPORTED]),
     "rewrite": lambda store: store.add_message(1, 1, "assistant", "rewritten"),
     "preset": lambda store: store.presets.save(Preset("mine")),
     "no preset": lambda store: store.presets.delete("old"),
@@ -226,17 +224,17 @@ WRITES: dict[str, Callable[[Store], object]] = {
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_fails_at_any_statement_leaves_all_as_it_was(store: Store, name: str) -> None:
     talk(store, "one")
-    store.history.delete(talk(store, "two"))
+    store.conversation_list.delete(talk(store, "two"))
     store.presets.save(Preset("old"))
     for n in range(1, 200):
-        before = everything(store), store.history.deleted()
+        before = everything(store), store.conversation_list.deleted()
         with failing_at(store, n):
             try:
                 WRITES[name](store)
                 break
             except StoreError as error:
                 assert "disk is full" in str(error)
-        assert (everything(store), store.history.deleted()) == before, f"at statement {n}"
+        assert (everything(store), store.conversation_list.deleted()) == before, f"at statement {n}"
     assert n > 3  # BEGIN, at least one statement, COMMIT
     with store._db.writing() as tables:
         assert tables.rows("PRAGMA integrity_check") == [{"integrity_check": "ok"}]
@@ -260,7 +258,7 @@ def test_going_on_that_fails_at_any_statement_keeps_the_old_reply(store: Store) 
 def test_importing_while_texts_are_not_written_is_refused(store: Store) -> None:
     store.logs_text = False
     with pytest.raises(RequestError, match="switched off"):
-        store.history.take_in([IMPORTED])
+        store.conversation_list.add_imported([IMPORTED])
     assert titles(store) == []
 
 

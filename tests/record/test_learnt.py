@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from localspec.config import settings_for
-from localspec.record.learnt import STATE_KEY, learnt_states
-from localspec.record.store import Store
+from localspec.record.log_file import learnt_states
+from localspec.record.store import STATE_KEY, Store
 
 
 def test_what_was_kept_is_read_back(tmp_path: Path) -> None:

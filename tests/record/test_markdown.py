@@ -65,7 +65,7 @@ def test_one_conversation_begins_with_its_settings(tmp_path: Path) -> None:
     evil = 'a: "b"\n---\n# c\u2028\x85 \U0001f600'
     with closing(open_store(tmp_path)) as store:
         finish(store, begin(store, "hi", replace(SETTINGS, system_prompt=evil)))
-        store.history.rename(1, "--- # title: [x]")
+        store.conversation_list.rename(1, "--- # title: [x]")
         found = front_matter(report(store))
         asked = store.add_user_message(1, 2, "again")
         settings = replace(SETTINGS, temperature=0.0, seed=None)

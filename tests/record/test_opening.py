@@ -71,7 +71,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
     with closing(Store.open(tmp_path / "a b" / "é" / "localspec.db")) as store:
-        assert store.is_persistent and store.notices == ()
+        assert store.path is not None and store.notices == ()
         assert_works(store)
 
 
@@ -119,7 +119,7 @@ def test_damaged_log_is_set_aside_and_a_fresh_one_works(old_log: Path, name: str
     old_log.write_bytes(damaged)
     Path(f"{old_log}-wal").write_bytes(b"left over")
     with closing(Store.open(old_log)) as store:
-        assert store.is_persistent and store.path == old_log
+        assert store.path is not None and store.path == old_log
         (kept,) = old_log.parent.glob("localspec.db.corrupt-*Z")
         assert kept.read_bytes() == damaged
         assert Path(f"{kept}-wal").read_bytes() == b"left over"
@@ -133,7 +133,7 @@ def test_damaged_log_is_set_aside_and_a_fresh_one_works(old_log: Path, name: str
 def test_zero_bytes_are_a_new_log(tmp_path: Path) -> None:
     (tmp_path / "localspec.db").touch()
     with closing(open_store(tmp_path)) as store:
-        assert store.is_persistent and store.notices == ()
+        assert store.path is not None and store.notices == ()
         assert_works(store)
 
 
@@ -144,7 +144,7 @@ def test_newer_log_is_not_touched(old_log: Path) -> None:
         )
     before = files(old_log.parent)["localspec.db"]
     with closing(Store.open(old_log)) as store:
-        assert not store.is_persistent and store.path is None
+        assert store.path is None and store.path is None
         assert "newer localspec" in store.notices[0] and "m900_new" in store.notices[0]
         assert store.turn_rows() == []
         assert_works(store)
@@ -156,7 +156,7 @@ def test_another_programs_database_is_not_touched(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("CREATE TABLE message (theirs TEXT)")
     with closing(Store.open(path)) as store:
-        assert not store.is_persistent and "another program's" in store.notices[0]
+        assert store.path is None and "another program's" in store.notices[0]
         assert_works(store)
     with closing(sqlite3.connect(path)) as conn:
         assert conn.execute("SELECT name FROM sqlite_master").fetchall() == [("message",)]
@@ -171,7 +171,7 @@ def test_impossible_path_gives_a_log_in_memory(tmp_path: Path, kind: str) -> Non
         path.touch()
         path = path / "localspec.db"
     with closing(Store.open(path)) as store:
-        assert not store.is_persistent
+        assert store.path is None
         assert "in memory only" in store.notices[0] and "--home" in store.notices[0]
         assert_works(store)
 
@@ -184,7 +184,7 @@ from localspec.record.store import Store
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 store = Store.open(Path(sys.argv[1]))
-print(store.is_persistent)
+print(store.path is not None)
 print(store.notices[0])
 print([m.text for row in store.turn_rows() for m in store.branch(row["message_id"])])
 finish(store, begin(store, "new words"))
@@ -213,13 +213,13 @@ def test_log_locked_while_starting_is_shown_and_goes_on_in_memory(old_log: Path)
     with closing(sqlite3.connect(old_log, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with closing(Store.open(old_log, busy_timeout_ms=50)) as store:
-            assert not store.is_persistent
+            assert store.path is None
             assert "another program keeps it locked" in store.notices[0]
             assert texts(store) == ["old words", "hello"]
             assert_works(store)
         other.execute("ROLLBACK")
     with closing(Store.open(old_log)) as store:
-        assert store.is_persistent and texts(store) == ["old words", "hello"]
+        assert store.path is not None and texts(store) == ["old words", "hello"]
 
 
 def test_lock_that_ends_in_time_is_waited_for(old_log: Path) -> None:
@@ -232,7 +232,7 @@ def test_lock_that_ends_in_time_is_waited_for(old_log: Path) -> None:
     )
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
     with closing(Store.open(old_log)) as store:
-        assert store.is_persistent and store.notices == ()
+        assert store.path is not None and store.notices == ()
     holder.communicate(timeout=10)
 
 
@@ -240,7 +240,7 @@ def test_several_processes_may_start_on_a_blank_folder(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from localspec.record.store import Store\n"
         "store = Store.open(Path(sys.argv[1])); store.create_conversation('one')\n"
-        "print(store.is_persistent, store.notices); store.close()"
+        "print(store.path is not None, store.notices); store.close()"
     )
     starts = [run(script, tmp_path / "localspec.db") for _ in range(4)]
     assert [one.communicate(timeout=60)[0] for one in starts] == ["True ()\n"] * 4
@@ -286,7 +286,7 @@ def test_kill_9_while_writing_loses_nothing_that_was_committed(tmp_path: Path, s
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     with closing(open_store(tmp_path)) as store:
-        assert store.is_persistent and store.notices == ()
+        assert store.path is not None and store.notices == ()
         with store._db.writing() as tables:
             assert tables.rows("PRAGMA integrity_check") == [{"integrity_check": "ok"}]
             assert tables.rows("PRAGMA foreign_key_check") == []

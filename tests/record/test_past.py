@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localspec.record.past import past_texts
 from localspec.record.store import Store
 
 
@@ -20,18 +19,18 @@ def store_with(path: Path, *conversations: tuple[str, ...]) -> Store:
 
 def test_texts_come_oldest_first(tmp_path: Path) -> None:
     store = store_with(tmp_path, ("one", "two"), ("three",))
-    assert past_texts(store) == ("one", "two", "three")
+    assert store.conversation_list.earlier_texts() == ("one", "two", "three")
     store.close()
 
 
 def test_the_newest_are_kept_whole_where_not_all_fit(tmp_path: Path) -> None:
     store = store_with(tmp_path, ("oldest" * 10, "middle"), ("newest",))
-    assert past_texts(store, max_chars=12) == ("middle", "newest")
-    assert past_texts(store, max_chars=11) == ("newest",)
+    assert store.conversation_list.earlier_texts(max_characters=12) == ("middle", "newest")
+    assert store.conversation_list.earlier_texts(max_characters=11) == ("newest",)
     store.close()
 
 
 def test_an_empty_log_has_no_texts(tmp_path: Path) -> None:
     store = store_with(tmp_path)
-    assert past_texts(store) == ()
+    assert store.conversation_list.earlier_texts() == ()
     store.close()

@@ -10,8 +10,8 @@ import pytest
 from sqlite_utils import Database
 
 from localspec.record.export import Scope, export
+from localspec.record.log_file import read_turns
 from localspec.record.schema import MIGRATIONS
-from localspec.record.steps import read_turns
 from localspec.record.store import Store
 from tests.record.samples import LENIENT_SETTINGS, LENIENT_STATS, begin, finish
 
@@ -96,7 +96,7 @@ def test_version_1_becomes_todays_with_its_rows(tmp_path: Path) -> None:
     with closing(sqlite3.connect(old)) as conn:
         conn.executescript(VERSION_1)
     with closing(Store.open(old)) as store:
-        assert store.is_persistent and store.notices == ()
+        assert store.path is not None and store.notices == ()
         assert [(m.text, m.state) for m in store.branch(2)] == [
             ("from before", "complete"),
             ("half", "interrupted"),
@@ -130,7 +130,7 @@ def test_a_log_without_leniency_is_read_exported_and_gone_on_with(tmp_path: Path
         MIGRATIONS.apply(db, stop_before="m003_leniency")
         db.conn.executescript(VERSION_2)
     with closing(Store.open(old)) as store:
-        assert store.is_persistent and store.notices == ()
+        assert store.path is not None and store.notices == ()
         (row,) = store.turn_rows()
         assert (row["exact"], row["num_accepted_tokens"]) == (True, 3)
         assert (row["workload"], row["leniency"], row["num_lenient_tokens"]) == (None,) * 3
@@ -165,20 +165,20 @@ def test_a_log_without_history_is_listed_found_and_gone_on_with(tmp_path: Path) 
         MIGRATIONS.apply(db, stop_before="m004_history_and_presets")
         db.conn.executescript(VERSION_3)
     with closing(Store.open(old)) as store:
-        assert store.is_persistent and store.notices == () and store.logs_text
-        (row,) = store.history.rows()
+        assert store.path is not None and store.notices == () and store.logs_text
+        (row,) = store.conversation_list.rows()
         assert (row.title, row.is_pinned) == ("old", False)
         assert row.updated_at_utc == "2026-11-20T14:00:04Z"
         assert [m.text for m in store.branch(4)] == ["asked", "an\0other", "and then?"]
         assert store.sibling_groups(1) == {None: (1,), 1: (2, 3), 3: (4,)}
-        assert [one.id for one in store.history.rows("answer")] == [1]
-        assert store.history.rows("then")[0].message_id == 4
+        assert [one.id for one in store.conversation_list.rows("answer")] == [1]
+        assert store.conversation_list.rows("then")[0].message_id == 4
         assert store.turn_rows()[0]["continues_message_id"] is None
         assert store.presets.all() == []
         assert store.conversations()[0].system_prompt is None
-        store.history.pin(1, True)
-        store.history.delete(1)
-        store.history.restore(1)
+        store.conversation_list.pin(1, True)
+        store.conversation_list.delete(1)
+        store.conversation_list.restore(1)
         finish(store, begin(store))
     assert shape(old) == shape(blank(tmp_path / "new.db"))
 
@@ -224,7 +224,7 @@ def test_failing_migration_leaves_the_old_schema(
     monkeypatch.setattr(MIGRATIONS, "_migrations", list(MIGRATIONS._migrations))
     MIGRATIONS()(m999_fails_on_rows)
     with closing(Store.open(path)) as store:
-        assert not store.is_persistent
+        assert store.path is None
         assert "NOT NULL constraint failed" in store.notices[0]
     assert shape(path) == before
 

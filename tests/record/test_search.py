@@ -42,7 +42,7 @@ def fill(store: Store) -> None:
 
 
 def titles(store: Store, typed: str) -> list[str]:
-    return [row.title for row in store.history.rows(typed)]
+    return [row.title for row in store.conversation_list.rows(typed)]
 
 
 FOUND = {
@@ -133,10 +133,10 @@ def test_whatever_is_typed_is_text(
         monkeypatch.setattr(search, "has_fts5", lambda conn: False)
     with closing(open_store(tmp_path)) as store:
         fill(store)
-        assert all(row.title != "Bread" for row in store.history.rows(typed))
+        assert all(row.title != "Bread" for row in store.conversation_list.rows(typed))
         talk(store, "exact", f"before {typed} after", "x")
         assert "exact" in titles(store, typed)
-        assert len(store.history.rows()) == 5
+        assert len(store.conversation_list.rows()) == 5
 
 
 def test_nothing_typed_lists_everything(store: Store) -> None:
@@ -146,11 +146,11 @@ def test_nothing_typed_lists_everything(store: Store) -> None:
 
 def test_the_snippet_shows_the_words_as_plain_text(store: Store) -> None:
     talk(store, "long", "x " * 200 + "<b>needle</b> " + "y " * 200, "ok")
-    (row,) = store.history.rows("needle")
+    (row,) = store.conversation_list.rows("needle")
     assert "<b>needle</b>" in row.snippet and row.snippet[0] == row.snippet[-1] == "…"
     assert len(row.snippet) <= search.SNIPPET_LENGTH + 2
     assert row.message_id is not None and store.branch(row.message_id)[-1].role == "user"
-    (titled,) = store.history.rows("long")
+    (titled,) = store.conversation_list.rows("long")
     assert (titled.snippet, titled.message_id) == ("", None)
 
 
@@ -160,7 +160,7 @@ def test_a_log_that_cannot_be_written_is_still_searched(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "localspec.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with closing(open_store(tmp_path, busy_timeout_ms=10)) as copy:
-            assert not copy.is_persistent and "locked" in copy.notices[0]
+            assert copy.path is None and "locked" in copy.notices[0]
         other.execute("ROLLBACK")
     (tmp_path / "localspec.db").rename(tmp_path / "kept.db")
     with closing(sqlite3.connect(tmp_path / "kept.db")) as newer, newer:
@@ -177,7 +177,7 @@ def test_a_very_long_message_is_found_and_snipped(store: Store) -> None:
     lines = "\n".join(f"line {n} of many" for n in range(10_000))
     talk(store, "lines", lines, "x" * 1_000_000 + " needle " + "y" * 1_000_000)
     for typed in ("needle", "9999", "NEEDLE"):
-        (row,) = store.history.rows(typed)
+        (row,) = store.conversation_list.rows(typed)
         assert typed.lower() in row.snippet and len(row.snippet) < 200
 
 
@@ -209,7 +209,7 @@ def test_fts5_may_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         patched.setattr(search, "has_fts5", lambda conn: False)
         with closing(open_store(tmp_path)) as poorer:
-            assert poorer.is_persistent
+            assert poorer.path is not None
             talk(poorer, "second", "banana", "x")
             assert titles(poorer, "banana") == ["second"]
     with closing(open_store(tmp_path)) as richer:
@@ -227,7 +227,7 @@ def test_a_log_with_an_index_opens_where_its_module_is_missing(
         conn.execute("UPDATE sqlite_master SET sql = replace(sql, 'fts5(', 'fts_of_elsewhere(')")
     monkeypatch.setattr(search, "has_fts5", lambda conn: False)
     with closing(open_store(tmp_path)) as poorer:
-        assert poorer.is_persistent, poorer.notices
+        assert poorer.path is not None, poorer.notices
         talk(poorer, "second", "banana", "x")
         assert titles(poorer, "apple") == ["first"] and titles(poorer, "banana") == ["second"]
 
@@ -246,4 +246,4 @@ def test_a_broken_index_is_built_anew_at_the_next_start(tmp_path: Path) -> None:
 def test_words_like_special_expressions_are_quoted() -> None:
     assert search.match_of(['say "hi"', "AND"], {"AND"}) == '"say ""hi""" "AND"*'
     assert search.like_of("50%_\\") == "%50\\%\\_\\\\%"
-    assert search.sought("a\0b  c").texts == ("a\ufffdb", "c")
+    assert search.parsed("a\0b  c").texts == ("a\ufffdb", "c")

@@ -10,9 +10,8 @@ import pytest
 from localspec.backend import TurnStats
 from localspec.core import Step
 from localspec.errors import StoreError
-from localspec.record.learnt import STATE_KEY
-from localspec.record.steps import read_states, read_turns
-from localspec.record.store import SessionInfo, Store, TurnSettings
+from localspec.record.log_file import read_states, read_turns
+from localspec.record.store import STATE_KEY, SessionInfo, Store, TurnEnd, TurnSettings
 
 STEPS = (
     Step("draft_model", 4, 2, 3, 1.5, 20.0, 100, signal="model"),
@@ -34,13 +33,15 @@ def log_of(path: Path, *turns: tuple[Step, ...]) -> Store:
         turn = store.begin_turn(session, conversation, asked, settings)
         store.finish_turn(
             turn,
-            text="hi",
-            token_ids=[1],
-            provenance=["target"],
-            stats=TurnStats(1),
-            steps=steps,
-            finish_reason="length",
-            error=None,
+            TurnEnd(
+                text="hi",
+                token_ids=[1],
+                provenance=["target"],
+                stats=TurnStats(1),
+                steps=steps,
+                finish_reason="length",
+                error=None,
+            ),
         )
     return store
 

@@ -14,7 +14,7 @@ import pytest
 
 from localspec.backend import TurnStats
 from localspec.errors import RequestError, StoreError
-from localspec.record.store import SessionInfo, Store, TurnSettings
+from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
 from tests.record.samples import (
     INFO,
     PROVENANCE,
@@ -25,6 +25,7 @@ from tests.record.samples import (
     begin,
     finish,
     open_store,
+    siblings,
 )
 
 NASTY = {
@@ -141,7 +142,7 @@ def test_tokens_provenance_and_steps_are_kept(store: Store) -> None:
 def test_unknown_numbers_are_null_in_the_file(store: Store) -> None:
     turn = begin(store, settings=TurnSettings(model="m"))
     unknown = {"stats": None, "steps": (), "token_ids": (), "provenance": ()}
-    store.finish_turn(turn, text="", finish_reason="error", error="No memory.", **unknown)
+    store.finish_turn(turn, TurnEnd(text="", finish_reason="error", error="No memory.", **unknown))
     row = store.turn_rows()[0]
     known = {"turn_id", "session_id", "conversation_id", "message_id", "started_at_utc"}
     known |= {"finished_at_utc", "state", "finish_reason", "error", "model"}
@@ -154,13 +155,15 @@ def test_ratios_without_drafts_are_null_not_zero(store: Store) -> None:
     plain = TurnStats(num_prompt_tokens=3, num_output_tokens=2, num_steps=2, decode_ms=5.0)
     store.finish_turn(
         turn,
-        text="ok",
-        token_ids=(1, 2),
-        provenance=("target", "target"),
-        stats=plain,
-        steps=(),
-        finish_reason="eos",
-        error=None,
+        TurnEnd(
+            text="ok",
+            token_ids=(1, 2),
+            provenance=("target", "target"),
+            stats=plain,
+            steps=(),
+            finish_reason="eos",
+            error=None,
+        ),
     )
     columns = "num_drafts, acceptance_rate, mean_accepted_length, draft_share, speedup, drafter"
     assert raw(store, f"SELECT {columns} FROM turn") == [(0, None, None, 0.0, None, "off")]
@@ -215,8 +218,8 @@ def test_branches_are_a_tree(store: Store) -> None:
     follow_up = store.add_user_message(conversation, first, "and then?")
     assert [message.id for message in store.branch(follow_up)] == [asked, first, follow_up]
     assert [message.parent_id for message in store.branch(follow_up)] == [None, asked, first]
-    assert store.siblings(first) == store.siblings(second) == [first, second]
-    assert store.siblings(asked) == [asked, edited]
+    assert siblings(store, first) == siblings(store, second) == [first, second]
+    assert siblings(store, asked) == [asked, edited]
     assert store.newest_leaf(asked) == follow_up
     assert store.newest_leaf(second) == second
     assert [message.id for message in store.messages(conversation)] == [1, 2, 3, 4, 5]
@@ -225,7 +228,7 @@ def test_branches_are_a_tree(store: Store) -> None:
 def test_siblings_do_not_leak_between_conversations(store: Store) -> None:
     first = store.add_user_message(store.create_conversation("a"), None, "q")
     store.add_user_message(store.create_conversation("b"), None, "q")
-    assert store.siblings(first) == [first]
+    assert siblings(store, first) == [first]
 
 
 def test_tip_follows_the_chat_and_can_be_set(store: Store) -> None:
@@ -234,7 +237,7 @@ def test_tip_follows_the_chat_and_can_be_set(store: Store) -> None:
     assert conversation.tip_message_id == turn.message_id
     asked = store.branch(turn.message_id)[0].id
     store.set_tip(conversation.id, asked)
-    store.history.rename(conversation.id, "renamed")
+    store.conversation_list.rename(conversation.id, "renamed")
     assert store.conversations() == [replace(conversation, tip_message_id=asked, title="renamed")]
 
 
@@ -255,7 +258,7 @@ def test_turn_rows_are_filtered_by_session_and_conversation(store: Store) -> Non
         lambda store: store.begin_turn(99, 1, 1, SETTINGS),
         lambda store: store.set_tip(2, 1),
         lambda store: store.set_tip(1, 99),
-        lambda store: store.history.rename(99, "x"),
+        lambda store: store.conversation_list.rename(99, "x"),
     ],
 )
 def test_unknown_ids_are_refused_and_leave_nothing(store: Store, use: object) -> None:
@@ -337,13 +340,15 @@ def test_view_sums_before_it_divides(store: Store) -> None:
     worse = replace(STATS, num_draft_tokens=21, num_accepted_tokens=2, plain_decode_ms=None)
     store.finish_turn(
         turn,
-        text="",
-        token_ids=(),
-        provenance=(),
-        stats=worse,
-        steps=(),
-        finish_reason="eos",
-        error=None,
+        TurnEnd(
+            text="",
+            token_ids=(),
+            provenance=(),
+            stats=worse,
+            steps=(),
+            finish_reason="eos",
+            error=None,
+        ),
     )
     finish(store, begin(store, settings=replace(SETTINGS, temperature=0.0)))
     columns = "temperature, num_turns, acceptance_rate, mean_accepted_length, speedup"

@@ -15,7 +15,7 @@ from localspec.backend import TurnStats
 from localspec.cli import app
 from localspec.config import load_profiles, settings_for
 from localspec.errors import LocalspecError
-from localspec.record.store import SessionInfo, Store, TurnSettings
+from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
 from tests.tiny import agreeing_draft, tiny_llama
 from tests.training.conftest import make_folder
 
@@ -54,13 +54,15 @@ def chat(home: Path, *texts: str) -> None:
         turn = store.begin_turn(session, conversation, asked, TurnSettings())
         store.finish_turn(
             turn,
-            text=f"about {text}",
-            token_ids=[5],
-            provenance=["target"],
-            stats=TurnStats(1),
-            steps=(),
-            finish_reason="eos",
-            error=None,
+            TurnEnd(
+                text=f"about {text}",
+                token_ids=[5],
+                provenance=["target"],
+                stats=TurnStats(1),
+                steps=(),
+                finish_reason="eos",
+                error=None,
+            ),
         )
     store.close()
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.record.samples import siblings
 from tests.web.checks import READY, ask, best_of, bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
@@ -42,7 +43,7 @@ def test_check_10_regenerate_edit_and_switch_keep_every_branch(page: Visit, site
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     again = newest(site)["message_id"]
     assert parents_of(site, old) == parents_of(site, again) == ["echo one"] * 2 + ["echo two"] * 2
-    assert again != old and set(site.store.siblings(again)) == {old, again}
+    assert again != old and set(siblings(site.store, again)) == {old, again}
 
     page.page.locator("#ls-chat a.ls-edit").first.click()
     page.page.wait_for_function(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.record.samples import siblings
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -66,12 +67,12 @@ def test_an_edited_message_is_another_branch_and_arrows_restore_the_first(
     page.page.get_by_title("earlier version").click()
     page.wait_for("1/2")
     page.wait_for("echo two")
-    first, second = (site.store.siblings(m) for m in _roots(site))
+    first, second = (siblings(site.store, m) for m in _roots(site))
     assert first == second and len(first) == 2
 
 
 def _roots(site: Site) -> list[int]:
-    handle = site.service.journal.conversations()[0].id
+    handle = site.service.conversations()[0].id
     root = site.service.messages(handle)[0]
     return list(root.siblings)
 

@@ -118,11 +118,11 @@ def test_a_preset_of_the_same_name_is_replaced_only_when_that_is_meant(
         page.page.wait_for_timeout(500)  # the same command at once would be a double click
     dialog = page.page.get_by_role("dialog", name="Replace the preset “Twice”?")
     dialog.get_by_role("button", name="Keep it").click()
-    assert [one.system_prompt for one in site.service.journal.presets()] == ["first"]
+    assert [one.system_prompt for one in site.service.presets()] == ["first"]
     page.page.click("#ls-preset-save")
     page.page.press("#ls-line", "Enter")
     dialog.get_by_role("button", name="Replace").click()
-    until(lambda: [one.system_prompt for one in site.service.journal.presets()] == ["second"])
+    until(lambda: [one.system_prompt for one in site.service.presets()] == ["second"])
 
 
 def test_a_file_of_twenty_megabytes_comes_in_and_a_broken_one_is_refused(visit: Open) -> None:

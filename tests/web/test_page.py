@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import REPLY
+from tests.record.samples import siblings
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -201,7 +202,7 @@ def test_regenerate_answers_the_same_message_again(visit: Open, site: Site) -> N
     page.page.wait_for_function(DONE, timeout=WAIT_MS)
     page.wait_for("tok/s", "#ls-chat")
     assert page.page.locator("#ls-chat [data-testid=user]").count() == 1
-    assert len(site.store.siblings(int(str(newest(site)["message_id"])))) == 2
+    assert len(siblings(site.store, int(str(newest(site)["message_id"])))) == 2
 
 
 def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(

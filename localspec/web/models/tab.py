@@ -20,7 +20,6 @@ from localspec.chat.service import ChatService
 from localspec.config import settings_for
 from localspec.errors import LocalspecError, RequestError
 from localspec.machine.catalogue import Shelf
-from localspec.record.learnt import STATE_KEY
 from localspec.web.guard.security import is_loopback
 from localspec.web.models.desk import ModelsDesk
 
@@ -57,8 +56,8 @@ def wire(blocks: gr.Blocks, service: ChatService, page: ModelsPage) -> None:
 
 def desk_of(service: ChatService) -> ModelsDesk:
     """The desk of a service: profiles and downloads lie where its log lies."""
-    home = service.store.path.parent if service.store.path is not None else None
-    shelf = Shelf(settings_for(home), learnt=lambda: service.store.load_state(STATE_KEY) or {})
+    home = service.data_folder
+    shelf = Shelf(settings_for(home), learnt=service.learnt_state)
     atexit.register(shelf.close)  # a download must not outlive the app
     return ModelsDesk(service, shelf)
 

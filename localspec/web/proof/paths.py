@@ -39,7 +39,7 @@ class Audits:
             refusal = self._refusal(message_id)
             if refusal is not None:
                 return {"state": "refused", "text": refusal}
-            replay = audit.Replay(self._service.store, message_id)
+            replay = self._service.replay(message_id)
             task = self._service.enqueue("a replay without speculation", replay.run)
             self._kept[message_id] = replay, task
             while len(self._kept) > MAX_KEPT:
@@ -65,7 +65,7 @@ class Audits:
         return self.state(message_id)
 
     def _refusal(self, message_id: int) -> str | None:
-        row = self._service.store.turn_of(message_id)
+        row = self._service.turn_of(message_id)
         if row is None:
             raise StoreError("The log has no such reply.")
         loaded = self._service.status().description

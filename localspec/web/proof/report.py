@@ -45,7 +45,7 @@ def report_zip(service: ChatService, query: Mapping[str, str]) -> bytes:
     loaded = service.status().description
     plots = make_plots(rows, rounds, loaded)
     used = {row["session_id"] for row in rows}
-    sessions = [one for one in service.store.session_rows() if one["id"] in used]
+    sessions = [one for one in service.session_rows() if one["id"] in used]
     lines = report_lines(selection, rows, rounds, sessions, loaded, plots)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

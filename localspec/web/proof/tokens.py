@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.backend import Backend
-from localspec.chat.service import ChatService, clean
-from localspec.errors import StoreError
-from localspec.record.drafted import unpack
+from localspec.chat.service import ChatService
 from localspec.web.proof.provenance import KINDS, Missed, Provenance, Run, ShownRound, provenance_of
 
 ASK_S = 2.0  # how long the model may be waited for
@@ -24,23 +22,13 @@ ASK_S = 2.0  # how long the model may be waited for
 
 def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
     """The view of a stored reply. Raises StoreError for one that the log does not have."""
-    store = service.store
-    row = store.turn_of(message_id)
-    found = store.reply_tokens(message_id)
-    if row is None or found is None:
-        raise StoreError(
-            "The log has no tokens of this reply: it is not finished, was not recorded, or its "
-            "text was not to be logged."
-        )
-    tokens, sources = found
-    text = clean(store.branch(message_id)[-1].text)  # JSON in UTF-8 cannot carry half a character
-    packed = store.drafted(message_id)
-    record = None if packed is None else unpack(packed)
-    steps = store.step_rows(row["turn_id"])
+    logged = service.reply_record(message_id)
+    record = logged.record
     pieces = None
-    if record is None or len(record.lengths) != len(tokens):
-        pieces = _ask_for_pieces(service, row, tokens)
-    return as_json(row, provenance_of(text, sources, steps, record, pieces))
+    if record is None or len(record.lengths) != len(logged.tokens):
+        pieces = _ask_for_pieces(service, logged.row, logged.tokens)
+    found = provenance_of(logged.text, logged.provenance, logged.steps, record, pieces)
+    return as_json(logged.row, found)
 
 
 def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:

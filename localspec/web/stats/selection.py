@@ -52,11 +52,11 @@ class Selection:
         if self.scope == "conversation":
             if self.conversation is None:
                 return []
-            return service.journal.turn_rows(self.conversation, None)
+            return service.turn_rows(self.conversation, None)
         if self.scope == "session":
-            session_id = service.journal.session_id
-            return [] if session_id is None else service.journal.turn_rows(None, session_id)
-        return service.journal.turn_rows(None, None)
+            session_id = service.session_id
+            return [] if session_id is None else service.turn_rows(None, session_id)
+        return service.turn_rows(None, None)
 
     def _includes(self, row: Row) -> bool:
         if self.model != ALL_MODELS and row["model"] != self.model:
@@ -68,12 +68,12 @@ class Selection:
 
 def rounds_of(service: ChatService, rows: Sequence[Row]) -> list[Row]:
     """The rounds of the newest of these turns, oldest first."""
-    return service.journal.rounds(list(rows)[-MAX_TURNS_WITH_ROUNDS:])
+    return service.rounds(list(rows)[-MAX_TURNS_WITH_ROUNDS:])
 
 
 def models_of(service: ChatService) -> list[str]:
     """Every model that the log has turns of."""
-    rows = service.journal.turn_rows(None, None)
+    rows = service.turn_rows(None, None)
     return sorted({row["model"] for row in rows if row["model"]})
 
 

@@ -70,7 +70,7 @@ class Commands:
 
     def _go(self, name: str, handle: int | None, command: Command) -> tuple[int | None, News]:
         """The conversation to show then, and news for our scripts."""
-        journal = self._service.journal
+        service = self._service
         if name == "open":
             return self._known(command.get("handle")), {}
         if name == "show" and handle is not None:
@@ -79,7 +79,7 @@ class Commands:
             news = self._delete(command)
             return (None if news["deleted"]["handle"] == handle else handle), news
         elif name == "restore":
-            journal.restore(_whole(command, "handle"))
+            service.restore(_whole(command, "handle"))
             return _whole(command, "handle"), {}
         return handle, {}
 
@@ -100,11 +100,11 @@ class Commands:
         title = " ".join(str(command.get("title", "")).split())[:MAX_TITLE_LENGTH]
         if not title:
             raise RequestError("A chat needs a title. Type one, or leave the old one.")
-        self._service.journal.rename(_whole(command, "handle"), title)
+        self._service.rename(_whole(command, "handle"), title)
         return self._listed(page, handle)
 
     def _pin(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        self._service.journal.pin(_whole(command, "handle"), bool(command.get("is_pinned")))
+        self._service.pin(_whole(command, "handle"), bool(command.get("is_pinned")))
         return self._listed(page, handle)
 
     def _delete(self, command: Command) -> News:
@@ -113,7 +113,7 @@ class Commands:
         if reply is not None:
             self._service.stop(reply)
         title = next((row.title for row in self._handlers.rows() if row.handle == handle), "")
-        self._service.journal.delete(handle)
+        self._service.delete(handle)
         return {"deleted": {"handle": handle, "title": title}}
 
     # one message
@@ -150,15 +150,15 @@ class Commands:
         if not name:
             raise RequestError("A preset needs a name. Type one and save again.")
         preset = preset_of(name, form)
-        is_there = any(one.name == name for one in self._service.journal.presets())
+        is_there = any(one.name == name for one in self._service.presets())
         if is_there and command.get("replace") is not True:
             return Shown(signal={"preset_exists": name})
-        self._service.journal.save_preset(preset)
-        return Shown(presets=[one.name for one in self._service.journal.presets()], preset=name)
+        self._service.save_preset(preset)
+        return Shown(presets=[one.name for one in self._service.presets()], preset=name)
 
     def _delete_preset(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        self._service.journal.delete_preset(str(command.get("name", "")))
-        return Shown(presets=[one.name for one in self._service.journal.presets()], preset=None)
+        self._service.delete_preset(str(command.get("name", "")))
+        return Shown(presets=[one.name for one in self._service.presets()], preset=None)
 
 
 def _whole(command: Command, name: str) -> int:

@@ -21,7 +21,7 @@ def counted(
     service: ChatService, handle: int | None, text: str, settings: ReplySettings
 ) -> dict[str, Any] | None:
     """The figures of the gauge; None while the model that counts is not loaded."""
-    gauge = service.gauge(handle, text, settings)
+    gauge = service.context_usage(handle, text, settings)
     if gauge is None:
         return None
     return {

@@ -76,12 +76,10 @@ class Handlers:
 
     def rows(self, search: str = "") -> list[Row]:
         """The conversations for the list: pinned first, then newest; the unrecorded ones on top."""
-        waiting = [Row(talk.handle, talk.title) for talk in self.service.journal.unstored_talks()]
-        stored = [
+        return [
             Row(item.id, item.title, item.is_pinned, item.updated_at_utc, item.snippet)
-            for item in self.service.journal.conversations(search)
+            for item in self.service.conversations(search)
         ]
-        return [*([] if search.strip() else reversed(waiting)), *stored]
 
     def history(self, page: str, handle: int | None) -> str:
         """The list at the side, as the page last searched it."""
@@ -248,7 +246,7 @@ class Handlers:
         reply = self.presence.finished(page)
         if reply is None:
             return Shown()
-        await asyncio.to_thread(self.service.journal.flush, SETTLE_S)
+        await asyncio.to_thread(self.service.flush, SETTLE_S)
         chat = await asyncio.to_thread(self._chat, reply.handle, None)
         history = await asyncio.to_thread(self.history, page, reply.handle)
         if self.presence.has_moved_on(page, reply):
@@ -263,15 +261,15 @@ class Handlers:
         shown = self.shown(handle) if reply is None else self.service.messages_before(reply)
         if not shown:
             return []
-        journal = self.service.journal
-        rows = {row["message_id"]: row for row in journal.turn_rows(handle, None)}
+        rows = {row["message_id"]: row for row in self.service.turn_rows(handle)}
         for message_id, row in rows.items():
-            is_worth_a_look = may_be_praised(row)
-            row["num_looked_up"] = journal.num_from(message_id, lookups()) if is_worth_a_look else 0
+            is_counted = may_be_praised(row)
+            num_found = self.service.num_from(message_id, lookups()) if is_counted else 0
+            row["num_looked_up"] = num_found
         return chat_messages(shown, rows, is_running=reply is not None)
 
     def _system_prompt(self, handle: int | None) -> str | None:
-        prompt = None if handle is None else self.service.journal.system_prompt(handle)
+        prompt = None if handle is None else self.service.system_prompt(handle)
         return None if prompt is None else clean(prompt)
 
     def shown(self, handle: int | None) -> list[ShownMessage]:

@@ -287,7 +287,7 @@ def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> 
         assert shown.message is None and shown.chat is None
 
     asyncio.run(run())
-    assert service.journal.conversations() == []
+    assert service.conversations() == []
 
 
 def test_the_address_chooses_the_conversation_else_the_newest(service: ChatService) -> None:

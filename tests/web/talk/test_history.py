@@ -107,7 +107,7 @@ def test_an_edit_makes_a_branch_and_arrows_lead_back(handlers: Handlers) -> None
 
 def test_presets_are_saved_and_deleted(handlers: Handlers) -> None:
     assert answer(handlers, None, do="save_preset", name="Kind").presets == ["Kind"]
-    assert handlers.service.journal.presets()[0].system_prompt == "Be kind."
+    assert handlers.service.presets()[0].system_prompt == "Be kind."
     assert answer(handlers, None, do="delete_preset", name="Kind").presets == []
 
 

@@ -1,50 +1,42 @@
-"""Texts that the person did not want written down: kept in memory until the program ends.
+"""Texts that are not written to the disk: kept in memory until the program ends.
 
-Contract: while `is_on`, the store writes empty texts and gives what was said here; afterwards it
-reads them back from here, so that a conversation goes on as usual in this session. Any thread.
+Contract: while `is_on`, the store writes empty texts and keeps the real ones here; later reads take
+them from here, so that a conversation goes on as usual in this session. Any thread.
 
 Not here: what is written instead (store).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from localspec.record.rows import Conversation, StoredMessage
+from localspec.record.rows import Conversation, StoredMessage, TurnEnd
 
 UNTITLED = "(text not recorded)"
 
 
 @dataclass
-class Withheld:
-    """texts, tokens (ids and provenance), drafted: by message id. titles, system_prompts: by
-    conversation id. Single assignments and look-ups only, which threads may share."""
+class UnloggedTexts:
+    """texts, ends (for tokens and drafts): by message id. titles, system_prompts: by conversation
+    id. Single assignments and look-ups only, which are safe between threads."""
 
     is_on: bool = False
     texts: dict[int, str] = field(default_factory=dict)
-    tokens: dict[int, tuple[list[int], list[str]]] = field(default_factory=dict)
-    drafted: dict[int, bytes | None] = field(default_factory=dict)
+    ends: dict[int, TurnEnd] = field(default_factory=dict)
     titles: dict[int, str] = field(default_factory=dict)
     system_prompts: dict[int, str | None] = field(default_factory=dict)
 
     def keep(self, message_id: int, text: str) -> None:
-        """Remember a text that was not written; forget one that now was."""
+        """Keep a text that was not written; drop one that now was."""
         if self.is_on:
             self.texts[message_id] = text
         else:
             self.texts.pop(message_id, None)
 
-    def keep_tokens(
-        self,
-        message_id: int,
-        ids: Sequence[int],
-        provenance: Sequence[str],
-        drafted: bytes | None,
-    ) -> None:
+    def keep_end(self, message_id: int, end: TurnEnd) -> None:
+        self.keep(message_id, end.text)
         if self.is_on:
-            self.tokens[message_id] = [int(token) for token in ids], list(provenance)
-            self.drafted[message_id] = drafted
+            self.ends[message_id] = end
 
     def keep_prompt(self, conversation_id: int, system_prompt: str | None) -> None:
         if self.is_on:

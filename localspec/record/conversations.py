@@ -1,0 +1,230 @@
+"""The list of conversations: searched, renamed, pinned, deleted, restored, imported.
+
+Contract: the newest message decides the order, by its number and not by its time, so that a changed
+clock does not reorder the list. A deleted conversation is out of every list, export and statistic
+at once and can be restored until `purge`, which takes it off the disk, texts, numbers and index
+alike; the program calls it when it starts. An import is stored whole or not at all, without
+statistics: those belong to the machine that measured them. Raises StoreError; each call is one
+transaction.
+
+Not here: the messages themselves (store), the search syntax (search), reading a file to import
+(chat.importing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from localspec.backend import Role
+from localspec.errors import RequestError, StoreError
+from localspec.record import queries, search
+from localspec.record.connection import SharedConnection, Tables, missing
+from localspec.record.rows import MessageState, message_from, now, text_columns
+from localspec.record.unlogged import UnloggedTexts
+
+MAX_SNIPPETS = 500
+LOOKUP_SIZE = 500  # SQLite takes a limited number of parameters
+MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
+
+
+@dataclass(frozen=True)
+class ConversationRow:
+    """A conversation in the list. updated_at_utc: of its newest message. snippet, message_id:
+    where a search found its words; "" and None where only the title has them or there was no
+    search. All texts are plain text."""
+
+    id: int
+    title: str
+    is_pinned: bool
+    updated_at_utc: str
+    snippet: str = ""
+    message_id: int | None = None
+
+
+@dataclass(frozen=True)
+class ImportedMessage:
+    """parent: index of an earlier message in the list, None for a first one."""
+
+    parent: int | None
+    role: Role
+    text: str
+    state: MessageState
+    created_at_utc: str | None = None
+
+
+@dataclass(frozen=True)
+class ImportedConversation:
+    """messages: parents before their children. tip: index of the end of the branch in use."""
+
+    title: str
+    messages: tuple[ImportedMessage, ...]
+    tip: int | None = None
+    system_prompt: str | None = None
+    is_pinned: bool = False
+    created_at_utc: str | None = None
+
+
+class ConversationList:
+    """is_indexed: whether this log has its index of texts."""
+
+    def __init__(self, db: SharedConnection, unlogged: UnloggedTexts, is_indexed: bool) -> None:
+        self._db = db
+        self._unlogged = unlogged
+        self._is_indexed = is_indexed
+
+    def rows(self, typed: str = "") -> list[ConversationRow]:
+        """Pinned ones first, then the newest. With a search: those that contain all its words."""
+        wanted = search.parsed(typed)
+        words = wanted.texts
+        with self._db.reading() as tables:
+            found = [self._row(row) for row in tables.rows(queries.HISTORY) if self._is_shown(row)]
+            if not words:
+                return found
+            hits = search.find(tables, wanted, self._is_indexed) | self._in_memory(tables, words)
+            texts = self._texts(tables, list(hits.values())[:MAX_SNIPPETS])
+        return [
+            ConversationRow(
+                row.id,
+                row.title,
+                row.is_pinned,
+                row.updated_at_utc,
+                search.snippet_of(texts.get(message_id or 0, ""), words),
+                message_id,
+            )
+            for row in found
+            if (message_id := hits.get(row.id)) is not None or _has_all(row.title, words)
+        ]
+
+    def deleted(self) -> list[ConversationRow]:
+        """Those that can be restored, the latest deletion first."""
+        with self._db.reading() as tables:
+            return [self._row(row) for row in tables.rows(queries.DELETED)]
+
+    def earlier_texts(self, max_characters: int = MAX_EARLIER_CHARACTERS) -> tuple[str, ...]:
+        """The texts of all messages, oldest first; only the newest where they are longer than
+        `max_characters`. For drafters that look texts up."""
+        found, left = list[str](), max_characters
+        with self._db.reading() as tables:
+            for conversation in tables.rows(queries.NEWEST_CONVERSATIONS):
+                for row in tables.rows(queries.NEWEST_MESSAGES, conversation["id"]):
+                    text = self._unlogged.filled(message_from(row)).text
+                    left -= len(text)
+                    if left < 0:
+                        return tuple(reversed(found))
+                    found.append(text)
+        return tuple(reversed(found))
+
+    # changes
+
+    def rename(self, conversation_id: int, title: str) -> None:
+        is_unlogged = self._unlogged.is_on
+        with self._db.writing() as tables:
+            _check_exists(tables, conversation_id)
+            if not is_unlogged:
+                tables.update("conversation", conversation_id, {"title": title})
+        if is_unlogged:
+            self._unlogged.titles[conversation_id] = title
+        else:
+            self._unlogged.titles.pop(conversation_id, None)
+
+    def pin(self, conversation_id: int, is_pinned: bool) -> None:
+        with self._db.writing() as tables:
+            _check_exists(tables, conversation_id)
+            tables.update("conversation", conversation_id, {"is_pinned": int(is_pinned)})
+
+    def delete(self, conversation_id: int) -> None:
+        """Remove it from every list. A second call changes nothing."""
+        with self._db.writing() as tables:
+            tables.update("conversation", conversation_id, {"deleted_at_utc": now()})
+
+    def restore(self, conversation_id: int) -> None:
+        with self._db.writing() as tables:
+            tables.update("conversation", conversation_id, {"deleted_at_utc": None})
+
+    def purge(self) -> int:
+        """Delete for good; the number of conversations."""
+        with self._db.writing() as tables:
+            for statement in queries.PURGE:
+                num_purged = tables.execute(statement)
+            if num_purged and self._is_indexed:
+                tables.execute(search.OPTIMIZE)  # else the index keeps its words for a while
+        if num_purged:
+            with suppress(StoreError):  # it is deleted; its old pages may stay in the -wal for now
+                self._db.fold_log()
+        return num_purged
+
+    def add_imported(self, imported: Sequence[ImportedConversation]) -> list[int]:
+        """The new ids. Raises RequestError while texts are not to be written."""
+        if self._unlogged.is_on:
+            raise RequestError(
+                "An import writes texts to the log, but that is switched off. Switch it on, then "
+                "import again."
+            )
+        with self._db.writing() as tables:
+            return [_insert(tables, one) for one in imported]
+
+    # rows of the list
+
+    def _row(self, row: dict[str, Any]) -> ConversationRow:
+        title = self._unlogged.titles.get(row["id"], row["title"])
+        return ConversationRow(row["id"], title, bool(row["is_pinned"]), row["updated_at_utc"])
+
+    def _is_shown(self, row: dict[str, Any]) -> bool:
+        """Whether it has a text to read: one of a session that logged no texts has none."""
+        return bool(row["has_text"]) or row["id"] in self._unlogged.titles
+
+    def _in_memory(self, tables: Tables, words: Sequence[str]) -> dict[int, int]:
+        """Matches among the texts that are not in the log, as `search.find` returns them."""
+        texts = sorted(self._unlogged.texts.items())
+        hits = [message_id for message_id, text in texts if _has_all(text, words)]
+        rows = _by_id(tables, "id, conversation_id", hits)
+        return {row["conversation_id"]: row["id"] for row in rows}
+
+    def _texts(self, tables: Tables, message_ids: Sequence[int]) -> dict[int, str]:
+        texts = {row["id"]: row["text"] for row in _by_id(tables, "id, text", message_ids)}
+        return {one: self._unlogged.texts.get(one, text) for one, text in texts.items()}
+
+
+def _by_id(tables: Tables, columns: str, ids: Sequence[int]) -> Iterable[dict[str, Any]]:
+    for start in range(0, len(ids), LOOKUP_SIZE):
+        part = ids[start : start + LOOKUP_SIZE]
+        marks = ", ".join("?" * len(part))
+        yield from tables.rows(f"SELECT {columns} FROM message WHERE id IN ({marks})", *part)
+
+
+def _has_all(text: str, words: Sequence[str]) -> bool:
+    folded = text.casefold()
+    return all(word.casefold() in folded for word in words)
+
+
+def _check_exists(tables: Tables, conversation_id: int) -> None:
+    sql = "SELECT 1 FROM conversation WHERE id = ? AND deleted_at_utc IS NULL"
+    if not tables.rows(sql, conversation_id):
+        raise missing("conversation", conversation_id)
+
+
+def _insert(tables: Tables, imported: ImportedConversation) -> int:
+    row = {
+        "title": imported.title,
+        "created_at_utc": imported.created_at_utc or now(),
+        "system_prompt": imported.system_prompt,
+        "is_pinned": int(imported.is_pinned),
+    }
+    conversation_id = tables.insert("conversation", row)
+    ids = list[int]()
+    for message in imported.messages:
+        columns = {
+            "conversation_id": conversation_id,
+            "parent_id": None if message.parent is None else ids[message.parent],
+            "role": message.role,
+            **text_columns(message.text),
+            "state": message.state,
+            "created_at_utc": message.created_at_utc or now(),
+        }
+        ids.append(tables.insert("message", columns))
+    tip = ids[-1 if imported.tip is None else imported.tip]
+    tables.update("conversation", conversation_id, {"tip_message_id": tip})
+    return conversation_id
