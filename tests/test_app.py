@@ -92,7 +92,7 @@ def test_the_parts_are_put_together_as_the_flags_say(
         seen.update(service=service, host=host, port=port, home=service.store.path)
         on_ready("http://127.0.0.1:1/?token=t")
         assert "options" not in seen, "nothing is loaded before the page is up"
-        seen["backend"] = service.keeper.opener(print)
+        seen["backend"] = service.lifecycle.opener(print)
         seen["drafter"] = service.drafter
         service.close()
 
@@ -111,7 +111,7 @@ def test_the_parts_are_put_together_as_the_flags_say(
     assert seen["home"] == tmp_path / "localspec.db"
     assert seen["backend"] == "the backend"
     assert seen["drafter"] == "off", "the page starts with the drafter that was asked for"
-    assert not seen["service"].journal.logs_text
+    assert not seen["service"].logs_text
     wanted = LoadOptions(model="m", drafter="off", context=4096, heads=("h",), home=tmp_path)
     assert seen["options"] == wanted == seen["service"].options
     module, _, name = str(seen["function"]).partition(":")
