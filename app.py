@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from localspec.backend import Backend, Description
     from localspec.chat.backend_lifecycle import Opener
     from localspec.options import Offer
-    from localspec.record.store import STATE_KEY, SessionInfo
+    from localspec.record.store import SessionInfo
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 EXPOSED = (
@@ -92,7 +92,7 @@ def start(arguments: argparse.Namespace) -> None:
     from localspec.chat.service import ChatService  # packages exist only from here on
     from localspec.config import load_profiles, settings_for
     from localspec.machine.smaller import smaller_offer
-    from localspec.record.store import Store
+    from localspec.record.store import STATE_KEY, Store
     from localspec.remote.child import ChildBackend
     from localspec.remote.wire import Opening
     from localspec.web.server import serve
