@@ -91,7 +91,7 @@ def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end."""
     from localspec.chat.service import ChatService  # packages exist only from here on
     from localspec.config import load_profiles, settings_for
-    from localspec.machine.smaller import smaller_offer
+    from localspec.machine.catalogue import smaller_offer
     from localspec.record.store import STATE_KEY, Store
     from localspec.remote.child import ChildBackend
     from localspec.remote.wire import Opening

@@ -23,8 +23,8 @@ from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import free_bytes_now, gib
-from localspec.machine.placement import Place, load_at, refuse_shortage
 from localspec.machine.sources import Source
+from localspec.placement import Place, load_at, refuse_shortage
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Foreign, Parts

@@ -113,10 +113,10 @@ def plan(
 ) -> None:
     """Say what fits on this machine, with which drafter, and why."""
     from localspec.config import settings_for
+    from localspec.engine.measured import measurements
     from localspec.machine.hardware import probe
-    from localspec.machine.planning import make_plans, render, room_for
-    from localspec.machine.plans import DEFAULT_CONTEXT
-    from localspec.machine.remembered import measurements
+    from localspec.machine.plan_report import make_plans, render
+    from localspec.machine.plans import DEFAULT_CONTEXT, room_for
     from localspec.record.log_file import learnt_states
 
     options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)

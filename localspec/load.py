@@ -25,14 +25,13 @@ from localspec.build_drafters import (
 )
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
+from localspec.engine.measured import identity
 from localspec.engine.shipped_acceptance import read_accepted
-from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import confirmed_by_torch, probe
-from localspec.machine.nvml import NO_LIBRARY
-from localspec.machine.placement import Place, check_target, load_at, place_for, return_memory
-from localspec.machine.remembered import identity
+from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
+from localspec.placement import Place, check_target, load_at, place_for, return_memory
 
 if TYPE_CHECKING:
     from localspec.core import Drafter
@@ -115,7 +114,7 @@ def _target(
     options: LoadOptions, source: Source, place: Place, report: Report, beside_page: bool
 ) -> tuple[LanguageModel, list[str]]:
     """The target where it runs best here, and what a person should know of it."""
-    from localspec.machine.threads import choose_threads
+    from localspec.placement import choose_threads
 
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)

@@ -12,12 +12,12 @@ import pytest
 
 from localspec import build_drafters as guesses
 from localspec import load as load_module
+from localspec import placement
 from localspec.backend import Message, Request
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.load import open_local_backend
-from localspec.machine import placement
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import agreeing_draft, tiny_llama

@@ -5,7 +5,7 @@ allocated GPU memory; else the process's resident memory, its true peak where th
 restart the mark (Linux), elsewhere its size when asked. Everything loaded counts, not only what
 one arm needs. `read_bandwidth` is the best of several reads of an array that no cache holds.
 
-Not here: energy (machine.energy), what a model reads a token (measures).
+Not here: energy (machine.nvml), what a model reads a token (measures).
 """
 
 from __future__ import annotations

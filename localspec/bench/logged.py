@@ -27,8 +27,8 @@ from typing import Any
 from localspec.bench.worlds import CONCENTRATION, MODEL, Stretch, Track, World
 from localspec.core import OFF
 from localspec.engine.costs import WIDTHS, Costs
+from localspec.engine.measured import NO_DRAFT
 from localspec.errors import StoreError
-from localspec.machine.remembered import NO_DRAFT
 from localspec.record.log_file import LoggedStep, LoggedTurn
 
 FADE = 0.95  # of a known guess's weight with each token of distance

@@ -27,7 +27,7 @@ from localspec.bench.gauges import read_bandwidth
 from localspec.bench.stage import Case, Stage, begin, own_controller
 from localspec.core import AUTO, OFF
 from localspec.forward.model import LanguageModel
-from localspec.machine.planning import FULL_PRECISIONS
+from localspec.machine.plans import FULL_PRECISIONS
 from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, shape_from_folder
 
 if TYPE_CHECKING:  # suite calls this module

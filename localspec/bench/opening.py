@@ -20,8 +20,8 @@ from localspec.backend import Message
 from localspec.bench.stage import Stage
 from localspec.chat.local import Loaded
 from localspec.load import open_local_backend
-from localspec.machine.energy import energy_counter
 from localspec.machine.hardware import probe
+from localspec.machine.nvml import energy_counter
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
 from localspec.record.log_file import learnt_states

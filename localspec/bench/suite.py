@@ -31,8 +31,8 @@ from localspec.bench.stage import Case, Stage
 from localspec.config import settings_for
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError
-from localspec.machine.threads import require_threads
 from localspec.options import LoadOptions
+from localspec.placement import require_threads
 from localspec.workloads import recognise
 
 Report = Callable[[str], None]

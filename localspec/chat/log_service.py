@@ -16,11 +16,13 @@ from typing import Any
 from localspec.chat.audit import Replay
 from localspec.chat.journal import COMMIT_WAIT_S, Journal, title_line
 from localspec.chat.turn import clean
+from localspec.engine.measured import measurements
 from localspec.errors import RequestError, StoreError
 from localspec.record.conversations import ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export
 from localspec.record.store import STATE_KEY, Preset, SessionInfo, Store
+from localspec.speculation import Measurement
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,10 @@ class LogService:
     def learnt_state(self) -> dict[str, Any]:
         """What the controllers learnt, by combination of models and machine."""
         return self.store.load_state(STATE_KEY) or {}
+
+    def measurements(self, context_length: int) -> tuple[Measurement, ...]:
+        """What earlier runs measured, for the planner."""
+        return measurements(self.learnt_state(), context_length)
 
     def export(self, scope: Scope, format: Format, out: Path) -> None:
         """Write what is in scope to `out`. Raises StoreError."""

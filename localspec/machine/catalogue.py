@@ -1,8 +1,8 @@
-"""The models a person can have: profiles, cache and downloads, and this machine to hold them.
+"""The models a person can have: of the profiles, the hub's cache and a folder, and what to load.
 
-Contract: the front room of everything the Models tab shows. `look` reads the machine, the profiles,
-the hub's cache and the disk, and recommends; it takes some tenths of a second and never raises for
-what it finds. Nothing is fetched but by `downloads`, and torch is never imported.
+Contract: `Catalogue.read` reads the machine, the profiles, the cache and the disk, and recommends;
+it takes some tenths of a second and never raises for what it finds. `smaller_offer` names what to
+load when memory is short. Nothing is fetched but by `downloads`, and torch is never imported.
 
 Not here: the reasoning (recommend), the page (web), loading (load).
 """
@@ -10,31 +10,36 @@ Not here: the reasoning (recommend), the page (web), loading (load).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from localspec.config import ModelEntry, Profile, Settings, load_profiles
-from localspec.errors import ConfigError, ModelError
-from localspec.machine.cache import CachedModel, cached_models
-from localspec.machine.compatibility import UNKNOWN
-from localspec.machine.downloads.download_queue import Downloads
-from localspec.machine.downloads.faults import Fault
-from localspec.machine.downloads.listing import Survey
-from localspec.machine.hardware import Hardware, probe
-from localspec.machine.hardware_summary import found_line
-from localspec.machine.models import shape_from_entry
-from localspec.machine.planning import full_precision, room_for
-from localspec.machine.plans import DraftCandidate
-from localspec.machine.recommend import Offer, Recommendation, Snapshot, recommend
-from localspec.machine.remembered import measurements
+from localspec.config import Profile, Settings, load_profiles
+from localspec.errors import ConfigError, LocalspecError, ModelError
+from localspec.machine.download_faults import DownloadFault
+from localspec.machine.downloads import Downloads
+from localspec.machine.hardware import Hardware, found_line, probe
+from localspec.machine.hub_files import Survey
+from localspec.machine.plan_report import offered_ids
+from localspec.machine.plans import DraftCandidate, full_precision, room_for
+from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot, recommend
 from localspec.machine.shapes import ModelShape, shape_from_folder
-from localspec.machine.sources import missing_part
+from localspec.machine.sources import (
+    CachedModel,
+    cached_models,
+    find_model,
+    missing_part,
+    shape_from_entry,
+)
+from localspec.options import LoadOptions, Offer
+from localspec.speculation import Measurement
+
+# A precision and the next one with fewer bits, as the person names them.
+FEWER_BITS = {"float32": "8-bit", "float16": "8-bit", "bfloat16": "8-bit", "8-bit": "4-bit"}
 
 
 @dataclass(frozen=True)
-class Look:
+class CatalogueState:
     """What was found at one moment. folder: the model folder that was named, if any, and what is
     wrong with it."""
 
@@ -51,47 +56,53 @@ class Look:
 
 
 @dataclass
-class Shelf:
-    """settings: where profiles and the list of downloads are. probe: reads the machine. learnt:
-    what earlier runs measured, as the log keeps it."""
+class Catalogue:
+    """settings: where profiles and the list of downloads are. probe: reads the machine. measured:
+    what earlier runs measured, at a context length. environment: for the process that fetches."""
 
     settings: Settings
     probe: Callable[[], Hardware] = probe
-    learnt: Callable[[], Mapping[str, Any]] = dict
-    environment: Mapping[str, str] | None = None  # added to that of the process that fetches
+    measured: Callable[[int], Sequence[Measurement]] = lambda context_length: ()
+    environment: Mapping[str, str] | None = None
     exact: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.settings.home / "downloads.json", self.environment)
 
-    def look(self, context_length: int, freed_bytes: int = 0, folder: str | None = None) -> Look:
+    def read(
+        self, context_length: int, freed_bytes: int = 0, folder: str | None = None
+    ) -> CatalogueState:
         """freed_bytes: what the loaded model would give back."""
-        hardware = self.probe()
-        cached = cached_models()
-        disk = disk_free()
-        offers, wrong = self._offers(cached)
+        hardware, cached, disk = self.probe(), cached_models(), disk_free()
+        models, notices = self._models(cached)
         fault = None
         if folder:
             try:
-                offers.append(folder_offer(Path(folder).expanduser()))
+                models.append(folder_model(Path(folder).expanduser()))
             except ModelError as error:
                 fault = str(error)
+        notices = [*hardware.notices, *notices]
+        if hardware.free_bytes is None:
+            notices.append(
+                "How much memory is free is not known, so all of it is planned for. What really "
+                "fits is checked when a model is loaded."
+            )
         snapshot = self._snapshot(hardware, cached, disk, freed_bytes, context_length)
-        return Look(
+        return CatalogueState(
             found=found_line(hardware),
             hardware=hardware,
-            recommendation=recommend(snapshot, offers, context_length),
+            recommendation=recommend(snapshot, models, context_length),
             cached=tuple(cached),
             cache_folder=str(cache_folder()),
             disk_free_bytes=disk,
             context_length=context_length,
-            notices=(*hardware.notices, *wrong, *_unknown(hardware)),
+            notices=tuple(notices),
             folder=folder,
             folder_fault=fault,
         )
 
-    def ask_size(self, model_id: str) -> Survey | Fault:
-        """The dry run of one model; its exact size is remembered while the app runs."""
+    def ask_size(self, model_id: str) -> Survey | DownloadFault:
+        """What the hub says of one model; its exact size is remembered while the app runs."""
         found = self.downloads.survey(model_id)
         if isinstance(found, Survey):
             self.exact[model_id] = found.num_bytes
@@ -103,16 +114,15 @@ class Shelf:
     def _snapshot(
         self,
         hardware: Hardware,
-        cached: list[CachedModel],
+        cached: Sequence[CachedModel],
         disk: int | None,
         freed_bytes: int,
         context_length: int,
     ) -> Snapshot:
-        if (
-            hardware.free_bytes is None and hardware.gpu is not None
-        ):  # room_for would ask torch, which is not here
-            total = hardware.gpu.total_bytes
-            hardware = replace(hardware, gpu=replace(hardware.gpu, free_bytes=total or 0))
+        if hardware.free_bytes is None and hardware.gpu is not None:
+            # room_for would ask torch, which must not be imported here
+            total = hardware.gpu.total_bytes or 0
+            hardware = replace(hardware, gpu=replace(hardware.gpu, free_bytes=total))
         room = room_for(hardware)
         return Snapshot(
             room=replace(room, free_bytes=room.free_bytes + freed_bytes),
@@ -120,78 +130,56 @@ class Shelf:
             disk_free_bytes=disk,
             cached={each.id: each.num_bytes for each in cached},
             exact=dict(self.exact),
-            measurements=measurements(self.learnt(), context_length),
+            measurements=tuple(self.measured(context_length)),
         )
 
-    def _offers(self, cached: list[CachedModel]) -> tuple[list[Offer], list[str]]:
+    def _models(self, cached: Sequence[CachedModel]) -> tuple[list[AvailableModel], list[str]]:
         """What the profiles know, then what else is in the cache; and what is wrong with either."""
-        wrong: list[str] = []
+        wrong = list[str]()
         try:
             profiles = load_profiles(self.settings.profile_folders)
         except ConfigError as error:  # one of the person's own; the message names it
             return [], [str(error)]
-        offers = profile_offers(profiles, wrong)
-        known = {offer.id for offer in offers}
+        models = profile_models(profiles, wrong)
+        known = {model.id for model in models}
         for each in cached:
             if each.id not in known:
                 try:
-                    offers.append(cached_offer(each))
+                    models.append(cached_model(each))
                 except ModelError as error:
                     wrong.append(str(error))
-        return offers, wrong
+        return models, wrong
 
 
-def _unknown(hardware: Hardware) -> tuple[str, ...]:
-    if hardware.free_bytes is not None:
-        return ()
-    return (
-        "How much memory is free is not known, so all of it is planned for. What really fits is "
-        "checked when a model is loaded.",
-    )
-
-
-def profile_offers(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Offer]:
-    entries = [entry for profile in profiles.values() for entry in profile.models.values()]
-    shapes: dict[str, ModelShape] = {}
-    for entry in entries:
+def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[AvailableModel]:
+    """The models to offer as targets; sentences about entries that cannot be used go to `wrong`."""
+    shapes = dict[str, ModelShape]()
+    listed = [(each, p.title) for p in profiles.values() for each in p.models.values()]
+    for entry, _ in listed:
         try:
             shapes[entry.id] = shape_from_entry(entry)
         except (ConfigError, ModelError) as error:
             wrong.append(str(error))
-    # What ships in a folder only to draft for another is not offered as a target.
-    helpers = {
-        name for entry in entries if entry.folder for name in (*entry.drafts, *entry.foreign)
-    }
-    family = {
-        entry.id: profile.title
-        for profile in profiles.values()
-        for entry in profile.models.values()
-    }
+    offered = set(offered_ids(profiles.values()))
     return [
-        _offer(entry, family[entry.id], shapes)
-        for entry in entries
-        if entry.id in shapes and entry.id not in helpers
+        AvailableModel(
+            shape=shapes[entry.id],
+            license=entry.license,
+            family=title,
+            drafts=tuple(DraftCandidate(shapes[d]) for d in entry.drafts if d in shapes),
+            gated=entry.gated,
+            terms=entry.terms,
+            page=None if entry.folder is not None else entry.page,
+            note=entry.note,
+        )
+        for entry, title in listed
+        if entry.id in shapes and entry.id in offered
     ]
 
 
-def _offer(entry: ModelEntry, family: str, shapes: Mapping[str, ModelShape]) -> Offer:
-    return Offer(
-        shape=shapes[entry.id],
-        license=entry.license,
-        family=family,
-        drafts=tuple(
-            DraftCandidate(shapes[draft], UNKNOWN) for draft in entry.drafts if draft in shapes
-        ),
-        gated=entry.gated,
-        terms=entry.terms,
-        page=None if entry.folder is not None else entry.page,
-        note=entry.note,
-    )
-
-
-def cached_offer(cached: CachedModel) -> Offer:
+def cached_model(cached: CachedModel) -> AvailableModel:
     """A model of the cache that no profile knows: its licence stands on its page."""
-    return Offer(
+    return AvailableModel(
         shape=shape_from_folder(cached.folder, cached.id),
         license=None,
         family="from the cache",
@@ -200,13 +188,13 @@ def cached_offer(cached: CachedModel) -> Offer:
     )
 
 
-def folder_offer(folder: Path) -> Offer:
+def folder_model(folder: Path) -> AvailableModel:
     """A folder that was named. Raises ModelError for one that cannot be loaded."""
     shape = shape_from_folder(folder, str(folder))
     missing = missing_part(folder)
     if missing is not None:
         raise ModelError(f"{folder} lacks {missing}. Name a folder that holds a whole model.")
-    return Offer(shape=shape, license=None, family="a folder of yours")
+    return AvailableModel(shape=shape, license=None, family="a folder of yours")
 
 
 def cache_folder() -> Path:
@@ -222,3 +210,43 @@ def disk_free() -> int | None:
         return None if existing is None else shutil.disk_usage(existing).free
     except OSError:
         return None
+
+
+# -- when memory is short -------------------------------------------------------------------
+
+
+def smaller_offer(
+    options: LoadOptions, target: str, precision: str, profiles: Mapping[str, Profile]
+) -> Offer | None:
+    """What to load instead: fewer bits, then a smaller model. It is smaller for certain; whether
+    it fits is checked when it is loaded.
+
+    target, precision: of what is loaded, as a description names them. None where nothing smaller
+    is known that lies on this machine.
+    """
+    fewer = FEWER_BITS.get(precision)
+    if fewer is not None:
+        text = f"{target} in {fewer} weights takes about half the memory; answers change a little."
+        return Offer(text, replace(options, dtype=fewer))
+    found = _next_smaller(options.model or target, profiles)
+    if found is None:
+        return None
+    text = f"{found.name} is smaller and lies on this machine."
+    return Offer(text, LoadOptions(model=found.name, context=options.context, home=options.home))
+
+
+def _next_smaller(name: str, profiles: Mapping[str, Profile]) -> ModelShape | None:
+    """The largest of those on this machine with fewer parameters, drafts of another aside."""
+    try:
+        size = find_model(name, profiles).shape.num_params
+    except LocalspecError:  # a folder that is gone: nothing is known to be smaller
+        return None
+    here = list[ModelShape]()
+    for id in offered_ids(profiles.values()):
+        try:
+            known = find_model(id, profiles)
+        except LocalspecError:  # a profile's folder that is not there
+            continue
+        if known.folder is not None and known.shape.num_params < size:
+            here.append(known.shape)
+    return max(here, key=lambda shape: shape.num_params, default=None)

@@ -231,8 +231,7 @@ def _demo(machine: _Machine) -> Results:
             Missing(
                 "demo pair",
                 f"{' and '.join(absent)} hold no model, so nothing runs without --model.",
-                "Restore the folders from the project, or train them: "
-                "python -m tools.demo_pair",
+                "Restore the folders from the project, or train them: python -m tools.demo_pair",
             )
         ]
     return [Found("demo pair", "present")]

@@ -1,34 +1,153 @@
-"""The machine: GPU, RAM, CPU, and how much memory may be taken right now.
+"""The machine: GPU, RAM, CPU, the installed torch, and how much memory may be taken right now.
 
-Contract: `probe` runs before CUDA starts and without importing torch; it always returns, and
-says in `notices` what it could not read and what to do. `free_bytes_now` is asked again right
-before allocating. A GPU is matched to torch's device by UUID or PCI address, never by index:
-the two count in different orders.
+Contract: `probe` runs before CUDA starts and without importing torch; it always returns, and says
+in `notices` what it could not read and what to do. `free_bytes_now` is asked again right before
+allocating. A GPU is matched to torch's device by UUID or PCI address, never by index: the two
+count in different orders. Inside a container its own memory limit counts, which psutil does not
+see. `found_line` says what was found; unknown is said to be unknown.
 
-Does not decide what fits (planner). Everything foreign (NVML, torch, the host's figures) can be
-handed in.
+Not here: what fits (planner). Tests pass stand-ins for NVML, torch and the host's figures.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import platform
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from localspec.errors import MemoryShortage
-from localspec.machine.host import Host, TorchBuild, read_host, read_torch_build
-from localspec.machine.nvml import Gpu, GpuReading, read_gpus
+from localspec.machine.nvml import Gpu, in_use, read_gpus
 
 Device = Literal["cuda", "mps", "cpu"]
 
-# Left alone on a GPU: 512 MiB for fragmentation and, where a screen or Windows uses it too, what
+# Left free on a GPU: 512 MiB for fragmentation and, where a screen or Windows uses it too, what
 # the desktop may take back at any time (there an overrun does not fail but runs some ten times
 # slower). LM Studio failed with less than 2 GB, llama.cpp keeps 1 GiB, Ollama 457 MiB.
 MARGIN_HEADLESS_BYTES = 512 * 2**20
 MARGIN_DISPLAY_BYTES = 3 * 2**29
-# Left alone in RAM: a computer that swaps is worse than a model that was refused (our choice).
+# Left free in RAM: a computer that swaps is worse than a model that was refused (our choice).
 MARGIN_RAM_BYTES = 2**30
 MARGIN_SHARE = 0.04
+# As Linux spells the instruction sets in which a CPU multiplies bf16.
+BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16"))
+
+
+# -- the computer around the GPU ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Host:
+    """The computer around the GPU. system: "Linux", "Windows" or "Darwin".
+    multiplies_bf16: the CPU does so itself; emulated, bf16 is slower than fp32."""
+
+    system: str
+    release: str
+    architecture: str
+    cpu_name: str
+    num_cpu_cores: int
+    ram_total_bytes: int
+    ram_available_bytes: int
+    multiplies_bf16: bool = False
+
+    @property
+    def is_wsl(self) -> bool:
+        return "microsoft" in self.release.lower()
+
+    @property
+    def draws_with_gpu(self) -> bool:
+        """Windows lends GPU memory to the desktop, also when seen from inside WSL."""
+        return self.system == "Windows" or self.is_wsl
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """The installed torch, read from its files. cuda: its CUDA version, None for a CPU build."""
+
+    version: str
+    cuda: str | None
+
+
+def read_host() -> Host:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    system = platform.uname()
+    return Host(
+        system=system.system,
+        release=system.release,
+        architecture=system.machine,
+        cpu_name=_cpu_name() or system.machine,
+        num_cpu_cores=_usable_cores(),
+        ram_total_bytes=min(memory.total, _container_limit() or memory.total),
+        ram_available_bytes=min(memory.available, _container_room() or memory.available),
+        multiplies_bf16=not BF16_FLAGS.isdisjoint((_cpu_info("flags") or "").split()),
+    )
+
+
+def _cpu_name() -> str | None:
+    return _cpu_info("model name") or platform.processor() or None
+
+
+def _cpu_info(key: str) -> str | None:
+    """A line of the first core in /proc/cpuinfo, where there is one."""
+    try:
+        source = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(rf"^{key}\s*:\s*(.+)$", source, re.M)
+    return found.group(1).strip() if found else None
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # containers are often given fewer than there are
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _container_limit() -> int | None:
+    return _number_in(Path("/sys/fs/cgroup/memory.max"))
+
+
+def _container_room() -> int | None:
+    """Bytes left under a container's memory limit, which psutil does not see. Cached file pages
+    count as used there, but give way on demand."""
+    group = Path("/sys/fs/cgroup")
+    limit, used = _container_limit(), _number_in(group / "memory.current")
+    if limit is None or used is None:
+        return None
+    try:
+        cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.M)
+    except OSError:
+        cached = None
+    return max(1, limit - used + (int(cached.group(1)) if cached else 0))
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such container, or "max": no limit
+        return None
+
+
+def read_torch_build() -> TorchBuild | None:
+    """Version and CUDA of the installed torch without importing it; None if there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        source = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    version = re.search(r"^__version__ = '([^']+)'", source, re.M)
+    cuda = re.search(r"^cuda[^=]*= '([^']+)'", source, re.M)
+    return TorchBuild(version.group(1) if version else "unknown", cuda.group(1) if cuda else None)
+
+
+# -- the whole machine ----------------------------------------------------------------------
 
 
 def margin_for(device: Device, total_bytes: int, has_display: bool) -> int:
@@ -74,14 +193,6 @@ class Hardware:
             return self.gpu.name
         return "Apple GPU" if self.device == "mps" else self.host.cpu_name
 
-    @property
-    def summary(self) -> str:
-        """One line for the person: what will compute, and how much memory it has free."""
-        kind = "RAM" if self.gpu is None or self.gpu.has_unified_memory else "GPU memory"
-        line = f"{self.device_name}: {gib(self.free_bytes)} of {gib(self.total_bytes)} {kind} free"
-        others = self.gpu.used_by_others_bytes if self.gpu else None
-        return f"{line}, other processes hold {gib(others)}" if others else line
-
 
 def gib(num_bytes: int | None) -> str:
     """Bytes for people; a dash when unknown."""
@@ -99,12 +210,13 @@ def probe(
     """
     host = host or read_host()
     torch_build = torch_build or read_torch_build()
-    reading = _read_nvml(nvml)
+    reading = read_gpus(nvml)
     notices = list(reading.notices)
     usable = reading.gpus if torch_build is None or torch_build.cuda else ()
     if reading.gpus and not usable:
+        version = torch_build.version if torch_build else "(unknown version)"
         notices.append(
-            f"{reading.gpus[0].name} is here, but the installed torch {_version(torch_build)} is "
+            f"{reading.gpus[0].name} is here, but the installed torch {version} is "
             "a build for CPUs only. Install torch's CUDA build to use the GPU."
         )
     gpu = max(usable, key=lambda each: each.free_bytes or 0, default=None)
@@ -112,22 +224,6 @@ def probe(
     if device == "mps":  # a Mac has no NVML to miss
         notices = []
     return Hardware(device, host, gpu, reading.gpus, torch_build, tuple(notices))
-
-
-def _read_nvml(nvml: Any) -> GpuReading:
-    if nvml is None:
-        try:
-            import pynvml  # the module of nvidia-ml-py
-        except ImportError:
-            return GpuReading(
-                (), ("The package nvidia-ml-py is missing, so no GPU can be read. Install it.",)
-            )
-        nvml = pynvml
-    return read_gpus(nvml)
-
-
-def _version(build: TorchBuild | None) -> str:
-    return build.version if build else "(unknown version)"
 
 
 def _is_apple(host: Host) -> bool:
@@ -254,7 +350,42 @@ def _free_on_gpu(hardware: Hardware, nvml: Any, torch: Any) -> int:
             "CUDA_VISIBLE_DEVICES, or run on the CPU."
         )
     from_torch = int(torch.cuda.mem_get_info(index)[0])
-    again = {_bare_uuid(gpu.uuid): gpu for gpu in _read_nvml(nvml).gpus}
+    again = {_bare_uuid(gpu.uuid): gpu for gpu in read_gpus(nvml).gpus}
     gpu = again.get(_bare_uuid(hardware.gpu.uuid))
     known = [from_torch] if gpu is None or gpu.free_bytes is None else [from_torch, gpu.free_bytes]
     return min(known)
+
+
+# -- in words -------------------------------------------------------------------------------
+
+
+def found_line(hardware: Hardware) -> str:
+    """ "Found RTX 4070, 12.0 GiB, 10.3 GiB free (Chrome and the desktop use 1.7)." """
+    gpu = hardware.gpu
+    if gpu is None:
+        return _without_gpu(hardware)
+    name = gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    if gpu.has_unified_memory:
+        return f"Found {name}, which shares the RAM: {_amounts(hardware)}."
+    if hardware.total_bytes is None:
+        return f"Found {name}. The driver does not say how much memory it has."
+    return f"Found {name}, {_amounts(hardware)}{in_use(gpu)}."
+
+
+def _without_gpu(hardware: Hardware) -> str:
+    if hardware.device == "mps":
+        return f"Found an Apple GPU ({hardware.host.cpu_name}), which shares the RAM: " + (
+            f"{_amounts(hardware)}."
+        )
+    cores = hardware.host.num_cpu_cores
+    noun = "core" if cores == 1 else "cores"
+    return (
+        f"No GPU that can be used: {hardware.host.cpu_name}, {cores} {noun}, RAM "
+        f"{_amounts(hardware)}."
+    )
+
+
+def _amounts(hardware: Hardware) -> str:
+    free = hardware.free_bytes
+    said = "free memory unknown" if free is None else f"{gib(free)} free"
+    return f"{gib(hardware.total_bytes)}, {said}"

@@ -1,15 +1,15 @@
 """What the NVIDIA driver says about the GPUs, through NVML; CUDA is not started.
 
-Contract: the NVML module is handed in (tests hand in a fake of the library); whatever it raises
-becomes one plain sentence and a value that is unknown, never an exception. Order and indices
-are NVML's own and mean nothing to torch: a GPU is known by its UUID and PCI address.
+Contract: whatever NVML raises becomes one plain sentence and a value that is unknown, never an
+exception. Order and indices are NVML's own and mean nothing to torch: a GPU is known by its UUID
+and PCI address. Tests pass a fake of the module `pynvml`; None imports it.
 
-Does not decide on a device and does not read RAM (hardware).
+Not here: deciding on a device, reading RAM (hardware).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,18 @@ SENTENCES: dict[int, str] = {
     999: "The NVIDIA driver reports an unknown error, as it does under WSL and after sleep with "
     "some versions. Update the driver or restart the computer (for WSL: wsl --shutdown).",
 }
+NO_PACKAGE = "The package nvidia-ml-py is missing, so no GPU can be read. Install it."
+MOST_NAMED = 3  # programs that hold memory of a GPU
+# Programs that draw the screen, as Linux, Windows and the servers of remote desktops call them.
+DESKTOP = (
+    "xorg", "xwayland", "gnome-shell", "kwin_x11", "kwin_wayland", "plasmashell", "mutter",
+    "cinnamon", "xfwm4", "sway", "hyprland", "weston", "dwm.exe", "explorer.exe", "csrss.exe",
+    "winlogon.exe", "searchhost.exe", "startmenuexperiencehost.exe", "shellexperiencehost.exe",
+)  # fmt: skip
+TITLES = {"chrome": "Chrome", "firefox": "Firefox", "msedge": "Edge", "code": "VS Code"}
+
+# Joules since the driver was loaded; only differences mean something. None: not known.
+Joules = Callable[[], float | None]
 
 
 @dataclass(frozen=True)
@@ -173,7 +185,7 @@ class _Reader:
             return None, False
 
     def _users(self, handle: Any) -> tuple[GpuUser, ...] | None:
-        """Programs other than this one and the engine it started."""
+        """Programs other than this one and the engine that it started."""
         by_process: dict[int, int | None] = {}
         for question in (
             self.nvml.nvmlDeviceGetComputeRunningProcesses,
@@ -221,8 +233,11 @@ def _name_of(pid: int) -> str | None:
         return None
 
 
-def read_gpus(nvml: Any) -> GpuReading:
+def read_gpus(nvml: Any = None) -> GpuReading:
     """Every GPU the driver shows, and a sentence for whatever it would not show."""
+    nvml = nvml or _library()
+    if nvml is None:
+        return GpuReading((), (NO_PACKAGE,))
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -246,3 +261,71 @@ def sentence(error: Any) -> str:
 def text(value: Any) -> str | None:
     """Older bindings answer in bytes, and not every driver writes clean UTF-8."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def in_use(gpu: Gpu) -> str:
+    """Who else uses it: " (Chrome and the desktop use 1.7)", in GiB; empty when nobody does."""
+    users = gpu.users
+    if users is None:
+        return " (what other programs use is unknown)"
+    if not users:
+        return ""
+    named = _names(users)
+    verb = "use" if " and " in named else "uses"
+    total = gpu.used_by_others_bytes
+    if total is None:
+        return f" ({named} {verb} an unknown part)"
+    return f" ({named} {verb} {total / 2**30:.1f})"
+
+
+def _names(users: Sequence[GpuUser]) -> str:
+    seen = list(dict.fromkeys(_title(user.name) for user in users))
+    seen.sort(key=lambda name: name in ("the desktop", "another program"))
+    if len(seen) > MOST_NAMED:
+        seen = [*seen[: MOST_NAMED - 1], f"{len(seen) - MOST_NAMED + 1} others"]
+    if len(seen) == 1:
+        return seen[0]
+    return f"{', '.join(seen[:-1])} and {seen[-1]}"
+
+
+def _title(name: str | None) -> str:
+    if name is None:
+        return "another program"
+    if name.lower() in DESKTOP:
+        return "the desktop"
+    bare = name.lower().removesuffix(".exe").removesuffix("-bin")
+    return TITLES.get(bare, bare)
+
+
+def energy_counter(uuid: str | None, nvml: Any = None) -> Joules:
+    """The energy used by the GPU with this UUID, all its programs together; None: no GPU.
+
+    It answers None where the GPU has no such counter (before Volta, in MIG instances), NVML is
+    missing, or reading fails. The driver renews the counter every few tens of milliseconds, so a
+    difference over less says little.
+    """
+    nvml = None if uuid is None else nvml or _library()
+    if nvml is None:
+        return lambda: None
+    try:
+        nvml.nvmlInit()  # held for as long as the process runs
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        return lambda: None
+    return lambda: _joules(nvml, handle)
+
+
+def _joules(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000.0  # millijoules
+    except nvml.NVMLError:
+        return None
+
+
+def _library() -> Any:
+    """The module `pynvml` of nvidia-ml-py; None where it is not installed."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml

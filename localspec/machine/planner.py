@@ -1,119 +1,86 @@
-"""Decide what fits and in which order to prefer it: one budget, ranked plans, reasons.
+"""Decide what fits for one target and in which order to prefer it, with a reason for each.
 
 Contract: pure. A PlanRequest says what there is; the report holds every arrangement that fits,
 best first, and for each that does not (at the context asked for) one sentence with the figures
-and what would make it fit. Nothing is given up silently: a shortened context or lower precision
-stands in the plan's reason.
+and what would make it fit. A shortened context or a lower precision is stated in the plan's
+reason. A need is rounded up and free memory down, so no sentence claims more room than there is.
 
-Order: what the person asked for is given up last. Within half the wanted context, precision
-comes before context, and context before the drafter; plans with less than half the context come
-after. Among drafters a measured gain decides; without one, the order below and no figure.
+Order: within half the wanted context, precision comes before context, and context before the
+drafter; plans with less than half the context come last. Among drafters a measured gain decides;
+without one, the registry's order does and no figure is given.
 
-Does not read the machine (hardware) or files (planning).
+Not here: reading the machine (hardware), profiles and folders (plan_report).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, planned
-from localspec.machine import reasons
-from localspec.machine.budget import Arrangement, PlanBytes, bytes_of
 from localspec.machine.plans import (
     DRAFT_MODEL,
+    GIB,
+    MIB,
     SELF_QUANT,
+    Arrangement,
     DraftCandidate,
     Plan,
+    PlanBytes,
     PlanReport,
     PlanRequest,
     Refusal,
+    bytes_of,
     preference,
 )
-from localspec.machine.shapes import Precision
-from localspec.machine.speedup import Measurement, expected_speedup
+from localspec.machine.shapes import ModelShape, Precision
+from localspec.speculation import Measurement
 
 # Context lengths tried below the wanted one.
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
+# A larger draft seldom pays: Hugging Face's universal assisted generation wants 1:50 to 1:100, LM
+# Studio's table of pairs begins at about 1:7.
+LARGE_DRAFT_SHARE = 0.1
+NOT_MEASURED = "Its gain is not measured yet."
 
 
 def plan(request: PlanRequest) -> PlanReport:
     """Everything that fits, ranked, and what was refused, for one target."""
-    plans: list[Plan] = []
-    refused = list(_refused_drafts(request)) + list(_refused_self_draft(request))
-    for arm in _arms(request):
-        found = [_largest_fitting(request, each) for each in arm]
-        plans += [_judged(request, each) for each in found if each is not None]
-        missed = next((each for each in arm if not _fits(request, each)), None)
-        if missed is not None:
-            refused.append(Refusal(missed.drafter, _shortage(request, missed, arm)))
-    plans.sort(key=lambda each: _rank(request, each))
+    plans = list[Plan]()
+    refused = [*_refused_drafts(request), *_refused_self_draft(request)]
+    for choices in _choices_by_drafter(request):
+        fitting = (_longest_fitting(request, each) for each in choices)
+        plans += [_planned(request, each) for each in fitting if each is not None]
+        short = next((each for each in choices if not _fits(request, each)), None)
+        if short is not None:
+            refused.append(Refusal(short.drafter, _shortage(request, short, choices)))
+    plans.sort(key=partial(_rank, request))
     return PlanReport(request.room.device, tuple(plans), tuple(refused))
 
 
 # -- what could be loaded -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Arm:
-    """An arrangement with the name of its drafter."""
-
-    drafter: str
-    arrangement: Arrangement
-
-
-def precisions_for(request: PlanRequest) -> tuple[Precision, ...]:
-    """Precisions of the target, fullest first."""
-    if request.precisions is not None:
-        return request.precisions
-    if request.room.device == "mps" or request.target.num_experts:
-        # bitsandbytes has no proven path on Apple GPUs and leaves fused experts as they are.
-        return (request.full,)
-    return (request.full, "8-bit", "4-bit")
-
-
-def _arms(request: PlanRequest) -> Iterator[list[_Arm]]:
+def _choices_by_drafter(request: PlanRequest) -> Iterator[list[Arrangement]]:
     """For each drafter, its arrangements from the fullest precision to the smallest."""
     base = [
         Arrangement(request.target, precision, request.wanted_context, request.full)
-        for precision in precisions_for(request)
+        for precision in request.precisions
     ]
     for candidate in request.drafts:
         if _draft_objection(request, candidate) is None:
-            yield [_Arm(DRAFT_MODEL, replace(each, draft=candidate.shape)) for each in base]
+            yield [replace(each, drafter=DRAFT_MODEL, draft=candidate.shape) for each in base]
     if _self_draft_objection(request) is None:
         # On a CPU whichever of int8 and NF4 is measured cheaper runs: plan for the larger.
         copy: Precision = "8-bit" if request.room.device == "cpu" else "4-bit"
-        shrinkable = [each for each in base if each.precision == request.full]
-        if shrinkable:
-            yield [_Arm(SELF_QUANT, replace(each, self_draft=copy)) for each in shrinkable]
-    for info in planned():
-        if info.needs == "nothing":
-            yield [_Arm(info.name, each) for each in base]
-    yield [_Arm(OFF, each) for each in base]
-
-
-def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | None:
-    draft, target = candidate.shape, request.target
-    if candidate.compatibility.is_compatible is False:
-        return (
-            f"{draft.name} cannot draft for {target.name}: {candidate.compatibility.reason}. "
-            "Another draft of the target's own family would do."
-        )
-    if draft.num_params >= target.num_params:
-        return (
-            f"{draft.name} ({reasons.billions(draft)} parameters) is not smaller than "
-            f"{target.name} ({reasons.billions(target)}), so it cannot save "
-            "time. A smaller draft would."
-        )
-    if draft.context_length < request.wanted_context:
-        return (
-            f"{draft.name} holds {draft.context_length} tokens, {request.wanted_context} are "
-            f"wanted: context {draft.context_length} would do."
-        )
-    return None
+        whole = [each for each in base if each.precision == request.full]
+        yield [replace(each, drafter=SELF_QUANT, self_draft=copy) for each in whole]
+    for drafter in (*(info.name for info in planned() if info.needs == "nothing"), OFF):
+        yield [replace(each, drafter=drafter) for each in base]
 
 
 def _refused_drafts(request: PlanRequest) -> Iterator[Refusal]:
@@ -129,6 +96,32 @@ def _refused_drafts(request: PlanRequest) -> Iterator[Refusal]:
             yield Refusal(DRAFT_MODEL, objection)
 
 
+def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | None:
+    draft, target = candidate.shape, request.target
+    if candidate.compatibility.is_compatible is False:
+        return (
+            f"{draft.name} cannot draft for {target.name}: {candidate.compatibility.reason}. "
+            "Another draft of the target's own family would do."
+        )
+    if draft.num_params >= target.num_params:
+        return (
+            f"{draft.name} ({billions(draft)} parameters) is not smaller than "
+            f"{target.name} ({billions(target)}), so it cannot save time. A smaller draft would."
+        )
+    if draft.context_length < request.wanted_context:
+        return (
+            f"{draft.name} holds {draft.context_length} tokens, {request.wanted_context} are "
+            f"wanted: context {draft.context_length} would do."
+        )
+    return None
+
+
+def _refused_self_draft(request: PlanRequest) -> Iterator[Refusal]:
+    objection = _self_draft_objection(request)
+    if objection is not None:
+        yield Refusal(SELF_QUANT, objection)
+
+
 def _self_draft_objection(request: PlanRequest) -> str | None:
     name = request.target.name
     if request.room.device == "mps":
@@ -142,7 +135,7 @@ def _self_draft_objection(request: PlanRequest) -> str | None:
             "precision, so a quantised copy would cost as much as the target. A draft model "
             "would do."
         )
-    if request.full not in precisions_for(request):
+    if request.full not in request.precisions:
         return (
             f"A quantised copy of {name} costs about what the quantised target itself costs. "
             f"With the target in {request.full} it could pay."
@@ -150,131 +143,56 @@ def _self_draft_objection(request: PlanRequest) -> str | None:
     return None
 
 
-def _refused_self_draft(request: PlanRequest) -> Iterator[Refusal]:
-    objection = _self_draft_objection(request)
-    if objection is not None:
-        yield Refusal(SELF_QUANT, objection)
-
-
 # -- what fits ------------------------------------------------------------------------------
 
 
-def _needs(request: PlanRequest, arm: _Arm) -> int:
-    return bytes_of(arm.arrangement, request.room).total
+def _needed(request: PlanRequest, arrangement: Arrangement) -> int:
+    return bytes_of(arrangement, request.room).total
 
 
-def _fits(request: PlanRequest, arm: _Arm) -> bool:
-    return _needs(request, arm) <= request.room.free_bytes
+def _fits(request: PlanRequest, arrangement: Arrangement) -> bool:
+    return _needed(request, arrangement) <= request.room.free_bytes
 
 
-def _contexts(request: PlanRequest) -> tuple[int, ...]:
-    """The wanted context and the usual shorter ones."""
+def _longest_fitting(request: PlanRequest, arrangement: Arrangement) -> Arrangement | None:
+    """The same at the wanted context or the longest shorter one that fits."""
     wanted = request.wanted_context
-    return (wanted, *(each for each in CONTEXTS if each < wanted))
+    contexts = (wanted, *(each for each in CONTEXTS if each < wanted))
+    shortened = (replace(arrangement, context_length=each) for each in contexts)
+    return next((each for each in shortened if _fits(request, each)), None)
 
 
-def _at(arm: _Arm, context_length: int) -> _Arm:
-    return replace(arm, arrangement=replace(arm.arrangement, context_length=context_length))
-
-
-def _largest_fitting(request: PlanRequest, arm: _Arm) -> _Arm | None:
-    candidates = (_at(arm, context) for context in _contexts(request))
-    return next((each for each in candidates if _fits(request, each)), None)
-
-
-def _shortage(request: PlanRequest, missed: _Arm, arm: list[_Arm]) -> str:
-    """The sentence of a refusal: need, free memory, and what would fit."""
-    shorter = _largest_fitting(request, missed)
-    lower = arm[arm.index(missed) + 1 :]
-    remedies = [f"context {shorter.arrangement.context_length}"] if shorter else []
-    remedies += [each.arrangement.precision for each in lower if _fits(request, each)][:1]
+def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrangement]) -> str:
+    """ "... needs 21.4 GiB, 17.9 GiB is free: context 8192 or 4-bit would fit." """
+    said = (
+        f"{_title(short)} needs {size_up(_needed(request, short))}, "
+        f"{size_down(request.room.free_bytes)} is free: "
+    )
+    shorter = _longest_fitting(request, short)
+    lower = choices[choices.index(short) + 1 :]
+    remedies = [f"context {shorter.context_length}"] if shorter else []
+    remedies += [each.precision for each in lower if _fits(request, each)][:1]
     if not remedies:
-        found = (_largest_fitting(request, each) for each in lower)
-        remedies = [
-            f"{each.arrangement.precision} at context {each.arrangement.context_length}"
-            for each in found
-            if each is not None
-        ][:1]
-    least = _at(arm[-1], _contexts(request)[-1])
-    return reasons.shortage(
-        reasons.title(missed.arrangement),
-        _needs(request, missed),
-        request.room.free_bytes,
-        tuple(remedies),
-        f"{least.arrangement.precision} at context {least.arrangement.context_length}",
-        _needs(request, least),
+        found = [_longest_fitting(request, each) for each in lower]
+        remedies = [_precision_at(each) for each in found if each is not None][:1]
+    if remedies:
+        return f"{said}{' or '.join(remedies)} would fit."
+    least = replace(choices[-1], context_length=min(CONTEXTS[-1], request.wanted_context))
+    return (
+        f"{said}even {_precision_at(least)} needs {size_up(_needed(request, least))}. A smaller "
+        "model would fit, or more free memory."
     )
 
 
-# -- why, and in which order ----------------------------------------------------------------
+def _precision_at(arrangement: Arrangement) -> str:
+    return f"{arrangement.precision} at context {arrangement.context_length}"
 
 
-def _judged(request: PlanRequest, arm: _Arm) -> Plan:
-    arrangement = arm.arrangement
-    needed = bytes_of(arrangement, request.room)
-    speedup, note = _gain(request, arm)
-    spare = reasons.size_down(request.room.free_bytes - needed.total)
-    parts = (
-        _what(request, arm, needed),
-        note,
-        reasons.concessions(arrangement, request.wanted_context, request.context_length),
-        f"{spare} stays free beyond the margin.",
-    )
-    return Plan(
-        target=arrangement.target.name,
-        precision=arrangement.precision,
-        drafter=arm.drafter,
-        draft=arrangement.draft.name if arrangement.draft else None,
-        context_length=arrangement.context_length,
-        bytes=needed,
-        fits=True,
-        expected_speedup=speedup,
-        reason=" ".join(part for part in parts if part),
-    )
-
-
-def _what(request: PlanRequest, arm: _Arm, needed: PlanBytes) -> str:
-    draft = arm.arrangement.draft
-    if draft is not None:
-        candidate = next(each for each in request.drafts if each.shape == draft)
-        return reasons.draft_model(request.target, draft, candidate.compatibility, needed)
-    if arm.drafter == SELF_QUANT:
-        return reasons.self_quant(arm.arrangement, needed)
-    return reasons.OFF if arm.drafter == OFF else reasons.without_a_model(REGISTRY[arm.drafter])
-
-
-def _gain(request: PlanRequest, arm: _Arm) -> tuple[float | None, str]:
-    """Expected speedup and the words for it."""
-    measured = _measurement(request, arm)
-    if measured is None:
-        return None, "" if arm.drafter == OFF else "Its gain is not measured yet."
-    if arm.drafter == OFF:
-        return 1.0, ""
-    found = expected_speedup(measured, arm.drafter)
-    if found is None:
-        return None, "Its gain is not measured yet."
-    said = f"By the costs measured here {found.num_draft_tokens} draft tokens give "
-    if found.value < 1.0:
-        return found.value, f"{said}at best {found.value:.2f} times plain speed: off is faster."
-    return found.value, f"{said}{found.value:.2f} times plain speed."
-
-
-def _measurement(request: PlanRequest, arm: _Arm) -> Measurement | None:
-    arrangement = arm.arrangement
-    draft = arrangement.draft.name if arrangement.draft else None
-    for each in request.measurements:
-        is_target = (each.target, each.precision) == (
-            arrangement.target.name,
-            arrangement.precision,
-        )
-        if is_target and (draft is None or each.draft == draft):
-            return each
-    return None
+# -- order ----------------------------------------------------------------------------------
 
 
 def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
     """Sort key, best first. Drafters: a measured gain, the unmeasured, off, a measured loss."""
-    precisions = precisions_for(request)
     speedup = each.expected_speedup
     if each.drafter == OFF:
         tier = 2
@@ -285,10 +203,133 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
     names = [candidate.shape.name for candidate in request.drafts]
     return (
         each.context_length < request.wanted_context / 2,
-        precisions.index(each.precision),
+        request.precisions.index(each.precision),
         -each.context_length,
         tier,
         -(speedup or 0.0),
         preference().index(each.drafter),
         names.index(each.draft) if each.draft else 0,
     )
+
+
+# -- reasons --------------------------------------------------------------------------------
+
+
+def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
+    needed = bytes_of(arrangement, request.room)
+    speedup, gain = _gain(request, arrangement)
+    parts = (
+        _what_drafts(request, arrangement, needed),
+        gain,
+        _concessions(arrangement, request),
+        f"{size_down(request.room.free_bytes - needed.total)} stays free beyond the margin.",
+    )
+    return Plan(
+        target=arrangement.target.name,
+        precision=arrangement.precision,
+        drafter=arrangement.drafter,
+        draft=arrangement.draft.name if arrangement.draft else None,
+        context_length=arrangement.context_length,
+        bytes=needed,
+        expected_speedup=speedup,
+        reason=" ".join(part for part in parts if part),
+    )
+
+
+def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanBytes) -> str:
+    target, draft = arrangement.target, arrangement.draft
+    if arrangement.drafter == OFF:
+        return "Plain decoding: nothing drafts."
+    if arrangement.self_draft is not None:
+        return (
+            f"{_copy(arrangement).capitalize()} of the target's own layers drafts for "
+            f"{size_up(needed.draft_weights)}; it shares the target's cache and needs no download."
+        )
+    if draft is None:
+        summary = REGISTRY[arrangement.drafter].summary
+        return (
+            f"{summary[0].upper()}{summary[1:]}. It loads nothing and takes no memory worth "
+            "counting."
+        )
+    candidate = next(each for each in request.drafts if each.shape == draft)
+    size = size_up(needed.draft_weights + needed.draft_kv)
+    said = f"{draft.name} drafts for {size}, its own cache included; "
+    said += f"{candidate.compatibility.reason}."
+    share = draft.num_params / target.num_params
+    if share <= LARGE_DRAFT_SHARE:
+        return said
+    return (
+        f"{said} The draft has {billions(draft)} parameters, {share:.0%} of its target's "
+        f"{billions(target)}: beyond a tenth it may cost more than it saves."
+    )
+
+
+def _gain(request: PlanRequest, arrangement: Arrangement) -> tuple[float | None, str]:
+    """Expected speedup and the words for it."""
+    measured = next((e for e in request.measurements if _is_of(e, arrangement)), None)
+    if arrangement.drafter == OFF:
+        return (None if measured is None else 1.0), ""
+    found = None if measured is None else measured.expected_speedup(arrangement.drafter)
+    if found is None:
+        return None, NOT_MEASURED
+    said = f"By the costs measured here {found.num_draft_tokens} draft tokens give "
+    if found.value < 1.0:
+        return found.value, f"{said}at best {found.value:.2f} times plain speed: off is faster."
+    return found.value, f"{said}{found.value:.2f} times plain speed."
+
+
+def _is_of(measured: Measurement, arrangement: Arrangement) -> bool:
+    draft = arrangement.draft
+    wanted = (arrangement.target.name, arrangement.precision)
+    is_target = (measured.target, measured.precision) == wanted
+    return is_target and (draft is None or measured.draft == draft.name)
+
+
+def _concessions(arrangement: Arrangement, request: PlanRequest) -> str:
+    """What a plan gives up, in words; empty when it gives up nothing."""
+    target, asked, said = arrangement.target, request.context_length, list[str]()
+    if asked is not None and asked > target.context_length:
+        said.append(f"{target.name} holds {target.context_length} tokens, not the {asked} asked.")
+    if arrangement.context_length < request.wanted_context:
+        said.append(
+            f"The context is cut to {arrangement.context_length} of {request.wanted_context} "
+            "tokens to fit."
+        )
+    if arrangement.precision != arrangement.full:
+        said.append(
+            f"{arrangement.precision} weights change the answers a little; embeddings and output "
+            f"head stay in {arrangement.full}."
+        )
+    if target.num_experts:
+        said.append("Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan.")
+    return " ".join(said)
+
+
+def _title(arrangement: Arrangement) -> str:
+    said = f"{arrangement.target.name} in {arrangement.precision}"
+    if arrangement.draft is not None:
+        said += f" with draft {arrangement.draft.name}"
+    if arrangement.self_draft is not None:
+        said += f" with {_copy(arrangement)} of itself"
+    return f"{said} at context {arrangement.context_length}"
+
+
+def _copy(arrangement: Arrangement) -> str:
+    return "an 8-bit copy" if arrangement.self_draft == "8-bit" else "a 4-bit copy"
+
+
+def size_up(num_bytes: int) -> str:
+    if num_bytes >= GIB:
+        return f"{math.ceil(10 * num_bytes / GIB) / 10:.1f} GiB"
+    return f"{math.ceil(num_bytes / MIB)} MiB"
+
+
+def size_down(num_bytes: int) -> str:
+    if num_bytes >= GIB:
+        return f"{math.floor(10 * num_bytes / GIB) / 10:.1f} GiB"
+    return f"{max(0, math.floor(num_bytes / MIB))} MiB"
+
+
+def billions(shape: ModelShape) -> str:
+    count = shape.num_params
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"

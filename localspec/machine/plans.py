@@ -1,29 +1,220 @@
-"""The nouns of planning: what is asked, and what comes back.
+"""What is asked of the planner, what it answers, and the bytes that an arrangement needs.
 
-Contract: frozen and complete; `as_dict` gives exactly what `plan --json` prints. Pure.
+Contract: pure. Weights and caches are exact arithmetic on shapes; logits, activations, runtime and
+margin are estimates on the careful side, each constant with its source beside it (sources "6.1"
+are the project's notes on other engines' code). `PlanReport.as_dict` is what `plan --json` prints.
+
+Not here: ranking and refusing (planner).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from localspec.config import nearest
 from localspec.core import OFF
 from localspec.drafters.registry import planned
-from localspec.machine.budget import PlanBytes, Room
+from localspec.errors import ConfigError
 from localspec.machine.compatibility import UNKNOWN, Compatibility
-from localspec.machine.shapes import ModelShape, Precision
-from localspec.machine.speedup import Measurement
+from localspec.machine.hardware import Device, Hardware, confirmed_by_torch, margin_for
+from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, kv_precision
+from localspec.speculation import Measurement
 
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
 DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"
 
 DEFAULT_CONTEXT = 4096
+MIB = 2**20
+GIB = 2**30
+
+# torch's names of the precisions a person may ask for, and the planner's.
+FULL_PRECISIONS: Mapping[str, Precision] = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
+}
+
+# The widest verification in the cost table: 16 rows, 15 of them drafted.
+MAX_VERIFY_WIDTH = 16
+# fp32 rows held at once while verifying: p, q, the residual and one temporary (6.1: three to four).
+LOGITS_COPIES = 4
+# The prompt is read in chunks of this many tokens (6.1: 512 to 1,024).
+PREFILL_CHUNK = 512
+# One handle and stream; 8 to 32 MB by GPU (6.1).
+CUBLAS_WORKSPACE_BYTES = 32 * MIB
+# A CUDA context took 107 MiB on an RTX 4060 Ti (4,352 cores) and 555 MiB on an RTX PRO 6000
+# (24,064 cores), llama.cpp issue 23604: a straight line between them, the larger when unknown.
+CONTEXT_SMALL = (4_352, 107 * MIB)
+CONTEXT_LARGE = (24_064, 555 * MIB)
+# torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
+LIBRARIES_BYTES = 400 * MIB
 
 
 def preference() -> tuple[str, ...]:
     """The drafters there are plans for, in the order of preference before any measurement."""
     return (*(info.name for info in planned()), OFF)
+
+
+# -- the memory to plan for -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory to plan for. total_bytes, num_cuda_cores: None when unknown."""
+
+    device: Device
+    free_bytes: int
+    total_bytes: int | None = None
+    num_cuda_cores: int | None = None
+    has_display: bool = False
+
+    @property
+    def margin_bytes(self) -> int:
+        return margin_for(self.device, self.total_bytes or self.free_bytes, self.has_display)
+
+    @property
+    def runtime_bytes(self) -> int:
+        """CUDA's own context; on a CPU or Apple GPU the libraries, which share the RAM."""
+        if self.device != "cuda":
+            return LIBRARIES_BYTES
+        (few, small), (many, large) = CONTEXT_SMALL, CONTEXT_LARGE
+        if self.num_cuda_cores is None:
+            return large
+        slope = (large - small) / (many - few)
+        return max(small, int(small + slope * (self.num_cuda_cores - few)))
+
+
+def room_for(hardware: Hardware, vram_gib: float | None = None) -> Room:
+    """The memory to plan for: `vram_gib` of a GPU (0: no GPU), None for what is free now."""
+    if vram_gib is not None and not 0 <= vram_gib < math.inf:
+        raise ConfigError(f"--vram-gib is {vram_gib}, but must be 0 or more gibibytes.")
+    gpu = hardware.gpu
+    if vram_gib:
+        return Room(
+            device="cuda",
+            free_bytes=int(vram_gib * GIB),
+            num_cuda_cores=gpu.num_cuda_cores if gpu else None,
+            has_display=hardware.has_display or hardware.host.draws_with_gpu,
+        )
+    if vram_gib == 0 and hardware.device == "cuda":
+        hardware = replace(hardware, device="cpu", gpu=None)
+    if hardware.free_bytes is None:  # the driver hides it; torch may know
+        hardware = confirmed_by_torch(hardware)
+    gpu = hardware.gpu
+    return Room(
+        device=hardware.device,
+        free_bytes=hardware.free_bytes or 0,
+        total_bytes=hardware.total_bytes,
+        num_cuda_cores=gpu.num_cuda_cores if gpu else None,
+        has_display=hardware.has_display,
+    )
+
+
+def full_precision(
+    dtype: str | None, hardware: Hardware, vram_gib: float | None = None
+) -> Precision:
+    """What unquantised weights are kept in: as asked, else what the device computes in."""
+    if dtype is not None:
+        if dtype not in FULL_PRECISIONS:
+            raise ConfigError(
+                f"'{dtype}' is no precision. Did you mean '{nearest(dtype, FULL_PRECISIONS)}'? "
+                "8-bit and 4-bit are planned beside it."
+            )
+        return FULL_PRECISIONS[dtype]
+    if vram_gib or (hardware.device == "cuda" and vram_gib is None):
+        return "bf16"
+    if hardware.device == "mps":
+        return "fp16"
+    return "bf16" if hardware.host.multiplies_bf16 else "fp32"
+
+
+# -- what an arrangement needs ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanBytes:
+    """Every part of one plan. runtime: the CUDA context, or the libraries in RAM."""
+
+    target_weights: int
+    draft_weights: int
+    target_kv: int
+    draft_kv: int
+    logits: int
+    activations: int
+    runtime: int
+    margin: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+    def as_dict(self) -> dict[str, int]:
+        return {**asdict(self), "total": self.total}
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One thing to load: a target in a precision at a context, and what drafts for it.
+
+    full: what unquantised parts are kept in. draft: the model behind DRAFT_MODEL. self_draft:
+    precision of the target's own quantised copy behind SELF_QUANT.
+    """
+
+    target: ModelShape
+    precision: Precision
+    context_length: int
+    full: Precision = "bf16"
+    drafter: str = OFF
+    draft: ModelShape | None = None
+    self_draft: Precision | None = None
+
+
+def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
+    """The bytes of an arrangement. A self-draft shares embeddings, norms and the cache."""
+    target, draft, full = plan.target, plan.draft, plan.full
+    kept_in = kv_precision(full, room.device)
+    draft_weights = draft.weight_bytes(full) if draft else 0
+    if plan.self_draft is not None:
+        draft_weights = target.quantised_bytes(plan.self_draft)
+    is_quantised = plan.precision not in FULL_BYTES or plan.self_draft is not None
+    activations = _activation_bytes(target, plan.context_length, full, is_quantised)
+    if draft is not None:
+        used_by_draft = _activation_bytes(draft, plan.context_length, full, is_quantised=False)
+        activations = max(activations, used_by_draft)
+    return PlanBytes(
+        target_weights=target.weight_bytes(plan.precision, full),
+        draft_weights=draft_weights,
+        target_kv=target.kv_bytes(plan.context_length, kept_in),
+        draft_kv=draft.kv_bytes(plan.context_length, kept_in) if draft else 0,
+        logits=MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES,
+        activations=activations + (CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0),
+        runtime=room.runtime_bytes,
+        margin=room.margin_bytes,
+    )
+
+
+def _activation_bytes(
+    shape: ModelShape, context_length: int, full: Precision, is_quantised: bool
+) -> int:
+    """The most one forward holds besides weights and caches: a chunk passing one layer."""
+    chunk = min(PREFILL_CHUNK, context_length)
+    values = chunk * (2 * shape.active_width + 6 * shape.hidden_size)  # 6.1
+    values += chunk * context_length  # the attention mask
+    if shape.num_kv_heads < shape.num_heads:
+        # With a mask transformers widens one layer's keys and values to all query heads.
+        values += 2 * context_length * shape.num_heads * shape.head_dim
+    if is_quantised:
+        values += shape.widest_linear_params  # a weight unpacked for a wide prefill (6.1)
+    return values * FULL_BYTES[full]
+
+
+# -- question and answer ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -35,30 +226,41 @@ class DraftCandidate:
 @dataclass(frozen=True)
 class PlanRequest:
     """drafts: best first. full: what unquantised weights and caches are kept in.
-    precisions: None plans for all that the device and the model allow."""
+    only_precision: None plans for all that the device and the model allow."""
 
     target: ModelShape
     room: Room
     context_length: int | None = None
     drafts: tuple[DraftCandidate, ...] = ()
     full: Precision = "bf16"
-    precisions: tuple[Precision, ...] | None = None
+    only_precision: Precision | None = None
     measurements: tuple[Measurement, ...] = ()
 
     @property
     def wanted_context(self) -> int:
         return min(self.context_length or DEFAULT_CONTEXT, self.target.context_length)
 
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Of the target, fullest first."""
+        if self.only_precision is not None:
+            return (self.only_precision,)
+        if self.room.device == "mps" or self.target.num_experts:
+            # bitsandbytes has no proven path on Apple GPUs and leaves fused experts as they are.
+            return (self.full,)
+        return (self.full, "8-bit", "4-bit")
+
 
 @dataclass(frozen=True)
 class Plan:
+    """An arrangement that fits. expected_speedup: None where it was not measured."""
+
     target: str
     precision: Precision
     drafter: str
     draft: str | None
     context_length: int
     bytes: PlanBytes
-    fits: bool
     expected_speedup: float | None
     reason: str
 
@@ -70,7 +272,7 @@ class Plan:
             "draft": self.draft,
             "context": self.context_length,
             "bytes": self.bytes.as_dict(),
-            "fits": self.fits,
+            "fits": True,
             "expected_speedup": self.expected_speedup,
             "reason": self.reason,
         }
@@ -81,13 +283,10 @@ class Refusal:
     drafter: str
     reason: str
 
-    def as_dict(self) -> dict[str, str]:
-        return {"drafter": self.drafter, "reason": self.reason}
-
 
 @dataclass(frozen=True)
 class PlanReport:
-    """plans: those that fit, best first."""
+    """plans: best first."""
 
     device: str
     plans: tuple[Plan, ...]
@@ -97,5 +296,5 @@ class PlanReport:
         return {
             "device": self.device,
             "plans": [plan.as_dict() for plan in self.plans],
-            "refused": [refusal.as_dict() for refusal in self.refused],
+            "refused": [asdict(refusal) for refusal in self.refused],
         }

@@ -1,20 +1,34 @@
-"""Where the target and the draft come from: a folder, the demo pair, a profile, a hub id.
+"""Where models come from: the profiles, a folder, the hub's cache, the hub.
 
-Contract: `resolve` turns LoadOptions into folders on this disk. A hub id is looked for in the
-local hub cache first and fetched only when it is not wholly there (safetensors, tokenizer and
-configs; never pickle or code, and nothing of a repository's sub-folders). Errors say what to do.
+Contract: `find_model` gives the shape, the folder if it is here and the known drafts of what a
+person named, and fetches nothing. `resolve` turns LoadOptions into folders on this disk: a hub id
+is looked for in the hub's cache first and fetched only when it is not whole there (safetensors,
+tokenizer and configs; never pickle or code, and nothing of a repository's sub-folders). Errors say
+what to do and name the nearest known model.
 
-Not here: opening the folders (forward.weights).
+Not here: opening the folders (forward.weights), downloads of the page (downloads).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from localspec.config import ModelEntry, Profile, find_profile, load_profiles, settings_for
-from localspec.errors import ModelError
+from localspec.config import (
+    SHAPE_KEYS,
+    ModelEntry,
+    Profile,
+    find_profile,
+    load_profiles,
+    nearest,
+    settings_for,
+)
+from localspec.errors import ConfigError, ModelError
+from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
+from localspec.machine.shapes import FAMILIES, ModelShape, shape_from_folder
 from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
@@ -24,6 +38,154 @@ WANTED_FILES = (
 )  # fmt: skip
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
+
+
+# -- what the profiles know -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """folder: where its files are, None when only the shape is known. drafts: ids."""
+
+    shape: ModelShape
+    folder: Path | None
+    drafts: tuple[str, ...]
+
+
+def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:
+    """A profile's model, named by its id, by the folder it lies in or by the id's last part."""
+    entries = [entry for profile in profiles.values() for entry in profile.models.values()]
+    exact = next((entry for entry in entries if entry.id == name), None)
+    folder = Path(name).expanduser()
+    if exact is not None:
+        return exact
+    if folder.is_dir():
+        place = folder.resolve()
+        return next((e for e in entries if e.folder and e.folder.resolve() == place), None)
+    wanted = name.lower()
+    spelt = ((entry, entry.id.lower()) for entry in entries)
+    return next((entry for entry, id in spelt if wanted in (id, id.rpartition("/")[2])), None)
+
+
+def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
+    """The model that a folder or an id stands for. Raises ConfigError for a name nobody knows,
+    ModelError for a folder that cannot be read."""
+    entry = find_entry(name, profiles)
+    if entry is not None:
+        return KnownModel(
+            shape_from_entry(entry), entry.folder or cached_folder(entry.id), entry.drafts
+        )
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return KnownModel(shape_from_folder(folder), folder, ())
+    cached = cached_folder(name)
+    if cached is not None:
+        return KnownModel(shape_from_folder(cached, name), cached, ())
+    known = [id for profile in profiles.values() for id in profile.models]
+    raise ConfigError(
+        f"'{name}' is neither a model folder nor a model the profiles know. "
+        f"Did you mean '{nearest(name, known)}'?"
+    )
+
+
+def shape_from_entry(entry: ModelEntry) -> ModelShape:
+    if entry.folder is not None:
+        return shape_from_folder(entry.folder, entry.id)
+    family = str(entry.family)
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"The profile of {entry.id} names the family '{family}'. "
+            f"Did you mean '{nearest(family, FAMILIES)}'?"
+        )
+    has_qkv_bias, has_qk_norm = FAMILIES[family]
+    written: dict[str, Any] = {key: vars(entry)[key] for key in SHAPE_KEYS}
+    return ModelShape(
+        name=entry.id,
+        **written,
+        has_qkv_bias=has_qkv_bias,
+        has_qk_norm=has_qk_norm,
+        num_experts=entry.num_experts,
+        num_experts_per_token=entry.num_experts_per_token,
+        expert_intermediate_size=entry.expert_intermediate_size,
+        extra_params=entry.extra_params,
+    )
+
+
+def compatibility_of(target: KnownModel, draft: KnownModel) -> Compatibility:
+    """The full comparison when both tokenizers are on this machine, else unknown."""
+    if target.folder is None or draft.folder is None:
+        return UNKNOWN
+    try:
+        return compare_folders(target.folder, draft.folder)
+    except ModelError as error:
+        return Compatibility(False, str(error).rstrip("."))
+
+
+# -- the hub's cache ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """folder: the snapshot to load from. num_bytes: on disk."""
+
+    id: str
+    folder: Path
+    num_bytes: int
+
+
+def cached_models() -> list[CachedModel]:
+    """Models of which everything is here, by name. An absent or unreadable cache is empty."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE)
+    except (CacheNotFound, OSError):
+        return []
+    models = []
+    for repo in found.repos:
+        if repo.repo_type != "model":
+            continue
+        main = [each for each in repo.revisions if "main" in each.refs]
+        newest = max(main or repo.revisions, key=lambda each: each.last_modified, default=None)
+        if newest is not None and missing_part(newest.snapshot_path) is None:
+            models.append(CachedModel(repo.repo_id, newest.snapshot_path, newest.size_on_disk))
+    return sorted(models, key=lambda each: each.id.lower())
+
+
+def cached_folder(hub_id: str) -> Path | None:
+    """Where the cache keeps what is here of a model, in part or whole. Asks nobody."""
+    if hub_id.count("/") != 1 or hub_id.startswith((".", "/")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(hub_id, "config.json")
+    except HFValidationError:  # the hub allows no such name
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def missing_part(folder: Path) -> str | None:
+    """What the folder lacks of a model. The hub's client itself knows this only of what it
+    fetched whole: other programs leave single files in the same cache."""
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return "a tokenizer"
+    if (folder / "model.safetensors").is_file():
+        return None
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        files = {str(name) for name in index["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return "weights in .safetensors files"
+    absent = sorted(name for name in files if not (folder / name).is_file())
+    return f"{len(absent)} of {len(files)} weight files" if absent else None
+
+
+# -- what to load ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -45,28 +207,35 @@ class Source:
 def resolve(options: LoadOptions) -> Source:
     """Raises ModelError, ConfigError."""
     profiles = load_profiles(settings_for(options.home).profile_folders)
-    target = options.model
-    if options.profile is not None and target is None:
+    target = options.model or DEMO
+    if options.model is None and options.profile is not None:
         target = find_profile(options.profile, profiles).default
-    target = DEMO if target is None else target
-    entry = _entry(target, profiles)
+    entry = find_entry(target, profiles)
     if target == DEMO and (entry is None or not _is_there(entry.folder)):
         raise ModelError(
             "The demo pair is missing from assets/demo. Restore the folder from the project, or "
             "name a model with --model."
         )
-    source = Source(_folder(target, entry, options.fetches), _name(target), None, None)
     own = tuple(_own_head(folder) for folder in options.heads)
-    if entry is not None:
-        source = replace(source, foreign=_first_here(entry.foreign, profiles))
-    heads = (*own, *(entry.heads if entry is not None else ()))
-    if entry is not None and not own and options.draft in (None, *entry.drafts[:1]):
-        source = replace(source, accepted=entry.accepted)
-    return _with_draft(replace(source, heads=heads), options, entry, profiles)
+    folder, name = _folder(target, entry, options.fetches), _name(target, entry)
+    if entry is None:
+        source = Source(folder, name, None, None, heads=own)
+    else:
+        is_as_measured = not own and options.draft in (None, *entry.drafts[:1])
+        source = Source(
+            folder,
+            name,
+            None,
+            None,
+            foreign=_first_here(entry.foreign, profiles),
+            heads=(*own, *entry.heads),
+            accepted=entry.accepted if is_as_measured else None,
+        )
+    return _with_draft(source, options, entry, profiles)
 
 
 def _own_head(place: str) -> Path:
-    """Asked for by name, so its absence is the person's to know at once."""
+    """A head that was named; its absence is an error at once."""
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ModelError(f"There is no folder of a head at {place}. Check the path of --heads.")
@@ -79,16 +248,16 @@ def _with_draft(
     draft = options.draft or (entry.drafts[0] if entry and entry.drafts else None)
     if draft is None:
         return source
-    draft_entry = _entry(draft, profiles)
+    draft_entry = find_entry(draft, profiles)
     try:
         folder = _folder(draft, draft_entry, options.fetches)
         if draft_entry is not None and not _is_there(folder):
             raise ModelError(f"{folder.parent.name}/{folder.name} is missing.")
     except ModelError as error:
         if options.draft is not None:
-            raise  # asked for by name, so its absence is the person's to know at once
+            raise  # it was named
         return replace(source, draft_refusal=str(error))
-    return replace(source, draft=folder, draft_name=_name(draft))
+    return replace(source, draft=folder, draft_name=_name(draft, draft_entry))
 
 
 def _is_there(folder: Path | None) -> bool:
@@ -98,25 +267,17 @@ def _is_there(folder: Path | None) -> bool:
 def _first_here(places: tuple[str, ...], profiles: dict[str, Profile]) -> Path | None:
     """The first of these models that needs no download: nothing is fetched unasked."""
     for place in places:
-        entry = _entry(place, profiles)
+        entry = find_entry(place, profiles)
         folder = entry.folder if entry is not None else Path(place).expanduser()
         if folder is not None and _is_there(folder):
             return folder
     return None
 
 
-def _entry(place: str, profiles: dict[str, Profile]) -> ModelEntry | None:
-    """What the profiles know of a model, named by its id or by the folder it lies in."""
-    entries = [entry for profile in profiles.values() for entry in profile.models.values()]
-    named = next((entry for entry in entries if entry.id == place), None)
-    if named is not None:
-        return named
-    folder = Path(place).expanduser().resolve()
-    return next((e for e in entries if e.folder is not None and e.folder.resolve() == folder), None)
-
-
-def _name(place: str) -> str:
-    return Path(place).name if Path(place).is_dir() else place
+def _name(place: str, entry: ModelEntry | None) -> str:
+    if Path(place).is_dir():
+        return Path(place).name
+    return place if entry is None else entry.id
 
 
 def _folder(place: str, entry: ModelEntry | None, fetches: bool) -> Path:
@@ -125,42 +286,41 @@ def _folder(place: str, entry: ModelEntry | None, fetches: bool) -> Path:
     path = Path(place).expanduser()
     if path.is_dir():
         return path.resolve()
-    if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
+    hub_id = place if entry is None else entry.id
+    if path.is_absolute() or place.startswith(".") or hub_id.count("/") != 1:
         raise _no_folder(place)
-    cached = _cached(place)
-    if cached is None and not fetches:
+    cached = cached_folder(hub_id)
+    if cached is not None and missing_part(cached) is None:
+        return cached
+    if not fetches:
         raise ModelError(
-            f"{place} is not whole on this machine. Download it in the Models tab, or give a "
+            f"{hub_id} is not whole on this machine. Download it in the Models tab, or give a "
             "folder."
         )
-    return cached or _fetched(place)
+    return _fetched(hub_id)
 
 
 def _no_folder(place: str) -> ModelError:
     return ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
 
 
-def _cached(hub_id: str) -> Path | None:
-    """The model's folder in the hub cache; None when it is not, or not wholly, there."""
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        folder = _snapshot(hub_id, is_local=True)
-    except HFValidationError:  # a path, then: the hub allows no such name
-        raise _no_folder(hub_id) from None
-    except OSError:  # not there, or not readable: fetching says which
-        return None
-    return folder if missing_part(folder) is None else None
-
-
 def _fetched(hub_id: str) -> Path:
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError
 
     # The page keeps the hub's client offline, so that nothing calls out unasked. Naming a hub id
     # is asking.
     was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
-        folder = _snapshot(hub_id, is_local=False)
+        folder = Path(
+            snapshot_download(
+                hub_id,
+                allow_patterns=list(WANTED_FILES),
+                ignore_patterns=list(UNWANTED_FILES),
+            )
+        )
+    except HFValidationError:  # a path, then: the hub allows no such name
+        raise _no_folder(hub_id) from None
     except Exception as error:  # the client raises many types: its own, of HTTP, of files, of Xet
         raise ModelError(
             f"{hub_id} is not on this machine and could not be fetched: {_reason(error)}"
@@ -174,37 +334,6 @@ def _fetched(hub_id: str) -> Path:
             "with .safetensors weights and a tokenizer.json, or check the connection and try again."
         )
     return folder
-
-
-def _snapshot(hub_id: str, is_local: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(
-            hub_id,
-            allow_patterns=list(WANTED_FILES),
-            ignore_patterns=list(UNWANTED_FILES),
-            local_files_only=is_local,
-        )
-    )
-
-
-def missing_part(folder: Path) -> str | None:
-    """What the folder lacks of a model. The hub's client itself knows this only of what it
-    fetched whole: other programs leave single files in the same cache."""
-    if not (folder / "config.json").is_file():
-        return "config.json"
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        return "a tokenizer"
-    if (folder / "model.safetensors").is_file():
-        return None
-    try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        files = {str(name) for name in index["weight_map"].values()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "weights in .safetensors files"
-    absent = sorted(name for name in files if not (folder / name).is_file())
-    return f"{len(absent)} of {len(files)} weight files" if absent else None
 
 
 def _reason(error: Exception) -> str:

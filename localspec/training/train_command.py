@@ -26,10 +26,9 @@ from localspec.forward.model import kv_shape
 from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import Hardware, confirmed_by_torch, free_bytes_now, probe
-from localspec.machine.placement import Place, place_for
 from localspec.machine.sources import Source, resolve
-from localspec.machine.threads import require_threads
 from localspec.options import LoadOptions
+from localspec.placement import Place, place_for, require_threads
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.gain import Bench, gains, gains_of_all, render

@@ -239,8 +239,7 @@ def _add_routes(api: Any, service: ChatService) -> None:
     from starlette.requests import Request
     from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-    from localspec.machine.hardware import probe
-    from localspec.machine.hardware_summary import found_line
+    from localspec.machine.hardware import found_line, probe
     from localspec.web.hardware_line import HardwareLine
     from localspec.web.live import live_state, scope_of
     from localspec.web.proof.paths import add_proof_routes, number_of

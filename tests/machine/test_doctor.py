@@ -12,8 +12,7 @@ import pytest
 from localspec.config import settings_for
 from localspec.machine import doctor
 from localspec.machine.doctor import doctor_report, never_run, render
-from localspec.machine.hardware import probe
-from localspec.machine.host import Host, TorchBuild
+from localspec.machine.hardware import Host, TorchBuild, probe
 from tests.machine.fake_nvml import GIB, FakeNvml
 
 LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
@@ -53,7 +52,7 @@ def test_a_driver_problem_is_missing_with_its_fix(tmp_path: Path) -> None:
 def test_an_absent_demo_pair_is_missing(tmp_path: Path) -> None:
     report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
     assert "demo pair" in names(report, "missing")
-    assert "python -m localspec train" in render(report)
+    assert "python -m tools.demo_pair" in render(report)
 
 
 def test_a_home_that_is_a_file_is_missing(tmp_path: Path) -> None:

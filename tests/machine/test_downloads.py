@@ -17,20 +17,21 @@ import pytest
 from safetensors.numpy import save_file
 
 from localspec.config import PROJECT_FOLDER
-from localspec.machine.downloads import download_queue as app_side
-from localspec.machine.downloads import ledger
-from localspec.machine.downloads.download_queue import WORKER, Downloads
-from localspec.machine.downloads.faults import Fault
-from localspec.machine.downloads.ledger import Unfinished
-from localspec.machine.downloads.listing import HubFile, Survey
-from localspec.machine.downloads.progress import (
+from localspec.machine import downloads as app_side
+from localspec.machine.download_faults import DownloadFault
+from localspec.machine.downloads import (
+    WORKER,
     Download,
+    Downloads,
     FileProgress,
     duration,
     in_words,
+    load_unfinished,
+    save_unfinished,
     so_far,
     with_sample,
 )
+from localspec.machine.hub_files import HubFile, Survey
 from tests import waiting
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 
@@ -173,7 +174,7 @@ def test_after_a_kill_the_next_start_offers_to_continue(
         assert hub.ranges, "what had arrived was not fetched again"
     finally:
         again.close()
-    assert ledger.load(path) == []
+    assert load_unfinished(path) == {}
 
 
 def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[str, str]) -> None:
@@ -194,7 +195,7 @@ def test_cancel_deletes_the_part_and_forgets(desk: Downloads, hub: HubStub, cach
     in_part(desk)
     desk.cancel(MODEL)
     assert desk.downloads == () and not list(cache.rglob("*.incomplete"))
-    assert ledger.load(desk._path) == []
+    assert load_unfinished(desk._path) == {}
 
 
 def test_a_dropped_download_says_so_and_a_click_continues_it(desk: Downloads, hub: HubStub) -> None:
@@ -218,11 +219,11 @@ def test_the_dry_run_gives_the_exact_size_and_fetches_nothing(
     assert desk.downloads == () and not hub.asked_for("resolve")
     hub.refusal = Refusal(401, "GatedRepo")
     refused = desk.survey(MODEL)
-    assert isinstance(refused, Fault) and refused.code == "gated"
+    assert isinstance(refused, DownloadFault) and refused.code == "gated"
 
 
 def test_nothing_starts_by_itself(path: Path, hub: HubStub, environment: dict[str, str]) -> None:
-    ledger.save(path, [Unfinished(MODEL, None)])
+    save_unfinished(path, {MODEL: None})
     again = Downloads(path, environment)
     assert [each.state for each in again.downloads] == ["paused"]
     assert hub.requests == [] and again._process is None
@@ -230,16 +231,16 @@ def test_nothing_starts_by_itself(path: Path, hub: HubStub, environment: dict[st
 
 
 @pytest.mark.parametrize("text", ["", "[", '{"a": 1}', "[1]", '[{"model_id": "a/b"}]'])
-def test_a_ledger_that_cannot_be_read_is_empty(path: Path, text: str) -> None:
+def test_a_list_that_cannot_be_read_is_empty(path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
-    assert ledger.load(path) == []
+    assert load_unfinished(path) == {}
 
 
-def test_a_ledger_keeps_what_belongs_to_a_download(path: Path) -> None:
-    kept = Unfinished(MODEL, Survey(MODEL, COMMIT, (HubFile("a", 3, "x", True),)))
-    ledger.save(path, [kept, Unfinished(OTHER, None)])
-    assert ledger.load(path) == [kept, Unfinished(OTHER, None)]
+def test_the_list_keeps_what_belongs_to_a_download(path: Path) -> None:
+    kept = {MODEL: Survey(MODEL, COMMIT, (HubFile("a", 3, "x", True),)), OTHER: None}
+    save_unfinished(path, kept)
+    assert load_unfinished(path) == kept
 
 
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from localspec.machine.energy import energy_counter
+from localspec.machine.nvml import energy_counter
 
 
 class FakeCounter:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from localspec.machine.cache import cached_models
-from localspec.machine.downloads import fetch as fetching
-from localspec.machine.downloads.faults import Fault, fault_of
-from localspec.machine.downloads.fetch import fetch
-from localspec.machine.downloads.listing import Survey, held_bytes, shelfmark, survey
-from localspec.machine.sources import resolve
+from localspec.machine import fetch as fetching
+from localspec.machine.download_faults import DownloadFault, fault_of
+from localspec.machine.fetch import fetch
+from localspec.machine.hub_files import Survey, survey
+from localspec.machine.sources import cached_models, resolve
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
@@ -60,7 +59,7 @@ def fetched(reports: list[tuple[str, int, str]] | None = None) -> Path:
     return fetch(TARGET, kept.append, lambda *report: said.append(report))
 
 
-def fault(has_token: bool = False) -> Fault:
+def fault(has_token: bool = False) -> DownloadFault:
     """Why it did not go; the sentence is one that can be shown."""
     with pytest.raises(Exception) as caught:
         fetched()
@@ -113,7 +112,7 @@ def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folde
     wanted = [f for f in folder.iterdir() if f.is_file() and f.name not in UNWANTED]
     assert found.num_bytes == sum(file.stat().st_size for file in wanted)
     assert found.commit == COMMIT and not hub.asked_for("resolve")
-    assert sum(held_bytes(found).values()) == 0 and not weights(cache)
+    assert sum(found.held_bytes().values()) == 0 and not weights(cache)
 
 
 @pytest.mark.parametrize("kind", ["closed", "reset", "stalled", "short", "long"])
@@ -164,7 +163,7 @@ def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
 ) -> None:
     found = survey(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
-    part = shelfmark(found).part(file)
+    part = found.place.part(file)
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (file.num_bytes // 2))
     assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
@@ -173,7 +172,7 @@ def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
 def test_a_part_longer_than_the_file_is_dropped(hub: HubStub, cache: Path, folder: Path) -> None:
     found = survey(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
-    part = shelfmark(found).part(file)
+    part = found.place.part(file)
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (file.num_bytes + 9))
     assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()

@@ -8,13 +8,21 @@ from dataclasses import replace
 import pytest
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
-from localspec.machine.budget import GIB, MIB, Arrangement, Room, bytes_of
 from localspec.machine.compatibility import Compatibility
-from localspec.machine.models import shape_from_entry
 from localspec.machine.planner import plan
-from localspec.machine.plans import DraftCandidate, Plan, PlanReport, PlanRequest
-from localspec.machine.shapes import ModelShape
-from localspec.machine.speedup import Measurement
+from localspec.machine.plans import (
+    GIB,
+    MIB,
+    Arrangement,
+    DraftCandidate,
+    Plan,
+    PlanReport,
+    PlanRequest,
+    Room,
+    bytes_of,
+)
+from localspec.machine.sources import shape_from_entry
+from localspec.speculation import Measurement
 
 SHAPES = {
     entry.id: shape_from_entry(entry)
@@ -60,7 +68,7 @@ def test_every_plan_fits_and_every_drafter_is_planned_or_refused(
 ) -> None:
     report = plan(request(target, gpu(free_gib)))
     for each in report.plans:
-        assert each.fits and each.bytes.total <= free_gib * GIB
+        assert each.bytes.total <= free_gib * GIB
         assert each.expected_speedup is None
         assert each.reason
     drafters = {each.drafter for each in (*report.plans, *report.refused)}
@@ -113,7 +121,6 @@ def test_the_parts_of_llama_8b_with_a_1b_draft() -> None:
     assert needed.margin == int(0.04 * 24 * GIB)
     parts = needed.as_dict()
     assert parts.pop("total") == sum(parts.values()) == needed.total
-    assert needed.allocated == needed.total - needed.margin - needed.runtime
 
 
 def test_a_self_draft_shares_the_cache_and_the_embeddings() -> None:
@@ -230,7 +237,7 @@ def test_a_mixture_of_experts_counts_all_of_them_and_is_not_quantised() -> None:
 
 
 def test_a_quantised_target_alone_leaves_no_self_draft() -> None:
-    asked = replace(request("Qwen/Qwen3-8B", gpu(24)), precisions=("4-bit",))
+    asked = replace(request("Qwen/Qwen3-8B", gpu(24)), only_precision="4-bit")
     report = plan(asked)
     assert {each.precision for each in report.plans} == {"4-bit"}
     assert "quantised target itself" in refusals(report, "self_quant")[0]
@@ -341,7 +348,3 @@ def test_the_report_has_exactly_the_agreed_keys() -> None:
     assert "total" in report["plans"][0]["bytes"]
     report = plan(request("Qwen/Qwen3-8B", gpu(4))).as_dict()
     assert all(list(each) == ["drafter", "reason"] for each in report["refused"])
-
-
-def test_shapes_are_taken_as_they_are() -> None:
-    assert all(isinstance(each, ModelShape) for each in SHAPES.values()) and len(SHAPES) >= 20

@@ -7,23 +7,24 @@ from dataclasses import replace
 import pytest
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
-from localspec.machine.budget import GIB, Room
-from localspec.machine.catalogue import profile_offers
-from localspec.machine.gain import Gain, best_speedup
+from localspec.machine.catalogue import profile_models
+from localspec.machine.plans import GIB, Room
 from localspec.machine.recommend import (
     MOST_BYTES_ON_CPU,
+    AvailableModel,
     Card,
-    Offer,
+    ExpectedGain,
     Recommendation,
     Snapshot,
+    assumed_speedup,
     card_of,
     recommend,
 )
 from localspec.machine.shapes import Precision
-from localspec.machine.speedup import Measurement
 from localspec.options import LoadOptions
+from localspec.speculation import Measurement
 
-OFFERS = profile_offers(load_profiles((SHIPPED_PROFILES,)), [])
+MODELS = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
 QWEN = "Qwen/Qwen3-8B"
 
 
@@ -37,7 +38,7 @@ def cpu(gib: float) -> Snapshot:
 
 
 def found(snapshot: Snapshot, context_length: int = 8192) -> Recommendation:
-    return recommend(snapshot, OFFERS, context_length)
+    return recommend(snapshot, MODELS, context_length)
 
 
 def first(snapshot: Snapshot, context_length: int = 8192) -> Card:
@@ -46,27 +47,27 @@ def first(snapshot: Snapshot, context_length: int = 8192) -> Card:
     return card
 
 
-def offer(name: str) -> Offer:
-    return next(each for each in OFFERS if each.id == name)
+def model(name: str) -> AvailableModel:
+    return next(each for each in MODELS if each.id == name)
 
 
 @pytest.mark.parametrize("gib", [6.0, 8.0, 10.3, 16.0, 24.0, 48.0, 80.0])
 def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     card = first(gpu(gib))
     assert card.draft is not None and card.drafter == "draft_model"
-    assert card.offer.license in ("Apache-2.0", "MIT") and card.offer.gated is not True
+    assert card.model.license in ("Apache-2.0", "MIT") and card.model.gated is not True
     assert card.refusal is None and card.bar.spare >= 0
     assert "Coder" not in card.id
 
 
 def test_more_memory_never_recommends_a_smaller_model() -> None:
-    sizes = [first(gpu(gib)).offer.shape.num_params for gib in (6, 8, 12, 16, 24, 48, 80)]
+    sizes = [first(gpu(gib)).model.shape.num_params for gib in (6, 8, 12, 16, 24, 48, 80)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
 def test_the_bar_adds_up_to_what_is_free() -> None:
     snapshot = gpu(10.3)
-    for card in (first(snapshot), card_of(snapshot, offer("Qwen/Qwen3-32B"), 8192)):
+    for card in (first(snapshot), card_of(snapshot, model("Qwen/Qwen3-32B"), 8192)):
         bar = card.bar
         parts = bar.target + bar.draft + bar.kv + bar.working + bar.reserve + bar.spare
         assert bar.free == parts == snapshot.room.free_bytes
@@ -74,7 +75,7 @@ def test_the_bar_adds_up_to_what_is_free() -> None:
 
 
 def test_a_model_that_does_not_fit_says_what_would() -> None:
-    card = card_of(gpu(10.3), offer("meta-llama/Llama-3.1-70B-Instruct"), 8192)
+    card = card_of(gpu(10.3), model("meta-llama/Llama-3.1-70B-Instruct"), 8192)
     assert card.refusal is not None and "GiB is free" in card.refusal
     assert "would fit" in card.refusal
     assert card.load_options(anyway=True).anyway is True
@@ -83,7 +84,7 @@ def test_a_model_that_does_not_fit_says_what_would() -> None:
 def test_a_download_without_a_dry_run_is_an_estimate_and_with_one_exact() -> None:
     guessed = first(gpu(10.3))
     assert not guessed.is_exact
-    weights = sum(2 * offer(part.id).shape.num_params for part in guessed.parts)
+    weights = sum(2 * model(part.id).shape.num_params for part in guessed.parts)
     assert guessed.download_bytes == pytest.approx(weights, rel=0.02)
     sizes = {part.id: 1_000 + number for number, part in enumerate(guessed.parts)}
     asked = first(replace(gpu(10.3), exact=sizes))
@@ -108,9 +109,9 @@ def test_an_unknown_disk_stays_unknown() -> None:
 def test_the_alternatives_are_smaller_and_larger_and_fit() -> None:
     result = found(gpu(12.0))
     assert result.card is not None and result.smaller and result.larger
-    size = result.card.offer.shape.num_params
-    assert all(card.offer.shape.num_params < size for card in result.smaller)
-    assert all(card.offer.shape.num_params > size for card in result.larger)
+    size = result.card.model.shape.num_params
+    assert all(card.model.shape.num_params < size for card in result.smaller)
+    assert all(card.model.shape.num_params > size for card in result.larger)
     assert all(card.refusal is None for card in (*result.smaller, *result.larger))
     names = [card.id for card in result.others]
     assert len(names) == len(set(names)) and result.card.id not in names
@@ -119,12 +120,12 @@ def test_the_alternatives_are_smaller_and_larger_and_fit() -> None:
 def test_on_a_processor_a_model_is_held_to_what_it_reads_in_time() -> None:
     card = first(cpu(64.0))
     assert card.precision == "fp32", "quantised weights are seldom faster there"
-    assert card.offer.shape.weight_bytes("fp32") <= MOST_BYTES_ON_CPU
+    assert card.model.shape.weight_bytes("fp32") <= MOST_BYTES_ON_CPU
     assert found(cpu(64.0)).larger, "slower ones can still be chosen"
 
 
 def test_when_nothing_fits_the_reasons_say_what_is_lacking() -> None:
-    result = recommend(gpu(1.0), [each for each in OFFERS if each.page is not None], 8192)
+    result = recommend(gpu(1.0), [each for each in MODELS if each.page is not None], 8192)
     assert result.card is None and len(result.reasons) == 2
     assert all("is free" in reason for reason in result.reasons)
 
@@ -137,15 +138,15 @@ def test_what_ships_is_here_and_never_the_recommendation() -> None:
 
 
 def test_a_windowed_model_is_not_first_where_a_longer_context_is_wanted() -> None:
-    gemma = card_of(gpu(24.0), offer("google/gemma-3-4b-it"), 8192)
-    assert gemma.context_length == 1024 and gemma.offer.gated is True
-    only = recommend(gpu(24.0), [replace(gemma.offer, gated=False, license="MIT")], 8192)
+    gemma = card_of(gpu(24.0), model("google/gemma-3-4b-it"), 8192)
+    assert gemma.context_length == 1024 and gemma.model.gated is True
+    only = recommend(gpu(24.0), [replace(gemma.model, gated=False, license="MIT")], 8192)
     assert only.card is None
 
 
 def test_a_model_that_asks_for_an_agreement_is_not_the_first_offered() -> None:
-    asking = replace(offer(QWEN), gated=True)
-    assert recommend(gpu(24.0), [offer(QWEN)], 8192).card is not None
+    asking = replace(model(QWEN), gated=True)
+    assert recommend(gpu(24.0), [model(QWEN)], 8192).card is not None
     assert recommend(gpu(24.0), [asking], 8192).card is None
 
 
@@ -177,17 +178,17 @@ def test_a_measured_gain_replaces_the_range() -> None:
     )  # fmt: skip
     again = first(replace(gpu(24.0), measurements=(measured,)))
     gain = again.gain
-    assert isinstance(gain, Gain) and gain.is_measured and gain.low == gain.high > 1.5
+    assert isinstance(gain, ExpectedGain) and gain.is_measured and gain.low == gain.high > 1.5
 
 
 def test_a_draft_as_dear_as_its_target_gains_nothing_and_never_loses() -> None:
-    assert best_speedup(0.5, 1.0, 0.1) == 1.0
-    assert best_speedup(0.9, 0.05, 0.03) > 2.5
+    assert assumed_speedup(0.5, 1.0, 0.1) == 1.0
+    assert assumed_speedup(0.9, 0.05, 0.03) > 2.5
     # By hand: one draft token at half a step's cost, always right: 2 tokens for 1.5 steps.
-    assert best_speedup(1.0, 0.5, 0.0) == pytest.approx(9 / 5)
+    assert assumed_speedup(1.0, 0.5, 0.0) == pytest.approx(9 / 5)
 
 
 def test_without_a_draft_the_card_says_what_drafts_there() -> None:
-    card = card_of(gpu(24.0), offer("mistralai/Mistral-7B-Instruct-v0.3"), 8192)
+    card = card_of(gpu(24.0), model("mistralai/Mistral-7B-Instruct-v0.3"), 8192)
     assert card.draft is None and card.drafter in ("ngram", "self_quant")
-    assert "n-gram" in card.offer.note and card.gain is not None
+    assert "n-gram" in card.model.note and card.gain is not None

@@ -10,8 +10,8 @@ import pytest
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.errors import ModelError
-from localspec.machine.models import shape_from_entry
 from localspec.machine.shapes import ModelShape, shape_from_config, shape_from_folder
+from localspec.machine.sources import shape_from_entry
 
 KIB = 1024
 

@@ -9,11 +9,10 @@ import html
 
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY
-from localspec.machine.downloads.faults import Fault
-from localspec.machine.downloads.fetch import gb
-from localspec.machine.gain import Gain
+from localspec.machine.download_faults import DownloadFault
 from localspec.machine.hardware import gib
-from localspec.machine.recommend import Bar, Card, Part
+from localspec.machine.hub_files import gb
+from localspec.machine.recommend import Bar, Card, ExpectedGain, Part
 
 ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "
@@ -52,10 +51,10 @@ def _summary(drafter: str) -> str:
     return PLAIN if drafter == OFF else REGISTRY[drafter].summary
 
 
-def card_html(card: Card, title: str, fault: Fault | None) -> str:
+def card_html(card: Card, title: str, fault: DownloadFault | None) -> str:
     drafter = html.escape(card.draft or _summary(card.drafter))
     refusal = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
-    note = f'<p class="ls-mnote">{html.escape(card.offer.note)}</p>' if card.offer.note else ""
+    note = f'<p class="ls-mnote">{html.escape(card.model.note)}</p>' if card.model.note else ""
     return (
         f'<div class="ls-mcard"><h3>{html.escape(title)}</h3><dl>'
         f"<dt>Target</dt><dd><b>{html.escape(card.id)}</b>, {precision_words(card)}</dd>"
@@ -82,7 +81,7 @@ def row_html(card: Card, kind: str, is_loaded: bool = False) -> str:
     if card.gain is not None and card.refusal is None:
         facts.append(f"gain {_range(card.gain)}{'' if card.gain.is_measured else ' (estimate)'}")
     below = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
-    below += f'<p class="ls-mfine">{html.escape(card.offer.note)}</p>' if card.offer.note else ""
+    below += f'<p class="ls-mfine">{html.escape(card.model.note)}</p>' if card.model.note else ""
     state = '<span class="ls-mtag ls-mon">loaded</span>' if is_loaded else buttons_html(card)
     return (
         f'<li><div class="ls-mline"><span>{tag}<b>{html.escape(card.id)}</b>{draft}<br>'
@@ -111,7 +110,7 @@ def _load_buttons(card: Card) -> str:
     return button("Load", "load", card.id, main="1")
 
 
-def fault_html(fault: Fault) -> str:
+def fault_html(fault: DownloadFault) -> str:
     link = ""
     if fault.page:
         link = (
@@ -123,7 +122,7 @@ def fault_html(fault: Fault) -> str:
 
 
 def _license_html(card: Card) -> str:
-    offer = card.offer
+    offer = card.model
     name = html.escape(offer.license) if offer.license else "licence: see its page"
     address = offer.terms or offer.page
     if address:
@@ -170,7 +169,7 @@ def _part_words(part: Part) -> str:
     return f"{html.escape(part.id)}: {state}"
 
 
-def gain_html(gain: Gain | None) -> str:
+def gain_html(gain: ExpectedGain | None) -> str:
     if gain is None:
         return "none: plain decoding"
     if gain.is_measured:
@@ -182,7 +181,7 @@ def gain_html(gain: Gain | None) -> str:
     )
 
 
-def _range(gain: Gain) -> str:
+def _range(gain: ExpectedGain) -> str:
     low, high = f"{gain.low:.1f}", f"{gain.high:.1f}"
     return f"{low} times" if low == high else f"{low} to {high} times"
 

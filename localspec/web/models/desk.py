@@ -1,4 +1,4 @@
-"""What the Models tab knows and does: between the service, the shelf of models and the tab.
+"""What the Models tab knows and does: between the service, the catalogue of models and the tab.
 
 Contract: `view` is everything the tab shows as HTML by part, made anew at most every LOOK_S seconds
 unless something changed; `act` does what a button asks and says a sentence where there is something
@@ -20,8 +20,8 @@ from typing import Any
 from localspec.chat import tune_up
 from localspec.chat.service import ChatService
 from localspec.errors import RequestError
-from localspec.machine.catalogue import Look, Shelf
-from localspec.machine.downloads.faults import Fault
+from localspec.machine.catalogue import Catalogue, CatalogueState
+from localspec.machine.download_faults import DownloadFault
 from localspec.machine.recommend import Card, Recommendation
 from localspec.options import LoadOptions
 from localspec.web.models import page as models_html
@@ -44,16 +44,16 @@ class Tuning:
 class ModelsDesk:
     """One for each server."""
 
-    def __init__(self, service: ChatService, shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, service: ChatService, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
         self._service = service
         self._lock = threading.Lock()
-        self._look: Look | None = None
+        self._look: CatalogueState | None = None
         self._looked_s = 0.0
         self._seen: object = None
         self._context_length = DEFAULT_CONTEXT
         self._folder: str | None = None
-        self._faults: dict[str, Fault] = {}  # of dry runs
+        self._faults: dict[str, DownloadFault] = {}  # of dry runs
         self._task: Any = None
         self._tuning = Tuning()
         self._acts: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
@@ -61,10 +61,10 @@ class ModelsDesk:
             "folder": self._choose_folder,
             "size": self._ask_sizes,
             "download": self._download,
-            "pause": lambda said: self.shelf.downloads.pause(self._known_download(said)),
-            "resume": lambda said: self.shelf.downloads.resume(self._known_download(said)),
-            "cancel": lambda said: self.shelf.downloads.cancel(self._known_download(said)),
-            "forget": lambda said: self.shelf.downloads.forget(self._known_download(said)),
+            "pause": lambda said: self.catalogue.downloads.pause(self._known_download(said)),
+            "resume": lambda said: self.catalogue.downloads.resume(self._known_download(said)),
+            "cancel": lambda said: self.catalogue.downloads.cancel(self._known_download(said)),
+            "forget": lambda said: self.catalogue.downloads.forget(self._known_download(said)),
             "load": self._load,
             "unload": lambda said: self._service.unload(),
             "retry": lambda said: self._service.retry(),
@@ -77,7 +77,7 @@ class ModelsDesk:
     def view(self) -> dict[str, Any]:
         """{"parts": {name: html}}."""
         look, status = self._fresh_look(), self._service.status()
-        downloads = self.shelf.downloads.downloads
+        downloads = self.catalogue.downloads.downloads
         found = look.recommendation
         parts = {
             "found": models_html.found_html(look, CONTEXTS),
@@ -97,17 +97,19 @@ class ModelsDesk:
         }
         return {"parts": parts}
 
-    def _fresh_look(self) -> Look:
+    def _fresh_look(self) -> CatalogueState:
         """Read the machine again when something changed that it depends on, or after a while."""
         description = self._service.status().description
-        done = [each.model_id for each in self.shelf.downloads.downloads if each.state == "done"]
+        done = [
+            each.model_id for each in self.catalogue.downloads.downloads if each.state == "done"
+        ]
         folder = self._folder
         seen = (description and description.target, tuple(done), self._context_length, folder)
         with self._lock:
             is_old = time.monotonic() - self._looked_s > LOOK_S
             if self._look is None or is_old or seen != self._seen:
                 freed = self._freed_bytes()
-                self._look = self.shelf.look(self._context_length, freed, folder)
+                self._look = self.catalogue.read(self._context_length, freed, folder)
                 self._looked_s, self._seen = time.monotonic(), seen
             return self._look
 
@@ -151,8 +153,8 @@ class ModelsDesk:
         card = self._card(said)
         for part in card.parts:
             if not part.is_here and not part.is_exact:
-                answer = self.shelf.ask_size(part.id)
-                if isinstance(answer, Fault):
+                answer = self.catalogue.ask_size(part.id)
+                if isinstance(answer, DownloadFault):
                     self._faults[card.id] = answer
                     return str(answer)
         self._faults.pop(card.id, None)
@@ -164,11 +166,11 @@ class ModelsDesk:
         self._faults.pop(card.id, None)
         for part in card.parts:
             if not part.is_here:
-                self.shelf.downloads.ask(part.id)
+                self.catalogue.downloads.ask(part.id)
 
     def _known_download(self, said: Mapping[str, Any]) -> str:
         model_id = str(said.get("id"))
-        if self.shelf.downloads.find(model_id) is None:
+        if self.catalogue.downloads.find(model_id) is None:
             raise RequestError(f"There is no download of {model_id}.")
         return model_id
 

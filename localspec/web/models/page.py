@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from localspec.backend import Description
 from localspec.chat.service import Status
 from localspec.chat.tune_up import TuneUp
-from localspec.machine.catalogue import Look
-from localspec.machine.downloads.faults import Fault
-from localspec.machine.downloads.progress import Download, FileProgress, in_words, so_far
+from localspec.machine.catalogue import CatalogueState
+from localspec.machine.download_faults import DownloadFault
+from localspec.machine.downloads import Download, FileProgress, in_words, so_far
 from localspec.machine.recommend import Recommendation
 from localspec.options import LoadOptions
 from localspec.web.models.card import (
@@ -33,7 +33,7 @@ DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
 BUSY = ("loading", "restarting")
 
 
-def found_html(look: Look, contexts: Sequence[int]) -> str:
+def found_html(look: CatalogueState, contexts: Sequence[int]) -> str:
     """The machine in a line, the disk, and the context to plan for."""
     free = DASH if look.disk_free_bytes is None else disk(look.disk_free_bytes)
     options = "".join(
@@ -77,7 +77,7 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     )
 
 
-def first_html(found: Recommendation, device: str, faults: Mapping[str, Fault]) -> str:
+def first_html(found: Recommendation, device: str, faults: Mapping[str, DownloadFault]) -> str:
     """The recommended pair, or why there is none."""
     card = found.card
     if card is None:
@@ -114,7 +114,7 @@ def others_html(found: Recommendation) -> str:
     )
 
 
-def folder_html(look: Look) -> str:
+def folder_html(look: CatalogueState) -> str:
     fault = (
         f'<p class="ls-mfault">{html.escape(look.folder_fault)}</p>' if look.folder_fault else ""
     )

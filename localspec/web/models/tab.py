@@ -19,7 +19,7 @@ import gradio as gr
 from localspec.chat.service import ChatService
 from localspec.config import settings_for
 from localspec.errors import LocalspecError, RequestError
-from localspec.machine.catalogue import Shelf
+from localspec.machine.catalogue import Catalogue
 from localspec.web.guard.security import is_loopback
 from localspec.web.models.desk import ModelsDesk
 
@@ -56,10 +56,9 @@ def wire(blocks: gr.Blocks, service: ChatService, page: ModelsPage) -> None:
 
 def desk_of(service: ChatService) -> ModelsDesk:
     """The desk of a service: profiles and downloads lie where its log lies."""
-    home = service.data_folder
-    shelf = Shelf(settings_for(home), learnt=service.learnt_state)
-    atexit.register(shelf.close)  # a download must not outlive the app
-    return ModelsDesk(service, shelf)
+    catalogue = Catalogue(settings_for(service.data_folder), measured=service.measurements)
+    atexit.register(catalogue.close)  # a download must not outlive the app
+    return ModelsDesk(service, catalogue)
 
 
 def add_models_routes(api: Any, desk: ModelsDesk) -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from localspec.config import settings_for
 from localspec.errors import RequestError
-from localspec.machine.catalogue import Shelf
-from localspec.machine.hardware import probe
-from localspec.machine.host import TorchBuild
+from localspec.machine.catalogue import Catalogue
+from localspec.machine.hardware import TorchBuild, probe
 from localspec.web.models.desk import ModelsDesk, cards_of
 from tests import waiting
 from tests.fakes import Script
@@ -33,11 +32,11 @@ def place(tmp_path: Path) -> Iterator[ModelsSite]:
 
 @pytest.fixture
 def desk(place: ModelsSite) -> Iterator[ModelsDesk]:
-    shelf = Shelf(settings_for(place.home))
+    catalogue = Catalogue(settings_for(place.home))
     try:
-        yield ModelsDesk(place.service, shelf)
+        yield ModelsDesk(place.service, catalogue)
     finally:
-        shelf.close()
+        catalogue.close()
 
 
 def parts(desk: ModelsDesk) -> dict[str, str]:
@@ -55,8 +54,8 @@ def card(desk: ModelsDesk, model_id: str) -> Any:
 
 def fetched(desk: ModelsDesk) -> None:
     act(desk, "download", TARGET)
-    wait(lambda: all(each.state == "done" for each in desk.shelf.downloads.downloads))
-    assert len(desk.shelf.downloads.downloads) == 2
+    wait(lambda: all(each.state == "done" for each in desk.catalogue.downloads.downloads))
+    assert len(desk.catalogue.downloads.downloads) == 2
 
 
 def test_looking_asks_nobody(desk: ModelsDesk, place: ModelsSite) -> None:
@@ -105,8 +104,8 @@ def test_a_target_whose_draft_is_missing_is_loaded_without_it(
     desk: ModelsDesk, place: ModelsSite
 ) -> None:
     place.service.start()
-    desk.shelf.downloads.ask(TARGET)
-    wait(lambda: desk.shelf.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
+    desk.catalogue.downloads.ask(TARGET)
+    wait(lambda: desk.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
     said = act(desk, "load", TARGET)
     assert said is not None and f"{DRAFT} is not on this machine" in said
     options = wait(lambda: len(place.opened) > 1 and place.opened[-1])
@@ -118,11 +117,11 @@ def test_what_does_not_fit_says_what_would_and_is_loaded_only_anyway(
 ) -> None:
     """A machine with a tenth of a gibibyte, and the model already on its disk."""
     place.service.start()
-    desk.shelf.downloads.ask(TARGET)
-    wait(lambda: desk.shelf.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
+    desk.catalogue.downloads.ask(TARGET)
+    wait(lambda: desk.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
     found = probe()
     host = replace(found.host, ram_available_bytes=100 * 2**20)
-    desk.shelf.probe = lambda: replace(found, device="cpu", gpu=None, host=host)
+    desk.catalogue.probe = lambda: replace(found, device="cpu", gpu=None, host=host)
     desk._forget_look()
     refused = card(desk, TARGET).refusal
     assert refused is not None and "is free" in refused
@@ -238,5 +237,5 @@ def test_what_the_loaded_model_would_give_back_is_counted(
 def test_where_free_memory_is_unknown_the_plan_says_so(desk: ModelsDesk) -> None:
     blind = FakeNvml(failing={"nvmlDeviceGetMemoryInfo": 999, "nvmlDeviceGetMemoryInfo_v2": 999})
     found = probe(blind, None, TorchBuild("2.13.0", "13.0"))
-    desk.shelf.probe = lambda: found
+    desk.catalogue.probe = lambda: found
     assert "is not known" in parts(desk)["found"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from localspec.errors import ConfigError
-from localspec.machine.threads import candidates, choose_threads, require_threads
+from localspec.placement import candidates, choose_threads, require_threads
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from localspec import placement
 from localspec.errors import MemoryShortage
 from localspec.load import open_local_backend
-from localspec.machine import placement
 from localspec.machine.hardware import probe
-from localspec.machine.placement import Place, check_target, needed_bytes
 from localspec.options import LoadOptions
+from localspec.placement import Place, check_target, needed_bytes
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama
 

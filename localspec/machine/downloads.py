@@ -1,12 +1,11 @@
-"""The app's side of downloads: starts and stops the process that fetches, one model at a time.
+"""Downloads of the app: one model at a time, in a process that fetches (see fetch).
 
-Contract: `ask` queues a model, `pause` ends its process and keeps what arrived, `resume` goes on,
-`cancel` also deletes what arrived and is of no use yet. `downloads` is a snapshot, safe to take at
-any moment and from any thread. Unfinished ones are listed again, paused, at the next start; none
-goes on by itself. `close` ends the process that runs. `survey` is a dry run: it asks, and writes
-nothing.
-
-Not here: what is fetched and checked (fetch), words (progress).
+Contract: `ask` queues a model, `pause` ends its process and keeps what arrived, `resume` continues,
+`cancel` also deletes the parts. `downloads` is a snapshot, safe to take at any moment and from any
+thread. Unfinished ones are kept in a file and listed again, paused, at the next start; none starts
+by itself, and how much is here is read from the cache. `close` ends the process that runs.
+`survey` asks the hub and writes nothing. `in_words` says how far a download is, how fast and how
+long it will take; speed is measured over the last SPEED_WINDOW_S seconds of fetching, in one file.
 """
 
 from __future__ import annotations
@@ -19,20 +18,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from localspec.config import PROJECT_FOLDER
-from localspec.machine.downloads import ledger
-from localspec.machine.downloads.faults import TRY_AGAIN, Fault
-from localspec.machine.downloads.ledger import Unfinished
-from localspec.machine.downloads.listing import Survey, held_bytes, shelfmark, survey_from
-from localspec.machine.downloads.progress import Download, FileProgress, State, with_sample
+from localspec.files import replacing
+from localspec.machine.download_faults import TRY_AGAIN, DownloadFault
+from localspec.machine.hub_files import Survey, gb
 
-WORKER = "localspec.machine.downloads.worker"
+WORKER = "localspec.machine.fetch"
 # The app keeps the hub's client offline; this process is the one place that may call out. Xet's
-# own transfers cannot be gone on with after a crash, plain ones with Range can.
+# own transfers cannot be continued after a crash, plain ones with Range can.
 ONLINE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -40,15 +37,69 @@ ONLINE: Mapping[str, str] = {
     "HF_HUB_DISABLE_XET": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+SPEED_WINDOW_S = 8.0
 
+State = Literal["waiting", "asking", "fetching", "checking", "paused", "failed", "done"]
 # States of the one whose process runs; one that was paused and resumed meanwhile is waiting.
 RUNNING = ("asking", "fetching", "checking")
+UNDER_WAY = ("waiting", *RUNNING)
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class FileProgress:
+    name: str
+    num_bytes: int
+    have_bytes: int
+    is_checked: bool = False
+
+
+@dataclass(frozen=True)
+class Download:
+    """One model as it is now. num_bytes: None until the hub has said it. samples: (seconds,
+    bytes) of the last seconds and of the file that is being fetched, oldest first."""
+
+    model_id: str
+    state: State
+    files: tuple[FileProgress, ...] = ()
+    num_bytes: int | None = None
+    fault: DownloadFault | None = None
+    samples: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def have_bytes(self) -> int:
+        return sum(file.have_bytes for file in self.files)
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.state in UNDER_WAY
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        if self.state != "fetching" or len(self.samples) < 2:
+            return None
+        (first_s, first), (last_s, last) = self.samples[0], self.samples[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        speed = self.bytes_per_s
+        if speed is None or self.num_bytes is None:
+            return None
+        return (self.num_bytes - self.have_bytes) / speed
+
+
+def with_sample(
+    samples: tuple[tuple[float, int], ...], now_s: float, have_bytes: int
+) -> tuple[tuple[float, int], ...]:
+    kept = tuple(each for each in samples if now_s - each[0] <= SPEED_WINDOW_S)
+    return (*kept, (now_s, have_bytes))
+
+
 class Downloads:
-    """All downloads of one app. path: the ledger's file. environment: added to the worker's."""
+    """All downloads of one app. path: of the list of unfinished ones. environment: added to that of
+    the process that fetches."""
 
     def __init__(self, path: Path, environment: Mapping[str, str] | None = None) -> None:
         self._path = path
@@ -60,10 +111,11 @@ class Downloads:
         self._running: str | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        for each in ledger.load(path):
-            self._downloads[each.model_id] = _found_again(each)
-            if each.survey is not None:
-                self._surveys[each.model_id] = each.survey
+        for model_id, found in load_unfinished(path).items():
+            held = Download(model_id, "paused") if found is None else _as_held(model_id, found)
+            self._downloads[model_id] = held
+            if found is not None:
+                self._surveys[model_id] = found
 
     @property
     def downloads(self) -> tuple[Download, ...]:
@@ -74,16 +126,16 @@ class Downloads:
         with self._changed:
             return self._downloads.get(model_id)
 
-    def survey(self, model_id: str) -> Survey | Fault:
+    def survey(self, model_id: str) -> Survey | DownloadFault:
         """Exactly what would be fetched; asks the hub, in a process of its own, and waits."""
         lines: list[dict[str, Any]] = []
         with self._start(model_id, "--survey") as process:
             _read(process, lines.append)
         for line in lines:
             if "survey" in line:
-                return survey_from(line["survey"])
+                return Survey.from_dict(line["survey"])
             if "fault" in line:
-                return Fault(**line["fault"])
+                return DownloadFault(**line["fault"])
         return _vanished(process)
 
     def ask(self, model_id: str) -> None:
@@ -121,9 +173,8 @@ class Downloads:
             found = self._surveys.pop(model_id, None)
             self._keep()
         if found is not None:
-            place = shelfmark(found)
             for file in found.files:
-                place.part(file).unlink(missing_ok=True)
+                found.place.part(file).unlink(missing_ok=True)
 
     def forget(self, model_id: str) -> None:
         """Take one that is over off the list."""
@@ -184,13 +235,13 @@ class Downloads:
             if known is None or known.state not in RUNNING:  # paused: what still comes is old
                 return
             if "survey" in line:
-                self._surveys[model_id] = found = survey_from(line["survey"])
+                self._surveys[model_id] = found = Survey.from_dict(line["survey"])
                 self._put(replace(_as_held(model_id, found), state="fetching"))
                 self._keep()
             elif "file" in line:
                 self._put(_advanced(known, line))
             elif "fault" in line:
-                self._put(self._stopped(known, "failed", Fault(**line["fault"])))
+                self._put(self._stopped(known, "failed", DownloadFault(**line["fault"])))
             elif "folder" in line:
                 self._put(replace(known, state="done"))
                 self._keep()
@@ -202,7 +253,7 @@ class Downloads:
             if known is not None and known.state in RUNNING and not self._is_closed:
                 self._put(self._stopped(known, "failed", _vanished(process)))
 
-    def _stopped(self, known: Download, state: State, fault: Fault | None) -> Download:
+    def _stopped(self, known: Download, state: State, fault: DownloadFault | None) -> Download:
         """With what is really here; the last report may be old."""
         found = self._surveys.get(known.model_id)
         held = known if found is None else _as_held(known.model_id, found)
@@ -212,13 +263,9 @@ class Downloads:
         self._downloads[download.model_id] = download
 
     def _keep(self) -> None:
-        unfinished = [
-            Unfinished(one.model_id, self._surveys.get(one.model_id))
-            for one in self._downloads.values()
-            if one.state != "done"
-        ]
+        waiting = [one.model_id for one in self._downloads.values() if one.state != "done"]
         try:
-            ledger.save(self._path, unfinished)
+            save_unfinished(self._path, {each: self._surveys.get(each) for each in waiting})
         except OSError as error:  # the parts are kept all the same; a new click finds them
             log.warning("unfinished downloads cannot be remembered: %s", error)
 
@@ -232,22 +279,16 @@ def _read(process: subprocess.Popen[str], take: Callable[[dict[str, Any]], objec
             continue
 
 
-def _vanished(process: subprocess.Popen[str]) -> Fault:
-    return Fault(
+def _vanished(process: subprocess.Popen[str]) -> DownloadFault:
+    return DownloadFault(
         "worker_ended",
         f"The program that fetches ended without saying why (exit code {process.returncode}).",
         TRY_AGAIN,
     )
 
 
-def _found_again(each: Unfinished) -> Download:
-    if each.survey is None:
-        return Download(each.model_id, "paused")
-    return replace(_as_held(each.model_id, each.survey), state="paused")
-
-
 def _as_held(model_id: str, found: Survey) -> Download:
-    held = held_bytes(found)
+    held = found.held_bytes()
     files = tuple(FileProgress(one.name, one.num_bytes, held[one.name]) for one in found.files)
     return Download(model_id, "paused", files, found.num_bytes)
 
@@ -270,3 +311,81 @@ def _advanced(known: Download, line: Mapping[str, Any]) -> Download:
     if phase != "fetching":
         return replace(moved, samples=())
     return replace(moved, samples=with_sample(known.samples, time.monotonic(), moved.have_bytes))
+
+
+# -- kept over restarts ---------------------------------------------------------------------
+
+
+def load_unfinished(path: Path) -> dict[str, Survey | None]:
+    """By model; None where the hub was never reached. A file that cannot be read is an empty one:
+    the parts lie in the hub's cache, and a new click continues them."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            str(each["model_id"]): Survey.from_dict(each["survey"]) if each["survey"] else None
+            for each in entries
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        log.warning("the list of unfinished downloads in %s cannot be read", path)
+        return {}
+
+
+def save_unfinished(path: Path, unfinished: Mapping[str, Survey | None]) -> None:
+    """Raises OSError."""
+    data = [
+        {"model_id": model_id, "survey": None if found is None else asdict(found)}
+        for model_id, found in unfinished.items()
+    ]
+    with replacing(path) as part:
+        part.write_text(json.dumps(data), encoding="utf-8")
+
+
+# -- in words -------------------------------------------------------------------------------
+
+
+def so_far(download: Download) -> str:
+    """ "3.1 of 5.0 GB": how much of it is here."""
+    if download.num_bytes is None:
+        return f"{gb(download.have_bytes)} of unknown size"
+    have, total = gb(download.have_bytes), gb(download.num_bytes)
+    same_unit = have.split(" ")[1] == total.split(" ")[1]
+    return f"{have.split(' ')[0] if same_unit else have} of {total}"
+
+
+def in_words(download: Download) -> str:
+    """One line: how far, how fast, how long."""
+    amount = so_far(download)
+    if download.state == "waiting":
+        return "waiting for the download before it"
+    if download.state == "asking":
+        return "asking the hub what belongs to it"
+    if download.state == "paused":
+        return f"paused, {amount} here"
+    if download.state == "failed":
+        return f"stopped, {amount} here" if download.num_bytes is not None else "stopped"
+    if download.state == "done":
+        return f"complete, {gb(download.have_bytes)}, every file checked"
+    if download.state == "checking":
+        return f"checking what arrived, {amount} here"
+    speed, left = download.bytes_per_s, download.seconds_left
+    parts = [amount]
+    if speed is not None:
+        parts.append(pace(speed))
+    if left is not None:
+        parts.append(f"{duration(left)} left")
+    return ", ".join(parts)
+
+
+def pace(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s >= 1e6 else f"{gb(bytes_per_s)}/s"
+
+
+def duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

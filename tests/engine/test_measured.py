@@ -5,8 +5,7 @@ from __future__ import annotations
 from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
-from localspec.machine.remembered import identity, measurements
-from localspec.machine.speedup import expected_speedup
+from localspec.engine.measured import identity, measurements
 
 NAME = identity("a/target", "a/draft", "bfloat16", "a processor", "torch 2")
 
@@ -31,8 +30,8 @@ def test_a_learnt_state_becomes_a_measurement_of_its_models() -> None:
 
 def test_a_dearer_draft_lowers_the_expected_speedup() -> None:
     cheap, dear = (measurements({NAME: learnt(ms)}, 4096)[0] for ms in (1.0, 8.0))
-    cheap_speedup = expected_speedup(cheap, "draft_model")
-    dear_speedup = expected_speedup(dear, "draft_model")
+    cheap_speedup = cheap.expected_speedup("draft_model")
+    dear_speedup = dear.expected_speedup("draft_model")
     assert cheap_speedup is not None and dear_speedup is not None
     assert cheap_speedup.value > 1.5 > dear_speedup.value
 

@@ -1,52 +1,61 @@
-"""Fetch one model into the hub's cache, going on from whatever an earlier attempt left.
+"""Fetch one model into the hub's cache, continuing what an earlier attempt left; the process
+that does it: `python -m localspec.machine.fetch MODEL_ID [--survey]`.
 
-Contract: `fetch` surveys, checks that the disk has room, fetches file after file at the pinned
-commit, verifies each before it is given its name in the cache, and returns the model's folder. It
-may be killed at any moment: parts stay as `<hash>.incomplete` and are gone on from by Range. Each
-file is attempted again a bounded number of times, and never without having gained a byte more
-than MOST_IDLE_ATTEMPTS times. Raises what the client raises, and DownloadError.
+Contract: `fetch` surveys, checks that the disk has room, fetches file after file at the commit that
+was found, verifies each before it is given its name in the cache, and returns the model's folder.
+It may be killed at any moment: parts stay as `<hash>.incomplete` and are continued by Range. A file
+is tried a bounded number of times, and at most MOST_IDLE_ATTEMPTS times without gaining a byte.
+Raises what the client raises, and DownloadError.
 
-huggingface_hub does the talking (survey, metadata, `http_get` with Range and retries, links in
-its cache). Its own snapshot download starts a file anew when it was interrupted, so the parts are
-kept here.
+The process prints one JSON object a line: {"survey"}, {"file", "bytes", "phase"}, and last
+{"folder"} or {"fault"}; at most REPORTS_PER_S lines a second besides changes of phase. It ends as
+soon as nobody reads them, and imports neither torch nor the page.
+
+huggingface_hub does the talking (metadata, `http_get` with Range and retries, links in its cache).
+Its own snapshot download starts an interrupted file anew, so the parts are kept here.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from localspec.files import replacing
-from localspec.machine.downloads.faults import (
+from localspec.machine.download_faults import (
     PORTAL,
     DownloadError,
-    Fault,
+    DownloadFault,
     changed,
+    fault_of,
     wrong_bytes,
     wrong_size,
 )
-from localspec.machine.downloads.listing import (
-    HubFile,
-    Shelfmark,
-    Survey,
-    held_bytes,
-    shelfmark,
-    survey,
-)
-from localspec.machine.downloads.verify import is_web_page, objection
+from localspec.machine.hub_files import CachePlace, HubFile, Survey, gb, survey
 
 # Left free beside a model, or the log and the system suffer.
 SPARE_DISK_BYTES = 512 * 2**20
 MOST_IDLE_ATTEMPTS = 3
 MOST_ATTEMPTS = 50
+READ_BYTES = 4 * 2**20
+PAGE_STARTS = (b"<!doctype html", b"<html")
+REPORTS_PER_S = 5.0
+# The client's own 10 MiB would show nothing for long on a slow line, and lose as much at a kill.
+CHUNK_BYTES = 64 * 1024
 
 # Called with a file's name, its bytes so far, and "fetching", "checking" or "done".
 Report = Callable[[str, int, str], None]
+
+
+# -- the whole model ------------------------------------------------------------------------
 
 
 def fetch(model_id: str, on_survey: Callable[[Survey], None], report: Report) -> Path:
@@ -54,7 +63,7 @@ def fetch(model_id: str, on_survey: Callable[[Survey], None], report: Report) ->
     on_survey(found)
     require_weights(found)
     require_disk(found)
-    place = shelfmark(found)
+    place = found.place
     (place.folder / "blobs").mkdir(parents=True, exist_ok=True)
     for file in found.files:
         if not place.is_there(file):
@@ -67,7 +76,7 @@ def fetch(model_id: str, on_survey: Callable[[Survey], None], report: Report) ->
 def require_weights(found: Survey) -> None:
     if not any(file.name.endswith(".safetensors") for file in found.files):
         raise DownloadError(
-            Fault(
+            DownloadFault(
                 "no_safetensors",
                 f"{found.model_id} has no .safetensors weights, and other kinds can run code when "
                 "opened.",
@@ -78,25 +87,18 @@ def require_weights(found: Survey) -> None:
 
 def require_disk(found: Survey) -> None:
     """Room for what is still to come, before the first byte of it."""
-    needed = found.num_bytes - sum(held_bytes(found).values())
-    folder = _existing(shelfmark(found).folder)
+    needed = found.num_bytes - sum(found.held_bytes().values())
+    folder = _existing(found.place.folder)
     free = shutil.disk_usage(folder).free
     if needed and needed + SPARE_DISK_BYTES > free:
         raise DownloadError(
-            Fault(
+            DownloadFault(
                 "too_little_disk",
                 f"{found.model_id} needs {gb(needed)} more on the disk of {folder}, and "
                 f"{gb(max(0, free - SPARE_DISK_BYTES))} can be used there.",
                 "Nothing was fetched. Free some space, or choose a smaller model.",
             )
         )
-
-
-def gb(num_bytes: float) -> str:
-    """Bytes as disks and the hub count them, in powers of ten."""
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:.1f} GB"
-    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.0f} kB"
 
 
 def _existing(folder: Path) -> Path:
@@ -106,13 +108,10 @@ def _existing(folder: Path) -> Path:
 # -- one file -------------------------------------------------------------------------------
 
 
-def _fetch_file(found: Survey, place: Shelfmark, file: HubFile, report: Report) -> None:
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
+def _fetch_file(found: Survey, place: CachePlace, file: HubFile, report: Report) -> None:
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-    name = repo_folder_name(repo_id=found.model_id, repo_type="model")
-    lock = Path(constants.HF_HUB_CACHE) / ".locks" / name / f"{file.etag}.lock"
+    lock = place.lock(file)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):  # two starts of the app must not write one part
         if not place.blob(file).exists():
@@ -120,7 +119,7 @@ def _fetch_file(found: Survey, place: Shelfmark, file: HubFile, report: Report) 
     _link(found, place, file)
 
 
-def _fetch_blob(found: Survey, place: Shelfmark, file: HubFile, report: Report) -> None:
+def _fetch_blob(found: Survey, place: CachePlace, file: HubFile, report: Report) -> None:
     part, why = place.part(file), None
     for _ in range(2):  # wrong bytes once may be an old part; twice they are what is sent
         _receive(found, part, file, report)
@@ -221,7 +220,7 @@ class _Bar:
 # -- its place in the cache -----------------------------------------------------------------
 
 
-def _link(found: Survey, place: Shelfmark, file: HubFile) -> None:
+def _link(found: Survey, place: CachePlace, file: HubFile) -> None:
     """The file's name in the snapshot. The client finds the blob and fetches nothing."""
     from huggingface_hub import hf_hub_download
 
@@ -230,7 +229,102 @@ def _link(found: Survey, place: Shelfmark, file: HubFile) -> None:
         place.blob(file).unlink(missing_ok=True)
 
 
-def _write_ref(place: Shelfmark) -> None:
+def _write_ref(place: CachePlace) -> None:
     """Make this commit the one that is found by the model's name alone."""
     with replacing(place.folder / "refs" / "main") as part:
         part.write_text(place.commit, encoding="utf-8")
+
+
+# -- whether a file is what the hub listed ------------------------------------------------------
+
+
+def objection(path: Path, file: HubFile, report: Callable[[int], None]) -> str | None:
+    """report: called with the number of bytes read so far."""
+    num_bytes = path.stat().st_size
+    if num_bytes != file.num_bytes:
+        return f"it has {num_bytes} bytes, not {file.num_bytes}"
+    if hash_of(path, file.is_large, report) != file.etag:
+        return "its checksum differs"
+    return _damaged(path) if file.name.endswith(".safetensors") else None
+
+
+def hash_of(path: Path, is_large: bool, report: Callable[[int], None]) -> str:
+    digest = hashlib.sha256() if is_large else hashlib.sha1(usedforsecurity=False)
+    if not is_large:  # as git names a blob
+        digest.update(f"blob {path.stat().st_size}\0".encode())
+    with path.open("rb") as stream:
+        while chunk := stream.read(READ_BYTES):
+            digest.update(chunk)
+            report(stream.tell())
+    return digest.hexdigest()
+
+
+def is_web_page(path: Path) -> bool:
+    """Whether a page of HTML came in place of a file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(64).lstrip().lower().startswith(PAGE_STARTS)
+
+
+def _damaged(path: Path) -> str | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="numpy"):
+            return None
+    except SafetensorError as error:
+        return f"its header does not fit ({str(error).split(chr(10))[0]})"
+
+
+# -- the process ----------------------------------------------------------------------------
+
+
+def say(data: dict[str, Any]) -> None:
+    try:
+        print(json.dumps(data), flush=True)
+    except OSError:  # the app is gone
+        os._exit(1)
+
+
+class Reporter:
+    """Passes on progress, at most REPORTS_PER_S times a second and at changes of phase."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+        self._last: tuple[str, str] = ("", "")
+
+    def __call__(self, name: str, num_bytes: int, phase: str) -> None:
+        now = time.monotonic()
+        if (name, phase) == self._last and now - self._last_s < 1.0 / REPORTS_PER_S:
+            return
+        self._last, self._last_s = (name, phase), now
+        say({"file": name, "bytes": num_bytes, "phase": phase})
+
+
+def run(model_id: str, is_survey_only: bool) -> int:
+    """The exit code. Every failure is a fault that was said."""
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()
+    constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
+
+    def on_survey(found: Survey) -> None:
+        say({"survey": asdict(found)})
+
+    try:
+        if is_survey_only:
+            on_survey(survey(model_id))
+        else:
+            say({"folder": str(fetch(model_id, on_survey, Reporter()))})
+    except Exception as error:  # the edge of this process: the client raises many types
+        timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        fault = fault_of(error, model_id, get_token() is not None, timeout_s)
+        say({"fault": asdict(fault)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], "--survey" in sys.argv[2:]))

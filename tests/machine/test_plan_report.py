@@ -11,19 +11,12 @@ import pytest
 
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError
-from localspec.machine.hardware import Hardware, probe
-from localspec.machine.host import Host, TorchBuild
-from localspec.machine.models import find_model
-from localspec.machine.planning import (
-    full_precision,
-    make_plans,
-    measurement_from_costs,
-    plan_report,
-    render,
-    room_for,
-)
-from localspec.machine.speedup import expected_speedup
+from localspec.machine.hardware import Hardware, Host, TorchBuild, probe
+from localspec.machine.plan_report import make_plans, render
+from localspec.machine.plans import full_precision, room_for
+from localspec.machine.sources import find_model
 from localspec.options import LoadOptions
+from localspec.speculation import Measurement
 from tests.machine.fake_nvml import GIB, FakeNvml
 
 LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
@@ -59,7 +52,7 @@ def model_folder(folder: Path, layers: int = 12, tokens: dict[str, int] | None =
 def plans_of(
     settings: Settings, hardware: Hardware = GPU, vram: float | None = None, **options: Any
 ) -> dict[str, Any]:
-    return plan_report(LoadOptions(**options), settings, vram, hardware)
+    return make_plans(LoadOptions(**options), settings, vram, hardware).as_dict()
 
 
 # -- the room -------------------------------------------------------------------------------
@@ -81,7 +74,7 @@ def test_no_gpu_memory_means_the_cpu() -> None:
 def test_hidden_gpu_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GPU.gpu is not None
     hidden = replace(GPU, gpu=replace(GPU.gpu, free_bytes=None, total_bytes=None))
-    monkeypatch.setattr("localspec.machine.planning.confirmed_by_torch", lambda _: GPU)
+    monkeypatch.setattr("localspec.machine.plans.confirmed_by_torch", lambda _: GPU)
     assert room_for(hidden).free_bytes == 10 * GIB
 
 
@@ -235,24 +228,9 @@ def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings
 # -- measurements and text ------------------------------------------------------------------
 
 
-def test_the_cost_table_becomes_a_measurement_at_the_nearest_context() -> None:
-    costs = {
-        "verify_ms": {"1": {"256": 10.0, "2048": 20.0}, "8": {"256": 11.0, "2048": 30.0}},
-        "draft_step_ms": {"draft_model": {"256": 1.0, "2048": 2.0}},
-    }
-    found = measurement_from_costs("t", "bf16", costs, {"draft_model": (0.8,)}, 1900, "d")
-    assert found.verify_ms == {1: 20.0, 8: 30.0}
-    assert found.draft_step_ms == {"draft_model": 2.0}
-    speedup = expected_speedup(found, "draft_model")
-    assert speedup is not None and speedup.value > 1.0
-
-
 def test_measurements_reach_the_report(settings: Settings) -> None:
-    costs = {
-        "verify_ms": {"1": {"256": 10.0}, "8": {"256": 10.0}},
-        "draft_step_ms": {"ngram": {"256": 0.1}},
-    }
-    measured = measurement_from_costs("Qwen/Qwen3-8B", "bf16", costs, {"ngram": (0.9,)}, 256)
+    flat = {1: 10.0, 8: 10.0}
+    measured = Measurement("Qwen/Qwen3-8B", "bf16", flat, {"ngram": 0.1}, {"ngram": (0.9,)})
     report = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 40, GPU, (measured,))
     best = report.plans[0]
     assert best.drafter == "ngram" and best.expected_speedup is not None

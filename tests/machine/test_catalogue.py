@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localspec.config import Profile, load_profiles
-from localspec.machine.smaller import smaller_offer
+from localspec.machine.catalogue import smaller_offer
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from localspec.machine.budget import Arrangement, Room, bytes_of
+from localspec.machine.plans import Arrangement, Room, bytes_of
 from localspec.machine.shapes import Precision, shape_from_config
 
 pytestmark = pytest.mark.slow  # imports transformers

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.machine.speedup import (
-    Measurement,
-    expected_speedup,
-    expected_tokens,
-    verify_ms_at,
-)
+from localspec.speculation import Measurement
 
 FLAT = {1: 10.0, 2: 10.0, 4: 10.0, 8: 10.0}
 
@@ -18,24 +13,13 @@ def measured(acceptance: float, step_ms: float, verify_ms: dict[int, float]) -> 
     return Measurement("t", "bf16", verify_ms, {"d": step_ms}, {"d": (acceptance,)})
 
 
-def test_expected_tokens_are_the_geometric_sum() -> None:
-    assert expected_tokens((0.8,), 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
-    assert expected_tokens((1.0,), 5) == 6.0
-    assert expected_tokens((0.9, 0.5), 3) == pytest.approx(1 + 0.9 + 0.45 + 0.225)
-
-
-def test_verification_between_measured_widths_lies_on_a_line() -> None:
-    assert verify_ms_at({1: 10.0, 4: 16.0}, 2) == pytest.approx(12.0)
-    assert verify_ms_at({1: 10.0, 4: 16.0}, 5) is None
-
-
 def test_a_free_and_perfect_draft_gives_the_widest_verification() -> None:
-    found = expected_speedup(measured(1.0, 0.0, FLAT), "d")
+    found = measured(1.0, 0.0, FLAT).expected_speedup("d")
     assert found is not None and (found.value, found.num_draft_tokens) == (8.0, 7)
 
 
 def test_the_best_length_is_the_maximum_over_all_lengths() -> None:
-    found = expected_speedup(measured(0.8, 1.0, FLAT), "d")
+    found = measured(0.8, 1.0, FLAT).expected_speedup("d")
     by_hand = {n: ((1 - 0.8 ** (n + 1)) / 0.2) / (0.1 * n + 1.0) for n in range(1, 8)}
     best = max(by_hand, key=lambda n: by_hand[n])
     assert found is not None and found.num_draft_tokens == best
@@ -44,13 +28,13 @@ def test_the_best_length_is_the_maximum_over_all_lengths() -> None:
 
 def test_a_steep_verification_curve_shortens_the_draft() -> None:
     steep = {1: 10.0, 2: 11.0, 4: 20.0, 8: 40.0}
-    flat, found = (expected_speedup(measured(0.8, 1.0, curve), "d") for curve in (FLAT, steep))
+    flat, found = (measured(0.8, 1.0, curve).expected_speedup("d") for curve in (FLAT, steep))
     assert flat is not None and found is not None
     assert found.num_draft_tokens < flat.num_draft_tokens and found.value < flat.value
 
 
 def test_a_costly_draft_is_below_one() -> None:
-    found = expected_speedup(measured(0.5, 8.0, FLAT), "d")
+    found = measured(0.5, 8.0, FLAT).expected_speedup("d")
     assert found is not None and found.value < 1.0
 
 
@@ -64,4 +48,4 @@ def test_a_costly_draft_is_below_one() -> None:
     ],
 )
 def test_nothing_is_expected_of_what_was_not_measured(incomplete: Measurement) -> None:
-    assert expected_speedup(incomplete, "d") is None
+    assert incomplete.expected_speedup("d") is None

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from localspec.machine import nvml
-from localspec.machine.hardware import confirmed_by_torch, probe
-from localspec.machine.hardware_summary import found_line
-from localspec.machine.host import Host, TorchBuild
-from localspec.machine.planning import full_precision, room_for
+from localspec.machine.hardware import Host, TorchBuild, confirmed_by_torch, found_line, probe
+from localspec.machine.plans import full_precision, room_for
 from tests.machine.fake_nvml import GIB, FakeNvml
 
 LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, False)
@@ -114,12 +112,11 @@ def test_a_mac_whose_torch_lacks_mps_falls_back_and_says_so(is_there: bool, devi
 def test_on_a_mac_models_are_placed_on_mps_in_float16_and_never_quantised() -> None:
     import torch
 
-    from localspec.machine.placement import _device, _dtype
-    from localspec.machine.planner import precisions_for
     from localspec.machine.plans import PlanRequest
+    from localspec.placement import _device, _dtype
     from tests.machine.test_shapes import LLAMA_8B
 
     hardware = a_mac()
     assert _device(hardware, torch) == torch.device("mps")
     assert _dtype(None, hardware, torch) == torch.float16
-    assert precisions_for(PlanRequest(LLAMA_8B, room_for(hardware), full="fp16")) == ("fp16",)
+    assert PlanRequest(LLAMA_8B, room_for(hardware), full="fp16").precisions == ("fp16",)

@@ -1,8 +1,8 @@
-"""Why a download did not go on, as one sentence of fact and reason and one of remedy.
+"""Why a download stopped, as one sentence of fact and reason and one of remedy.
 
 Contract: `fault_of` takes whatever the hub's client, the network or the disk raised and always
-answers; nothing of the client's own pages of text is shown but, where nothing better is known,
-its first line. `code` is for the page and for tests.
+answers; of the client's own text nothing is shown but, where nothing better is known, its first
+line. `code` is for the page and for tests.
 
 Source: huggingface_hub/errors.py and utils/_http.py of 2.4.0 (which status becomes which error).
 """
@@ -20,7 +20,7 @@ UNWRITABLE_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
-class Fault:
+class DownloadFault:
     """code: short and stable. page: where the person can do something about it, on the hub."""
 
     code: str
@@ -35,12 +35,14 @@ class Fault:
 class DownloadError(LocalspecError):
     """A failure that is known already when it is raised."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: DownloadFault) -> None:
         self.fault = fault
         super().__init__(str(fault))
 
 
-def fault_of(error: BaseException, model_id: str, has_token: bool, timeout_s: float) -> Fault:
+def fault_of(
+    error: BaseException, model_id: str, has_token: bool, timeout_s: float
+) -> DownloadFault:
     """The fault behind an exception. has_token: whether one was sent along. timeout_s: for how
     long no byte may come before an attempt is given up."""
     known = _by_kind(error, model_id, has_token, timeout_s)
@@ -50,16 +52,16 @@ def fault_of(error: BaseException, model_id: str, has_token: bool, timeout_s: fl
     if below is not None:
         return fault_of(below, model_id, has_token, timeout_s)
     first_line = (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".:")
-    return Fault("other", f"{model_id} could not be fetched: {first_line}.", TRY_AGAIN)
+    return DownloadFault("other", f"{model_id} could not be fetched: {first_line}.", TRY_AGAIN)
 
 
 TRY_AGAIN = "Press Continue to try again; what has arrived is kept."
-NO_NETWORK = Fault(
+NO_NETWORK = DownloadFault(
     "no_network",
     "The model hub cannot be reached: there is no connection to it.",
     "Connect to the network (or set the proxy) and press Continue; what has arrived is kept.",
 )
-PORTAL = Fault(
+PORTAL = DownloadFault(
     "captive_portal",
     "The network answered with a page of its own in place of the model: perhaps one that wants a "
     "sign-in first, as in hotels and trains.",
@@ -67,24 +69,24 @@ PORTAL = Fault(
 )
 
 
-def disk_full(folder: str) -> Fault:
-    return Fault(
+def disk_full(folder: str) -> DownloadFault:
+    return DownloadFault(
         "disk_full",
         f"The disk of {folder} is full.",
         "Free some space and press Continue; what has arrived is kept.",
     )
 
 
-def changed(name: str) -> Fault:
-    return Fault(
+def changed(name: str) -> DownloadFault:
+    return DownloadFault(
         "changed",
         f"The hub lists one version of {name} and serves another.",
         "Press Continue: the list is read anew.",
     )
 
 
-def wrong_bytes(name: str, why: str) -> Fault:
-    return Fault(
+def wrong_bytes(name: str, why: str) -> DownloadFault:
+    return DownloadFault(
         "wrong_bytes",
         f"{name} is not what the hub says it is: {why}. It was deleted and fetched once more, with "
         "the same result.",
@@ -92,8 +94,8 @@ def wrong_bytes(name: str, why: str) -> Fault:
     )
 
 
-def wrong_size(name: str, expected: int, got: int) -> Fault:
-    return Fault(
+def wrong_size(name: str, expected: int, got: int) -> DownloadFault:
+    return DownloadFault(
         "wrong_size",
         f"{name} has {expected} bytes, but the server keeps sending {got}.",
         "Press Continue later; if it stays so, a proxy on the way cuts or changes files.",
@@ -102,7 +104,7 @@ def wrong_size(name: str, expected: int, got: int) -> Fault:
 
 def _by_kind(
     error: BaseException, model_id: str, has_token: bool, timeout_s: float
-) -> Fault | None:
+) -> DownloadFault | None:
     import httpx2
     from huggingface_hub.errors import (
         FileMetadataError,
@@ -121,19 +123,19 @@ def _by_kind(
         retry_after = error.response.headers.get("Retry-After")
         return _by_status(error.response.status_code, model_id, has_token, retry_after)
     if isinstance(error, httpx2.TimeoutException):
-        return Fault(
+        return DownloadFault(
             "stalled",
             f"No byte came for {timeout_s:.0f} seconds, several times over.",
             "Press Continue when the connection is better; what has arrived is kept.",
         )
     if isinstance(error, httpx2.ConnectError) and "CERTIFICATE" in str(error).upper():
-        return Fault(
+        return DownloadFault(
             "certificate",
             "The connection to the hub is not trusted: its certificate cannot be verified.",
             "Check the computer's clock; if a company's proxy is in between, add its certificate.",
         )
     if isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError):
-        return Fault(
+        return DownloadFault(
             "dropped",
             "The connection to the hub keeps breaking off.",
             "Press Continue when it is better; what has arrived is kept.",
@@ -145,7 +147,7 @@ def _by_kind(
     if isinstance(error, OSError) and error.errno in DISK_ERRNOS:
         return disk_full(str(error.filename or "the model cache"))
     if isinstance(error, OSError) and error.errno in UNWRITABLE_ERRNOS:
-        return Fault(
+        return DownloadFault(
             "not_writable",
             f"{error.filename or 'The model cache'} cannot be written ({error.strerror}).",
             "Make the folder writable, or set HF_HOME to one that is, and start again.",
@@ -153,9 +155,11 @@ def _by_kind(
     return None
 
 
-def _by_status(status: int, model_id: str, has_token: bool, retry_after: str | None) -> Fault:
+def _by_status(
+    status: int, model_id: str, has_token: bool, retry_after: str | None
+) -> DownloadFault:
     if status == 401:
-        return Fault(
+        return DownloadFault(
             "unauthorised",
             f"The hub does not accept {'the token it was given' if has_token else 'strangers'} "
             f"for {model_id} (401).",
@@ -163,14 +167,14 @@ def _by_status(status: int, model_id: str, has_token: bool, retry_after: str | N
             _page(model_id),
         )
     if status == 403:
-        return Fault(
+        return DownloadFault(
             "forbidden",
             f"The hub refuses {model_id} to this account (403).",
-            "Look at the model's page whether it asks for anything, then press Continue.",
+            "See on the model's page whether it asks for anything, then press Continue.",
             _page(model_id),
         )
     if status == 404:
-        return Fault(
+        return DownloadFault(
             "missing_file",
             f"The hub no longer has a file of {model_id} that it listed (404).",
             "Press Continue: the list is read anew.",
@@ -178,22 +182,22 @@ def _by_status(status: int, model_id: str, has_token: bool, retry_after: str | N
         )
     if status == 429:
         wait = f"{retry_after} seconds" if (retry_after or "").isdecimal() else "some minutes"
-        return Fault(
+        return DownloadFault(
             "too_many_requests",
             "The hub has been asked too often from here and wants a pause (429).",
             f"Wait {wait} and press Continue; being logged in raises the limit.",
         )
-    return Fault(
+    return DownloadFault(
         "hub_down",
         f"The hub answers with an error of its own ({status}).",
         "Press Continue in a few minutes; what has arrived is kept.",
     )
 
 
-def _gated(model_id: str, has_token: bool) -> Fault:
+def _gated(model_id: str, has_token: bool) -> DownloadFault:
     login = "" if has_token else " and log in (`hf auth login`, or set HF_TOKEN) and start again"
     who = "the account of your token has not" if has_token else "nobody is logged in here"
-    return Fault(
+    return DownloadFault(
         "gated",
         f"{model_id} is given only to those who agreed to its terms, and {who}"
         f"{' agreed yet' if has_token else ''}.",
@@ -202,9 +206,9 @@ def _gated(model_id: str, has_token: bool) -> Fault:
     )
 
 
-def _unknown_model(model_id: str, has_token: bool) -> Fault:
+def _unknown_model(model_id: str, has_token: bool) -> DownloadFault:
     login = "" if has_token else ", or log in (`hf auth login`, or set HF_TOKEN)"
-    return Fault(
+    return DownloadFault(
         "unknown_model",
         f"The hub has no model {model_id}, or shows it to some people only (404).",
         f"Check the spelling{login}.",

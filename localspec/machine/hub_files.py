@@ -1,0 +1,134 @@
+"""What the hub holds of a model and what of it is wanted: names, sizes and hashes at one commit.
+
+Contract: `survey` asks the hub and pins the commit it found; nothing is fetched or written.
+`wanted` is the allow list: weights as safetensors, JSON, chat templates and the tokenizer's own
+files, from the top folder only. `Survey.held_bytes` says what of it is on this disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localspec.machine.sources import UNWANTED_FILES, WANTED_FILES
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file at one commit. etag: the name the hub's cache keeps it by; for a large file its
+    SHA-256, for a small one the SHA-1 that git gives it. is_large: kept beside git (LFS)."""
+
+    name: str
+    num_bytes: int
+    etag: str
+    is_large: bool
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a model consists of at one commit. files: the wanted ones, small ones first."""
+
+    model_id: str
+    commit: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Survey:
+        """The inverse of `asdict`. Raises LookupError, TypeError for other data."""
+        files = tuple(HubFile(**each) for each in data["files"])
+        return cls(str(data["model_id"]), str(data["commit"]), files)
+
+    @property
+    def place(self) -> CachePlace:
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        name = repo_folder_name(repo_id=self.model_id, repo_type="model")
+        return CachePlace(Path(constants.HF_HUB_CACHE), name, self.commit)
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of each file that are on this disk, whole or in part."""
+        return {file.name: self.place.held_bytes(file) for file in self.files}
+
+
+@dataclass(frozen=True)
+class CachePlace:
+    """Where the hub's cache keeps one model. name: of its folder there."""
+
+    cache: Path
+    name: str
+    commit: str
+
+    @property
+    def folder(self) -> Path:
+        return self.cache / self.name
+
+    @property
+    def snapshot(self) -> Path:
+        return self.folder / "snapshots" / self.commit
+
+    def blob(self, file: HubFile) -> Path:
+        return self.folder / "blobs" / file.etag
+
+    def part(self, file: HubFile) -> Path:
+        """What has arrived of a file. It survives a crash, and the next attempt continues it."""
+        return self.folder / "blobs" / f"{file.etag}.incomplete"
+
+    def lock(self, file: HubFile) -> Path:
+        return self.cache / ".locks" / self.name / f"{file.etag}.lock"
+
+    def is_there(self, file: HubFile) -> bool:
+        place = self.snapshot / file.name
+        return place.is_file() and place.stat().st_size == file.num_bytes
+
+    def held_bytes(self, file: HubFile) -> int:
+        part = self.part(file)
+        if self.is_there(file):
+            return file.num_bytes
+        return min(part.stat().st_size, file.num_bytes) if part.is_file() else 0
+
+
+def survey(model_id: str) -> Survey:
+    """Ask the hub. Raises whatever its client raises (`fault_of` puts it into words)."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    api = HfApi()
+    commit = str(api.model_info(model_id, revision="main").sha)
+    listed = [
+        HubFile(
+            name=each.path,
+            num_bytes=each.lfs.size if each.lfs is not None else each.size,
+            etag=each.lfs.sha256 if each.lfs is not None else each.blob_id,
+            is_large=each.lfs is not None,
+        )
+        for each in api.list_repo_tree(model_id, revision=commit)
+        if isinstance(each, RepoFile)
+    ]
+    return Survey(model_id, commit, wanted(listed))
+
+
+def wanted(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
+    """Those on the allow list, the small ones first: they tell early that access is refused."""
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+
+    kept = filter_repo_objects(
+        files,
+        allow_patterns=list(WANTED_FILES),
+        ignore_patterns=list(UNWANTED_FILES),
+        key=lambda file: file.name,
+    )
+    return tuple(sorted(kept, key=lambda file: (file.num_bytes, file.name)))
+
+
+def gb(num_bytes: float) -> str:
+    """Bytes as disks and the hub count them, in powers of ten."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.0f} kB"

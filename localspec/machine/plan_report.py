@@ -1,0 +1,141 @@
+"""What `plan` prints: what a person asked, this machine and the profiles -> one report.
+
+Contract: `make_plans` gives the report, `render` its text. Named models are planned in full. When
+none is named every model of the profiles is: the largest first, each (model, drafter) once, either
+planned or refused. Nothing is loaded or fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
+from localspec.core import AUTO, OFF
+from localspec.errors import ConfigError, ModelError
+from localspec.machine.hardware import Hardware, probe
+from localspec.machine.planner import plan, size_down, size_up
+from localspec.machine.plans import (
+    DEFAULT_CONTEXT,
+    DraftCandidate,
+    Plan,
+    PlanReport,
+    PlanRequest,
+    Refusal,
+    full_precision,
+    preference,
+    room_for,
+)
+from localspec.machine.sources import KnownModel, compatibility_of, find_model
+from localspec.options import LoadOptions
+from localspec.speculation import Measurement
+
+
+def make_plans(
+    options: LoadOptions,
+    settings: Settings | None = None,
+    vram_gib: float | None = None,
+    hardware: Hardware | None = None,
+    measurements: Sequence[Measurement] = (),
+) -> PlanReport:
+    """Plans for what `options` name, or for all profiles when they name nothing.
+
+    vram_gib: free GPU memory to plan for, 0 for no GPU; None takes what is free now.
+    Raises ConfigError and ModelError for names, values and folders that cannot be used.
+    """
+    context = options.context
+    if context is not None and context < 1:
+        raise ConfigError(f"A context of {context} tokens holds nothing. Ask for 1024 or more.")
+    profiles = load_profiles((settings or settings_for()).profile_folders)
+    wanted = list(profiles.values())
+    if options.profile is not None:
+        wanted = [find_profile(options.profile, profiles)]
+        profiles = {**profiles, wanted[0].name: wanted[0]}
+    hardware = hardware or probe()
+    room, full = room_for(hardware, vram_gib), full_precision(options.dtype, hardware, vram_gib)
+
+    def request_for(target: KnownModel, drafts: Sequence[str]) -> PlanRequest:
+        found = [find_model(name, profiles) for name in drafts]
+        candidates = tuple(DraftCandidate(e.shape, compatibility_of(target, e)) for e in found)
+        known = tuple(measurements)
+        return PlanRequest(target.shape, room, context, candidates, full, measurements=known)
+
+    if options.model is None and options.draft is None:
+        requests, refused = [], list[Refusal]()
+        for name in offered_ids(wanted):
+            try:
+                target = find_model(name, profiles)
+                requests.append(request_for(target, target.drafts[:1]))
+            except ModelError as error:  # a profile's folder that is not there
+                refused.append(Refusal(OFF, str(error)))
+        report = _of_many(requests, refused, room.device)
+    else:
+        # Only a draft was named: the profile's default is the target, else the demo pair's.
+        default = find_profile(options.profile or "demo", profiles).default
+        target = find_model(options.model or default, profiles)
+        report = plan(request_for(target, (options.draft,) if options.draft else target.drafts))
+    return _of_drafter(report, options.drafter)
+
+
+def offered_ids(profiles: Iterable[Profile]) -> list[str]:
+    """Models to offer as targets. What ships in a folder only to draft for another is none."""
+    entries = [entry for profile in profiles for entry in profile.models.values()]
+    helpers = {id for each in entries if each.folder for id in (*each.drafts, *each.foreign)}
+    return [entry.id for entry in entries if entry.id not in helpers]
+
+
+def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: str) -> PlanReport:
+    """The best plan of each (model, drafter). Between models the planner has no measure of
+    quality, so size stands in; less than half the context asked for comes last."""
+    found = list[tuple[tuple[bool, int], Plan]]()
+    for request in requests:
+        report, first = plan(request), dict[str, Plan]()
+        for each in report.plans:
+            first.setdefault(each.drafter, each)
+        for each in first.values():
+            is_short = each.context_length < (request.context_length or DEFAULT_CONTEXT) / 2
+            found.append(((is_short, -request.target.num_params), each))
+        refused += [each for each in report.refused if each.drafter not in first]
+    found.sort(key=lambda each: each[0])
+    return PlanReport(device, tuple(each for _, each in found), tuple(refused))
+
+
+def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
+    """The report of one drafter alone, if one was asked for."""
+    if drafter is None or drafter == AUTO:
+        return report
+    if drafter not in preference():
+        raise ConfigError(
+            f"There is no drafter '{drafter}' to plan for. "
+            f"Did you mean '{nearest(drafter, preference())}'?"
+        )
+    return replace(
+        report,
+        plans=tuple(each for each in report.plans if each.drafter == drafter),
+        refused=tuple(each for each in report.refused if each.drafter == drafter),
+    )
+
+
+def render(report: PlanReport, free_bytes: int, most: int = 12) -> str:
+    """The report for a terminal: at most `most` plans and as many refusals, the rest counted."""
+    lines = [f"Planning for {report.device} with {size_down(free_bytes)} free.", ""]
+    for number, each in enumerate(report.plans[:most], start=1):
+        gain = "–" if each.expected_speedup is None else f"{each.expected_speedup:.2f}×"
+        draft = f" with {each.draft}" if each.draft else ""
+        lines.append(
+            f"{number:3}. {each.target}, {each.precision}, {each.drafter}{draft}, context "
+            f"{each.context_length}: {size_up(each.bytes.total)}, gain {gain}"
+        )
+        lines.append(f"     {each.reason}")
+    lines += _rest(len(report.plans), most, "plans")
+    if not report.plans:
+        lines.append("Nothing fits.")
+    if report.refused:
+        lines += ["", "Refused:"]
+        lines += [f"  {each.drafter}: {each.reason}" for each in report.refused[:most]]
+        lines += _rest(len(report.refused), most, "refusals")
+    return "\n".join(lines)
+
+
+def _rest(count: int, most: int, what: str) -> list[str]:
+    return [f"     … and {count - most} more {what} (--json lists all)."] if count > most else []

@@ -1,0 +1,98 @@
+"""The formulas of speculative decoding, each once. No torch.
+
+Contract: pure functions. acceptance[i] is the chance that draft token i is accepted given that all
+before it were; the last value stands for every later position.
+
+    E(γ) = 1 + Σ_{j=1..γ} Π_{i<j} acceptance[i]     tokens that a round yields
+    R(γ) = E(γ) / T(γ)                              tokens per ms; T is what the round takes
+
+Source: Leviathan et al. 2023 (arXiv 2211.17192). Their speedup is R(γ)·T(0) for a verification that
+costs the same at every width; here T is whatever was measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+def expected_tokens(acceptance: Sequence[float], num_draft_tokens: int) -> float:
+    """E(γ): the bonus or corrected token, and each draft token's chance to survive."""
+    expected, survival, last = 1.0, 1.0, len(acceptance) - 1
+    for position in range(num_draft_tokens):
+        survival *= acceptance[min(position, last)]
+        expected += survival
+    return expected
+
+
+def best_length(acceptance: Sequence[float], round_ms: Sequence[float]) -> tuple[int, float]:
+    """γ >= 1 with the highest R(γ), and that R. round_ms[γ]: what a round with γ draft tokens
+    takes."""
+    best, best_rate, expected, survival = 1, 0.0, 1.0, 1.0
+    last = len(acceptance) - 1
+    for length in range(1, len(round_ms)):
+        survival *= acceptance[min(length - 1, last)]
+        expected += survival
+        if expected > best_rate * round_ms[length]:
+            best, best_rate = length, expected / round_ms[length]
+    return best, best_rate
+
+
+def interpolated(points: Mapping[int, float], place: float) -> float:
+    """The value at `place` on straight lines between the points; the nearest point's outside."""
+    known = sorted(points)
+    right = bisect_left(known, place)
+    if right == 0:
+        return points[known[0]]
+    if right == len(known):
+        return points[known[-1]]
+    low, high = known[right - 1], known[right]
+    share = (place - low) / (high - low)
+    return points[low] + share * (points[high] - points[low])
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Times plain decoding, at the draft length where that is highest. Below 1: it never pays."""
+
+    value: float
+    num_draft_tokens: int
+
+
+def best_speedup(
+    acceptance: Sequence[float], draft_step_ms: float, verify_ms: Mapping[int, float]
+) -> Speedup | None:
+    """max over γ >= 1 of R(γ)·v(1), where T(γ) = γ·c + v(γ + 1) over the widths from 1 to the
+    widest measured. None where not even two widths were measured."""
+    widest, plain_ms = max(verify_ms, default=0), verify_ms.get(1)
+    if not plain_ms or widest < 2:
+        return None
+    widths = range(2, widest + 1)
+    drafted = [(n - 1) * draft_step_ms + interpolated(verify_ms, n) for n in widths]
+    length, rate = best_length(acceptance, [plain_ms, *drafted])
+    return Speedup(rate * plain_ms, length)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured of one target in one precision on this machine. Unknown is absent.
+
+    verify_ms: milliseconds by number of tokens in one forward; 1 is a plain step.
+    draft_step_ms: milliseconds of one draft token, by drafter. acceptance: by drafter, as above.
+    draft: name of the draft model behind "draft_model".
+    """
+
+    target: str
+    precision: str
+    verify_ms: Mapping[int, float]
+    draft_step_ms: Mapping[str, float] = field(default_factory=dict)
+    acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    draft: str | None = None
+
+    def expected_speedup(self, drafter: str) -> Speedup | None:
+        """Of one drafter over plain decoding; None where a part of it was not measured."""
+        rates, step_ms = self.acceptance.get(drafter), self.draft_step_ms.get(drafter)
+        if not rates or step_ms is None:
+            return None
+        return best_speedup(rates, step_ms, self.verify_ms)
