@@ -13,7 +13,8 @@ from localspec.engine.sampling import draw
 from localspec.forward.decoder import Decoder, Segment
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
-from localspec.training.recipe import Lesson, Recipe, Teacher
+from localspec.training.recipe import Recipe
+from localspec.training.target import Lesson, Teacher
 
 RATE = 5e-3
 

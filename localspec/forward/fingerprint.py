@@ -5,7 +5,7 @@ weights from another whatever its settings look like. Of large files pieces spre
 so that both cost little beside loading. `require_trained_for` reads the note that a training
 leaves beside its result; a head without one, such as a published one, is taken at its word.
 
-Not here: the rest of that note (training.heads.made), sizes (heads.files).
+Not here: the rest of that note (training.artifact), sizes (heads.files).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Contract: `scaled` turns products with the output embedding into the logits that the family's own
 forward gives: divided (Granite), multiplied (Cohere) or capped (Gemma 2); unchanged where the
 config names none of these. A family that does something else is not known here; whoever depends
-on it compares with a forward first (training.heads.target).
+on it compares with a forward first (training.target).
 
 Source: the modelling code of these families in transformers.
 """

@@ -1,10 +1,10 @@
-"""Measures what each way of drafting accepts on a target: `train accepted`.
+"""Measures how much of each drafter's drafts a target accepts: `train accepted`.
 
-Contract: every drafter that can be had, by name, over every prompt at every temperature, in the
-engine as it chats; what was accepted is learnt as in chats, by kind of text, and written for
-first chats on other machines to start from. A drafter that fails on the way is left out, and said.
+Contract: every drafter that can be built runs over every prompt at every temperature, in the engine
+as it chats. The acceptance is recorded by kind of text as in chats, and written to a file from
+which first chats on other machines start. A drafter that fails is left out, and reported.
 
-Not here: the file (engine.shipped_acceptance), learning itself (engine.acceptance).
+Not here: the file (engine.shipped_acceptance), the estimator (engine.acceptance).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from localspec.files import why_not_writable
 from localspec.load import open_local_backend
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
-from localspec.training.questions import Conversation
+from localspec.training.prompt_files import TrainingPrompt
 from localspec.workloads import recognise
 
 Report = Callable[[str], None]
@@ -37,11 +37,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AcceptedSettings:
-    """conversations: what is asked. max_tokens: of each reply. Raises ConfigError,
-    RequestError."""
+    """max_tokens: of each reply. Raises ConfigError, RequestError."""
 
     load: LoadOptions
-    conversations: Sequence[Conversation]
+    prompts: Sequence[TrainingPrompt]
     temperatures: tuple[float, ...]
     max_tokens: int
     out: Path
@@ -61,7 +60,7 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
     source = resolve(settings.load)
     stage = stage_of(loaded, source)
     cases = _cases(loaded, settings)
-    # One that knows nothing, not even what is known elsewhere: that may be what is measured anew.
+    # It knows nothing, not even what ships: that may be what is measured again.
     controller = Controller(stage.engine.drafters, Costs(), Acceptance(), Costs())
     for phrase in calibrate(stage.engine, controller):
         report(phrase)
@@ -85,18 +84,18 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
 
 
 def _cases(loaded: Loaded, settings: AcceptedSettings) -> list[Case]:
-    """The conversations that fit, each with the kind of text that the app would take it for."""
+    """The prompts that fit, each with the kind of text that the app would recognise."""
     found = list[Case]()
-    for place, conversation in enumerate(settings.conversations):
-        prompt = tuple(loaded.template.render(conversation.opening))
+    for place, asked in enumerate(settings.prompts):
+        prompt = tuple(loaded.template.render(asked.opening))
         if len(prompt) + settings.max_tokens > loaded.context_length:
             continue
-        asked = conversation.opening[-1].content
-        name = hashlib.sha256(asked.encode()).hexdigest()[:12]
-        found.append(Case(name, "asked", prompt, place, recognise(asked)))
+        text = asked.opening[-1].content
+        name = hashlib.sha256(text.encode()).hexdigest()[:12]
+        found.append(Case(name, "asked", prompt, place, recognise(text)))
     if not found:
         raise ConfigError(
-            f"None of {len(settings.conversations)} prompts fits the context of "
+            f"None of {len(settings.prompts)} prompts fits the context of "
             f"{loaded.context_length} tokens with a reply of {settings.max_tokens}. Give shorter "
             "prompts, or a smaller --max-tokens."
         )

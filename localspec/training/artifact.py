@@ -1,8 +1,8 @@
-"""What a training has made: a folder, and beside the weights what is known of it.
+"""The result of a training: a folder with the weights and a note of how it was trained.
 
-Contract: `made.json` marks a folder as ours and holds the held-out figures. A result is written
-beside its place and swapped in whole; a folder that holds anything else, another target's result
-among it, is refused before the training begins, and is never written over.
+Contract: made.json marks a folder as a result and holds its held-out figures. A result is written
+beside its place and swapped in as a whole. A folder that holds anything else, also the result of
+another target, is refused before the training begins and never written over.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAKER = "python -m localspec train"
 
 
 @dataclass(frozen=True)
-class Made:
-    """target: its name. mark: its fingerprint. acceptance: held out, by draft position.
-    before: the same of what it started from, None for a fresh one."""
+class Artifact:
+    """The note in made.json. target: its name. mark: its fingerprint. acceptance: held out, by
+    draft position. before: the same of what it started from, None for a fresh one."""
 
     kind: str
     target: str
@@ -37,7 +37,7 @@ class Made:
 
 
 def require_free(folder: Path, kind: str, mark: str) -> None:
-    """Raise ConfigError unless the folder is empty, absent, or an earlier result of this kind for
+    """Raise ConfigError unless the folder is absent, empty, or an earlier result of this kind for
     this target. mark: the target's fingerprint."""
     if not folder.exists():
         return
@@ -45,7 +45,7 @@ def require_free(folder: Path, kind: str, mark: str) -> None:
         raise ConfigError(f"{folder} is a file. Name a folder with --out.")
     if not any(folder.iterdir()):
         return
-    found = read_made(folder) if (folder / NOTE).is_file() else None
+    found = read_artifact(folder) if (folder / NOTE).is_file() else None
     if found is None or found.kind != kind:
         what = "other files" if found is None else f"a trained {found.kind}"
         raise ConfigError(f"{folder} holds {what}, which would be lost. Name another --out.")
@@ -56,24 +56,23 @@ def require_free(folder: Path, kind: str, mark: str) -> None:
         )
 
 
-def beside(folder: Path, made: Made) -> Path:
-    """A place for a result that is not to take the one's in `folder`: the first that is free, or
-    that holds this very result already."""
+def place_beside(folder: Path, artifact: Artifact) -> Path:
+    """The first free folder name after `folder`, or the one that holds this very result."""
     for number in count(2):
         place = folder.with_name(f"{folder.name}-{number}")
-        if not place.exists() or ((place / NOTE).is_file() and read_made(place) == made):
+        if not place.exists() or ((place / NOTE).is_file() and read_artifact(place) == artifact):
             return place
     raise AssertionError("numbers do not end")
 
 
-def deliver(folder: Path, made: Made, save: Callable[[Path], None]) -> None:
+def deliver(folder: Path, artifact: Artifact, save: Callable[[Path], None]) -> None:
     """Write a result beside its place and swap it in. Raises StoreError; what was there stays."""
     part, old = (folder.parent / f".{folder.name}.{end}" for end in ("part", "old"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(part, ignore_errors=True)
         save(part)
-        note = json.dumps({"made_by": MAKER, **asdict(made)}, indent=2)
+        note = json.dumps({"made_by": MAKER, **asdict(artifact)}, indent=2)
         (part / NOTE).write_text(note + "\n", encoding="utf-8")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
@@ -87,12 +86,12 @@ def deliver(folder: Path, made: Made, save: Callable[[Path], None]) -> None:
         ) from error
 
 
-def read_made(folder: Path) -> Made:
-    """What is known of a result. Raises ModelError."""
+def read_artifact(folder: Path) -> Artifact:
+    """The note of a result. Raises ModelError."""
     try:
         row = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         before = row["before"]
-        return Made(
+        return Artifact(
             str(row["kind"]),
             str(row["target"]),
             str(row["mark"]),

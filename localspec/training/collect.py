@@ -1,13 +1,12 @@
-"""Let the target answer, many conversations at once, and keep what it says.
+"""Lets the target answer the prompts, many at a time, and keeps the answers.
 
-Contract: each conversation is answered at every temperature until all are or the minutes are used
-up; what the log holds already is not asked again, and its time counts, but not that of answers to
-other questions. Prompts are cut to like
-lengths, filled in front and masked, so any family that transformers can mask will do; answers
-that have ended leave the batch. A prompt the template or the context refuses is left out and
-counted.
+Contract: each prompt is answered at every temperature until all are or the minutes are used up. An
+answer that the log holds is not asked for again, and its time counts; the time of answers to other
+prompts does not. Prompts of a batch are padded in front and masked, so any family that
+transformers can mask works; answers that have ended leave the batch. A prompt that the template or
+the context refuses is left out and counted.
 
-Not here: what is asked (questions), rows (rows).
+Not here: reading the prompts (prompt_files), rows (rows).
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from torch import Tensor
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ConfigError, MemoryShortage, RequestError
-from localspec.training.answers import AnswerLog, answer_key
-from localspec.training.questions import Conversation
+from localspec.training.answer_log import AnswerLog, answer_key
+from localspec.training.prompt_files import TrainingPrompt
 from localspec.training.rows import Answer
 from localspec.training.target import Target
 
 Report = Callable[[str], None]
 TEMPERATURES = (0.0, 0.7, 1.0)
-SORTED_TOGETHER = 512  # questions whose lengths are brought together
+SORTED_TOGETHER = 512  # questions that are sorted by length together
 REPORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """max_length: tokens of an answer at most. tokens_at_once: positions of a batch, its answers
-    included; the cache of a batch holds so many."""
+    """max_length: tokens of an answer at most. tokens_at_once: positions of a batch, answers
+    included, which bounds the cache."""
 
     minutes: float
     max_length: int = 256
@@ -60,11 +59,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Branch:
-    """A conversation at one temperature, as far as it has come. place: of the conversation."""
+    """A conversation at one temperature, as far as it has come. place: of its prompt."""
 
     place: int
     group: str
-    said: tuple[Message, ...]
+    messages: tuple[Message, ...]
     follow_ups: tuple[str, ...]
     temperature: float
 
@@ -72,41 +71,41 @@ class Branch:
         """The branch with its next question, if it has one."""
         if not self.follow_ups:
             return []
-        said = (*self.said, Message("assistant", reply), Message("user", self.follow_ups[0]))
-        return [replace(self, said=said, follow_ups=self.follow_ups[1:])]
+        exchange = (Message("assistant", reply), Message("user", self.follow_ups[0]))
+        messages = (*self.messages, *exchange)
+        return [replace(self, messages=messages, follow_ups=self.follow_ups[1:])]
 
 
 def collect(
     target: Target,
     template: ChatTemplate,
-    conversations: Sequence[Conversation],
+    prompts: Sequence[TrainingPrompt],
     plan: CollectPlan,
     log: AnswerLog,
     report: Report,
 ) -> list[Answer]:
-    """All answers to these conversations that there are now, logged ones first. Raises
+    """All answers to the prompts that there are now, those of the person's own log first. Raises
     ConfigError when there is none, StoreError, MemoryShortage."""
-    found = _logged(template, conversations)
+    found = _logged(template, prompts)
     branches = [
-        Branch(place, one.group, one.opening, one.follow_ups, heat)
-        for place, one in enumerate(conversations)
-        for heat in plan.temperatures
+        Branch(place, one.group, one.opening, one.follow_ups, temperature)
+        for place, one in enumerate(prompts)
+        for temperature in plan.temperatures
     ]
     asked, refused = dict[str, Question](), set[tuple[int, int]]()
     while branches:  # once for each message of the longest conversation
-        rendered = [_question(target, template, branch, plan) for branch in branches]
-        new = [question for question in rendered if question is not None]
-        asked |= {question.key: question for question in new}
+        questions = [_question(target, template, branch, plan) for branch in branches]
+        asked |= {question.key: question for question in questions if question is not None}
         _ask(target, template, asked, plan, log, report)
-        going_on = []
-        for branch, question in zip(branches, rendered, strict=True):
+        remaining = []
+        for branch, question in zip(branches, questions, strict=True):
             if question is None:
-                refused.add((branch.place, len(branch.said)))
+                refused.add((branch.place, len(branch.messages)))
             elif question.key in log.answers:
                 answer = log.answers[question.key]
-                found.append(Answer(branch.group, answer.prompt, answer.answer, answer.temperature))
-                going_on += branch.after(template.decode(answer.answer))
-        branches = going_on
+                found.append(replace(answer, group=branch.group))
+                remaining += branch.after(template.decode(answer.answer))
+        branches = remaining
     if refused:
         left_out = "1 prompt was" if len(refused) == 1 else f"{len(refused)} prompts were"
         report(f"{left_out} left out: too long for the context, or refused by the template.")
@@ -118,18 +117,19 @@ def collect(
     return found
 
 
-def _logged(template: ChatTemplate, conversations: Sequence[Conversation]) -> list[Answer]:
-    """Answers that were given before. How they ended is learnt from the target's own."""
+def _logged(template: ChatTemplate, prompts: Sequence[TrainingPrompt]) -> list[Answer]:
+    """Answers that were given before, without an end token: how an answer ends is learned from the
+    target's own."""
     found = []
-    for one in conversations:
+    for one in prompts:
         if one.logged is None:
             continue
         try:
             prompt = template.render(one.opening)
         except RequestError:
             continue  # counted with the questions
-        said = tuple(template.encode_text(one.logged))
-        found.append(Answer(one.group, tuple(prompt), said, None))
+        answer = tuple(template.encode_text(one.logged))
+        found.append(Answer(one.group, tuple(prompt), answer, None))
     return found
 
 
@@ -137,7 +137,7 @@ def _question(
     target: Target, template: ChatTemplate, branch: Branch, plan: CollectPlan
 ) -> Question | None:
     try:
-        prompt = template.render(branch.said)
+        prompt = template.render(branch.messages)
     except RequestError:
         return None
     if not prompt or len(prompt) + plan.max_length > target.context_length:
@@ -154,25 +154,24 @@ def _ask(
     log: AnswerLog,
     report: Report,
 ) -> None:
-    """Answer what is not answered yet, as long as there is time. questions: all of this run by
-    their keys, the answered ones too, for they have used time."""
-    open_ones = [question for key, question in questions.items() if key not in log.answers]
-    Random(plan.seed).shuffle(open_ones)  # when time runs out, of every kind some are answered
+    """Answer what is not in the log, as long as there is time. questions: all of this run by key,
+    the answered ones too, as their time counts."""
+    waiting = [question for key, question in questions.items() if key not in log.answers]
+    Random(plan.seed).shuffle(waiting)  # when time runs out, some of every kind are answered
     generator = torch.Generator().manual_seed(plan.seed + len(log.answers))
-    num_tokens, begun, said_at = 0, time.monotonic(), time.monotonic()
-    for batch in _batches(open_ones, plan):
-        left = 60.0 * plan.minutes - log.seconds_of(questions)
-        if left <= 0.0:
+    num_tokens, started, reported_at = 0, time.monotonic(), time.monotonic()
+    for batch in _batches(waiting, plan):
+        if log.seconds_of(questions) >= 60.0 * plan.minutes:
             report("The time for answers is used up.")
             return
-        noted_at = time.monotonic()
+        added_at = time.monotonic()
         for place, answer in _write(target, template.end_ids, batch, plan.max_length, generator):
             question, now = batch[place], time.monotonic()
             given = Answer(question.group, question.prompt, answer, question.temperature)
-            log.add(question.key, given, now - noted_at)
-            noted_at, num_tokens = now, num_tokens + len(answer)
-            if now - said_at > REPORT_SECONDS:
-                said_at, rate = now, num_tokens / (now - begun)
+            log.add(question.key, given, now - added_at)
+            added_at, num_tokens = now, num_tokens + len(answer)
+            if now - reported_at > REPORT_SECONDS:
+                reported_at, rate = now, num_tokens / (now - started)
                 left = max(0.0, plan.minutes - log.seconds_of(questions) / 60.0)
                 report(
                     f"{len(log.answers)} answers, {rate:.0f} tokens/s, at most {left:.1f} "
@@ -181,18 +180,55 @@ def _ask(
 
 
 def _batches(questions: Sequence[Question], plan: CollectPlan) -> Iterator[list[Question]]:
-    """Questions of like length, as many as the plan allows at once."""
+    """Questions of similar length, as many as the plan allows at once."""
     for start in range(0, len(questions), SORTED_TOGETHER):
         batch = list[Question]()
         for question in sorted(
             questions[start : start + SORTED_TOGETHER], key=lambda each: len(each.prompt)
         ):
-            room = plan.tokens_at_once // (len(question.prompt) + plan.max_length)
-            if batch and len(batch) >= min(room, plan.batch_size):
+            num_fitting = plan.tokens_at_once // (len(question.prompt) + plan.max_length)
+            if batch and len(batch) >= min(num_fitting, plan.batch_size):
                 yield batch
                 batch = []
             batch.append(question)
         yield batch
+
+
+@torch.inference_mode()
+def _write(
+    target: Target,
+    end_ids: frozenset[int],
+    questions: Sequence[Question],
+    max_length: int,
+    generator: torch.Generator,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(place of the question, answer with its end token) for each answer as it ends."""
+    device = target.device
+    longest = max(len(question.prompt) for question in questions)
+    padding = [longest - len(question.prompt) for question in questions]
+    rows = [[0] * n + list(q.prompt) for n, q in zip(padding, questions, strict=True)]
+    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding], device=device)
+    temperatures = torch.tensor([question.temperature for question in questions], device=device)
+    tokens, past = torch.tensor(rows, device=device), None  # [B, n]
+    places, written = list(range(len(questions))), [list[int]() for _ in questions]
+    while places:
+        logits, past = _step(target.module, tokens, mask, past)
+        drawn = choose(logits, temperatures, generator)  # [B]
+        kept = []
+        for row, token in enumerate(drawn.tolist()):
+            answer = written[places[row]]
+            answer.append(token)
+            if token in end_ids or len(answer) >= max_length:
+                yield places[row], tuple(answer)
+            else:
+                kept.append(row)
+        if len(kept) < len(places) and kept:
+            index = torch.tensor(kept, device=device)
+            past.batch_select_indices(index)
+            mask, temperatures, drawn = mask[index], temperatures[index], drawn[index]
+        places = [places[row] for row in kept]
+        tokens = drawn[:, None]
+        mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
 
 
 def choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
@@ -206,45 +242,8 @@ def choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> 
     return torch.where(temperatures > 0, drawn, greedy)
 
 
-@torch.inference_mode()
-def _write(
-    target: Target,
-    end_ids: frozenset[int],
-    questions: Sequence[Question],
-    max_length: int,
-    generator: torch.Generator,
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(place of the question, answer with its end token) for each as it ends."""
-    device = target.device
-    longest = max(len(question.prompt) for question in questions)
-    fill = [longest - len(question.prompt) for question in questions]
-    rows = [[0] * n + list(q.prompt) for n, q in zip(fill, questions, strict=True)]
-    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in fill], device=device)
-    heat = torch.tensor([question.temperature for question in questions], device=device)
-    tokens, past = torch.tensor(rows, device=device), None  # [B, n]
-    places, written = list(range(len(questions))), [list[int]() for _ in questions]
-    while places:
-        logits, past = _step(target.module, tokens, mask, past)
-        drawn = choose(logits, heat, generator)  # [B]
-        kept = []
-        for row, token in enumerate(drawn.tolist()):
-            answer = written[places[row]]
-            answer.append(token)
-            if token in end_ids or len(answer) >= max_length:
-                yield places[row], tuple(answer)
-            else:
-                kept.append(row)
-        if len(kept) < len(places) and kept:
-            index = torch.tensor(kept, device=device)
-            past.batch_select_indices(index)
-            mask, heat, drawn = mask[index], heat[index], drawn[index]
-        places = [places[row] for row in kept]
-        tokens = drawn[:, None]
-        mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
-
-
 def _step(module: Any, tokens: Tensor, mask: Tensor, past: Any) -> tuple[Tensor, Any]:
-    """Logits of the last position [B, V] and the cache."""
+    """Logits of the last position [B, V], and the cache."""
     positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -tokens.shape[1] :]
     try:
         output = module(
@@ -258,6 +257,6 @@ def _step(module: Any, tokens: Tensor, mask: Tensor, past: Any) -> tuple[Tensor,
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MemoryShortage(
             f"The memory does not hold {len(tokens)} answers at once. Close other programs or give "
-            "shorter prompts, and run the command again: it goes on where it stopped."
+            "shorter prompts, and run the command again: it continues where it stopped."
         ) from error
     return output.logits[:, -1], output.past_key_values

@@ -1,10 +1,10 @@
-"""`train` and its subcommands: drafts and heads for a target, `accepted` and `report`.
+"""`train` and its subcommands: a draft or a head for a target, `accepted` and `report`.
 
-Contract: as of localspec.cli: parse flags, call one function, print its result. Progress goes
-to stderr. A person's own conversations are read only with --from-chats, from the local log, and
-what is made of them stays in HOME.
+Contract: as of localspec.cli: parse flags, call one function, print its result. Progress goes to
+stderr. A person's own conversations are read only with --from-chats, from the local log, and
+everything made of them stays in HOME.
 
-Not here: logic (run, errand). Heavy imports stand inside the commands.
+Not here: logic (train_command). Heavy imports stand inside the commands.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 
 HomeFlag = Annotated[
-    Path | None, typer.Option(help="Folder of the log and of what is made; none: the usual place.")
+    Path | None, typer.Option(help="Folder of the log and of the results; none: the usual place.")
 ]
 PromptsFlag = Annotated[
     list[Path] | None, typer.Option(help="A .jsonl of prompts, turns or messages; repeatable.")
@@ -44,9 +44,12 @@ ChatsFlag = Annotated[
     bool, typer.Option("--from-chats", help="Learn from your own logged conversations, locally.")
 ]
 MadeUpFlag = Annotated[
-    int, typer.Option(min=0, max=1_000_000, help="So many made-up requests of ours.")
+    int,
+    typer.Option(
+        min=0, max=1_000_000, help="Number of the prompts that ship with localspec, 2000 at most."
+    ),
 ]
-OutFlag = Annotated[Path | None, typer.Option(help="Where the result goes; none: in HOME.")]
+OutFlag = Annotated[Path | None, typer.Option(help="Folder of the result; none: in HOME.")]
 WorkFlag = Annotated[
     Path | None, typer.Option(help="Answers and checkpoints; an interrupted run resumes from it.")
 ]
@@ -59,16 +62,16 @@ BatchFlag = Annotated[int, typer.Option(help="Tokens of one update.")]
 LengthFlag = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
 
 HEADS = {
-    "medusa": "Train heads that guess several tokens at once from the target's last state.",
+    "medusa": "Train heads that draft several tokens at once from the target's last hidden state.",
     "eagle": "Train a one-layer head that drafts from the target's hidden states.",
-    "mtp": "Train a module that predicts token after token from the target's last state.",
+    "mtp": "Train a module that drafts token after token from the target's last hidden state.",
 }
 OPTIONS = {
     "medusa": {"num_heads", "num_layers"},
     "eagle": {"num_heads", "ffn_size", "num_steps"},
     "mtp": {"num_heads", "ffn_size", "num_steps"},
 }
-HEADS_HELP = "medusa: tokens guessed at once; eagle, mtp: of its attention."
+NUM_HEADS_HELP = "medusa: tokens drafted at once; eagle, mtp: attention heads of its layer."
 
 
 @app.command()
@@ -77,7 +80,7 @@ def distil(
     from_chats: ChatsFlag = False,
     made_up: MadeUpFlag = 0,
     start_from: Annotated[
-        str | None, typer.Option(help="A draft that learns on: a folder or a hub id.")
+        str | None, typer.Option(help="A draft to train further: a folder or a hub id.")
     ] = None,
     layers: Annotated[int, typer.Option(help="Of a fresh draft.")] = 1,
     hidden_size: Annotated[
@@ -102,9 +105,9 @@ def distil(
     as_json: JsonFlag = False,
 ) -> None:
     """Train a small draft model. With --from-chats, fit the target's draft to your own chats."""
-    from localspec.training.train_command import Errand, run_errand
+    from localspec.training.train_command import TrainRequest, run_training
 
-    errand = Errand(
+    request = TrainRequest(
         "draft",
         LoadOptions(profile, model, draft, context=context, dtype=dtype, home=home),
         prompts or (),
@@ -123,21 +126,23 @@ def distil(
         seed,
         _given(layers=layers, hidden_size=hidden_size),
     )
-    result, text = run_errand(errand)
+    result, text = run_training(request)
     finish(result, text, as_json)
 
 
 def _head_command(kind: str) -> Callable[..., None]:
-    """The command that trains heads of one kind; they share their flags."""
+    """The command that trains one kind of head; all kinds share their flags."""
 
     def command(
         prompts: PromptsFlag = None,
         from_chats: ChatsFlag = False,
         made_up: MadeUpFlag = 0,
-        heads: Annotated[int | None, typer.Option(help=HEADS_HELP)] = None,
+        num_heads: Annotated[int | None, typer.Option(help=NUM_HEADS_HELP)] = None,
         layers: Annotated[int | None, typer.Option(help="medusa: of each head.")] = None,
         ffn_size: Annotated[int | None, typer.Option(help="eagle, mtp: of its layer.")] = None,
-        steps: Annotated[int | None, typer.Option(help="eagle, mtp: drafted in training.")] = None,
+        steps: Annotated[
+            int | None, typer.Option(help="eagle, mtp: draft steps in training.")
+        ] = None,
         profile: ProfileFlag = None,
         model: ModelFlag = None,
         minutes: MinutesFlag = 30.0,
@@ -155,11 +160,11 @@ def _head_command(kind: str) -> Callable[..., None]:
         home: HomeFlag = None,
         as_json: JsonFlag = False,
     ) -> None:
-        from localspec.training.train_command import Errand, run_errand
+        from localspec.training.train_command import TrainRequest, run_training
 
-        options = _given(num_heads=heads, num_layers=layers, ffn_size=ffn_size, num_steps=steps)
+        options = _given(num_heads=num_heads, num_layers=layers, ffn_size=ffn_size, num_steps=steps)
         _require_known(kind, options)
-        errand = Errand(
+        request = TrainRequest(
             kind,
             LoadOptions(profile, model, context=context, dtype=dtype, home=home),
             prompts or (),
@@ -178,7 +183,7 @@ def _head_command(kind: str) -> Callable[..., None]:
             seed,
             options,
         )
-        result, text = run_errand(errand)
+        result, text = run_training(request)
         finish(result, text, as_json)
 
     return command
@@ -206,18 +211,20 @@ def accepted(
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure what each way of drafting accepts, for first chats elsewhere to start from."""
-    from localspec.training.train_command import accepted_of
+    """Measure the acceptance of every drafter, as a start for first chats on other machines."""
+    from localspec.training.train_command import measure_acceptance
 
     load = LoadOptions(profile, model, draft, context=context, dtype=dtype, home=home)
-    result, text = accepted_of(load, prompts or (), made_up, temperatures, max_tokens, out, seed)
+    result, text = measure_acceptance(
+        load, prompts or (), made_up, temperatures, max_tokens, out, seed
+    )
     finish(result, text, as_json)
 
 
 @app.command()
 def report(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="What was trained; none: all in HOME.")
+        list[Path] | None, typer.Argument(help="Folders of results; none: all in HOME.")
     ] = None,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
@@ -228,7 +235,7 @@ def report(
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say what a trained head or draft would gain here, or that it would lose."""
+    """Say what a trained head or draft would gain or lose on this machine."""
     from localspec.training.train_command import report_gains
 
     load = LoadOptions(profile, model, context=context, dtype=dtype, home=home)
@@ -237,7 +244,7 @@ def report(
 
 
 def _given(**options: int | None) -> dict[str, int]:
-    """The options that were named; the kind's own defaults stand for the others."""
+    """The options that were given; the kind has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 

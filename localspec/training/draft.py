@@ -1,11 +1,11 @@
-"""A draft model for any target: one or two Llama-shaped layers between the target's embedding and
-its head, or an existing draft that learns on.
+"""Trains a draft model for any target: a few Llama-shaped layers between the target's embedding and
+its output head, or an existing draft that is trained further.
 
-Contract: a `DraftRecipe` is a Recipe whose module is a transformers model of the target's tokens;
+Contract: `DraftRecipe` is a Recipe whose module is a transformers model over the target's tokens;
 `save` writes a folder that loads as any model does, with the target's tokenizer. A fresh draft of
-the target's width starts from its embedding and head; large ones of these are frozen and only the
-layers learn. A narrower one starts from the embedding's main directions.
-Source: distillation for drafts, Zhou et al. 2023 (arXiv 2310.08461), on the target's own text.
+the target's width starts from its embedding and head; where these are large they are frozen. A
+narrower one starts from the principal directions of the embedding.
+Source: distillation on the target's own text, DistillSpec (arXiv 2310.08461).
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from torch.nn import functional
 from localspec.errors import ConfigError, DraftMismatch
 from localspec.forward.features import LAST
 from localspec.forward.weights import check_folder, load_module
-from localspec.training.recipe import Lesson, Teacher
-from localspec.training.target import Target
+from localspec.training.target import Lesson, Target, Teacher
 
-NUM_POSITIONS = 8  # measured on held-out answers
-FROZEN_FROM = 50_000_000  # weights of an embedding; smaller ones learn along
+NUM_POSITIONS = 8  # draft positions in the held-out acceptance
+FROZEN_FROM = 50_000_000  # weights of an embedding; smaller ones are trained too
 HEAD_SIZES = (128, 64, 32, 16, 8, 4, 2)
 FFN_RATIO = 4
-MAX_LAYERS = 8  # more would cost what they save
+MAX_LAYERS = 8  # more would cost more than they save
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
                    "chat_template.json", "tokenizer.model")  # fmt: skip
@@ -38,7 +37,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 @dataclass(frozen=True)
 class DraftShape:
-    """Of a fresh draft. hidden_size: None is the target's."""
+    """Of a fresh draft. hidden_size: None takes the target's."""
 
     num_layers: int = 1
     hidden_size: int | None = None
@@ -53,7 +52,7 @@ class DraftRecipe:
     def __init__(self, module: Any, target: Target) -> None:
         require_smaller(_num_weights(module), target)
         if (own := module.get_output_embeddings().weight.shape[0]) < target.sizes.vocab_size:
-            # Rows beyond the tokens are padding, which models of one family have differently.
+            # Rows beyond the tokens are padding, whose number differs within one family.
             named = max(_token_ids(target.folder), default=target.sizes.vocab_size - 1)
             if own <= named:
                 raise DraftMismatch(
@@ -64,7 +63,7 @@ class DraftRecipe:
         self._target_folder = target.folder
 
     def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
-        """Half the divergence KL(p || q) plus the total variation, by weight."""
+        """Half the divergence KL(p || q) plus the total variation distance, by weight."""
         draft, target = self._both(teacher, lesson)
         target_log = functional.log_softmax(target, dim=-1)
         draft_log = functional.log_softmax(draft, dim=-1)  # [B, n, V]
@@ -75,18 +74,19 @@ class DraftRecipe:
         return ((0.5 * divergence + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
 
     def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        """Of greedy drafts. A position counts where the text so far is what both would say."""
+        """As Recipe.acceptance. A position is tried where draft and target agree with the text
+        before it."""
         draft, target = self._both(teacher, lesson)
         wanted = target.argmax(-1)
         agrees = draft.argmax(-1) == wanted  # [B, n]
-        is_greedy = lesson.tokens[:, 1:] == wanted  # the text goes on as the target would
+        is_greedy = lesson.tokens[:, 1:] == wanted  # the text continues with the target's choice
         num_positions = min(NUM_POSITIONS, agrees.shape[1])
         tried, found = lesson.weights, list[tuple[float, float]]()
         for position in range(num_positions):  # tried: [B, n - position], by where a draft begins
             accepted = tried * agrees[:, position:]
             found.append((float(accepted.sum()), float(tried.sum())))
-            goes_on = (accepted * is_greedy[:, position:])[:, :-1]
-            tried = goes_on * (lesson.weights[:, position + 1 :] > 0.0)
+            continues = (accepted * is_greedy[:, position:])[:, :-1]
+            tried = continues * (lesson.weights[:, position + 1 :] > 0.0)
         return found
 
     def save(self, folder: Path) -> None:
@@ -115,7 +115,7 @@ def hidden_size_of(shape: DraftShape, width: int) -> int:
 
 
 def num_layer_weights(shape: DraftShape, width: int) -> int:
-    """Weights of a fresh draft between its embedding and its head. Raises ConfigError."""
+    """Weights of a fresh draft without its embedding and its head. Raises ConfigError."""
     hidden = hidden_size_of(shape, width)
     return shape.num_layers * (4 * hidden**2 + 3 * hidden * _ffn_size(hidden) + 2 * hidden) + hidden
 
@@ -129,7 +129,7 @@ def num_draft_weights(shape: DraftShape, target: Target) -> int:
 
 
 def require_smaller(num_weights: int, target: Target) -> None:
-    """Raises DraftMismatch for a draft of so many weights that it could not draft for this one."""
+    """Raise DraftMismatch for a draft with as many weights as its target, or more."""
     if num_weights >= (theirs := target.num_parameters):
         raise DraftMismatch(
             f"The draft would have {num_weights / 1e6:.1f} M weights and its target has "
@@ -168,8 +168,8 @@ def fresh_draft(target: Target, shape: DraftShape, seed: int) -> Any:
     return module
 
 
-def loaded_draft(folder: Path, target: Target) -> Any:
-    """An existing draft that learns on, in fp32. Raises ModelError."""
+def load_draft(folder: Path, target: Target) -> Any:
+    """An existing draft that is trained further, in fp32. Raises ModelError."""
     module = load_module(folder, torch.float32, target.device)
     module.requires_grad_(True)
     for table in {module.get_input_embeddings().weight, module.get_output_embeddings().weight}:
@@ -206,7 +206,7 @@ def _start_from_target(module: Any, target: Target, is_narrow: bool, is_tied: bo
     table = target.module.get_input_embeddings().weight.float()
     own = module.get_input_embeddings().weight
     if is_narrow:
-        own.copy_(_main_directions(table, own.shape[1]))
+        own.copy_(_principal_directions(table, own.shape[1]))
         return
     own.copy_(table)
     own.requires_grad_(own.numel() < FROZEN_FROM)
@@ -216,8 +216,8 @@ def _start_from_target(module: Any, target: Target, is_narrow: bool, is_tied: bo
         head.requires_grad_(head.numel() < FROZEN_FROM)
 
 
-def _main_directions(table: Tensor, width: int) -> Tensor:
-    """The rows of a table along the directions that hold most of it, [V, width]."""
+def _principal_directions(table: Tensor, width: int) -> Tensor:
+    """The rows of a table projected on its principal directions, [V, width]."""
     directions = torch.linalg.eigh(table.T @ table).eigenvectors  # [d, d], ascending
     narrow: Tensor = table @ directions[:, -width:]
     return narrow

@@ -1,51 +1,77 @@
-"""What held-out answers say of a head's weights.
+"""What held-out answers say of a draft or a head, and of those that are already in use.
 
-Contract: pure measurement, a forward's worth of rows at a time; the weights and the target stay as
-they are.
+Contract: pure measurement; weights and target stay as they are. A new result is compared with its
+rivals, what drafts already, on the same held-out rows. A rival that no chat could use does not
+count; one that could not be measured and may be in use stays, so that nothing in use is replaced
+without a comparison.
+
+Not here: which folders are rivals and where the new result goes (run), whether it is offered
+(registration).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
-from localspec.training.recipe import Recipe
-from localspec.training.rows import Row, filled, make_batches
+from localspec.errors import LocalspecError, MemoryShortage, ModelError
+from localspec.forward.fingerprint import require_trained_for
+from localspec.forward.heads.files import CONFIG
+from localspec.training.draft import DraftRecipe, load_draft
+from localspec.training.recipe import Recipe, load_recipe
+from localspec.training.rows import TokenRow, make_batches, padded
 from localspec.training.target import Target
+
+DIGITS = 4  # of expected tokens a round; finer differences are rounding
+
+
+def expected_tokens(acceptance: Sequence[float], length: int | None = None) -> float:
+    """Of a round with `length` draft tokens, None: as many as there are rates. acceptance: of each
+    position, given that all before it were accepted. The target's own token counts."""
+    total, survival = 1.0, 1.0
+    for rate in acceptance[:length]:
+        survival *= rate
+        total += survival
+    return total
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What held-out answers say. acceptance: chance of each draft position, given that all before
-    it were accepted; loss: the mean."""
+    """acceptance: of each draft position, given that all before it were accepted. loss: the
+    mean."""
 
     acceptance: tuple[float, ...]
     loss: float
 
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Judgement:
+        """From the plain data of a checkpoint."""
+        return cls(tuple(row["acceptance"]), float(row["loss"]))
+
     @property
     def expected_tokens(self) -> float:
-        """Of a round with every position drafted."""
-        total, survives = 1.0, 1.0
-        for rate in self.acceptance:
-            survives *= rate
-            total += survives
-        return total
+        return expected_tokens(self.acceptance)
 
     @property
     def rank(self) -> tuple[float, float]:
-        return (round(self.expected_tokens, 4), -self.loss)
+        """Larger is better: the expected tokens, then the loss."""
+        return (round(self.expected_tokens, DIGITS), -self.loss)
 
 
 @torch.no_grad()
-def held_out(recipe: Recipe, target: Target, rows: Sequence[Row], tokens_at_once: int) -> Judgement:
+def judge(
+    recipe: Recipe, target: Target, rows: Sequence[TokenRow], tokens_at_once: int
+) -> Judgement:
     """Loss and acceptance over rows, by weight."""
+    recipe.module.eval()
     teacher, loss, weight, sums = target.teacher(), 0.0, 0.0, list[list[float]]()
     for part in make_batches(rows, tokens_at_once, Random(0)):
-        lesson = target.lesson(filled(part), recipe.layers)
+        lesson = target.lesson(padded(part), recipe.layers)
         part_weight = float(lesson.weights.sum())
         loss += float(recipe.loss(teacher, lesson)) * part_weight
         weight += part_weight
@@ -58,6 +84,54 @@ def held_out(recipe: Recipe, target: Target, rows: Sequence[Row], tokens_at_once
     return Judgement(rates, loss / max(weight, 1e-6))
 
 
-def judgement_from(row: dict[str, Any]) -> Judgement:
-    """From the plain data of a checkpoint."""
-    return Judgement(tuple(row["acceptance"]), float(row["loss"]))
+@dataclass(frozen=True)
+class Rival:
+    """judgement: None where it could not be measured, with why in reason. is_usable: whether a
+    chat may draft with it."""
+
+    folder: Path
+    judgement: Judgement | None
+    reason: str = ""
+    is_usable: bool = True
+
+    def stays_before(self, other: Judgement) -> bool:
+        """Whether it is better than the other, or may be."""
+        if self.judgement is None:
+            return self.is_usable
+        return self.judgement.rank[0] > other.rank[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        acceptance = None if self.judgement is None else self.judgement.acceptance
+        return {"folder": str(self.folder), "acceptance": acceptance, "reason": self.reason}
+
+
+def judge_rival(
+    kind: str,
+    folder: Path,
+    target: Target,
+    require_memory: Callable[[Path], None],
+    measure: Callable[[Recipe], Judgement],
+) -> Rival:
+    """Measure the draft or head in a folder. require_memory: raises MemoryShortage where the
+    memory does not hold a draft."""
+    is_published = not (folder / CONFIG).is_file() and (folder / "config.json").is_file()
+    if kind != "draft" and is_published:
+        return Rival(folder, None, "Training does not read its format.")
+    try:
+        if kind == "draft":
+            require_memory(folder)
+        return Rival(folder, measure(_load(kind, folder, target)))
+    except (MemoryShortage, RuntimeError, MemoryError) as error:
+        return Rival(folder, None, str(error).splitlines()[0] if str(error) else "No memory.")
+    except LocalspecError as error:
+        return Rival(folder, None, str(error), is_usable=not isinstance(error, ModelError))
+
+
+def _load(kind: str, folder: Path, target: Target) -> Recipe:
+    """Raises ModelError, MemoryShortage."""
+    if kind == "draft":
+        return DraftRecipe(load_draft(folder, target), target)
+    require_trained_for(folder, target.folder)
+    recipe = load_recipe(kind, target.teacher(), folder)
+    recipe.module.to(target.device)
+    return recipe

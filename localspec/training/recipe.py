@@ -1,13 +1,12 @@
-"""What the training of a head needs of its target, of a batch and of the head's kind.
+"""What a kind of draft or head brings to its training: weights, loss, held-out acceptance, files.
 
-Contract: a `Recipe` holds the trained weights alone, says which of the target's hidden states it
-reads, and gives a loss and its held-out acceptance on a `Lesson`; the loop around it (`frame`) is
-the same for every kind. The target is frozen: a `Teacher` is its sizes, its embedding and its
-head. `RECIPES` names the module of each kind; it is imported only when asked for. What was saved is
-taken up by `load_recipe`.
+Contract: a `Recipe` holds the trained weights alone and names the hidden states it reads; the loop
+(train_loop) is the same for every kind. `HEADS` names the module of each kind of head; the module
+is imported when it is asked for and has `make`, `load` and `num_weights`. Sizes are checked
+against the target's config before the target is loaded: a shape that cannot be is a ConfigError
+that names the flag and its limits, which are those of the readers in forward.heads.
 
-Not here: where the lessons come from (collect, teacher), the loop, the files of a head
-(forward.heads.files).
+Not here: the draft model (draft), which is no head; the files of a head (forward.heads.files).
 """
 
 from __future__ import annotations
@@ -23,61 +22,40 @@ from torch import Tensor, nn
 
 from localspec.errors import ConfigError
 from localspec.forward.heads.files import HeadFiles, TargetSizes, take
+from localspec.forward.heads.mtp import MAX_SIZE
+from localspec.training.target import Lesson, Teacher
 
-
-@dataclass(frozen=True)
-class Teacher:
-    """The frozen target. embed: ids [...] int64 -> input embeddings [..., d]. head: normalised
-    rows [..., d] -> logits [..., V] fp32, differentiable with respect to the rows."""
-
-    sizes: TargetSizes
-    embed: Callable[[Tensor], Tensor]
-    head: Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """A batch with what the target computed on it.
-
-    tokens: [B, n + 1] int64. weights: [B, n], of the predicted tokens tokens[:, 1:]. features:
-    layer -> [B, n, d] fp32, of tokens[:, :-1]; layers as in forward.features (LAST is what the
-    head reads). Filling stands at the end of a row and has no weight.
-    """
-
-    tokens: Tensor
-    weights: Tensor
-    features: Mapping[int, Tensor]
+MAX_STEPS = 16  # draft steps in training; the cost of attention grows with their square
 
 
 class Recipe(Protocol):
-    """One kind of head while it is trained. layers: the hidden states it reads; LAST is always
-    among a lesson's features. module: the trained weights only, fp32."""
+    """One kind of draft or head while it is trained. layers: the hidden states it reads; LAST is
+    always among a lesson's features. module: the trained weights only, fp32."""
 
     kind: str
     layers: tuple[int, ...]
     module: nn.Module
 
     def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
-        """What is to be made small, a scalar; a mean over weights, so that batches compare."""
+        """A scalar to minimise: the mean by weight, so that batches compare."""
         ...
 
     def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        """For each draft position (sum of the weights where the greedy guess is the target's own
-        greedy choice, sum of the weights tried), tried only where all earlier guesses agreed."""
+        """For each draft position: the sum of the weights where the greedy draft token is the
+        target's greedy choice, and the sum of the weights tried. A position is tried only where
+        all earlier draft tokens were accepted."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the head's folder, by forward.heads.files.write_head."""
+        """Write the folder that a drafter loads."""
         ...
 
 
 Make = Callable[[Teacher, dict[str, int], int], Recipe]
 Load = Callable[[Teacher, Path], Recipe]
-
 Count = Callable[[TargetSizes, dict[str, int]], int]
 
-# kind -> module with make(teacher, options, seed) -> Recipe and num_weights(sizes, options) -> int.
-RECIPES: dict[str, str] = {
+HEADS: dict[str, str] = {
     "medusa": "localspec.training.medusa",
     "eagle": "localspec.training.eagle",
     "mtp": "localspec.training.mtp",
@@ -85,37 +63,68 @@ RECIPES: dict[str, str] = {
 
 
 def make_recipe(kind: str, teacher: Teacher, options: dict[str, int], seed: int) -> Recipe:
-    """A fresh recipe. Raises ConfigError for a kind that is not known or a shape that cannot be."""
-    return cast("Make", _of(kind, "make"))(teacher, options, seed)
+    """A fresh head. Raises ConfigError for an unknown kind or a shape that cannot be."""
+    return cast("Make", _function(kind, "make"))(teacher, options, seed)
 
 
 def num_weights(kind: str, sizes: TargetSizes, options: dict[str, int]) -> int:
-    """How many weights `make_recipe` would make, without making them. Raises ConfigError as it
-    does, and for options of the training itself."""
-    return cast("Count", _of(kind, "num_weights"))(sizes, options)
-
-
-def _of(kind: str, function: str) -> object:
-    if kind not in RECIPES:
-        raise ConfigError(
-            f"{kind!r} is no kind of head that can be trained. Choose one of: "
-            f"{', '.join(sorted(RECIPES))}."
-        )
-    return vars(import_module(RECIPES[kind]))[function]
+    """The number of weights that `make_recipe` would make. Raises ConfigError as it does."""
+    return cast("Count", _function(kind, "num_weights"))(sizes, options)
 
 
 def load_recipe(kind: str, teacher: Teacher, folder: Path) -> Recipe:
-    """A head of our own format as it was saved, to be measured. Raises ModelError."""
-    return cast("Load", _of(kind, "loaded"))(teacher, folder)
+    """A saved head of our own format, to be measured. Raises ModelError."""
+    return cast("Load", _function(kind, "load"))(teacher, folder)
+
+
+def _function(kind: str, name: str) -> object:
+    if kind not in HEADS:
+        raise ConfigError(
+            f"{kind!r} is no kind of head that can be trained. Choose one of: "
+            f"{', '.join(sorted(HEADS))}."
+        )
+    return vars(import_module(HEADS[kind]))[name]
 
 
 def fill(module: nn.Module, files: HeadFiles, where: str) -> None:
-    """Put a head's tensors into a module of its shape. Raises ModelError."""
+    """Load a head's tensors into a module of its shape. Raises ModelError."""
     shapes = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
     cpu = torch.device("cpu")
     module.load_state_dict(take(files.tensors, shapes, where, torch.float32, cpu))
 
 
-def halved(module: nn.Module) -> dict[str, Tensor]:
-    """The weights as they are saved: bf16."""
+def saved_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The weights in bf16, as they are written."""
     return {name: weight.to(torch.bfloat16) for name, weight in module.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """The one decoder layer of a head. head_dim: width of each attention head, even."""
+
+    ffn_size: int
+    num_heads: int
+    head_dim: int
+
+
+def layer_sizes(sizes: TargetSizes, options: Mapping[str, int]) -> LayerSizes:
+    """options: ffn_size, num_heads; the defaults follow the target's width. Raises
+    ConfigError."""
+    width = sizes.hidden_size
+    default = max(1, width // 64)
+    num_heads = within("--num-heads", options.get("num_heads", default), width // 2)
+    if (width // num_heads) % 2:
+        raise ConfigError(
+            f"{num_heads} attention heads on a target of width {width} would be "
+            f"{width // num_heads} wide each, but that must be an even number. Choose another "
+            f"--num-heads; the default is {default}."
+        )
+    ffn_size = options.get("ffn_size", 16 * (13 * width // 64))
+    return LayerSizes(within("--ffn-size", ffn_size, MAX_SIZE), num_heads, width // num_heads)
+
+
+def within(flag: str, value: int, most: int) -> int:
+    """The value. Raises ConfigError unless it lies between 1 and `most`."""
+    if not 1 <= value <= most:
+        raise ConfigError(f"{flag} is {value}, but must lie between 1 and {most} here.")
+    return value

@@ -1,15 +1,17 @@
-"""The frozen target while something is trained for it: its hidden states, embedding and head.
+"""The frozen target while a draft or a head is trained for it.
 
-Contract: any family transformers knows, used as it is. `lesson` computes the asked-for hidden
-states of a batch and keeps nothing, so that memory is bounded by the batch; layers count as in
-forward.features.
+Contract: any family that transformers knows, used as it is. `Target.lesson` computes the hidden
+states of one batch and keeps nothing, so that memory is bounded by the batch. A `Teacher` is what
+a loss needs of the target: its sizes, its embedding and its output head. Layers are numbered as
+in forward.features. The target runs in transformers and not in forward.decoder: that one runs one
+sequence at a time under inference mode, and what it returns cannot be used by autograd.
 
-Not here: the loop (frame), the answers (collect).
+Not here: the loop (train_loop), the target's answers (collect).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,33 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.scaling import scaled
 from localspec.forward.weights import Bits, load_module, read_config
-from localspec.training.recipe import Lesson, Teacher
 from localspec.training.rows import Batch
 
-HEAD_MARGIN = 0.05  # of the logits' norm: rounding alone
+MAX_HEAD_ERROR = 0.05  # of the logits' norm; rounding stays below it
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """embed: ids [...] int64 -> input embeddings [..., d]. head: normalised rows [..., d] ->
+    logits [..., V] fp32, differentiable with respect to the rows."""
+
+    sizes: TargetSizes
+    embed: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch with the target's hidden states.
+
+    tokens: [B, n + 1] int64. weights: [B, n], loss weights of the predicted tokens tokens[:, 1:].
+    features: layer -> [B, n, d] fp32, of tokens[:, :-1]; LAST is what the output head reads.
+    Padding stands at the end of a row and has weight 0.
+    """
+
+    tokens: Tensor
+    weights: Tensor
+    features: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,18 +70,19 @@ class Target:
     def sizes(self) -> TargetSizes:
         hidden_size = self.module.get_input_embeddings().weight.shape[1]
         vocab_size = self.module.get_output_embeddings().weight.shape[0]
-        config = self.module.config.get_text_config()
-        return TargetSizes(hidden_size, vocab_size, config.num_hidden_layers)
+        return TargetSizes(hidden_size, vocab_size, self._config.num_hidden_layers)
 
     @property
     def context_length(self) -> int:
-        """Positions it was made for."""
-        config = self.module.config.get_text_config()
-        return int(config.max_position_embeddings)
+        return int(self._config.max_position_embeddings)
 
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def _config(self) -> Any:
+        return self.module.config.get_text_config()
 
     def teacher(self) -> Teacher:
         embedding = self.module.get_input_embeddings()
@@ -67,16 +93,15 @@ class Target:
             return rows.float()
 
         def logits(rows: Tensor) -> Tensor:
-            weight = head.weight
-            products = functional.linear(rows.to(weight.dtype), weight, head.bias)
+            products = functional.linear(rows.to(head.weight.dtype), head.weight, head.bias)
             return scaled(products.float(), self.module.config)
 
         return Teacher(self.sizes, embed, logits)
 
     @torch.no_grad()
     def lesson(self, batch: Batch, layers: Sequence[int]) -> Lesson:
-        """What the target computes on a batch: LAST and the layers asked for, fp32. Raises
-        ModelError for the last layer's residual, which transformers does not give."""
+        """The hidden states of LAST and of `layers` on a batch, fp32. Raises ModelError for the
+        residual of the last layer, which transformers returns only normalised."""
         if self.sizes.num_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
         tokens = batch.tokens.to(self.device)
@@ -96,25 +121,24 @@ def load_target(
 ) -> Target:
     """The target of a model folder. Raises ModelError, MemoryShortage."""
     target = Target(load_module(folder, dtype, device, bits), folder)
-    _require_known_head(target)
+    require_known_head(target)
     return target
 
 
 @torch.no_grad()
-def _require_known_head(target: Target) -> None:
-    """Raises ModelError where the head as it is taught is not the model's own: what is trained on
-    it would learn another distribution."""
+def require_known_head(target: Target) -> None:
+    """Raise ModelError where `Teacher.head` does not give the model's own logits: what is trained
+    on it would learn another distribution."""
     tokens = torch.tensor([[0, 1]], device=target.device) % target.sizes.vocab_size
     made = target.module(input_ids=tokens, use_cache=False, output_hidden_states=True)
     own = made.logits[0].float()  # [2, V]
     taught = target.teacher().head(made.hidden_states[-1][0])  # [2, V]
-    if bool(torch.isfinite(own).all()) and float((taught - own).norm()) > HEAD_MARGIN * float(
-        own.norm()
-    ):
+    is_finite = bool(torch.isfinite(own).all())
+    if is_finite and float((taught - own).norm()) > MAX_HEAD_ERROR * float(own.norm()):
         raise ModelError(
-            f"{target.folder.name} makes its logits in a way that is not known here, so nothing "
-            "that is trained for it would learn its own distribution. Use a drafter that needs no "
-            "training: ngram, lookahead or a draft model of the same family."
+            f"{target.folder.name} computes its logits in a way that is not known here, so a draft "
+            "or a head would learn another distribution. Use a drafter that needs no training: "
+            "ngram, lookahead or a draft model of the same family."
         )
 
 

@@ -1,9 +1,10 @@
-"""What `train distil`, its sisters and `train report` do, from flags to a registered result.
+"""What `train distil|medusa|eagle|mtp`, `train accepted` and `train report` do, from flags to a
+registered result.
 
 Contract: finds the target, the device, the prompts, the person's own conversations (only when
-asked to) and what drafts so far, and trains. Returns JSON data and the sentence to print.
+asked for) and what drafts so far, then trains. Returns JSON data and the text to print.
 
-Not here: training itself (heads.run), whether the result is offered (offer), flags (commands).
+Not here: training itself (run), whether the result is offered (registration), flags (commands).
 """
 
 from __future__ import annotations
@@ -31,18 +32,17 @@ from localspec.options import LoadOptions
 from localspec.placement import Place, place_for, require_threads
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
-from localspec.training.gain import Bench, gains, gains_of_all, render
-from localspec.training.offer import register, said
-from localspec.training.places import require_writable, resumable
-from localspec.training.questions import Conversation, made_up, read_prompts
-from localspec.training.registry import describe, slug
-from localspec.training.run import OWNER, HeadSettings, train_head
+from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
+from localspec.training.registration import describe, register, slug, summary
+from localspec.training.report import ReportTarget, measure_gains, render
+from localspec.training.run import TrainSettings, train
+from localspec.training.work_folder import OWNER, require_writable, resumable
 
 
 @dataclass(frozen=True)
-class Errand:
-    """Flags as they were given. kind: draft, or a kind of head. made_up: how many requests of
-    ours. start_from: a draft that learns on. options: of the kind."""
+class TrainRequest:
+    """Flags as they were given. kind: draft, or a kind of head. made_up: how many of the prompts
+    that ship. start_from: a draft that is trained further. options: of the kind."""
 
     kind: str
     load: LoadOptions
@@ -63,80 +63,72 @@ class Errand:
     options: dict[str, int] = field(default_factory=dict)
 
 
-def run_errand(errand: Errand) -> tuple[dict[str, Any], str]:
+def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     """Train and register. Raises LocalspecError."""
-    _require_sense(errand)
-    settings = settings_for(errand.load.home)
-    conversations = _conversations(errand, settings)
-    source, place = _target(errand.load, errand.device, errand.threads)
-    start = _start(errand, source)
-    name = _name(settings, source)
-    kind_folder = f"{errand.kind}-personal" if errand.from_chats else errand.kind
-    own = settings.home / (
-        Path("drafts", name, "personal" if errand.from_chats else "distilled")
-        if errand.kind == "draft"
-        else Path("heads", name, kind_folder)
-    )
-    out = (errand.out or own).expanduser()
-    work = (errand.work or settings.home / "training" / name).expanduser()
-    _require_places(errand, out, work, settings.profile_folders[0])
-    wanted = HeadSettings(
-        errand.kind,
+    _require_sense(request)
+    settings = settings_for(request.load.home)
+    prompts = _prompts(request, settings)
+    source, place = _target(request.load, request.device, request.threads)
+    start = _start(request, source)
+    name = _folder_name(settings, source)
+    out = (request.out or _default_out(request, settings.home, name)).expanduser()
+    work = (request.work or settings.home / "training" / name).expanduser()
+    _require_places(request, out, work, settings.profile_folders[0])
+    train_settings = TrainSettings(
+        request.kind,
         source.target,
         source.target_name,
-        conversations,
+        prompts,
         out,
         work,
-        errand.minutes,
-        errand.answer_minutes,
-        errand.options,
+        request.minutes,
+        request.answer_minutes,
+        request.options,
         start,
-        _in_use(errand, source),
-        errand.from_chats,
+        _in_use(request, source),
+        request.from_chats,
         place.dtype,
         place.bits,
         place.device,
-        errand.max_answer_length,
-        batch=errand.batch,
-        rate=errand.rate,
-        seed=errand.seed,
+        request.max_answer_length,
+        batch=request.batch,
+        rate=request.rate,
+        seed=request.seed,
         free_bytes=lambda: free_bytes_now(place.hardware),
     )
     with resumable(work, to_stderr):
-        trained = train_head(wanted, to_stderr)
+        trained = train(train_settings, to_stderr)
     profile, notice = register(settings, source.target_name, source.target, trained)
     result = {
-        **asdict(trained.made),
+        **asdict(trained.artifact),
         "out": str(trained.folder),
         "rivals": [rival.as_dict() for rival in trained.rivals],
         "profile": profile,
         "notice": notice,
     }
-    return result, said(trained, profile, notice)
+    return result, summary(trained, profile, notice)
 
 
 def report_gains(
     folders: Sequence[Path], load: LoadOptions, device: str | None, threads: int | None
 ) -> tuple[dict[str, Any], str]:
-    """Measure what results would gain here. Without folders every result in HOME is looked at,
-    and one that cannot be measured keeps none of the others from it. Raises LocalspecError."""
+    """Measure what results would gain here. Without folders every result in HOME is measured, and
+    one that cannot be is left out with its reason. Raises LocalspecError."""
     source, place = _target(load, device, threads)
-    bench = Bench(source.target, fingerprint(source.target), place.dtype, place.device, place.bits)
-    left_out = list[str]()
-    if folders:
-        measured = gains(bench, [folder.expanduser() for folder in folders], to_stderr)
-    else:
-        found = _all_made(settings_for(load.home), source)
-        measured, left_out = gains_of_all(bench, found, to_stderr)
+    mark = fingerprint(source.target)
+    target = ReportTarget(source.target, mark, place.dtype, place.device, place.bits)
+    named = [folder.expanduser() for folder in folders]
+    found = named or _all_results(settings_for(load.home), source)
+    measured, left_out = measure_gains(target, found, to_stderr, leaves_out=not named)
     where = {"device": place.hardware.device_name, "dtype": place.precision}
     result = {**where, "gains": [gain.as_dict() for gain in measured], "left_out": left_out}
     heading = f"Measured on {place.hardware.device_name}, {place.precision}."
     return result, "\n\n".join([heading, *map(render, measured), *left_out])
 
 
-def _all_made(settings: Settings, source: Source) -> list[Path]:
+def _all_results(settings: Settings, source: Source) -> list[Path]:
     """Every result in HOME for this target. Raises ConfigError where there is none."""
-    name = _name(settings, source)
+    name = _folder_name(settings, source)
     found = sorted(
         note.parent
         for each in ("drafts", "heads")
@@ -150,87 +142,99 @@ def _all_made(settings: Settings, source: Source) -> list[Path]:
     return found
 
 
-def accepted_of(
+def measure_acceptance(
     load: LoadOptions,
-    prompts: Sequence[Path],
-    num_made_up: int,
+    prompt_files: Sequence[Path],
+    made_up: int,
     temperatures: str,
     max_tokens: int,
     out: Path | None,
     seed: int,
 ) -> tuple[dict[str, Any], str]:
-    """Measure what drafts are accepted, and keep it. Raises LocalspecError."""
-    given = listed_numbers(temperatures)
-    conversations = [one for path in prompts for one in read_prompts(path.expanduser())]
-    conversations += made_up(num_made_up)
-    if not conversations:
+    """Measure what is accepted of each drafter, and write it. Raises LocalspecError."""
+    numbers = listed_numbers(temperatures)
+    prompts = [one for path in prompt_files for one in read_prompts(path.expanduser())]
+    prompts += shipped_prompts(made_up)
+    if not prompts:
         raise ConfigError(
             "There is nothing to ask the target. Give --prompts with a .jsonl file or --made-up "
-            "with a number of requests of ours."
+            "with a number of the prompts that ship."
         )
     own = settings_for(load.home)
-    place = out or own.home / "accepted" / f"{_name(own, resolve(load))}.json"
-    settings = AcceptedSettings(load, conversations, given, max_tokens, place.expanduser())
+    place = out or own.home / "accepted" / f"{_folder_name(own, resolve(load))}.json"
+    settings = AcceptedSettings(load, prompts, numbers, max_tokens, place.expanduser())
     origin, measured = measure_accepted(settings, to_stderr)
     result = {**asdict(origin), "drafters": measured, "out": str(settings.out)}
     return result, (
-        f"{settings.out} holds what {len(measured)} drafters of {origin.target} were accepted over "
+        f"{settings.out} holds the acceptance of {len(measured)} drafters of {origin.target} over "
         f"{origin.num_prompts} prompts. A profile names it beside the model: "
         f'accepted = "{settings.out}".'
     )
 
 
-def _require_sense(errand: Errand) -> None:
-    if not errand.prompts and not errand.from_chats and errand.made_up < 1:
+def _require_sense(request: TrainRequest) -> None:
+    if not request.prompts and not request.from_chats and request.made_up < 1:
         raise ConfigError(
             "There is nothing to ask the target. Give --prompts with a .jsonl file, --made-up with "
-            "a number of requests of ours, or --from-chats to learn from your own conversations."
+            "a number of the prompts that ship, or --from-chats to learn from your own "
+            "conversations."
         )
     numbers = {
-        "--minutes": errand.minutes,
-        "--batch": errand.batch,
-        "--max-answer-length": errand.max_answer_length,
-        "--rate": 1.0 if errand.rate is None else errand.rate,
+        "--minutes": request.minutes,
+        "--batch": request.batch,
+        "--max-answer-length": request.max_answer_length,
+        "--rate": 1.0 if request.rate is None else request.rate,
     }
     for flag, value in numbers.items():
         if not 0 < value < float("inf"):
             raise ConfigError(f"{flag} is {value}, but must be more than 0.")
-    if not 0 <= errand.answer_minutes < float("inf"):
-        raise ConfigError(f"--answer-minutes is {errand.answer_minutes}, but must be 0 or more.")
+    if not 0 <= request.answer_minutes < float("inf"):
+        raise ConfigError(f"--answer-minutes is {request.answer_minutes}, but must be 0 or more.")
 
 
-def _require_places(errand: Errand, out: Path, work: Path, profiles: Path) -> None:
+def _default_out(request: TrainRequest, home: Path, name: str) -> Path:
+    if request.kind == "draft":
+        return home / "drafts" / name / ("personal" if request.from_chats else "distilled")
+    return home / "heads" / name / f"{request.kind}{'-personal' * request.from_chats}"
+
+
+def _require_places(request: TrainRequest, out: Path, work: Path, profiles: Path) -> None:
     """Raises StoreError for a folder that could not be written when it is needed."""
-    part = out.parent / f".{out.name}.part"  # beside it, as a result is written
-    require_writable(out, part, "--home" if errand.out is None else "--out")
-    require_writable(work, work / OWNER, "--home" if errand.work is None else "--work")
+    part = out.parent / f".{out.name}.part"  # a result is written beside its place first
+    require_writable(out, part, "--home" if request.out is None else "--out")
+    require_writable(work, work / OWNER, "--home" if request.work is None else "--work")
     require_writable(profiles, profiles / "some.toml", "--home")
 
 
-def _conversations(errand: Errand, settings: Settings) -> list[Conversation]:
-    found = [one for path in errand.prompts for one in read_prompts(path.expanduser())]
-    found += made_up(errand.made_up)
-    if errand.from_chats:
-        if not settings.database.is_file():
-            raise StoreError(
-                f"There is no log at {settings.database}. Chat first, or name its --home."
-            )
-        replies = read_replies(settings.database)
-        if not replies:
-            raise StoreError(
-                f"The log at {settings.database} holds no finished replies yet. Chat for a while "
-                "and come back, or train from --prompts."
-            )
-        chats = {reply.conversation_id for reply in replies}
-        to_stderr(
-            f"Found {len(replies)} replies in {len(chats)} conversations of your own. They are "
-            "read from this computer's log and stay on it."
-        )
-        found += [
-            Conversation(f"chat:{one.conversation_id}", one.before, logged=one.text)
-            for one in replies
-        ]
+def _prompts(request: TrainRequest, settings: Settings) -> list[TrainingPrompt]:
+    found = [one for path in request.prompts for one in read_prompts(path.expanduser())]
+    shipped = shipped_prompts(request.made_up)
+    if len(shipped) < request.made_up:
+        to_stderr(f"{len(shipped)} made-up prompts ship with localspec; all of them are used.")
+    found += shipped
+    if request.from_chats:
+        found += _own_chats(settings)
     return found
+
+
+def _own_chats(settings: Settings) -> list[TrainingPrompt]:
+    if not settings.database.is_file():
+        raise StoreError(f"There is no log at {settings.database}. Chat first, or name its --home.")
+    replies = read_replies(settings.database)
+    if not replies:
+        raise StoreError(
+            f"The log at {settings.database} holds no finished replies yet. Chat for a while "
+            "and come back, or train from --prompts."
+        )
+    num_conversations = len({reply.conversation_id for reply in replies})
+    to_stderr(
+        f"Found {len(replies)} replies in {num_conversations} conversations of your own. They are "
+        "read from this computer's log and stay on it."
+    )
+    return [
+        TrainingPrompt(f"chat:{one.conversation_id}", one.before, logged=one.text)
+        for one in replies
+    ]
 
 
 def _target(load: LoadOptions, device: str | None, threads: int | None) -> tuple[Source, Place]:
@@ -258,33 +262,33 @@ def _on(device: str | None) -> Hardware:
     return replace(found, device="cpu", gpu=None)
 
 
-def _start(errand: Errand, source: Source) -> Path | None:
-    """The draft that learns on: the one named, or with one's own chats the target's draft."""
-    if errand.kind != "draft":
+def _start(request: TrainRequest, source: Source) -> Path | None:
+    """The draft that is trained further: the one named, or with --from-chats the target's own."""
+    if request.kind != "draft":
         return None
-    start = source.draft if errand.from_chats else None
-    if errand.start_from is not None:
-        start = resolve(LoadOptions(model=errand.start_from, home=errand.load.home)).target
+    start = source.draft if request.from_chats else None
+    if request.start_from is not None:
+        start = resolve(LoadOptions(model=request.start_from, home=request.load.home)).target
     if start is not None:
         require_compatible(source.target, start)
     return start
 
 
-def _name(settings: Settings, source: Source) -> str:
-    """The target's, as folders of HOME have it: no other target's results lie under it."""
+def _folder_name(settings: Settings, source: Source) -> str:
+    """The target's name for folders in HOME; no other target's results lie under it."""
     return slug(describe(settings, source.target_name, source.target).model_id)
 
 
-def _in_use(errand: Errand, source: Source) -> tuple[Path, ...]:
-    """What drafts so far in the place of what is to be trained, the profile's draft or its heads
-    of that kind. Heads that cannot be read are among them: that is said of them later."""
-    if errand.kind == "draft":
-        usual = resolve(replace(errand.load, draft=None, fetches=False))
+def _in_use(request: TrainRequest, source: Source) -> tuple[Path, ...]:
+    """What drafts so far in the place of what is to be trained: the profile's draft, or its heads
+    of that kind. Heads that cannot be read are among them, so that the summary names them."""
+    if request.kind == "draft":
+        usual = resolve(replace(request.load, draft=None, fetches=False))
         if usual.draft is None and usual.draft_refusal != Source.draft_refusal:
-            to_stderr(f"The draft in use so far cannot be judged: {usual.draft_refusal}")
+            to_stderr(f"The draft in use so far cannot be compared: {usual.draft_refusal}")
         return () if usual.draft is None else (usual.draft,)
-    native = (source.target,) if errand.kind == "mtp" and ships_mtp(source.target) else ()
-    return (*(each for each in source.heads if _kind(each) in (errand.kind, None)), *native)
+    native = (source.target,) if request.kind == "mtp" and ships_mtp(source.target) else ()
+    return (*(each for each in source.heads if _kind(each) in (request.kind, None)), *native)
 
 
 def _kind(folder: Path) -> str | None:

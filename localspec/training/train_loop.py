@@ -1,12 +1,12 @@
-"""The loop that trains any recipe: steps, judgements, checkpoints, the best weights.
+"""The loop that trains any recipe: steps, judgements on held-out rows, checkpoints.
 
-Contract: `Run.train` goes on until the schedule's budget is used up or the held-out figure has
-stopped improving, and leaves the best weights it met in the recipe. The checkpoint is written
-beside the old one and swapped in, so that a run killed at any moment goes on from the last one,
-at the same place in the data. The held-out figure is the expected tokens of a round, and where
-that is equal the loss.
+Contract: `TrainLoop.train` runs until the schedule's budget is used up or the held-out figure has
+stopped improving, and leaves the best weights in the recipe. That figure is the expected tokens of
+a round, and where it is equal the loss. The checkpoint is one file that is written beside the old
+one and swapped in, so that a run killed at any moment continues from the last one, at the same
+place in the data. It is read as plain tensors and numbers, never as objects that could run code.
 
-Not here: data (rows), what is learnt (recipe), measuring (judging), where it goes (made).
+Not here: data (rows), what is trained (recipe), measuring (judging), where it goes (run).
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localspec.errors import ConfigError, MemoryShortage, NumericsError
-from localspec.training.checkpoint import differences, keep, kept
-from localspec.training.judging import Judgement, held_out, judgement_from
+from localspec.errors import ConfigError, MemoryShortage, NumericsError, StoreError
+from localspec.files import replacing
+from localspec.training.judging import Judgement, judge
 from localspec.training.recipe import Recipe
-from localspec.training.rows import Row, Rows, filled, make_batches
+from localspec.training.rows import SplitRows, TokenRow, make_batches, padded
 from localspec.training.schedule import Schedule
 from localspec.training.target import Target
 
 Report = Callable[[str], None]
 BETAS, CLIP_NORM = (0.9, 0.95), 1.0
-GENTLE = 0.25  # of the rate, for an embedding that starts from the target's
+EMBEDDING_RATE = 0.25  # relative; an embedding starts from the target's
 REPORT_SECONDS = 10.0
+CHECKPOINT_KEYS = {"about", "data", "has_ended", "trained", "best", "optimiser", "progress"}
 
 
 @dataclass(frozen=True)
-class FrameSettings:
+class LoopSettings:
     """tokens_per_batch: of one update. tokens_at_once: of one forward, which bounds the memory.
     judge_share: of the budget between two judgements. patience: judgements without a better one
-    until the rate goes down, and again until the run ends."""
+    until the rate decays, and again until the run ends."""
 
     schedule: Schedule
     folder: Path
@@ -56,7 +57,9 @@ class FrameSettings:
 
 @dataclass
 class Progress:
-    """All that a run has done, kept in the checkpoint. skipped: share of the budget left out."""
+    """What a run has done, kept in the checkpoint. place: of the next batch in the epoch.
+    num_worse: judgements since the best. skipped: share of the budget left out. first, best:
+    judgements as plain data."""
 
     step: int = 0
     num_tokens: int = 0
@@ -71,56 +74,53 @@ class Progress:
     best: dict[str, Any] | None = None
 
 
-class Run:
+class TrainLoop:
     """One training: recipe, optimiser, data, clock, and their checkpoint.
 
-    about: what must be the same for a checkpoint to be taken up. Raises ConfigError where the
-    folder holds a run of another kind."""
+    about: what must be equal for a checkpoint to be resumed."""
 
     def __init__(
         self,
         recipe: Recipe,
         target: Target,
-        rows: Rows,
-        settings: FrameSettings,
+        rows: SplitRows,
+        settings: LoopSettings,
         about: dict[str, Any],
         report: Report,
     ) -> None:
         self.recipe, self.target, self.rows = recipe, target, rows
         self.settings, self.about, self.report = settings, about, report
         self.teacher = target.teacher()
-        self.trained = trained_weights(recipe.module)
+        self.trained = {n: p for n, p in recipe.module.named_parameters() if p.requires_grad}
         embeddings = {id(m.weight) for m in recipe.module.modules() if isinstance(m, nn.Embedding)}
         self.optimiser = torch.optim.AdamW(
             [
-                {"params": [p], "scale": GENTLE if id(p) in embeddings else 1.0}
+                {"params": [p], "scale": EMBEDDING_RATE if id(p) in embeddings else 1.0}
                 for p in self.trained.values()
             ],
             betas=BETAS,
             weight_decay=settings.weight_decay,
         )
         self.progress = Progress()
-        self._order: tuple[int, list[list[Row]]] | None = None
+        self._order: tuple[int, list[list[TokenRow]]] | None = None
         self.best = self._copied()
         self.path = settings.folder / "checkpoint.pt"
         settings.folder.mkdir(parents=True, exist_ok=True)
 
-    # -- the whole ---------------------------------------------------------------------------
-
     def train(self) -> Judgement:
-        """Train to the end; returns what held-out answers say of the best weights."""
+        """Train to the end; returns what held-out rows say of the best weights."""
         if self.resume():
-            self.report(f"Going on from the checkpoint at step {self.progress.step}.")
+            self.report(f"Continuing from the checkpoint at step {self.progress.step}.")
         if self.progress.best is None:
             self.judge()
-        said_at = saved_at = time.monotonic()
+        reported_at = saved_at = time.monotonic()
         losses = list[float]()
         while self.done < 1.0 and not self.progress.is_over:
             losses.append(self.step())
             now = time.monotonic()
-            if now - said_at > REPORT_SECONDS:
-                self.report(self._said(losses))
-                said_at, losses = now, []
+            if now - reported_at > REPORT_SECONDS:
+                self.report(self._progress_line(losses))
+                reported_at, losses = now, []
             is_due = self.done - self.progress.judged_at >= self.settings.judge_share
             if is_due:
                 self.judge()
@@ -130,20 +130,20 @@ class Run:
         if self.progress.judged_at < self.done:
             self.judge()
         self.save(has_ended=True)
-        self.put(self.best)
+        self._put(self.best)
         return self.judgement
 
     @property
     def judgement(self) -> Judgement:
         """Of the best weights so far."""
         assert self.progress.best is not None, "nothing was judged yet"
-        return judgement_from(self.progress.best)
+        return Judgement.of(self.progress.best)
 
     @property
     def first_judgement(self) -> Judgement:
         """Of the weights it began with."""
         assert self.progress.first is not None, "nothing was judged yet"
-        return judgement_from(self.progress.first)
+        return Judgement.of(self.progress.first)
 
     @property
     def done(self) -> float:
@@ -151,8 +151,6 @@ class Run:
         progress = self.progress
         used = self.settings.schedule.progress(progress.step, progress.trained_seconds)
         return min(1.0, used + progress.skipped)
-
-    # -- one step ----------------------------------------------------------------------------
 
     def step(self) -> float:
         """One update; returns its loss. Raises NumericsError, MemoryShortage."""
@@ -162,18 +160,18 @@ class Run:
         rows = self._next_rows()
         self.recipe.module.train()
         try:
-            loss = self._backward(rows)
+            loss = self.backward(rows)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise MemoryShortage(
                 f"The memory does not hold a batch of {self.settings.tokens_at_once} tokens. Close "
-                "other programs or give a smaller --batch, and run the command again: it goes on "
+                "other programs or give a smaller --batch, and run the command again: it continues "
                 "from the last checkpoint."
             ) from error
         norm = float(nn.utils.clip_grad_norm_(self.trained.values(), CLIP_NORM))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NumericsError(
                 f"The loss became no number at step {progress.step}. Run the command again with "
-                "a lower --rate; it goes on from the last checkpoint."
+                "a lower --rate; it continues from the last checkpoint."
             )
         rate = self.settings.schedule.rate(self.done)
         for group in self.optimiser.param_groups:
@@ -185,24 +183,24 @@ class Run:
         progress.trained_seconds += time.monotonic() - started
         return loss
 
-    def _backward(self, rows: Sequence[Row]) -> float:
-        """Gradients of the mean loss over rows, a forward's worth at a time."""
+    def backward(self, rows: Sequence[TokenRow]) -> float:
+        """Add the gradients of the mean loss over rows, one forward's worth at a time."""
         parts = make_batches(rows, self.settings.tokens_at_once, Random(0))
         weights = [float(sum(row.weights.sum() for row in part)) for part in parts]
-        total, whole = 0.0, max(sum(weights), 1e-6)
+        total, sum_of_weights = 0.0, max(sum(weights), 1e-6)
         for part, weight in zip(parts, weights, strict=True):
-            lesson = self.target.lesson(filled(part), self.recipe.layers)
-            loss: Tensor = self.recipe.loss(self.teacher, lesson) * (weight / whole)
+            lesson = self.target.lesson(padded(part), self.recipe.layers)
+            loss: Tensor = self.recipe.loss(self.teacher, lesson) * (weight / sum_of_weights)
             loss.backward()
             total += float(loss.detach())
         return total
 
-    def _next_rows(self) -> list[Row]:
+    def _next_rows(self) -> list[TokenRow]:
         progress = self.progress
         if self._order is None or self._order[0] != progress.epoch:
-            # A function of the epoch alone, so that a place in it is all a checkpoint keeps.
+            # A function of the epoch alone, so that a checkpoint keeps only the place in it.
             order = Random(f"{self.settings.seed}/{progress.epoch}")
-            batches = make_batches(self.rows.learnt, self.settings.tokens_per_batch, order)
+            batches = make_batches(self.rows.train, self.settings.tokens_per_batch, order)
             self._order = (progress.epoch, batches)
         batches = self._order[1]
         chosen = batches[progress.place % len(batches)]
@@ -211,21 +209,14 @@ class Run:
             progress.epoch, progress.place = progress.epoch + 1, 0
         return chosen
 
-    # -- judging -----------------------------------------------------------------------------
-
-    def held_out(self) -> Judgement:
-        """What the held-out rows say of the present weights."""
-        return self.held_out_of(self.recipe)
-
-    def held_out_of(self, recipe: Recipe) -> Judgement:
-        """What they say of any recipe for this target."""
-        recipe.module.eval()
+    def measure(self, recipe: Recipe) -> Judgement:
+        """What the held-out rows say of any recipe for this target."""
         rows = self.rows.held_out[: self.settings.max_held_out_rows]
-        return held_out(recipe, self.target, rows, self.settings.tokens_at_once)
+        return judge(recipe, self.target, rows, self.settings.tokens_at_once)
 
     def judge(self) -> None:
-        """Measure, keep the weights if they are the best, lose patience if they are not."""
-        found, progress = self.held_out(), self.progress
+        """Measure; keep the weights if they are the best, else count towards the patience."""
+        found, progress = self.measure(self.recipe), self.progress
         is_better = progress.best is None or found.rank > self.judgement.rank
         if is_better:
             progress.best, self.best = asdict(found), self._copied()
@@ -243,77 +234,94 @@ class Run:
             self._lose_patience()
 
     def _lose_patience(self) -> None:
-        """Go over to the falling rate, or end where it falls already."""
+        """Start the decay of the rate, or end the run where it decays already."""
         schedule, progress = self.settings.schedule, self.progress
         if schedule.is_decaying(self.done):
             progress.is_over = True
-            self.report("It gets no better, so the training ends here.")
+            self.report("The held-out figure no longer improves, so the training ends here.")
             return
         progress.skipped += 1.0 - schedule.decay_fraction - self.done + 1e-6
         progress.num_worse, progress.judged_at = 0, self.done
-        self.report("It gets no better, so the rate goes down now.")
-
-    # -- the checkpoint ----------------------------------------------------------------------
+        self.report("The held-out figure no longer improves, so the rate decays from here.")
 
     def save(self, has_ended: bool = False) -> None:
-        """Write the checkpoint. Raises StoreError."""
+        """Write the checkpoint. Raises StoreError; the one before is then still whole."""
         content = {
             "has_ended": has_ended,
             "about": self.about,
-            "data": self.rows.mark,
+            "data": self.rows.digest,
             "trained": {name: weight.detach() for name, weight in self.trained.items()},
             "best": self.best,
             "optimiser": self.optimiser.state_dict(),
             "progress": asdict(self.progress),
         }
-        keep(self.path, content)
+        try:
+            with replacing(self.path) as part:
+                torch.save(content, part)
+        except (OSError, RuntimeError) as error:  # torch wraps a full disk in a RuntimeError
+            raise StoreError(
+                f"The checkpoint {self.path} cannot be written ({str(error).splitlines()[0]}). "
+                "Free some space and run the command again: it continues from the one before."
+            ) from error
 
     def resume(self) -> bool:
-        """Take the checkpoint up; say whether there was one. Raises ConfigError, StoreError."""
+        """Load the checkpoint; say whether there was one. Raises ConfigError, StoreError."""
         if not self.path.is_file():
             return False
-        content = kept(self.path, self.target.device)
+        content = self._read_checkpoint()
         is_other = content["about"] != self.about
-        is_other_data = content["data"] != self.rows.mark
+        is_other_data = content["data"] != self.rows.digest
         if content["has_ended"] and (is_other or is_other_data):
             return False  # that training is over, and this is a new one
         if is_other:
             raise ConfigError(
                 f"{self.settings.folder} holds an unfinished training with other settings "
-                f"({differences(content['about'], self.about)}). Name another --work, or delete "
-                "that folder to begin anew."
+                f"({_differences(content['about'], self.about)}). Name another --work, or delete "
+                "that folder to start again."
             )
-        first = asdict(self.held_out()) if is_other_data else None
-        self.put(content["trained"])
+        first = asdict(self.measure(self.recipe)) if is_other_data else None
+        self._put(content["trained"])
         self.best = {name: tensor.cpu() for name, tensor in content["best"].items()}
         self.optimiser.load_state_dict(content["optimiser"])
         self.progress = Progress(**content["progress"])
         if is_other_data:
-            self.report("There are other answers than before; the training goes on with them.")
+            self.report("The answers differ from before; the training continues with these.")
             self.progress.best, self.progress.first = None, first
         return True
+
+    def _read_checkpoint(self) -> dict[str, Any]:
+        try:
+            content = torch.load(self.path, map_location=self.target.device, weights_only=True)
+            assert content.keys() == CHECKPOINT_KEYS, "not a checkpoint of this command"
+        except Exception as error:  # a damaged file can fail in any way
+            first_line = (str(error).splitlines() or ["cut off"])[0]
+            raise StoreError(
+                f"The checkpoint {self.path} is damaged ({first_line}). Delete it to begin the "
+                "training anew; the answers collected so far are kept."
+            ) from error
+        return dict(content)
 
     def _copied(self) -> dict[str, Tensor]:
         return {name: weight.detach().cpu().clone() for name, weight in self.trained.items()}
 
     @torch.no_grad()
-    def put(self, weights: dict[str, Tensor]) -> None:
-        """Take over these weights."""
+    def _put(self, weights: dict[str, Tensor]) -> None:
         for name, weight in self.trained.items():
             weight.copy_(weights[name])
 
-    def _said(self, losses: Sequence[float]) -> str:
+    def _progress_line(self, losses: Sequence[float]) -> str:
         progress = self.progress
         speed = progress.num_tokens / max(progress.trained_seconds, 1e-9)
-        left = (
-            (1.0 - self.done) * progress.trained_seconds / max(self.done - progress.skipped, 1e-9)
-        )
+        seconds_a_share = progress.trained_seconds / max(self.done - progress.skipped, 1e-9)
         return (
             f"step {progress.step}: loss {sum(losses) / len(losses):.3f}, {speed:.0f} tokens/s, "
-            f"{left / 60:.1f} minutes left"
+            f"{(1.0 - self.done) * seconds_a_share / 60:.1f} minutes left"
         )
 
 
-def trained_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of a module that training changes, by name."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {there.get(name)} there, {here.get(name)} now"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    )

@@ -62,7 +62,7 @@ def test_the_head_gives_the_logits_of_the_forward(family: Any, tmp_path: Any) ->
     rows = features.rows(LAST, 0, len(IDS))
     assert torch.allclose(model.head(rows), own, atol=1e-5)
     assert torch.allclose(Target(made, tmp_path).teacher().head(rows), own, atol=1e-5)
-    module._require_known_head(Target(made, tmp_path))
+    module.require_known_head(Target(made, tmp_path))
 
 
 def test_a_head_that_is_not_known_is_refused_before_anything_is_trained(
@@ -72,4 +72,4 @@ def test_a_head_that_is_not_known_is_refused_before_anything_is_trained(
     made = granite().eval().requires_grad_(False)
     monkeypatch.setattr(module, "scaled", lambda logits, config: logits)
     with pytest.raises(ModelError, match="not known here"):
-        module._require_known_head(Target(made, tmp_path))
+        module.require_known_head(Target(made, tmp_path))

@@ -13,14 +13,14 @@ from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.options import LoadOptions
 from localspec.training.accepted import AcceptedSettings, measure_accepted
-from localspec.training.questions import Conversation
+from localspec.training.prompt_files import TrainingPrompt
 
-ASKED = Conversation("one", (Message("user", "Say it again: one two three one two three"),))
+ASKED = TrainingPrompt("one", (Message("user", "Say it again: one two three one two three"),))
 
 
-def settings(tmp_path: Path, out: Path, *conversations: Conversation) -> AcceptedSettings:
+def settings(tmp_path: Path, out: Path, *prompts: TrainingPrompt) -> AcceptedSettings:
     load = LoadOptions(context=256, home=tmp_path)
-    return AcceptedSettings(load, conversations, (0.0,), 8, out)
+    return AcceptedSettings(load, prompts, (0.0,), 8, out)
 
 
 def test_every_drafter_is_measured_and_the_file_can_be_read(tmp_path: Path) -> None:
@@ -56,6 +56,6 @@ def test_temperatures_are_looked_at_before_anything_is_measured(
 
 
 def test_prompts_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    long = Conversation("long", (Message("user", "word " * 2000),))
+    long = TrainingPrompt("long", (Message("user", "word " * 2000),))
     with pytest.raises(ConfigError, match="None of 1 prompts fits the context of 256 tokens"):
         measure_accepted(settings(tmp_path, tmp_path / "accepted.json", long), lambda _: None)

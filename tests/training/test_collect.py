@@ -10,9 +10,9 @@ import torch
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ConfigError, StoreError
-from localspec.training.answers import AnswerLog
+from localspec.training.answer_log import AnswerLog
 from localspec.training.collect import CollectPlan, collect
-from localspec.training.questions import Conversation, made_up, read_prompts
+from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
 from localspec.training.target import Target
 from tests.training.conftest import Said
 
@@ -64,7 +64,7 @@ def test_a_follow_up_is_asked_after_the_target_s_own_answer(
 ) -> None:
     asked = (Message("user", "one"),)
     log = AnswerLog(tmp_path / "answers.jsonl")
-    conversation = Conversation("g", asked, ("and two",))
+    conversation = TrainingPrompt("g", asked, ("and two",))
     first, second = collect(target, template, [conversation], GREEDY, log, said)
     reply = Message("assistant", template.decode(first.answer))
     assert list(second.prompt) == template.render((*asked, reply, Message("user", "and two")))
@@ -74,7 +74,7 @@ def test_a_logged_answer_is_learnt_from_as_it_was_given(
     target: Target, template: ChatTemplate, tmp_path: Path, said: Said
 ) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
-    conversation = Conversation("g", (Message("user", "hello"),), logged="My own words")
+    conversation = TrainingPrompt("g", (Message("user", "hello"),), logged="My own words")
     found = collect(target, template, [conversation], GREEDY, log, said)
     (logged,) = [answer for answer in found if answer.temperature is None]
     assert template.decode(logged.answer) == "My own words"
@@ -99,7 +99,7 @@ def test_time_spent_on_other_questions_does_not_count(
     few = CollectPlan(1e-9, max_length=12, batch_size=4, temperatures=(0.0,))
     log = AnswerLog(tmp_path / "answers.jsonl")
     collect(target, template, read_prompts(prompts), few, log, said)
-    other = Conversation("g", (Message("user", "something else"),))
+    other = TrainingPrompt("g", (Message("user", "something else"),))
     assert len(collect(target, template, [other], few, log, said)) == 1
 
 
@@ -107,7 +107,7 @@ def test_prompts_beyond_the_context_are_counted_and_nothing_left_is_an_error(
     target: Target, template: ChatTemplate, tmp_path: Path, said: Said
 ) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
-    long = Conversation("g", (Message("user", "word " * 400),))
+    long = TrainingPrompt("g", (Message("user", "word " * 400),))
     with pytest.raises(ConfigError, match="has answered nothing"):
         collect(target, template, [long], PLAN, log, said)
     assert any("1 prompt was left out" in line for line in said), "once, not at each temperature"
@@ -171,7 +171,7 @@ def test_an_empty_file_is_refused(content: str, tmp_path: Path) -> None:
 
 
 def test_made_up_requests_end_with_a_question_and_more_of_them_keep_the_first() -> None:
-    found = made_up(30)
+    found = shipped_prompts(30)
     assert len(found) == 30 and all(one.opening[-1].role == "user" for one in found)
-    assert made_up(10) == found[:10] and made_up(0) == []
-    assert len(made_up(1_000_000)) == 2000
+    assert shipped_prompts(10) == found[:10] and shipped_prompts(0) == []
+    assert len(shipped_prompts(1_000_000)) == 2000

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localspec.training.draft import DraftRecipe, DraftShape, fresh_draft
-from localspec.training.rows import Row, filled
+from localspec.training.rows import TokenRow, padded
 from localspec.training.target import Target
 from tests.tiny import tiny_llama
 
@@ -29,7 +29,7 @@ def test_acceptance_by_position_is_that_of_drafts_made_one_after_another(target:
     prompt = [5, 9, 13, 44, 200]
     text = [*prompt, *greedy(target.module, prompt, 24)]
     weights = np.array([0.0] * (len(prompt) - 1) + [1.0] * 24, dtype=np.float32)
-    batch = filled([Row(np.array(text, dtype=np.int32), weights)])
+    batch = padded([TokenRow(np.array(text, dtype=np.int32), weights)])
     with torch.no_grad():
         found = recipe.acceptance(target.teacher(), target.lesson(batch, ()))
     sums = [[0.0, 0.0] for _ in range(8)]
@@ -49,9 +49,9 @@ def test_where_the_text_leaves_the_target_s_own_way_nothing_later_counts(target:
     recipe = DraftRecipe(tiny_llama(1, num_layers=1, vocab_size=420), target)
     recipe.module = target.module  # agrees everywhere
     tokens = torch.randint(4, 400, (1, 30), generator=torch.Generator().manual_seed(2))
-    row = Row(tokens[0].numpy().astype(np.int32), np.ones(29, dtype=np.float32))
+    row = TokenRow(tokens[0].numpy().astype(np.int32), np.ones(29, dtype=np.float32))
     with torch.no_grad():
-        found = recipe.acceptance(target.teacher(), target.lesson(filled([row]), ()))
+        found = recipe.acceptance(target.teacher(), target.lesson(padded([row]), ()))
     assert found[0] == (29.0, 29.0)
     assert sum(tried for _, tried in found[1:]) < 3.0, "random text is never what both would say"
 
@@ -62,9 +62,9 @@ def test_a_draft_that_is_the_target_has_no_loss_and_is_always_accepted(target: T
     recipe.module = target.module
     prompt = [5, 9, 13]
     text = [*prompt, *greedy(target.module, prompt, 12)]
-    row = Row(np.array(text, dtype=np.int32), np.ones(len(text) - 1, dtype=np.float32))
+    row = TokenRow(np.array(text, dtype=np.int32), np.ones(len(text) - 1, dtype=np.float32))
     with torch.no_grad():
-        lesson = target.lesson(filled([row]), ())
+        lesson = target.lesson(padded([row]), ())
         assert float(recipe.loss(target.teacher(), lesson)) == pytest.approx(0.0, abs=1e-5)
         found = recipe.acceptance(target.teacher(), lesson)
     assert all(accepted == tried for accepted, tried in found)

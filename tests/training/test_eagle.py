@@ -13,9 +13,10 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.eagle_files import load_head
 from localspec.forward.heads.eagle_pairs import EagleHead
 from localspec.forward.heads.files import TargetSizes
-from localspec.training.eagle import EagleRecipe, make, read_layers
-from localspec.training.recipe import Lesson, Teacher, make_recipe
-from localspec.training.unrolled import visible
+from localspec.training.eagle import make, read_layers
+from localspec.training.recipe import make_recipe
+from localspec.training.target import Lesson, Teacher
+from localspec.training.unrolled import UnrolledRecipe, visible
 from tests.heads import rates, teacher_of, train, written_by
 from tests.tiny import tiny_llama, with_cache
 
@@ -36,7 +37,7 @@ def target_and_lesson(seed: int = 1, count: int = 4, num_layers: int = 4) -> tup
     return target, Lesson(torch.tensor(texts), torch.ones(count, LENGTH - 1), features)
 
 
-def rounded(recipe: EagleRecipe) -> EagleRecipe:
+def rounded(recipe: UnrolledRecipe) -> UnrolledRecipe:
     """With weights that a file holds exactly."""
     with torch.no_grad():
         for weight in recipe.module.parameters():

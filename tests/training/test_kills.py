@@ -17,10 +17,10 @@ import torch
 
 from localspec.errors import StoreError
 from localspec.training import artifact as made_file
-from localspec.training.answers import AnswerLog
-from localspec.training.artifact import Made
-from localspec.training.run import train_head
-from localspec.training.train_loop import Run
+from localspec.training.answer_log import AnswerLog
+from localspec.training.artifact import Artifact
+from localspec.training.run import train
+from localspec.training.train_loop import TrainLoop
 from tests.training.conftest import Said
 from tests.training.test_run import settings
 
@@ -50,11 +50,11 @@ def after_an_answer(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def inside_a_step(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr(Run, "_backward", dies_at(5, Run._backward))
+    patch.setattr(TrainLoop, "backward", dies_at(5, TrainLoop.backward))
 
 
 def while_judging(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr(Run, "held_out", dies_at(4, Run.held_out))
+    patch.setattr(TrainLoop, "measure", dies_at(4, TrainLoop.measure))
 
 
 def inside_a_checkpoint(patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -85,9 +85,9 @@ def while_the_result_is_written(patch: pytest.MonkeyPatch, folder: Path) -> None
 @pytest.fixture(scope="module")
 def undisturbed(
     target_folder: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Made:
+) -> Artifact:
     folder = tmp_path_factory.mktemp("undisturbed")
-    return train_head(settings(target_folder, prompts, folder, minutes=0.0), Said()).made
+    return train(settings(target_folder, prompts, folder, minutes=0.0), Said()).artifact
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def undisturbed(
 )  # fmt: skip
 def test_a_killed_run_ends_as_an_undisturbed_one(
     arrange: Arrange,
-    undisturbed: Made,
+    undisturbed: Artifact,
     target_folder: Path,
     prompts: Path,
     tmp_path: Path,
@@ -108,9 +108,9 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     with pytest.MonkeyPatch.context() as patch:
         arrange(patch, tmp_path)
         with pytest.raises(Killed):
-            train_head(settings(target_folder, prompts, tmp_path), said)
+            train(settings(target_folder, prompts, tmp_path), said)
     assert not (tmp_path / "out").exists(), "nothing appears before it is whole"
-    made = train_head(settings(target_folder, prompts, tmp_path), said).made
+    made = train(settings(target_folder, prompts, tmp_path), said).artifact
     assert (tmp_path / "out" / "model.safetensors").is_file()
     if arrange is not after_an_answer:  # answers that are drawn anew are other answers
         assert replace(made, minutes=undisturbed.minutes) == undisturbed
@@ -122,12 +122,12 @@ def test_only_the_answers_under_way_are_lost(
     with pytest.MonkeyPatch.context() as patch:
         after_an_answer(patch, tmp_path)
         with pytest.raises(Killed):
-            train_head(settings(target_folder, prompts, tmp_path), said)
+            train(settings(target_folder, prompts, tmp_path), said)
     path = tmp_path / "work" / "answers.jsonl"
     kept = path.read_bytes()
     assert kept.count(b"\n") == 8
     path.write_bytes(kept + b'{"key": "half a li')
-    train_head(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
     assert path.read_bytes().startswith(kept)
     assert len(AnswerLog(path).answers) == 36
 
@@ -144,20 +144,20 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         whole(content, path)
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(StoreError, match="goes on from the one before"):
-        train_head(settings(target_folder, prompts, tmp_path), said)
-    train_head(settings(target_folder, prompts, tmp_path), said)
-    assert any("Going on from the checkpoint at step 2" in line for line in said)
+    with pytest.raises(StoreError, match="continues from the one before"):
+        train(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
+    assert any("Continuing from the checkpoint at step 2" in line for line in said)
 
 
 def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train_head(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
     path = tmp_path / "work" / "draft" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(StoreError, match="Delete it to begin the training anew"):
-        train_head(settings(target_folder, prompts, tmp_path), said)
+        train(settings(target_folder, prompts, tmp_path), said)
 
 
 SCRIPT = """
@@ -165,10 +165,10 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from localspec.training.run import train_head
+from localspec.training.run import train
 from tests.training.test_run import settings
 target, prompts, folder = map(Path, sys.argv[1:])
-train_head(settings(target, prompts, folder, num_steps=400), print)
+train(settings(target, prompts, folder, num_steps=400), print)
 """
 
 
@@ -186,6 +186,6 @@ def test_a_process_killed_outright_is_continued_by_another(
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert checkpoint.is_file()
-    train_head(settings(target_folder, prompts, tmp_path), said)
-    assert any("Going on from the checkpoint" in line for line in said)
+    train(settings(target_folder, prompts, tmp_path), said)
+    assert any("Continuing from the checkpoint" in line for line in said)
     assert (tmp_path / "out" / "config.json").is_file()

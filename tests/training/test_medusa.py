@@ -13,7 +13,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.medusa import MedusaRecipe, make
-from localspec.training.recipe import Lesson, Teacher
+from localspec.training.target import Lesson, Teacher
 from tests.heads import lesson_of, rates, teacher_of, train, written_by
 from tests.tiny import Plans, play, tiny_llama, with_cache
 

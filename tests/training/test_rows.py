@@ -1,4 +1,4 @@
-"""Rows keep what was said and weigh it once; what is held out stays held out."""
+"""SplitRows keep what was said and weigh it once; what is held out stays held out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from localspec.errors import ConfigError
-from localspec.training.rows import Answer, Row, _rows, filled, make_batches, split_rows
+from localspec.training.rows import Answer, TokenRow, make_batches, padded, split_rows, to_rows
 
 
 def answers(count: int) -> list[Answer]:
@@ -20,19 +20,19 @@ def answers(count: int) -> list[Answer]:
 
 
 def test_a_short_answer_is_one_row_with_its_prompt_weighing_little() -> None:
-    (row,) = _rows(Answer("a", (1, 2, 3), (4, 5), 0.0), 10)
+    (row,) = to_rows(Answer("a", (1, 2, 3), (4, 5), 0.0), 10)
     assert row.tokens.tolist() == [1, 2, 3, 4, 5]
     assert row.weights.tolist() == pytest.approx([0.1, 0.1, 1.0, 1.0])
 
 
 def test_of_a_long_prompt_the_end_is_kept() -> None:
-    (row,) = _rows(Answer("a", tuple(range(100)), (7, 8), 0.0), 10)
+    (row,) = to_rows(Answer("a", tuple(range(100)), (7, 8), 0.0), 10)
     assert row.tokens.tolist() == [*range(91, 100), 7, 8]
 
 
 def test_a_long_answer_is_cut_so_that_each_token_weighs_once() -> None:
     said = tuple(range(1000, 1095))
-    rows = _rows(Answer("a", (1, 2, 3), said, 0.0), 20)
+    rows = to_rows(Answer("a", (1, 2, 3), said, 0.0), 20)
     weighed = [
         int(token)
         for row in rows
@@ -51,7 +51,7 @@ def test_answers_of_one_conversation_stay_together() -> None:
     groups = {one.group for one in given if (*one.prompt, *one.answer) in held_out}
     assert 1 <= len(groups) < 20
     assert len(rows.held_out) == 2 * len(groups)
-    assert len(rows.learnt) + len(rows.held_out) == 120
+    assert len(rows.train) + len(rows.held_out) == 120
 
 
 def test_what_is_held_out_stays_so_when_more_is_collected() -> None:
@@ -67,7 +67,7 @@ def test_what_is_held_out_stays_so_when_more_is_collected() -> None:
 
 def test_two_conversations_are_enough_and_one_is_not() -> None:
     rows = split_rows(answers(2), 20)
-    assert rows.learnt and rows.held_out
+    assert rows.train and rows.held_out
     with pytest.raises(ConfigError, match="one is held out"):
         split_rows(answers(1), 20)
 
@@ -75,7 +75,7 @@ def test_two_conversations_are_enough_and_one_is_not() -> None:
 def test_batches_hold_every_row_once_and_no_more_tokens_than_allowed() -> None:
     rng = Random(3)
     rows = [
-        Row(np.full(n + 1, i, dtype=np.int32), np.ones(n, dtype=np.float32))
+        TokenRow(np.full(n + 1, i, dtype=np.int32), np.ones(n, dtype=np.float32))
         for i, n in enumerate(rng.choices(range(1, 40), k=300))
     ]
     batches = make_batches(rows, 100, Random(1))
@@ -87,8 +87,8 @@ def test_batches_hold_every_row_once_and_no_more_tokens_than_allowed() -> None:
 
 
 def test_filling_has_no_weight() -> None:
-    long = Row(np.arange(6, dtype=np.int32), np.ones(5, dtype=np.float32))
-    short = Row(np.arange(3, dtype=np.int32), np.ones(2, dtype=np.float32))
-    batch = filled([long, short])
+    long = TokenRow(np.arange(6, dtype=np.int32), np.ones(5, dtype=np.float32))
+    short = TokenRow(np.arange(3, dtype=np.int32), np.ones(2, dtype=np.float32))
+    batch = padded([long, short])
     assert batch.tokens.shape == (2, 6) and batch.weights.shape == (2, 5)
     assert batch.weights[1].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]

@@ -15,30 +15,30 @@ from tokenizers import Tokenizer
 from localspec.errors import ConfigError, DraftMismatch, MemoryShortage
 from localspec.forward.weights import load_model
 from localspec.training import run as run_file
-from localspec.training.artifact import read_made
-from localspec.training.gain import expected_tokens
-from localspec.training.places import alone_in
-from localspec.training.questions import read_prompts
-from localspec.training.run import HeadSettings, train_head
-from localspec.training.train_loop import Run
+from localspec.training.artifact import read_artifact
+from localspec.training.prompt_files import read_prompts
+from localspec.training.report import expected_tokens
+from localspec.training.run import TrainSettings, train
+from localspec.training.train_loop import TrainLoop
+from localspec.training.work_folder import alone_in
 from tests.training.conftest import Said, make_folder
 
 
-def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> HeadSettings:
+def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> TrainSettings:
     usual: dict[str, Any] = {
         "kind": "draft", "target": target, "target_name": "tiny",
-        "conversations": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
+        "prompts": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
         "num_steps": 8, "max_answer_length": 24, "row_length": 96, "batch": 512, "rate": 4e-3,
         "answer_minutes": 5.0,
     }  # fmt: skip
-    return HeadSettings(**(usual | changes))
+    return TrainSettings(**(usual | changes))
 
 
 def test_a_draft_is_trained_and_loads_beside_its_target(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    made = train_head(settings(target_folder, prompts, tmp_path, num_steps=60), said).made
-    assert read_made(tmp_path / "out") == made
+    made = train(settings(target_folder, prompts, tmp_path, num_steps=60), said).artifact
+    assert read_artifact(tmp_path / "out") == made
     draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
     assert draft.vocab_size == 420
     token_maps = [
@@ -54,7 +54,7 @@ def test_a_draft_is_trained_and_loads_beside_its_target(
 def test_every_kind_of_head_is_trained_and_written(
     kind: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    made = train_head(settings(target_folder, prompts, tmp_path, kind=kind), said).made
+    made = train(settings(target_folder, prompts, tmp_path, kind=kind), said).artifact
     assert made.kind == kind and len(made.acceptance) >= 2
     assert json.loads((tmp_path / "out" / "head.json").read_text("utf-8"))["kind"] == kind
 
@@ -62,10 +62,10 @@ def test_every_kind_of_head_is_trained_and_written(
 def test_a_draft_learns_on_from_another_and_is_never_made_worse(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train_head(settings(target_folder, prompts, tmp_path), said).made
+    first = train(settings(target_folder, prompts, tmp_path), said).artifact
     again = settings(target_folder, prompts, tmp_path, out=tmp_path / "more",
                      work=tmp_path / "more-work", start_from=tmp_path / "out")  # fmt: skip
-    made = train_head(again, said).made
+    made = train(again, said).artifact
     assert made.before is not None
     assert made.before == pytest.approx(first.acceptance, abs=0.05)  # kept in bf16
     tokens = [expected_tokens(rates, len(rates)) for rates in (made.before, made.acceptance)]
@@ -75,9 +75,9 @@ def test_a_draft_learns_on_from_another_and_is_never_made_worse(
 def test_a_second_run_asks_nothing_twice_and_says_the_same(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train_head(settings(target_folder, prompts, tmp_path), said).made
+    first = train(settings(target_folder, prompts, tmp_path), said).artifact
     answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
-    second = train_head(settings(target_folder, prompts, tmp_path), said).made
+    second = train(settings(target_folder, prompts, tmp_path), said).artifact
     assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
     assert second == first
 
@@ -85,11 +85,11 @@ def test_a_second_run_asks_nothing_twice_and_says_the_same(
 def test_a_work_folder_of_another_target_is_refused_untouched(
     target_folder: Path, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
 ) -> None:
-    train_head(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
     answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
     retrained = make_folder(tmp_path / "retrained", tokenizer, seed=6)
     with pytest.raises(ConfigError, match="another target"):
-        train_head(settings(retrained, prompts, tmp_path, out=tmp_path / "new"), said)
+        train(settings(retrained, prompts, tmp_path, out=tmp_path / "new"), said)
     assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
 
 
@@ -99,7 +99,7 @@ def test_a_work_folder_with_a_stranger_s_files_is_refused(
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="other files"):
-        train_head(settings(target_folder, prompts, tmp_path), said)
+        train(settings(target_folder, prompts, tmp_path), said)
 
 
 @pytest.mark.parametrize("name", ["letter.txt", "head.json"])
@@ -109,7 +109,7 @@ def test_an_out_folder_with_something_else_in_it_is_left_alone(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
     with pytest.raises(ConfigError, match="would be lost"):
-        train_head(settings(target_folder, prompts, tmp_path), said)
+        train(settings(target_folder, prompts, tmp_path), said)
     assert (tmp_path / "out" / name).read_text() == "mine"
     assert not (tmp_path / "work").exists()
 
@@ -117,19 +117,19 @@ def test_an_out_folder_with_something_else_in_it_is_left_alone(
 def test_another_kind_s_result_is_not_written_over(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train_head(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
     with pytest.raises(ConfigError, match="a trained draft"):
-        train_head(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
+        train(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
 
 
 def test_another_target_s_result_is_not_written_over(
     target_folder: Path, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
 ) -> None:
-    train_head(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     other = make_folder(tmp_path / "other" / "tiny", tokenizer, seed=6)
     with pytest.raises(ConfigError, match=r"for another target.*another --out"):
-        train_head(settings(other, prompts, tmp_path, work=tmp_path / "new"), said)
+        train(settings(other, prompts, tmp_path, work=tmp_path / "new"), said)
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
     assert not (tmp_path / "new").exists()
 
@@ -138,21 +138,21 @@ def test_an_unfinished_training_with_other_options_is_not_lost(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "save", stops_after(3, Run.save))
+        patch.setattr(TrainLoop, "save", stops_after(3, TrainLoop.save))
         with pytest.raises(KeyboardInterrupt):
-            train_head(settings(target_folder, prompts, tmp_path), said)
+            train(settings(target_folder, prompts, tmp_path), said)
     with pytest.raises(ConfigError, match=r"options .*there, .*layers.*now"):
-        train_head(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said)
-    train_head(settings(target_folder, prompts, tmp_path), said)
-    assert any("Going on from the checkpoint at step 3" in line for line in said)
+        train(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said)
+    train(settings(target_folder, prompts, tmp_path), said)
+    assert any("Continuing from the checkpoint at step 3" in line for line in said)
 
 
 def test_a_finished_training_makes_room_for_another(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train_head(settings(target_folder, prompts, tmp_path), said)
-    made = train_head(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said).made
-    assert not any("Going on" in line for line in said)
+    train(settings(target_folder, prompts, tmp_path), said)
+    made = train(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said).artifact
+    assert not any("Continuing" in line for line in said)
     assert made.num_steps == 8
 
 
@@ -173,7 +173,7 @@ def test_a_draft_larger_than_its_target_is_refused_before_it_is_trained(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     with pytest.raises(DraftMismatch, match="could never be faster"):
-        train_head(settings(target_folder, prompts, tmp_path, options={"layers": 8}), said)
+        train(settings(target_folder, prompts, tmp_path, options={"layers": 8}), said)
     assert not (tmp_path / "out").exists() and not (tmp_path / "work" / "answers.jsonl").exists()
 
 
@@ -191,8 +191,8 @@ def test_a_shape_that_cannot_be_is_refused_before_anything_is_loaded(
     said: Said,
 ) -> None:
     wanted = settings(target_folder, prompts, tmp_path, kind=kind, options=options)
-    with pytest.raises(ConfigError, match=r"--heads|--layers"):
-        train_head(wanted, said)
+    with pytest.raises(ConfigError, match=r"--num-heads|--layers"):
+        train(wanted, said)
     assert not said and not (tmp_path / "work").exists()
 
 
@@ -204,7 +204,7 @@ def test_a_head_too_large_for_the_memory_is_refused_before_it_is_made(
         target_folder, prompts, tmp_path, kind="eagle", options=options, free_bytes=memory
     )
     with pytest.raises(MemoryShortage, match="The training needs"):
-        train_head(wanted, said)
+        train(wanted, said)
     assert not said
 
 
@@ -215,16 +215,16 @@ def test_a_second_training_in_one_work_folder_is_refused(
         alone_in(tmp_path / "work"),
         pytest.raises(ConfigError, match="Another training is running"),
     ):
-        train_head(settings(target_folder, prompts, tmp_path), said)
+        train(settings(target_folder, prompts, tmp_path), said)
     assert not said
-    train_head(settings(target_folder, prompts, tmp_path), said)
+    train(settings(target_folder, prompts, tmp_path), said)
 
 
 def test_too_little_memory_is_said_before_the_target_is_loaded(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     with pytest.raises(MemoryShortage, match="The target tiny needs"):
-        train_head(settings(target_folder, prompts, tmp_path, free_bytes=lambda: 1000), said)
+        train(settings(target_folder, prompts, tmp_path, free_bytes=lambda: 1000), said)
     assert not said
 
 
@@ -235,7 +235,7 @@ def test_a_full_disk_is_said_before_the_first_step(
         run_file, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1000))
     )
     with pytest.raises(MemoryShortage, match="on the disk"):
-        train_head(settings(target_folder, prompts, tmp_path), said)
+        train(settings(target_folder, prompts, tmp_path), said)
     assert not list((tmp_path / "work").rglob("checkpoint.pt"))
 
 
@@ -243,6 +243,6 @@ def test_a_narrow_draft_keeps_the_main_directions_of_the_embedding(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     options = {"hidden_size": 16}
-    train_head(settings(target_folder, prompts, tmp_path, options=options), said)
+    train(settings(target_folder, prompts, tmp_path, options=options), said)
     draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
     assert draft.embed([0]).shape == (1, 16)

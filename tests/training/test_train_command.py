@@ -133,7 +133,7 @@ def test_a_head_is_trained_registered_and_reported(target: Path, tmp_path: Path)
 def test_a_medusa_head_goes_into_the_target_s_profile(target: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     made = run(
-        "medusa", "--heads", "2", "--made-up", "6", "--model", str(target), "--home", str(home),
+        "medusa", "--num-heads", "2", "--made-up", "6", "--model", str(target), "--home", str(home),
         *QUICK,
     )  # fmt: skip
     entry = load_profiles(settings_for(home).profile_folders)["tiny"].models["tiny"]
@@ -175,7 +175,7 @@ def test_a_draft_that_is_gone_keeps_no_new_one_from_being_offered(
     (tmp_path / "good" / "model.safetensors").write_bytes(b"damaged")
     command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
     result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
-    assert f"{tmp_path / 'good'} could not be judged beside it" in result.stdout
+    assert f"{tmp_path / 'good'} could not be compared with it" in result.stdout
     made = json.loads(result.stdout.splitlines()[-1])
     drafts = load_profiles(settings_for(home).profile_folders)["own"].drafts
     assert drafts == (made["out"], str(tmp_path / "good"))
@@ -187,7 +187,7 @@ def test_a_draft_that_is_not_there_is_said(target: Path, tmp_path: Path) -> None
     profile.write_text(profile.read_text().replace("good", "gone"))
     command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
     result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
-    assert "in use so far cannot be judged: There is no model folder at" in result.stderr
+    assert "in use so far cannot be compared: There is no model folder at" in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["profile"] == str(profile)
 
 
@@ -250,14 +250,14 @@ def test_nothing_to_ask_names_the_three_ways(target: Path, tmp_path: Path) -> No
     ("words", "sentence"),
     [
         (["eagle", "--layers", "2"], "eagle has no num layers"),
-        (["medusa", "--heads", "0"], "must be 1 or more"),
+        (["medusa", "--num-heads", "0"], "must be 1 or more"),
         (["medusa", "--minutes", "0"], "--minutes is 0"),
         (["medusa", "--answer-minutes", "nan"], "--answer-minutes is nan"),
         (["distil", "--batch", "-5"], "--batch is -5"),
         (["distil", "--threads", "0"], "--threads is 0"),
         (["medusa", "--threads", "100000000"], "--threads is 100000000"),
-        (["medusa", "--heads", "20"], "--heads is 20"),
-        (["eagle", "--heads", "1000"], "--heads is 1000"),
+        (["medusa", "--num-heads", "20"], "--num-heads is 20"),
+        (["eagle", "--num-heads", "1000"], "--num-heads is 1000"),
         (["distil", "--hidden-size", "0"], "layers of 0 was asked for"),
         (["distil", "--device", "quantum"], "'quantum' was asked for"),
         (["distil", "--dtype", "float3"], "no precision"),
@@ -291,7 +291,7 @@ def test_a_target_that_no_chat_takes_is_refused_before_it_is_asked(
         assert sentence in refused("distil", *usual)
     assert not (tmp_path / "home").exists()
     # The remedy is a flag, and takes it further: to the next refusal.
-    assert "--heads is 20" in refused("medusa", *usual, "--context", "64", "--heads", "20")
+    assert "--num-heads is 20" in refused("medusa", *usual, "--context", "64", "--num-heads", "20")
 
 
 @pytest.mark.parametrize("flag", ["--out", "--work", "--home"])
@@ -299,7 +299,7 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_loaded(
     flag: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
-    monkeypatch.setattr("localspec.training.train_command.train_head", None)
+    monkeypatch.setattr("localspec.training.train_command.train", None)
     usual = {"--home": str(tmp_path / "home"), flag: str(tmp_path / "file" / "below")}
     flags = [word for pair in usual.items() for word in pair]
     sentence = refused("distil", "--made-up", "4", "--model", str(target), *flags)
@@ -312,10 +312,10 @@ def test_a_stop_by_hand_says_how_to_go_on(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("localspec.training.train_command.train_head", stopped)
+    monkeypatch.setattr("localspec.training.train_command.train", stopped)
     words = ["distil", "--made-up", "4", "--model", str(target), "--home", str(tmp_path)]
     result = CliRunner().invoke(app, ["train", *words])
-    assert result.exit_code == 130 and "the same command goes on from there" in result.stderr
+    assert result.exit_code == 130 and "the same command continues there" in result.stderr
 
 
 def test_a_report_on_nothing_says_so(target: Path, tmp_path: Path) -> None:

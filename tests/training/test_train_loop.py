@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from localspec.errors import NumericsError
 from localspec.forward.features import LAST
 from localspec.training.judging import Judgement
-from localspec.training.recipe import Lesson, Teacher
-from localspec.training.rows import Row, Rows, filled
+from localspec.training.rows import SplitRows, TokenRow, padded
 from localspec.training.schedule import Schedule
-from localspec.training.target import Target
-from localspec.training.train_loop import FrameSettings, Run
+from localspec.training.target import Lesson, Target, Teacher
+from localspec.training.train_loop import LoopSettings, TrainLoop
 from tests.training.conftest import Said
 
 
@@ -45,26 +44,26 @@ class Linear:
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
+def rows() -> SplitRows:
     rng = np.random.default_rng(1)
     made = [
-        Row(rng.integers(4, 400, n + 1).astype(np.int32), np.ones(n, dtype=np.float32))
+        TokenRow(rng.integers(4, 400, n + 1).astype(np.int32), np.ones(n, dtype=np.float32))
         for n in rng.integers(5, 30, 40)
     ]
-    return Rows(tuple(made[:36]), tuple(made[36:]))
+    return SplitRows(tuple(made[:36]), tuple(made[36:]))
 
 
 def new_run(
-    target: Target, rows: Rows, folder: Path, said: Said, recipe: Linear, **changes: Any
-) -> Run:
+    target: Target, rows: SplitRows, folder: Path, said: Said, recipe: Linear, **changes: Any
+) -> TrainLoop:
     usual: dict[str, Any] = {"tokens_per_batch": 128, "tokens_at_once": 64}
     schedule = changes.pop("schedule", Schedule(1e-3, num_steps=20))
-    settings = FrameSettings(schedule, folder, **(usual | changes))
-    return Run(recipe, target, rows, settings, {"kind": "linear"}, said)
+    settings = LoopSettings(schedule, folder, **(usual | changes))
+    return TrainLoop(recipe, target, rows, settings, {"kind": "linear"}, said)
 
 
 def test_a_resumed_run_repeats_the_losses_of_a_whole_one(
-    target: Target, rows: Rows, tmp_path: Path, said: Said
+    target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     whole = new_run(target, rows, tmp_path / "whole", said, Linear())
     expected = [whole.step() for _ in range(16)]
@@ -80,21 +79,21 @@ def test_a_resumed_run_repeats_the_losses_of_a_whole_one(
 
 
 def test_parts_of_a_batch_add_up_to_the_whole(
-    target: Target, rows: Rows, tmp_path: Path, said: Said
+    target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     gradients = []
     for at_once in (30, 4096):
         recipe = Linear()
         run = new_run(target, rows, tmp_path, said, recipe, tokens_at_once=at_once)
         recipe.module.eval()  # no dropout, which would differ
-        run._backward(rows.learnt[:6])
+        run.backward(rows.train[:6])
         gradients.append(recipe.module[0].weight.grad.clone())  # type: ignore[index]
     assert gradients[0].norm() > 0.0
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-7)
 
 
 def test_the_best_weights_are_those_that_remain(
-    target: Target, rows: Rows, tmp_path: Path, said: Said
+    target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     recipe = Linear(figures=[0.1, 0.9, 0.2, 0.3, 0.3, 0.3])
     schedule = Schedule(1e-2, num_steps=5)
@@ -115,7 +114,7 @@ def test_the_best_weights_are_those_that_remain(
 
 
 def test_a_run_that_gets_no_better_lowers_its_rate_and_then_ends(
-    target: Target, rows: Rows, tmp_path: Path, said: Said
+    target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     recipe = Linear(figures=[0.9, *[0.1] * 100])
     schedule = Schedule(1e-3, num_steps=1000)
@@ -132,13 +131,13 @@ def test_a_run_that_gets_no_better_lowers_its_rate_and_then_ends(
     )
     run.train()
     assert run.progress.step < 40
-    lowered = next(i for i, line in enumerate(said) if "the rate goes down" in line)
+    lowered = next(i for i, line in enumerate(said) if "the rate decays" in line)
     ended = next(i for i, line in enumerate(said) if "ends here" in line)
     assert lowered < ended
 
 
 def test_a_loss_that_is_no_number_is_said_and_the_checkpoint_stays(
-    target: Target, rows: Rows, tmp_path: Path, said: Said
+    target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     recipe = Linear()
     run = new_run(target, rows, tmp_path, said, recipe)
@@ -153,7 +152,7 @@ def test_a_loss_that_is_no_number_is_said_and_the_checkpoint_stays(
 
 
 def test_the_target_is_never_trained(
-    target: Target, rows: Rows, tmp_path: Path, said: Said
+    target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     before = {name: t.clone() for name, t in target.module.state_dict().items()}
     new_run(target, rows, tmp_path, said, Linear()).train()
@@ -161,10 +160,10 @@ def test_the_target_is_never_trained(
     assert all(parameter.grad is None for parameter in target.module.parameters())
 
 
-def test_features_are_the_states_that_a_cache_would_hold(target: Target, rows: Rows) -> None:
-    lesson = target.lesson(filled(rows.learnt[:3]), (0, 2))
+def test_features_are_the_states_that_a_cache_would_hold(target: Target, rows: SplitRows) -> None:
+    lesson = target.lesson(padded(rows.train[:3]), (0, 2))
     assert set(lesson.features) == {0, 2, LAST}
-    alone = rows.learnt[0]
+    alone = rows.train[0]
     tokens = torch.from_numpy(alone.tokens[:-1].astype(np.int64))[None]
     with torch.no_grad():
         output = target.module(input_ids=tokens, output_hidden_states=True)

@@ -12,7 +12,7 @@ import typer
 from localspec.bench.suite import to_stderr
 from localspec.errors import LocalspecError
 from localspec.flags import JsonFlag, SeedFlag, finish
-from localspec.training.places import resumable
+from localspec.training.work_folder import resumable
 from tools.demo_pair.pipeline import train
 from tools.demo_pair.settings import PairSettings
 

@@ -16,8 +16,8 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from localspec.training.places import LOCK, alone_in, require_writable
 from localspec.training.schedule import Schedule
+from localspec.training.work_folder import LOCK, alone_in, require_writable
 from tools.demo_pair import corpus
 from tools.demo_pair.card import CardFacts, write_card
 from tools.demo_pair.corpus import PackPlan, Row

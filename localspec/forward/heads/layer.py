@@ -6,7 +6,7 @@ from a hidden state and an embedding. Its products and norms are callables by na
 modules in training (`trainable_parts`), packed layers when drafting (`packed_parts`). `attend`
 decides what a row sees: `cached_attention` reads and writes a KVCache of one layer.
 
-Not here: how a head makes its rows (eagle, mtp), training's own attention (training.heads).
+Not here: how a head makes its rows (eagle, mtp), attention in training (training.unrolled).
 Source: Touvron et al. 2023 (arXiv 2302.13971); rotation, arXiv 2104.09864.
 """
 

@@ -5,7 +5,7 @@ the root. A head is a few residual blocks, x + SiLU(W x + b), and an output laye
 own in our format, one of each head's own in the published one. `head_states` is the one function
 that inference and training share. Both formats are read from safetensors only.
 
-Not here: which guesses are tried (drafters.medusa), training (training.heads.medusa).
+Not here: which guesses are tried (drafters.medusa), training (training.medusa).
 Source: Medusa (Cai et al. 2024, arXiv 2401.10774).
 """
 

@@ -17,7 +17,8 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG, WEIGHTS, TargetSizes, write_head
 from localspec.forward.heads.mtp import KIND, MtpHead, MtpShape, MtpWeights, read_mtp
-from localspec.training.mtp import MtpRecipe, make
+from localspec.training.mtp import make
+from localspec.training.unrolled import UnrolledRecipe
 from tests.heads import lesson_of, random_texts, teacher_of
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
@@ -28,7 +29,7 @@ def target() -> Decoder:
     return with_cache(tiny_llama())
 
 
-def recipe_for(model: Decoder) -> MtpRecipe:
+def recipe_for(model: Decoder) -> UnrolledRecipe:
     recipe = make(teacher_of(model), SMALL, 5)
     with torch.no_grad():  # fresh weights are near the identity; every part must count
         for parameter in recipe.module.parameters():
@@ -36,7 +37,7 @@ def recipe_for(model: Decoder) -> MtpRecipe:
     return recipe
 
 
-def in_full(recipe: MtpRecipe) -> MtpWeights:
+def in_full(recipe: UnrolledRecipe) -> MtpWeights:
     tensors = {name: weight.detach() for name, weight in recipe.module.state_dict().items()}
     return MtpWeights(recipe.shape, tensors)
 

@@ -92,3 +92,11 @@ def test_groups_hold_one_length_and_lose_no_prompt() -> None:
     groups = group_by_length(prompts, 2)
     assert all(len({len(prompt) for prompt in group}) == 1 for group in groups)
     assert sum(map(len, groups)) == len(prompts)
+
+
+def test_a_draft_of_the_same_widths_starts_as_the_targets_first_layers(decoder: Decoder) -> None:
+    draft = Decoder(ModelShape(420, 1, 32, 64, 2, context_length=256))
+    start_draft(draft, decoder, seed=3)
+    tokens = torch.arange(10)[None]
+    _, left = decoder.hidden_with_exit(tokens, 1, frozenset())
+    assert torch.allclose(draft.hidden(tokens)[0], left, atol=1e-6)

@@ -9,8 +9,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from localspec.errors import ModelError
 from tools.demo_pair.decoder import Decoder
-from tools.demo_pair.export import MAX_SHARD_BYTES, export_model, llama_weights, make_shards
+from tools.demo_pair.export import (
+    MAX_SHARD_BYTES,
+    export_model,
+    llama_weights,
+    load_exported,
+    make_shards,
+    widened,
+)
 
 
 def test_transformers_gives_the_same_logits_as_the_plain_model(
@@ -53,3 +61,37 @@ def test_a_second_export_leaves_no_old_shards(
     (tmp_path / "model-00001-of-00009.safetensors").write_bytes(b"old")
     export_model(decoder, tokenizer, tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_a_wider_model_computes_the_same_and_its_new_units_can_learn(decoder: Decoder) -> None:
+    tokens = torch.arange(24).view(2, 12)
+    wide = widened(decoder, 96, seed=1)
+    assert torch.allclose(wide(tokens), decoder(tokens), atol=1e-5)
+    wide(tokens).square().mean().backward()
+    gradient = wide.blocks[0].down.weight.grad
+    assert gradient is not None and bool((gradient[:, 64:] != 0).any())
+
+
+def test_a_model_cannot_be_made_narrower(decoder: Decoder) -> None:
+    with pytest.raises(ModelError, match="cannot shrink"):
+        widened(decoder, 32, seed=1)
+
+
+def test_an_exported_model_comes_back(
+    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    export_model(decoder, tokenizer, tmp_path / "model", torch.float32)
+    again = load_exported(tmp_path / "model")
+    assert all(torch.equal(p, q) for p, q in zip(
+        again.state_dict().values(), decoder.state_dict().values(), strict=True
+    ))  # fmt: skip
+
+
+def test_a_model_of_another_kind_is_refused(
+    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    export_model(decoder, tokenizer, tmp_path / "model", torch.float32)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"hidden_act": "silu"', '"hidden_act": "gelu"'))
+    with pytest.raises(ModelError, match="not a model of the kind"):
+        load_exported(tmp_path / "model")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from localspec.errors import ConfigError, StoreError
-from localspec.training.places import alone_in
+from localspec.training.work_folder import alone_in
 from tools.demo_pair.__main__ import app
 from tools.demo_pair.pipeline import train
 from tools.demo_pair.settings import PairSettings
@@ -34,3 +35,26 @@ def test_the_command_has_the_flags_it_had() -> None:
     assert result.exit_code == 0
     for flag in ("--corpus", "--held-out", "--work", "--start-from", "--draft-minutes", "--json"):
         assert flag in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"target_minutes": float("nan")}, "Target minutes is nan"),
+        ({"target_minutes": 0.0}, "Target minutes is 0"),
+        ({"target_minutes": -1.0}, "Target minutes is -1"),
+        ({"draft_minutes": float("inf")}, "Draft minutes is inf"),
+        ({"target_layers": 0}, "Target layers is 0"),
+        ({"hidden_size": 0}, "Hidden size is 0"),
+        ({"hidden_size": 12}, "Choose a multiple of 8"),
+        ({"device": "quantum"}, "'quantum' is not here"),
+        ({"dtype": "float8"}, "not known here"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        PairSettings((), (), Path("out"), Path("work"), **changes)
+
+
+def test_the_defaults_stand() -> None:
+    assert PairSettings((), (), Path("out"), Path("work")).target_shape().num_layers == 12

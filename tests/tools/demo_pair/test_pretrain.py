@@ -14,9 +14,17 @@ from localspec.training.schedule import Schedule
 from tools.demo_pair.corpus import CorpusError, PackPlan, pack, read_rows
 from tools.demo_pair.decoder import Decoder, ModelShape
 from tools.demo_pair.optimiser import orthogonalise
-from tools.demo_pair.packs import BatchStream, Pack, Source
-from tools.demo_pair.pretrain import PretrainSettings, Run, train_run, weighted_loss
+from tools.demo_pair.packs import Batch, BatchStream, Pack, Source
+from tools.demo_pair.pretrain import (
+    EarlyExit,
+    PretrainSettings,
+    Run,
+    early_exit_loss,
+    train_run,
+    weighted_loss,
+)
 
+EXITS = EarlyExit(exits=(1,), weight=0.5, dropout=0.0)
 DEVICE = torch.device("cpu")
 
 
@@ -150,3 +158,58 @@ def test_batches_continue_where_the_state_says(chats: Pack) -> None:
     other = BatchStream([Source(chats, 1.0, 1.0)], 512, 0, DEVICE)
     other.load_state(state)
     assert torch.equal(other.next(False).tokens, expected)
+
+
+def batch(number: int = 0) -> Batch:
+    tokens = torch.arange(3 * 17).view(3, 17) % 420
+    return Batch(tokens, torch.ones(3, 16), number)
+
+
+def test_the_loss_is_that_of_all_layers_and_a_share_of_the_exits(decoder: Decoder) -> None:
+    whole = weighted_loss(decoder, batch())
+    lower = Decoder(ModelShape(420, 1, 32, 64, 2, context_length=256))
+    lower.load_state_dict(decoder.state_dict(), strict=False)
+    expected = whole + 0.5 * weighted_loss(lower, batch())
+    assert torch.allclose(early_exit_loss(EXITS)(decoder, batch()), expected, atol=1e-5)
+
+
+def test_what_is_left_out_depends_on_the_batch_alone_and_grows_with_depth() -> None:
+    plan = EarlyExit(dropout=0.5)
+    drawn = [plan.skipped(number, 12) for number in range(400)]
+    assert drawn == [plan.skipped(number, 12) for number in range(400)]
+    counts = [sum(layer in each for each in drawn) for layer in range(12)]
+    assert counts[0] == 0 and 0 < counts[5] < counts[11]
+    assert abs(counts[11] / 400 - 0.5) < 0.1
+
+
+def test_exits_take_turns() -> None:
+    plan = EarlyExit(exits=(2, 4))
+    assert [plan.exit_of(number) for number in range(4)] == [2, 4, 2, 4]
+
+
+def test_a_layer_that_is_left_out_gets_no_update(chats: Pack, tmp_path: Path) -> None:
+    run = new_run(chats, tmp_path / "run", 8)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+
+    def without_the_last(model: Decoder, one: Batch) -> torch.Tensor:
+        last, _ = model.hidden_with_exit(one.tokens[:, :-1], 1, frozenset({1}))
+        return last.square().mean()
+
+    run.step(without_the_last)
+    moved = {n for n, p in run.model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved and not any(name.startswith("blocks.1.") for name in moved)
+    assert any(name.startswith("blocks.0.") for name in moved)
+
+
+def test_a_run_that_gets_no_better_goes_over_to_its_decay(chats: Pack, tmp_path: Path) -> None:
+    run = new_run(chats, tmp_path / "run", 4)
+    schedule = Schedule(1e-3, minutes=10.0, decay_fraction=0.4)
+    run.settings = type(run.settings)(schedule, tmp_path / "run", patience=2)
+    run.progress.trained_seconds = 60.0
+    for loss in (3.0, 2.9, 2.95):
+        run.judge(loss)
+    assert run.done() == pytest.approx(0.1) and run.progress.best_loss == 2.9
+    run.judge(2.91)
+    assert run.done() == pytest.approx(0.6) and schedule.rate(run.done()) == pytest.approx(1e-3)
+    run.judge(2.92)
+    assert run.done() == pytest.approx(0.6), "what was skipped once is not skipped again"

@@ -1,7 +1,7 @@
 """`python -m tools.demo_pair.dialogues`: write the prompts that `localspec train --made-up` uses.
 
 Contract: the same seed writes the same file. Each line is {"messages": [...]} and ends with a
-question of the person, the form that `localspec.training.questions` reads.
+question of the person, the form that `localspec.training.prompt_files` reads.
 """
 
 from __future__ import annotations

@@ -10,14 +10,21 @@ from tokenizers import Tokenizer
 
 from localspec.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
-from localspec.training.artifact import Made, deliver
-from localspec.training.gain import Bench, Gain, LengthGain, expected_tokens, gains, render
+from localspec.training.artifact import Artifact, deliver
+from localspec.training.judging import expected_tokens
+from localspec.training.report import (
+    LengthGain,
+    ReportTarget,
+    ResultGain,
+    measure_gains,
+    render,
+)
 from tests.tiny import agreeing_draft, tiny_llama
 from tools.demo_pair.tokenizer import save_tokenizer
 
 
-def gain(*lengths: LengthGain, plain_ms: float = 10.0) -> Gain:
-    return Gain("out", "draft_model", "t", (0.8, 0.7), None, plain_ms, lengths, False)
+def gain(*lengths: LengthGain, plain_ms: float = 10.0) -> ResultGain:
+    return ResultGain("out", "draft_model", "t", (0.8, 0.7), None, plain_ms, lengths, False)
 
 
 def test_expected_tokens_count_the_target_s_own() -> None:
@@ -27,39 +34,39 @@ def test_expected_tokens_count_the_target_s_own() -> None:
 
 def test_the_best_length_is_named_with_its_gain() -> None:
     found = gain(LengthGain(1, 1.8, 12.0, 1.5), LengthGain(2, 2.36, 14.0, 1.69))
-    assert "1.69 times plain decoding, with 2 draft tokens" in render(found)
+    assert "1.69 times the speed of plain decoding, with 2 draft tokens" in render(found)
     assert found.as_dict()["pays"] and found.as_dict()["best"]["num_draft_tokens"] == 2
 
 
 def test_a_loss_is_called_a_loss() -> None:
     found = gain(LengthGain(1, 1.8, 20.0, 0.9), LengthGain(2, 2.36, 40.0, 0.59))
     assert "would not pay here: at best 0.90 times" in render(found)
-    assert "costs 2.00 plain tokens and brings 1.80" in render(found)
+    assert "costs as much as 2.00 tokens without drafting and yields 1.80" in render(found)
     assert not found.as_dict()["pays"]
 
 
 @pytest.fixture
-def bench(tokenizer: Tokenizer, tmp_path: Path) -> Bench:
+def target(tokenizer: Tokenizer, tmp_path: Path) -> ReportTarget:
     module = tiny_llama(0, num_layers=4, vocab_size=420)
     module.save_pretrained(tmp_path / "target")
     agreeing_draft(module).save_pretrained(tmp_path / "draft-weights")
     save_tokenizer(tokenizer, tmp_path / "target", 256)
     cpu = torch.device("cpu")
-    return Bench(tmp_path / "target", fingerprint(tmp_path / "target"), torch.float32, cpu)
+    return ReportTarget(tmp_path / "target", fingerprint(tmp_path / "target"), torch.float32, cpu)
 
 
-def trained(bench: Bench, mark: str | None = None) -> Path:
+def trained(target: ReportTarget, mark: str | None = None) -> Path:
     """A finished draft with a note of how well it did."""
-    folder = bench.target.parent / "draft"
-    made = Made("draft", "target", mark or bench.mark, (0.8, 0.7, 0.6), None, 1, 1, 0.1)
-    source = bench.target.parent / "draft-weights"
+    folder = target.folder.parent / "draft"
+    made = Artifact("draft", "target", mark or target.mark, (0.8, 0.7, 0.6), None, 1, 1, 0.1)
+    source = target.folder.parent / "draft-weights"
     deliver(folder, made, lambda part: source.rename(part) and None)
     return folder
 
 
-def test_costs_are_measured_with_the_drafter_itself(bench: Bench) -> None:
+def test_costs_are_measured_with_the_drafter_itself(target: ReportTarget) -> None:
     said: list[str] = []
-    (found,) = gains(bench, [trained(bench)], said.append)
+    (found,), _ = measure_gains(target, [trained(target)], said.append)
     assert [each.num_draft_tokens for each in found.lengths] == [1, 2, 3]
     for each in found.lengths:
         assert each.round_ms > 0.0
@@ -69,13 +76,15 @@ def test_costs_are_measured_with_the_drafter_itself(bench: Bench) -> None:
     assert any("measuring" in line for line in said)
 
 
-def test_a_result_for_other_weights_is_refused_before_anything_is_loaded(bench: Bench) -> None:
+def test_a_result_for_other_weights_is_refused_before_anything_is_loaded(
+    target: ReportTarget,
+) -> None:
     said: list[str] = []
     with pytest.raises(ModelError, match="other weights"):
-        gains(bench, [trained(bench, mark="another")], said.append)
+        measure_gains(target, [trained(target, mark="another")], said.append)
     assert not said
 
 
-def test_a_folder_that_was_not_trained_here_is_refused(bench: Bench) -> None:
+def test_a_folder_that_was_not_trained_here_is_refused(target: ReportTarget) -> None:
     with pytest.raises(ModelError, match="was not made by"):
-        gains(bench, [bench.target], lambda _: None)
+        measure_gains(target, [target.folder], lambda _: None)

@@ -1,4 +1,4 @@
-"""What was trained is offered by a profile that the app itself reads, and nothing else changes."""
+"""What was trained is offered by a profile that the app itself reads, unless it would not help."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ import pytest
 
 from localspec.config import SHIPPED_PROFILES, Settings, find_profile, load_profiles
 from localspec.errors import ConfigError
-from localspec.training import registry
-from localspec.training.registry import register_draft, register_head, slug, toml
+from localspec.training import registration
+from localspec.training.artifact import Artifact
+from localspec.training.judging import Judgement, Rival
+from localspec.training.registration import (
+    register,
+    register_draft,
+    register_head,
+    slug,
+    summary,
+    toml,
+)
+from localspec.training.run import TrainResult
 
 
 @pytest.fixture
@@ -129,7 +139,7 @@ def test_a_profile_that_could_not_be_read_takes_no_one_s_place(
 ) -> None:
     path = register_head(settings, "t", tmp_path, head(tmp_path / "a", "medusa"))
     before = path.read_bytes()
-    monkeypatch.setattr(registry, "toml", lambda table: toml(table) + 'odd = "key"\n')
+    monkeypatch.setattr(registration, "toml", lambda table: toml(table) + 'odd = "key"\n')
     with pytest.raises(ConfigError, match="odd"):
         register_head(settings, "t", tmp_path, head(tmp_path / "b", "eagle"))
     assert path.read_bytes() == before
@@ -138,3 +148,53 @@ def test_a_profile_that_could_not_be_read_takes_no_one_s_place(
 def test_names_become_folders_that_every_system_takes() -> None:
     assert slug("Qwen/Qwen3-8B") == "Qwen-Qwen3-8B"
     assert slug("..") == "model"
+
+
+def result(
+    folder: Path,
+    acceptance: tuple[float, ...],
+    *rivals: Rival,
+    before: tuple[float, ...] | None = None,
+) -> TrainResult:
+    artifact = Artifact("medusa", "t", "mark", acceptance, before, 1, 1, 0.1)
+    return TrainResult(artifact, head(folder, "medusa"), Judgement(acceptance, 1.0), rivals)
+
+
+@pytest.mark.parametrize("acceptance", [(0.0, 0.0), (0.004, 1.0), ()])
+def test_a_head_that_accepts_nothing_is_kept_and_not_offered(
+    acceptance: tuple[float, ...], settings: Settings, tmp_path: Path
+) -> None:
+    made = result(tmp_path / "m", acceptance)
+    profile, notice = register(settings, "t", tmp_path, made)
+    assert profile is None and notice is not None
+    assert "accepted 0 %" in notice and f"--heads {tmp_path / 'm'}" in notice
+    assert not (settings.home / "profiles").exists()
+    assert "from now on" not in summary(made, profile, notice)
+
+
+def test_a_head_that_helps_is_offered(settings: Settings, tmp_path: Path) -> None:
+    made = result(tmp_path / "m", (0.3,), Rival(tmp_path / "old", Judgement((0.2,), 1.0)))
+    profile, notice = register(settings, "t", tmp_path, made)
+    assert profile is not None and notice is None
+    said = summary(made, profile, notice)
+    assert "from now on" in said and "gets 1.20 tokens a round" in said
+
+
+@pytest.mark.parametrize(
+    ("rival", "before", "reason"),
+    [
+        (Judgement((0.9,), 1.0), None, "gets 1.90 tokens a round on the same held-out rows"),
+        (None, None, "could not be compared with it (no memory)"),
+        (Judgement((0.1,), 1.0), (0.3,), "got no better than the draft it began with"),
+    ],
+)
+def test_what_is_no_improvement_is_not_offered(
+    rival: Judgement | None,
+    before: tuple[float, ...] | None,
+    reason: str,
+    settings: Settings,
+    tmp_path: Path,
+) -> None:
+    made = result(tmp_path / "m", (0.3,), Rival(tmp_path / "o", rival, "no memory."), before=before)
+    profile, notice = register(settings, "t", tmp_path, made)
+    assert profile is None and notice is not None and reason in notice

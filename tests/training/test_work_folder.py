@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import ConfigError, StoreError
-from localspec.training.places import alone_in, require_writable, resumable
+from localspec.training.work_folder import alone_in, require_writable, resumable
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from localspec.training.places import alone_in
+from localspec.training.work_folder import alone_in
 with alone_in(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -59,4 +59,4 @@ def test_a_stop_by_hand_says_that_the_same_command_goes_on(tmp_path: Path) -> No
     said = list[str]()
     with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "work", said.append):
         raise KeyboardInterrupt
-    assert len(said) == 1 and "the same command goes on" in said[0]
+    assert len(said) == 1 and "the same command continues" in said[0]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from localspec.training.judging import Judgement
-from localspec.training.rivals import Rival
-from localspec.training.run import train_head
+from localspec.training.judging import Judgement, Rival
+from localspec.training.run import train
 from tests.training.conftest import Said
 from tests.training.test_run import settings
 
@@ -21,12 +20,12 @@ TINY = {"hidden_size": 4}
 def test_what_was_saved_is_judged_as_it_was_before_saving(
     kind: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train_head(settings(target_folder, prompts, tmp_path, kind=kind), said)
+    first = train(settings(target_folder, prompts, tmp_path, kind=kind), said)
     again = settings(target_folder, prompts, tmp_path, kind=kind, out=tmp_path / "new",
                      work=tmp_path / "new-work", num_steps=1, in_use=(first.folder,))  # fmt: skip
-    (rival,) = train_head(again, said).rivals
+    (rival,) = train(again, said).rivals
     assert rival.folder == first.folder and rival.judgement is not None
-    assert rival.judgement.acceptance == first.made.acceptance
+    assert rival.judgement.acceptance == first.artifact.acceptance
     if kind in ("draft", "medusa"):  # the others' loss depends on a setting of the training
         assert rival.judgement.loss == pytest.approx(first.judgement.loss, abs=1e-6)
 
@@ -34,23 +33,23 @@ def test_what_was_saved_is_judged_as_it_was_before_saving(
 def test_a_worse_result_is_put_beside_the_better_one(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    better = train_head(settings(target_folder, prompts, tmp_path, num_steps=60), said)
+    better = train(settings(target_folder, prompts, tmp_path, num_steps=60), said)
     before = (better.folder / "model.safetensors").read_bytes()
     worse = settings(target_folder, prompts, tmp_path, num_steps=1, options=TINY)
-    found = train_head(worse, said)
+    found = train(worse, said)
     assert found.folder == tmp_path / "out-2" and (found.folder / "config.json").is_file()
     assert (better.folder / "model.safetensors").read_bytes() == before
     assert found.judgement.expected_tokens < better.judgement.expected_tokens
-    assert train_head(worse, said).folder == found.folder, "the very same is not kept twice"
+    assert train(worse, said).folder == found.folder, "the very same is not kept twice"
     (tmp_path / "out-2" / "made.json").unlink()
-    assert train_head(worse, said).folder == tmp_path / "out-3"
+    assert train(worse, said).folder == tmp_path / "out-3"
 
 
 def test_a_better_result_takes_the_earlier_one_s_place(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train_head(settings(target_folder, prompts, tmp_path, num_steps=1, options=TINY), said)
-    found = train_head(settings(target_folder, prompts, tmp_path, num_steps=60), said)
+    train(settings(target_folder, prompts, tmp_path, num_steps=1, options=TINY), said)
+    found = train(settings(target_folder, prompts, tmp_path, num_steps=60), said)
     assert found.folder == tmp_path / "out"
     assert not (tmp_path / "out-2").exists()
 
@@ -58,11 +57,11 @@ def test_a_better_result_takes_the_earlier_one_s_place(
 def test_heads_that_no_chat_could_use_are_no_rivals_and_said(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train_head(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
+    first = train(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
     note = json.loads((first.folder / "made.json").read_text("utf-8"))
     (first.folder / "made.json").write_text(json.dumps(note | {"mark": "another"}), "utf-8")
     places = (first.folder, tmp_path / "gone")
-    found = train_head(
+    found = train(
         settings(target_folder, prompts, tmp_path, kind="medusa", out=tmp_path / "b", in_use=places,
                  work=tmp_path / "work-b"),
         said,
@@ -78,7 +77,7 @@ def test_a_published_head_is_not_replaced_unjudged(
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text('{"medusa_num_heads": 3}')
     there = settings(target_folder, prompts, tmp_path, kind="medusa", in_use=(tmp_path / "theirs",))
-    found = train_head(there, said)
+    found = train(there, said)
     (rival,) = found.rivals
     assert rival.judgement is None and "format" in rival.reason
     assert rival.stays_before(found.judgement)

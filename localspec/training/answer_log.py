@@ -1,8 +1,9 @@
-"""The answers a target has given, kept in the work folder as they come.
+"""The answers of a target, written to the work folder as they come.
 
-Contract: one JSON line an answer, on the disk before the next is begun, so that a run killed at
-any moment loses the answers under way and no other; a line torn by it is cut off when the file is
-opened again. Every answer has a key of what was asked and how, so that it is not asked twice.
+Contract: one JSON line an answer, on the disk before the next is begun, so that a run killed at any
+moment loses only the answers in progress. A line that was cut off is removed when the file is
+opened again. The key of an answer is a hash of the prompt and how it was sampled, so that nothing
+is asked twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def answer_key(prompt: Sequence[int], temperature: float, max_length: int) -> st
 
 
 class AnswerLog:
-    """All answers of a file, and the seconds each took. Raises StoreError."""
+    """All answers of a file by key, and the seconds each took. Raises StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,31 +35,29 @@ class AnswerLog:
             self._read()
 
     def add(self, key: str, answer: Answer, seconds: float) -> None:
-        """Keep one answer; when this returns it is on the disk."""
-        line = json.dumps(
-            {
-                "key": key,
-                "group": answer.group,
-                "prompt": answer.prompt,
-                "answer": answer.answer,
-                "temperature": answer.temperature,
-                "seconds": round(seconds, 3),
-            }
-        )
+        """Append one answer; it is on the disk when this returns."""
+        row = {
+            "key": key,
+            "group": answer.group,
+            "prompt": answer.prompt,
+            "answer": answer.answer,
+            "temperature": answer.temperature,
+            "seconds": round(seconds, 3),
+        }
         try:
             with self.path.open("ab") as file:
-                file.write(line.encode() + b"\n")
+                file.write(json.dumps(row).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise StoreError(
                 f"{self.path} cannot be written ({error.strerror}). Free some space there or name "
-                "another --work, and run the command again: it goes on where it stopped."
+                "another --work, and run the command again: it continues where it stopped."
             ) from error
         self.answers[key], self.seconds[key] = answer, seconds
 
     def seconds_of(self, keys: Iterable[str]) -> float:
-        """What these took together; nothing where there is no answer yet."""
+        """The time these answers took together; 0 for those that are not there yet."""
         return sum(self.seconds.get(key, 0.0) for key in keys)
 
     def _read(self) -> None:
@@ -76,5 +75,5 @@ class AnswerLog:
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(
                     f"Line {number} of {self.path} is damaged. Delete that line, or the file to "
-                    "let the target answer anew."
+                    "let the target answer again."
                 ) from error

@@ -24,13 +24,13 @@ SIZES = TargetSizes(256, 6144, 12)
 @pytest.mark.parametrize(
     ("kind", "options", "sentence"),
     [
-        ("medusa", {"num_heads": 17}, "--heads is 17, but must lie between 1 and 16"),
+        ("medusa", {"num_heads": 17}, "--num-heads is 17, but must lie between 1 and 16"),
         ("medusa", {"num_heads": 1_000_000_000}, "between 1 and 16"),
         ("medusa", {"num_layers": 9}, "--layers is 9, but must lie between 1 and 8"),
         ("eagle", {"num_heads": 3}, "would be 85 wide each, but that must be an even number"),
-        ("mtp", {"num_heads": 3}, "without the flag it is 4"),
-        ("eagle", {"num_heads": 1000}, "--heads is 1000"),
-        ("mtp", {"num_heads": 1000}, "--heads is 1000"),
+        ("mtp", {"num_heads": 3}, "the default is 4"),
+        ("eagle", {"num_heads": 1000}, "--num-heads is 1000"),
+        ("mtp", {"num_heads": 1000}, "--num-heads is 1000"),
         ("eagle", {"ffn_size": 100_000_000_000}, "--ffn-size is 100000000000"),
         ("mtp", {"num_steps": 1000}, "--steps is 1000"),
     ],

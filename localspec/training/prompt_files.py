@@ -1,0 +1,93 @@
+"""Reads what the target is asked: files of prompts, and the prompts that ship with localspec.
+
+Contract: every row of a file is used or named as wrong (ConfigError with its line). A row is
+{"prompt": text}, {"turns": [text, ...]} (the person's messages in order) or
+{"messages": [{"role", "content"}, ...]}, whose last answer is replaced by the target's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from localspec.backend import Message
+from localspec.config import PROJECT_FOLDER
+from localspec.errors import ConfigError
+
+SHIPPED = PROJECT_FOLDER / "assets" / "training_prompts.jsonl"  # by tools.demo_pair.dialogues
+FORMS = '{"prompt": "..."}, {"turns": ["...", ...]} or {"messages": [{"role", "content"}, ...]}'
+
+
+@dataclass(frozen=True)
+class TrainingPrompt:
+    """opening: messages that end with the person's. follow_ups: the person's message after each
+    answer. group: prompts of one group are held out together. logged: an answer that was given
+    before and is trained on as well."""
+
+    group: str
+    opening: tuple[Message, ...]
+    follow_ups: tuple[str, ...] = ()
+    logged: str | None = None
+
+
+def read_prompts(path: Path) -> list[TrainingPrompt]:
+    """All prompts of a file. Raises ConfigError."""
+    try:
+        # Not splitlines: a JSON string may hold U+2028 and similar separators unescaped.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The prompt file {path} cannot be read ({error}). Check the path given to --prompts."
+        ) from error
+    found = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ConfigError(f"The prompt file {path} holds no prompts. Choose another file.")
+    return found
+
+
+def shipped_prompts(count: int) -> list[TrainingPrompt]:
+    """The first `count` of the prompts that ship with localspec, or all of them."""
+    return read_prompts(SHIPPED)[:count] if count else []
+
+
+def _prompt(path: Path, number: int, line: str) -> TrainingPrompt:
+    try:
+        row: Any = json.loads(line)
+        if "messages" in row:
+            messages = tuple(
+                Message(_role(m["role"]), _text(m["content"])) for m in row["messages"]
+            )
+            last_asked = max(i for i, message in enumerate(messages) if message.role == "user")
+            answer = messages[-1].content if messages[-1].role == "assistant" else None
+            return replace(_grouped(messages[: last_asked + 1], ()), logged=answer)
+        turns = [row["prompt"]] if "prompt" in row else row["turns"]
+        texts = [_text(turn) for turn in turns]
+        return _grouped((Message("user", texts[0]),), texts[1:])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ConfigError(
+            f"Line {number} of {path} is no prompt. Each line is one JSON object: {FORMS}, with "
+            "text in every place."
+        ) from error
+
+
+def _grouped(opening: tuple[Message, ...], follow_ups: Sequence[str]) -> TrainingPrompt:
+    """Prompts with the same first message form one group."""
+    first = next(message.content for message in opening if message.role == "user")
+    return TrainingPrompt(hashlib.sha256(first.encode()).hexdigest(), opening, tuple(follow_ups))
+
+
+def _role(value: Any) -> Any:
+    if value not in ("system", "user", "assistant"):
+        raise ValueError(f"{value!r} is no role")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a message without text")
+    value.encode("utf-8")  # refuse half a surrogate pair here, not in the middle of a training
+    return value

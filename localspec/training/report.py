@@ -1,0 +1,215 @@
+"""What a trained draft or head would gain on this machine: `train report`.
+
+Contract: held-out acceptance comes from the result's note; costs are measured here with the target
+loaded and the drafter built (engine.calibrate, and the drafter's own `propose` at each length). The
+estimate is of greedy chains: a drafter that builds trees accepts more tokens a round than this, at
+the cost stated. Where no length gains, the report says so.
+
+Not here: training; choosing while chatting (engine.controller measures again as it runs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from localspec.core import Drafter, DraftPlan, SamplingParams
+from localspec.drafters.parts import Parts
+from localspec.drafters.registry import drafter_class
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.calibrate import REPEATS, calibrate, made_up_text
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from localspec.engine.engine import Engine
+from localspec.errors import ModelError
+from localspec.forward.model import LanguageModel
+from localspec.forward.weights import Bits, check_folder, load_model
+from localspec.training.artifact import Artifact, read_artifact
+from localspec.training.judging import expected_tokens
+
+Report = Callable[[str], None]
+CACHE_LENGTH = 1024  # tokens the cache holds while measuring, at most
+TEXT_LENGTH = 128  # tokens of text after which costs are measured, at most
+MIN_SPEEDUP = 1.03  # smaller gains are within the error of measuring
+
+
+@dataclass(frozen=True)
+class LengthGain:
+    """One draft length. tokens: expected of a round. round_ms: what it costs here."""
+
+    num_draft_tokens: int
+    tokens: float
+    round_ms: float
+    speedup: float
+
+
+@dataclass(frozen=True)
+class ResultGain:
+    """What a result would gain here, by draft length. plain_ms: one token without it."""
+
+    folder: str
+    drafter: str
+    target: str
+    acceptance: tuple[float, ...]
+    before: tuple[float, ...] | None
+    plain_ms: float
+    lengths: tuple[LengthGain, ...]
+    shapes_trees: bool
+
+    @property
+    def best(self) -> LengthGain:
+        return max(self.lengths, key=lambda each: each.speedup)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "best": asdict(self.best), "pays": self.best.speedup >= MIN_SPEEDUP}
+
+
+@dataclass(frozen=True)
+class ReportTarget:
+    """The target to measure with, and how it is loaded. mark: its fingerprint."""
+
+    folder: Path
+    mark: str
+    dtype: torch.dtype
+    device: torch.device
+    bits: Bits | None = None
+
+
+def measure_gains(
+    target: ReportTarget, folders: Sequence[Path], report: Report, leaves_out: bool = False
+) -> tuple[list[ResultGain], list[str]]:
+    """Measure every result. leaves_out: give the reason why one cannot be measured with the others'
+    gains. Raises ModelError for such a result otherwise, and where none can be measured."""
+    notes, found, refusals = dict[Path, Artifact](), list[ResultGain](), list[str]()
+    for folder in folders:
+        try:
+            notes[folder] = _note(target, folder)
+        except ModelError as error:
+            if not leaves_out:
+                raise
+            refusals.append(str(error))
+    if notes:
+        report("Loading the target.")
+        longest = check_folder(target.folder).get("max_position_embeddings") or CACHE_LENGTH
+        context = min(CACHE_LENGTH, int(longest))
+        model = load_model(target.folder, target.dtype, target.device, context, target.bits).model
+    for folder, note in notes.items():
+        try:
+            found.append(_gain(target, model, folder, note, report))
+        except ModelError as error:
+            if not leaves_out:
+                raise
+            refusals.append(str(error))
+    if refusals and not found:
+        raise ModelError("\n".join(refusals))
+    return found, refusals
+
+
+def _note(target: ReportTarget, folder: Path) -> Artifact:
+    note = read_artifact(folder)
+    if note.mark != target.mark:
+        raise ModelError(
+            f"{folder} was trained for {note.target} with other weights than {target.folder.name} "
+            "has now. Name that target with --model, or train it again."
+        )
+    if not note.acceptance:
+        raise ModelError(f"{folder} has no held-out acceptance. Train it again.")
+    return note
+
+
+def _gain(
+    target: ReportTarget, model: LanguageModel, folder: Path, note: Artifact, report: Report
+) -> ResultGain:
+    name, drafter = _drafter(target, model, folder, note.kind)
+    controller = Controller({name: drafter}, Costs(), Acceptance(), Costs())
+    for phrase in calibrate(Engine(model, {name: drafter}), controller):
+        report(phrase)
+    costs = controller.costs
+    context = min(TEXT_LENGTH, model.cache.shape.capacity // 2)
+    plain_ms = costs.plain_ms(context)
+    assert plain_ms is not None, "calibrate measures plain decoding"
+    lengths = list[LengthGain]()
+    for length in range(1, len(note.acceptance) + 1):
+        verify_ms = costs.verify_ms(length + 1, context)
+        assert verify_ms is not None, "calibrate measures verification"
+        round_ms = verify_ms + _draft_ms(model, drafter, length, context)
+        tokens = expected_tokens(note.acceptance, length)
+        lengths.append(LengthGain(length, tokens, round_ms, tokens * plain_ms / round_ms))
+    return ResultGain(
+        str(folder),
+        name,
+        note.target,
+        note.acceptance,
+        note.before,
+        plain_ms,
+        tuple(lengths),
+        drafter.shapes_itself,
+    )
+
+
+def _drafter(
+    target: ReportTarget, model: LanguageModel, folder: Path, kind: str
+) -> tuple[str, Drafter]:
+    if kind != "draft":
+        head: Drafter = drafter_class(kind).build(Parts(model, heads={kind: folder}))
+        return kind, head
+    draft = load_model(folder, target.dtype, target.device, model.cache.shape.capacity).model
+    return "draft_model", drafter_class("draft_model").build(Parts(model, draft))
+
+
+def _draft_ms(model: LanguageModel, drafter: Drafter, length: int, context: int) -> float:
+    """Median time of a draft of this length. The drafter has seen all but the newest tokens."""
+    sequence = made_up_text(context, SamplingParams())
+    model.cache.rollback(0)
+    model.forward(sequence.tokens[:-1], num_logits=1)
+    drafter.prepare(sequence)
+    plan, times = DraftPlan(drafter.name, length), list[float]()
+    for _ in range(REPEATS + 1):
+        started = perf_counter()
+        drafter.propose(sequence, plan)
+        times.append(1000.0 * (perf_counter() - started))
+        model.cache.rollback(len(sequence.tokens) - 1)
+    model.cache.rollback(0)
+    return median(times[1:])
+
+
+def render(gain: ResultGain) -> str:
+    """A table of lengths and a sentence."""
+    lines = [
+        f"{gain.drafter} in {gain.folder}, for {gain.target}",
+        "accepted by position (held out): " + ", ".join(f"{r:.0%}" for r in gain.acceptance),
+    ]
+    if gain.before is not None:
+        before = ", ".join(f"{r:.0%}" for r in gain.before)
+        lines.append(f"before this training:             {before}")
+    lines.append("length  tokens a round  round ms  speedup")
+    lines += [
+        f"{each.num_draft_tokens:6d}  {each.tokens:14.2f}  {each.round_ms:8.2f}  "
+        f"{each.speedup:6.2f}x"
+        for each in gain.lengths
+    ]
+    return "\n".join([*lines, sentence(gain)])
+
+
+def sentence(gain: ResultGain) -> str:
+    """The gain or the loss in words."""
+    best = gain.best
+    trees = " Its trees accept more tokens a round than this chain." if gain.shapes_trees else ""
+    if best.speedup >= MIN_SPEEDUP:
+        return (
+            f"Expected here: {best.speedup:.2f} times the speed of plain decoding, with "
+            f"{best.num_draft_tokens} draft tokens a round.{trees}"
+        )
+    needed = best.round_ms / gain.plain_ms
+    return (
+        f"It would not pay here: at best {best.speedup:.2f} times the speed of plain decoding. A "
+        f"round of {best.num_draft_tokens} costs as much as {needed:.2f} tokens without drafting "
+        f"and yields {best.tokens:.2f}. "
+        f"Automatic choice will leave it off.{trees}"
+    )
