@@ -35,11 +35,10 @@ MAY_IMPORT = {
         "bootstrap",
     },
     "load": {
-        "build_drafters", "placement", "training", "chat", "record", "machine", "drafters",
-        "engine", "forward",
+        "build_drafters", "placement", "chat", "record", "machine", "drafters", "engine", "forward",
     },
     "build_drafters": {
-        "placement", "training", "chat", "record", "machine", "drafters", "engine", "forward",
+        "placement", "chat", "record", "machine", "drafters", "engine", "forward",
     },
     "chat": {"record", "drafters.registry", "engine", "forward"},
     "remote": set(),
