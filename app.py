@@ -62,7 +62,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--heads", metavar="DIR", action="append", default=[], help="a trained head; repeatable"
     )
     parser.add_argument("--drafter", choices=["auto", "off", *REGISTRY], help="who may draft")
-    parser.add_argument("--context", type=_positive, metavar="TOKENS", help="context length")
+    parser.add_argument(
+        "--context", type=_whole(1, None, "not above 0"), metavar="TOKENS", help="context length"
+    )
     parser.add_argument("--dtype", help="precision of the target, for example bfloat16")
     parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
     parser.add_argument(
@@ -70,11 +72,16 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         default="127.0.0.1",
         help="address to serve at; beyond loopback with a password (%(default)s)",
     )
-    parser.add_argument("--port", default=7860, type=_port, help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--port",
+        default=7860,
+        type=_whole(0, 65535, "not between 0 and 65535"),
+        help="0 takes a free one (%(default)s)",
+    )
     parser.add_argument(
         "--unload-after",
         default=60,
-        type=_minutes,
+        type=_whole(0, None, "below 0"),
         metavar="MINUTES",
         help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
     )
@@ -208,32 +215,19 @@ def _has_screen() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+def _whole(least: int, most: int | None, refusal: str) -> Callable[[str], int]:
+    """Reads a flag's whole number within bounds."""
 
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"{text} is {refusal}")
+        return number
 
-def _positive(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
-def _minutes(text: str) -> int:
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return number
-
-
-def _port(text: str) -> int:
-    number = _whole(text)
-    if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 65535")
-    return number
+    return read
 
 
 def main(argv: list[str]) -> None:

@@ -1,10 +1,10 @@
 """Make the environment `.venv` beside the code and run a command inside it.
 
 Contract: standard library only. `ensure_environment` returns when it runs inside a complete
-environment; otherwise it makes or repairs one, saying one plain line per package, and starts the
-command again inside it. Complete means: a stamp, written last, carries the hash of the
-requirements and the Python version, and no mark of an unfinished install is there. A lock that
-the operating system drops with its process keeps two starts apart.
+environment; otherwise it makes or repairs one and starts the command again inside it. pip shows its
+own progress and writes its own log; the log says why it failed. Complete means: a stamp, written
+last, carries the hash of the requirements and the Python version, and no mark of an unfinished
+install is there. A lock that the operating system drops with its process keeps two starts apart.
 
 Not here: flags, and anything that needs an installed package.
 """
@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from localspec.errors import SetupError
-from localspec.pip_progress import PipOutcome, follow
 
 ROOT = Path(__file__).resolve().parent.parent
 IS_WINDOWS = os.name == "nt"
@@ -37,6 +37,22 @@ NEEDED_BYTES = 6 * GIB  # measured on Linux: 5.3
 NEEDED_BYTES_CUDA = 10 * GIB
 # PyPI's wheel for Windows has no CUDA. 13.0 is the line that PyTorch calls stable.
 WINDOWS_CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+
+INSTALLING = "Installing collected packages"  # pip has everything and begins to change packages
+DISK_FULL = ("No space left on device", "not enough space on the disk")
+NO_NETWORK = (
+    "Failed to establish a new connection",
+    "NewConnectionError",
+    "NameResolutionError",
+    "Temporary failure in name resolution",
+    "getaddrinfo failed",
+    "Network is unreachable",
+    "Read timed out",
+    "ConnectTimeoutError",
+    "ProxyError",
+    "Max retries exceeded",
+    "No route to host",
+)
 
 Say = Callable[[str], None]
 
@@ -200,12 +216,15 @@ def _install(environment: Environment, say: Say) -> None:
     _make_folder(environment, say)
     say(f"Installing {environment.requirements} into .venv (once; some minutes) ...")
     environment.unfinished_mark.touch()
-    outcome = _run_pip(environment, _pip_arguments(environment, has_card), say)
-    if not outcome.has_begun_installing:
-        # pip only fetched and changed nothing, so what stood before still stands.
-        environment.unfinished_mark.unlink()
-    if outcome.return_code:
-        raise SetupError(_why_pip_failed(outcome, environment))
+    environment.log.unlink(missing_ok=True)  # pip appends to it
+    command = [str(environment.python), "-m", "pip", *_pip_arguments(environment, has_card)]
+    # stdout is for the result of the command alone.
+    ended = subprocess.run(command, stdout=sys.stderr, cwd=environment.root)
+    if ended.returncode:
+        log = environment.log.read_text(encoding="utf-8", errors="replace")
+        if INSTALLING not in log:  # pip changed nothing: the old environment is still whole
+            environment.unfinished_mark.unlink()
+        raise SetupError(_why_pip_failed(log, environment))
     environment.write_stamps()
     environment.unfinished_mark.unlink(missing_ok=True)
     say(f"The environment is ready ({time.monotonic() - start:.0f} s).")
@@ -246,48 +265,28 @@ def _is_of_this_python(environment: Environment) -> bool:
 
 
 def _pip_arguments(environment: Environment, has_card: bool) -> list[str]:
-    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    options = ["--disable-pip-version-check", "--no-input", "--log", str(environment.log)]
     if IS_WINDOWS and has_card:
         # A build for CPUs that is already here satisfies the pin; --upgrade prefers CUDA's.
         options += ["--extra-index-url", WINDOWS_CUDA_INDEX, "--upgrade"]
     return ["install", *options, "-r", str(environment.root / environment.requirements)]
 
 
-def _run_pip(environment: Environment, arguments: list[str], say: Say) -> PipOutcome:
-    command = [str(environment.python), "-m", "pip", *arguments]
-    with (
-        environment.log.open("w", encoding="utf-8") as log,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            cwd=environment.root,
-        ) as process,
-    ):
-        try:
-            return follow(process, log, say)
-        except BaseException:
-            process.kill()  # an install that outlives its lock could meet the next one
-            raise
-
-
-def _why_pip_failed(outcome: PipOutcome, environment: Environment) -> str:
-    if outcome.is_disk_full:
+def _why_pip_failed(log: str, environment: Environment) -> str:
+    if any(sign in log for sign in DISK_FULL):
         return (
             "The disk became full while installing. Free about "
             f"{NEEDED_BYTES / GIB:.0f} GiB and start again; a half-made environment is repaired."
         )
-    if outcome.is_network_missing:
+    if any(sign in log for sign in NO_NETWORK):
         return (
             "The packages could not be downloaded: the network does not answer. "
             "Connect to it (or set the proxy) and start again."
         )
+    reason = (re.findall(r"\bERROR: (.+)", log) or ["it gave no reason."])[-1]
     return (
-        f"pip could not install the packages: {outcome.last_error} "
-        f"The whole story is in {environment.log}. Remove its cause and start again."
+        f"pip could not install the packages: {reason} Its log is {environment.log}. Remove the "
+        "cause and start again."
     )
 
 
@@ -323,6 +322,6 @@ def _try_lock(file: IO[bytes]) -> bool:
 
 
 def prefer_large_pages() -> None:
-    """Ask torch, before it is imported, to lay large tensors in large pages where Linux has them:
-    a step streams all weights, and small pages cost it an eighth of the memory's speed."""
+    """Ask torch, before it is imported, to put large tensors in large pages where Linux has them:
+    a step reads all weights, and small pages cost it an eighth of the memory's speed."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -24,7 +24,6 @@ EVERY_WING = {
 MAY_IMPORT = {
     "cli": {"*"},
     "__main__": {"bootstrap", "cli"},
-    "generate_command": {"*"},
     "web": {"chat", "record", "machine", "drafters.registry"},
     "training": {
         "bench", "load", "build_drafters", "placement", "chat", "record", "machine", "drafters",
@@ -62,7 +61,7 @@ HOMES = {
     "tools": (),  # made what ships; no part of what runs
     "torch": (
         "forward", "engine", "drafters", "bench", "training", "machine.hardware", "placement",
-        "load", "build_drafters", "generate_command",
+        "load", "build_drafters",
     ),
     "transformers": (
         "forward", "engine", "drafters", "bench", "training", "chat.template", "load",

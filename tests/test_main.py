@@ -38,7 +38,7 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == "No disk. Free some."
 
 
-TRAINED = [f"train {name}" for name in ("pair", "distil", "medusa", "eagle", "mtp", "report")]
+TRAINED = [f"train {name}" for name in ("distil", "medusa", "eagle", "mtp", "report")]
 
 
 @pytest.mark.parametrize("name", ["generate", "plan", "bench", "export", "doctor", *TRAINED])
