@@ -1,14 +1,17 @@
-"""The page's components: conversations at one side, settings at the other, the tabs between them
-under the live strip. What they do stands in wiring; each tab beside Chat lays itself out.
+"""The page's components: conversations at one side, settings at the other, between them the live
+strip and the tabs. Race and Stats lay themselves out.
+
+Not here: what the components do (wiring), the figures of the strip (live).
 """
 
 from __future__ import annotations
 
+import html
 from typing import NamedTuple
 
 import gradio as gr
 
-from localspec.web.strip import ROUNDS_HTML, STRIP_HTML
+from localspec.web.live import DASH
 from localspec.web.talk import form
 from localspec.web.talk.messages import LATEX_DELIMITERS
 
@@ -40,6 +43,106 @@ COMPOSE_FOOT = """<div class="ls-foot">
 <input id="ls-attach-file" type="file" multiple hidden aria-label="Text files to attach">
 <div id="ls-gauge" role="img" aria-label="Context: not known yet"><i aria-hidden="true"></i></div>
 <span id="ls-gauge-text"></span></div>"""
+
+# id, label, what it means in plain words
+TILES = (
+    (
+        "speed",
+        "Tokens / s",
+        "Tokens written each second, reading the prompt not counted. A token is a short piece of "
+        "a word.",
+    ),
+    (
+        "speedup",
+        "Speedup",
+        "How many times faster than the same model writes here without drafting, measured on "
+        "this machine. A dash until it is measured.",
+    ),
+    (
+        "acceptance",
+        "Accepted",
+        "Acceptance rate: of the tokens the drafter guessed, the share the model agreed with. "
+        "0.7 and more is excellent, below 0.5 drafting hardly pays.",
+    ),
+    (
+        "gamma",
+        "Draft length γ",
+        "Tokens guessed ahead in the latest round, and on average over this reply. It adapts to "
+        "the temperature and the text.",
+    ),
+    (
+        "drafter",
+        "Drafter",
+        "Who guesses ahead: a small draft model, n-grams looked up in this chat, a compressed "
+        "copy of the model itself, or nobody (off).",
+    ),
+    (
+        "memory",
+        "Memory",
+        "Memory held by the model, its drafters and the context they remember.",
+    ),
+)
+
+
+def _tile(name: str, label: str, help_text: str) -> str:
+    return (
+        f'<div class="ls-tile" tabindex="0" aria-describedby="ls-help-{name}">'
+        f'<span class="ls-label">{label}</span>'
+        f'<span class="ls-value" id="ls-{name}">{DASH}</span>'
+        f'<span class="ls-sub" id="ls-{name}-sub"></span>'
+        f'<span class="ls-help" role="tooltip" id="ls-help-{name}">{html.escape(help_text)}</span>'
+        "</div>"
+    )
+
+
+STRIP_HTML = f"""
+<section id="ls-strip" aria-label="Live figures" data-phase="connecting">
+  <div class="ls-tile ls-phase" tabindex="0" aria-describedby="ls-help-phase">
+    <span class="ls-label"><i class="ls-dot" aria-hidden="true"></i>Now</span>
+    <span class="ls-value" id="ls-phase" role="status">Connecting</span>
+    <span class="ls-sub" id="ls-clock"></span>
+    <span class="ls-help" role="tooltip" id="ls-help-phase">What localspec is doing at this moment,
+      and for how long. A slow model and a stuck one look different here.</span>
+  </div>
+  {"".join(_tile(*tile) for tile in TILES)}
+  <div class="ls-why">
+    <p id="ls-reason" class="ls-reason">Speculation: {DASH}</p>
+    <p id="ls-off" class="ls-off" hidden><b class="ls-off-chip">Off</b>
+      <code id="ls-off-code"></code> <span id="ls-off-remedy"></span></p>
+    <figure class="ls-spark" id="ls-spark" hidden>
+      <svg viewBox="0 0 160 28" preserveAspectRatio="none" role="img"
+        aria-label="Tokens per second over this reply"><polyline id="ls-spark-line"/></svg>
+      <figcaption id="ls-spark-label"></figcaption>
+    </figure>
+  </div>
+  <p id="ls-hardware" class="ls-hardware" hidden></p>
+</section>
+<div id="ls-notices" role="alert"></div>
+"""
+
+ROUNDS_HTML = """
+<section id="ls-rounds" aria-label="Drafted tokens of the latest reply">
+  <p class="ls-legend">The latest reply, one block for each check by the model:
+    <span class="ls-round ls-r3">underlined twice: all but its last token was drafted</span>
+    <span class="ls-round ls-r2">underlined: half or more drafted</span>
+    <span class="ls-round ls-r1">dotted: some drafted</span>
+    <span class="ls-round ls-r0">no line: written by the model itself</span>
+  </p>
+  <p id="ls-rounds-text"></p>
+  <p class="ls-legend" id="ls-rounds-sum"></p>
+</section>
+"""
+
+# The parts of the Models tab, in order; the server makes each (models.page), static/models.js
+# places it.
+MODELS_PARTS = (
+    "found", "loaded", "downloads", "first", "near", "tune", "here", "folder", "others",
+)  # fmt: skip
+MODELS_HTML = (
+    '<div id="ls-models" aria-busy="true">'
+    + "".join(f'<section data-part="{part}"></section>' for part in MODELS_PARTS)
+    + '<p id="ls-models-said" role="status" aria-live="polite"></p></div>'
+)
 
 # A command of our scripts becomes an event of the one of two bridges whose kind it is; what came
 # before they were ready waits in a queue.
@@ -176,6 +279,14 @@ def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
             stop = gr.Button("Stop", size="sm", interactive=False, elem_id="ls-stop")
         _html(ROUNDS_HTML, "ls-rounds-box")
     return chat, growing, message, stop, regenerate
+
+
+def models() -> gr.Tab:
+    """The Models tab: an empty frame, filled by static/models.js."""
+    with gr.Tab("Models", id="models") as opened:
+        tab: gr.Tab = opened
+        _html(MODELS_HTML, "ls-models-box")
+    return tab
 
 
 def _chatbot(name: str, label: str, placeholder: str | None) -> gr.Chatbot:

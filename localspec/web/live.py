@@ -1,25 +1,31 @@
-"""The live strip: what localspec is doing right now, as the page shows it.
+"""The live strip: what localspec is doing now, and how figures are written everywhere on the page.
 
-`live_state` turns the service's status into plain JSON with every number already in words, so
-that the page, the tests and the log speak of the same figures; `static/live.js` asks for it
-a few times a second while a reply is written, once a second otherwise, and only places text in
-the frame of `strip`. An unknown number is a dash, never 0. One answer costs the server well under
-a millisecond: it reads what the service holds and asks nobody.
+`live_state` gives the service's status as JSON in which every number is already text, so that the
+page, the tests and the log show the same figures. static/live.js asks for it about six times a
+second while a reply is written, once a second otherwise, and places the text in the frame of
+layout.STRIP_HTML. An unknown number is a dash, never 0. One answer takes well under a millisecond:
+it reads what the service holds.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from localspec.backend import Description, TurnStats
-from localspec.chat.service import ChatService, Status, TurnView
+from localspec.chat.service import Status, TurnView
 from localspec.core import OFF
-from localspec.errors import StoreError
 from localspec.leniency import label
-from localspec.record.export import Scope
+from localspec.workloads import REWORK
 
 DASH = "–"
+REFRESH_S = 5.0  # of the hardware line
+
+log = logging.getLogger(__name__)
 
 
 def live_state(
@@ -65,7 +71,7 @@ def _notices(status: Status) -> list[str]:
 
 
 def _phase(status: Status) -> tuple[str, str, float]:
-    """The machine's name of the moment, its words, and the seconds it has lasted."""
+    """The phase by its name in code and in words, and the seconds it has lasted."""
     view = status.reply
     if status.phase == "failed":
         return "failed", "Not loaded", status.seconds
@@ -113,7 +119,7 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
         "gamma": DASH if gamma is None else str(gamma),
         "gamma_sub": f"{mean:.1f} on average" if mean is not None else "",
         "drafter": stats.drafter if stats.num_steps else DASH,
-        "drafter_sub": f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} taken"
+        "drafter_sub": f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} guesses right"
         if stats.num_draft_tokens
         else "",
     }
@@ -121,17 +127,17 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
 
 def _of_speedup(stats: TurnStats) -> str:
     if stats.num_steps and not stats.num_draft_tokens:
-        return "nothing drafted"  # what differs from plain decoding then is chance
-    return "over plain, here" if stats.speedup is not None else "not measured yet"
+        return "nothing drafted"  # any difference is then chance
+    return "without drafting: 1 ×" if stats.speedup is not None else "not measured yet"
 
 
 def _reason(status: Status, view: TurnView | None) -> str:
-    """The one sentence on speculation."""
+    """One sentence: whether something drafts, what, and why."""
     loaded = status.description
     if loaded is None:
         return "Speculation: known once the model is loaded."
     stats = view.stats if view is not None else None
-    kind = "" if view is None else f" Kind of text: {view.workload}."
+    kind = "" if view is None else f" Kind of text: {kind_words(view.workload)}."
     if status.off is not None:
         return f"Speculation: off, because {_because(status.off.text)}.{kind}"
     if view is not None and stats is not None and stats.num_steps:
@@ -191,7 +197,7 @@ def _memory(loaded: Description | None) -> dict[str, str]:
 
 
 def number(value: float | None, unit: str = "", digits: int = 1) -> str:
-    """A figure for people, a dash when unknown."""
+    """A rounded figure, a dash when unknown."""
     if value is None:
         return DASH
     return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
@@ -220,44 +226,62 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def badge(row: dict[str, Any]) -> str:
+def kind_words(workload: str) -> str:
+    """A kind of text by a name that says what it is."""
+    return "editing your text" if workload == REWORK else workload
+
+
+def badge(row: Mapping[str, Any]) -> str:
     """The label of a lenient reply, from its row in the log; empty for an exact one."""
     if row["exact"] is not False:
         return ""
     return label(row["num_lenient_tokens"] or 0, row["num_output_tokens"] or 0)
 
 
-def footer(row: dict[str, Any]) -> str:
+def footer(row: Mapping[str, Any]) -> str:
     """The line under a finished reply, from its row in the log."""
     parts = [number(row["tokens_per_second"], " tok/s")]
     if row["speedup"] is not None and row["num_draft_tokens"]:
-        parts.append(f"{row['speedup']:.2f} × plain")
+        parts.append(f"{row['speedup']:.2f} × the speed without drafting")
     if row["num_draft_tokens"]:
-        parts.append(f"{percent(row['acceptance_rate'])} accepted")
+        parts.append(f"{percent(row['acceptance_rate'])} of guesses right")
         parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
         parts.append(str(row["drafter"]))
     elif row["num_output_tokens"]:
-        parts.append("no drafting")
+        parts.append("without drafting")
     more = " more" if row["continues_message_id"] else ""
     parts.append(f"{counted(row['num_output_tokens'], 'token')}{more}")
     if row["ttft_ms"] is not None:
         parts.append(f"first after {row['ttft_ms']:.0f} ms")
     if row["workload"]:
-        parts.append(f"kind: {row['workload']}")
+        parts.append(f"kind: {kind_words(row['workload'])}")
     return " · ".join(parts)
 
 
-def scope_of(
-    service: ChatService, scope: str | None, conversation: str | None
-) -> tuple[Scope, str]:
-    """The export scope a link asks for, and a word for its file name. Raises StoreError."""
-    if scope == "conversation":
-        if conversation is None or not conversation.isdecimal():
-            raise StoreError("There is no conversation to export yet. Send a message first.")
-        return Scope(conversation_id=int(conversation)), f"conversation-{conversation}"
-    if scope == "session":
-        session_id = service.session_id
-        if session_id is None:
-            raise StoreError("This session has no turn to export yet. Send a message first.")
-        return Scope(session_id=session_id), f"session-{session_id}"
-    return Scope(), "all"
+class HardwareLine:
+    """What this machine has, in one sentence. `line` answers at once with what was found last, ""
+    before that; when it is older than refresh_s it is looked up anew in a thread, one at a time.
+    find: looks the sentence up; may take seconds."""
+
+    def __init__(self, find: Callable[[], str], refresh_s: float = REFRESH_S) -> None:
+        self._find = find
+        self._refresh_s = refresh_s
+        self._line = ""
+        self._asked_s: float | None = None
+        self._lock = threading.Lock()
+
+    def line(self) -> str:
+        now = time.monotonic()
+        is_old = self._asked_s is None or now - self._asked_s >= self._refresh_s
+        if is_old and self._lock.acquire(blocking=False):
+            self._asked_s = now
+            threading.Thread(target=self._refresh, name="hardware", daemon=True).start()
+        return self._line
+
+    def _refresh(self) -> None:
+        try:
+            self._line = self._find()
+        except Exception:  # the edge of this thread: the line is a help, not a condition
+            log.exception("the hardware could not be looked up")
+        finally:
+            self._lock.release()

@@ -19,15 +19,14 @@ from localspec.core import AUTO
 from localspec.errors import LocalspecError
 from localspec.web import layout
 from localspec.web.layout import Page
-from localspec.web.models import tab as models_tab
 from localspec.web.proof import race_tab
 from localspec.web.stats import tab as stats_tab
 from localspec.web.talk import form
 from localspec.web.talk.commands import Commands
-from localspec.web.talk.extras import Extras
 from localspec.web.talk.form import Form
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.presence import Presence
+from localspec.web.talk.sending import Extras
 
 # Keeps the address in step with the conversation shown, so that a reload comes back to it.
 # static/address.js decides whether that is a step of the browser's history.
@@ -39,6 +38,7 @@ TO_ADDRESS = """(handle) => {
 # Files and decisions travel with the message; static/compose.js keeps them.
 WITH_EXTRAS = """(conversation, message, extras, ...fields) =>
   [conversation, message, window.lsExtras ? window.lsExtras() : '', ...fields]"""
+MODELS_OPENED = "() => { if (window.lsModels) window.lsModels(); }"
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # one under way holds up no other
 
@@ -64,11 +64,11 @@ def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
     with gr.Tabs(elem_id="ls-tabs"):
         with gr.Tab("Chat", id="chat"):
             chat, growing, message, stop, regenerate = layout.talk()
-        models_page = models_tab.lay_out()
+        models_tab = layout.models()
         race_page = race_tab.lay_out()
         stats_page = stats_tab.lay_out()
     race_tab.wire(blocks, service, race_page)
-    models_tab.wire(blocks, service, models_page)
+    models_tab.select(None, None, None, js=MODELS_OPENED, api_visibility="private")
     stats_tab.wire(blocks, service, stats_page, conversation)
     return Page(
         chat,

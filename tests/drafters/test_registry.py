@@ -21,7 +21,7 @@ from localspec.engine.engine import Engine
 from localspec.machine.planner import plan
 from localspec.machine.plans import GIB, PlanRequest, Room
 from localspec.machine.sources import shape_from_entry
-from localspec.web.models.tune import result_html
+from localspec.web.models.page import result_html
 from localspec.web.proof.provenance import kind_of
 from tests.tiny import Plans, play, tiny_llama, with_cache
 

@@ -36,12 +36,12 @@ def wait_for_reply(visit: Visit, num_before: int, answer: str = "only sooner.") 
 
 def newest(site: Site) -> dict[str, Any]:
     """The log's row of the latest turn."""
-    assert site.service.journal.flush()
+    assert site.service.flush()
     return site.store.turn_rows()[-1]
 
 
 def num_rows(site: Site) -> int:
-    assert site.service.journal.flush()
+    assert site.service.flush()
     return len(site.store.turn_rows())
 
 

@@ -115,7 +115,7 @@ def test_check_15_memory_that_runs_out_at_any_step_keeps_what_was_written(place:
         )
         assert DROPPED in page.page.locator("#ls-chat .ls-error").last.inner_text()
         page.page.wait_for_function(READY, timeout=WAIT_MS)
-        assert place.service.journal.flush()
+        assert place.service.flush()
         row = place.store.turn_rows()[-1]
         kept = place.store.branch(row["message_id"])[-1].text
         assert row["finish_reason"] == "error" and REPLY.startswith(kept)

@@ -60,7 +60,7 @@ def long_chat(tmp_path: Path) -> Iterator[tuple[ChatService, Store, int]]:
     handle: int | None = None
     for number in range(NUM_MESSAGES // 2):
         reply = service.submit(handle, f"question {number}", ReplySettings())
-        assert reply is not None and reply.done.wait(30) and service.journal.flush()
+        assert reply is not None and reply.done.wait(30) and service.flush()
         handle = reply.handle
     assert handle is not None
     yield service, store, handle

@@ -161,7 +161,7 @@ def test_an_engine_lost_for_good_is_started_again_from_the_chat(visit: Open, sit
             site.backend.num_rounds = 0
             page.send("echo lost")
             page.page.wait_for_function(f"{BOX}.value === ''")
-            site.service.journal.flush()
+            site.service.flush()
             page.page.wait_for_selector('#ls-strip:is([data-phase="ready"], [data-phase="failed"])')
     finally:
         script.fault, script.fail_at_round = None, None

@@ -13,9 +13,8 @@ import pytest
 from localspec.backend import DrafterStatus, OffReason, TurnStats
 from localspec.chat.service import Status, TurnView
 from localspec.drafters.registry import REGISTRY
-from localspec.web.hardware_line import HardwareLine
-from localspec.web.live import DASH, badge, footer, live_state, number, size
-from localspec.web.strip import TILES
+from localspec.web.layout import TILES
+from localspec.web.live import DASH, HardwareLine, badge, footer, live_state, number, size
 from tests.fakes import FakeBackend
 from tests.web.conftest import Open, Site, until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
@@ -70,7 +69,7 @@ def test_a_reply_without_a_draft_shows_no_speedup() -> None:
     state = live_state(replace(IDLE, reply=view(stats=plain)))
     assert (state["speedup"], state["speedup_sub"]) == (DASH, "nothing drafted")
     row = OFF | {"speedup": 1.39, "continues_message_id": None}
-    assert "plain" not in footer(row) and "no drafting" in footer(row)
+    assert "×" not in footer(row) and "without drafting" in footer(row)
 
 
 def test_a_speedup_below_one_is_no_gain() -> None:
@@ -186,9 +185,10 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 def test_the_line_under_a_reply() -> None:
     assert footer(ROW).startswith(
-        "100.0 tok/s · 2.00 × plain · 75 % accepted · γ 4.0 · draft_model"
+        "100.0 tok/s · 2.00 × the speed without drafting · 75 % of guesses right · γ 4.0 · "
+        "draft_model"
     )
-    assert "no drafting" in footer(OFF) and "×" not in footer(OFF)
+    assert "without drafting" in footer(OFF) and "×" not in footer(OFF)
     assert " tokens more" in footer({**ROW, "continues_message_id": 3}), "the new part's alone"
 
 

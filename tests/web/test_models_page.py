@@ -170,10 +170,10 @@ def test_nothing_is_wider_than_a_narrow_screen(page: Any, width: int) -> None:
 def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:
     from types import SimpleNamespace
 
-    from localspec.web.models.tab import is_here
+    from localspec.web.routes import is_this_machine
 
     for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-        assert is_here(SimpleNamespace(host=host))
+        assert is_this_machine(SimpleNamespace(host=host))
     for host in ("192.0.2.7", "::ffff:192.0.2.7", "testclient", ""):
-        assert not is_here(SimpleNamespace(host=host))
-    assert not is_here(None)
+        assert not is_this_machine(SimpleNamespace(host=host))
+    assert not is_this_machine(None)

@@ -41,7 +41,7 @@ def open_settings(visit: Visit) -> None:
 
 
 def newest(site: Site) -> dict[str, object]:
-    assert site.service.journal.flush()
+    assert site.service.flush()
     return site.store.turn_rows()[-1]
 
 
@@ -333,7 +333,7 @@ def test_drafters_are_listed_with_their_reasons_and_off_is_named(visit: Open, si
         "draft_model",
         "ngram",
     ]
-    page.page.get_by_role("option", name="off: plain decoding").click()
+    page.page.get_by_role("option", name="off: without drafting").click()
     ask(page, "plainly")
     assert newest(site)["drafter"] == "off"
     assert page.text("#ls-reason").startswith("Speculation: off, because")

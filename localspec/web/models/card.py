@@ -18,7 +18,7 @@ ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "
     "other programs, and replies may break off. The page and your conversations stay."
 )
-PLAIN = "nothing: plain decoding"
+PLAIN = "nothing: the model writes alone"
 
 
 def button(label: str, act: str, model_id: str = "", off: bool = False, **more: str) -> str:
@@ -171,11 +171,12 @@ def _part_words(part: Part) -> str:
 
 def gain_html(gain: ExpectedGain | None) -> str:
     if gain is None:
-        return "none: plain decoding"
+        return "none: nothing drafts"
     if gain.is_measured:
-        return f"<b>{gain.low:.1f} times</b> plain speed, {html.escape(gain.basis)}"
+        return f"<b>{gain.low:.1f} times</b> the speed without drafting, {html.escape(gain.basis)}"
     return (
-        f'<b>{_range(gain)}</b> plain speed <span class="ls-mtag">estimate</span><br>'
+        f"<b>{_range(gain)}</b> the speed without drafting "
+        '<span class="ls-mtag">estimate</span><br>'
         f'<span class="ls-mfine">{html.escape(gain.basis[0].upper() + gain.basis[1:])}. Not '
         "measured here: the tune-up says what it really is.</span>"
     )

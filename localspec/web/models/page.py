@@ -1,4 +1,4 @@
-"""The Models tab as HTML, part by part: facts in, text out.
+"""The Models tab as HTML, part by part.
 
 Contract: pure; everything that is not ours is escaped. A button carries what it does as data
 (`data-act`, `data-id`), static/models.js sends it. Widths are data too (`data-grow`), so that no
@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from localspec.backend import Description
 from localspec.chat.service import Status
-from localspec.chat.tune_up import TuneUp
+from localspec.chat.tune_up import TEMPERATURES, TuneUp
+from localspec.chat.tune_up import in_words as tune_up_words
+from localspec.core import OFF
+from localspec.drafters.registry import label_of
 from localspec.machine.catalogue import CatalogueState
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Download, FileProgress, in_words, so_far
@@ -26,7 +29,6 @@ from localspec.web.models.card import (
     fault_html,
     row_html,
 )
-from localspec.web.models.tune import result_html
 
 DASH = "–"
 DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
@@ -122,7 +124,7 @@ def folder_html(look: CatalogueState) -> str:
         '<form class="ls-mfolder" data-act="folder"><label for="ls-mfolder">A folder with a model '
         f'(config.json and .safetensors)</label><span><input id="ls-mfolder" data-key="folder" '
         f'name="value" type="text" value="{html.escape(look.folder or "")}" autocomplete="off" '
-        f'spellcheck="false"><button type="submit" class="ls-mbtn">Look</button></span></form>'
+        f'spellcheck="false"><button type="submit" class="ls-mbtn">Open</button></span></form>'
         f"{fault}"
         f'<p class="ls-mfine">Models are kept in {html.escape(look.cache_folder)}, where other '
         "programs that use the hub find them too.</p>"
@@ -186,7 +188,7 @@ def _file_state(file: FileProgress) -> str:
 
 
 def tune_html(result: TuneUp | None, is_running: bool, error: str | None, is_loaded: bool) -> str:
-    """The button, how far it is, and what it found."""
+    """The button, the progress, and the result."""
     head = "<h3>Tune-up</h3>"
     if is_running:
         done = 0 if result is None else len(result.runs)
@@ -199,8 +201,8 @@ def tune_html(result: TuneUp | None, is_running: bool, error: str | None, is_loa
         )
     else:
         why = (
-            "Some ten seconds: short replies to bundled prompts, plainly and with one drafter of "
-            "each kind that is loaded. It can be skipped at any time."
+            "About ten seconds: short replies to prompts that ship with localspec, without "
+            "drafting and with one drafter of each kind. It can be skipped at any time."
         )
         again = "Start again" if result is not None else "Start the tune-up"
         start = (
@@ -208,3 +210,41 @@ def tune_html(result: TuneUp | None, is_running: bool, error: str | None, is_loa
         )
     said = f'<p class="ls-mfault">{html.escape(error)}</p>' if error else ""
     return head + start + said + (result_html(result, is_running) if result is not None else "")
+
+
+def result_html(result: TuneUp, is_running: bool) -> str:
+    """The figures; the conclusion only when it is over, since more runs may change it."""
+    if not result.runs:
+        return "" if is_running else f"<p>{html.escape(tune_up_words(result))}</p>"
+    words = "" if is_running else f'<p class="ls-mverdict">{html.escape(tune_up_words(result))}</p>'
+    return words + _table(result)
+
+
+def _table(result: TuneUp) -> str:
+    columns = [(kind, temperature) for kind in result.kinds for temperature in TEMPERATURES]
+    head = "".join(f"<th>{html.escape(kind)}, T {t:g}</th>" for kind, t in columns)
+    plain = "".join(
+        f"<td>{_speed(result.tokens_per_second(OFF, kind, t))}</td>" for kind, t in columns
+    )
+    rows = "".join(
+        f"<tr><th>{html.escape(label_of(drafter))}</th>"
+        + "".join(_gain_cell(result.gain(drafter, kind, t)) for kind, t in columns)
+        + "</tr>"
+        for drafter in result.drafters
+    )
+    return (
+        '<div class="ls-mscroll" tabindex="0" role="region" aria-label="What the tune-up measured">'
+        f'<table class="ls-mtune"><thead><tr><th></th>{head}</tr></thead><tbody>'
+        f"<tr><th>without drafting, tokens per second</th>{plain}</tr>{rows}</tbody></table></div>"
+    )
+
+
+def _speed(tokens_per_second: float | None) -> str:
+    return DASH if tokens_per_second is None else f"{tokens_per_second:.0f}"
+
+
+def _gain_cell(gain: float | None) -> str:
+    if gain is None:
+        return f"<td>{DASH}</td>"
+    mark = "win" if gain >= 1.05 else "lose" if gain <= 0.95 else "even"
+    return f'<td data-mark="{mark}">{gain:.2f}×</td>'

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from localspec.backend import DraftedToken
+from localspec.chat.service import TokenRecord
 from localspec.core import OFF, TARGET
 from localspec.drafters.registry import REGISTRY
-from localspec.record.drafted import TokenRecord
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "earlier", "unknown"]
 
@@ -26,12 +26,12 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
     "draft": ("draft model", "guessed by a smaller model, and the model agreed"),
     "self": (
         "self-draft",
-        "guessed by the model itself, by a part of it or in passing, and it agreed",
+        "guessed by the model itself or a part of it, and the model agreed",
     ),
     "ngram": ("n-gram", "copied from where these words stood before, and the model agreed"),
     "corrected": ("corrected", "the model's own, in the place of a guess it refused"),
-    "bonus": ("bonus", "the model's own, after a draft it took whole"),
-    "plain": ("plain", "the model's own, in a step without a draft"),
+    "bonus": ("bonus", "the model's own, after guesses that were all right"),
+    "plain": ("no draft", "the model's own, in a step without guesses"),
 }
 
 

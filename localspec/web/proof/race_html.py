@@ -14,12 +14,12 @@ from localspec.chat.race import Lane, RacePhase, RaceView
 from localspec.core import OFF
 from localspec.web.live import DASH, number
 
-LANES = {"plain": "Plain", "speculative": "Speculative"}
+LANES = {"plain": "Without drafting", "speculative": "With drafting"}
 PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing", "done": ""}
 ENDINGS = {"eos": "done", "length": "max tokens", "stop": "done", "cancelled": "stopped"}
 IDLE = (
-    '<p class="ls-empty">The same prompt is answered twice, one after the other: once plainly, '
-    "once with drafting. Neither is logged.</p>"
+    '<p class="ls-empty">The same prompt is answered twice, one after the other: once without '
+    "drafting, once with it. Neither is logged.</p>"
 )
 
 
@@ -36,7 +36,7 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
     phase = _cut_words(lane) if is_cut else PHASES[lane.phase] or _ending(lane)
     name = LANES[lane.name]
     if lane.name == "speculative" and stats is not None and stats.num_steps:
-        name += " without a draft" if stats.drafter == OFF else f" by {stats.drafter}"
+        name += " (nothing drafted)" if stats.drafter == OFF else f" by {stats.drafter}"
     order = "first" if lane.place == 1 else "second"
     verb = "runs" if lane.phase == "waiting" else "ran"
     figures = (
@@ -89,8 +89,8 @@ def _verdict(view: RaceView) -> str:
     if view.gain is not None:
         verb = "as fast as" if view.gain >= 1 else "the speed of"
         parts.append(
-            f"With drafting, decoding was {view.gain:.2f} times {verb} plain decoding here; the "
-            "clocks also count reading the prompt."
+            f"With drafting, decoding was {view.gain:.2f} times {verb} decoding without "
+            "drafting here; the clocks also count reading the prompt."
         )
     parts.append(_sameness(view))
     band = "good" if view.is_same else "none" if _is_harmless(view) else "low"
@@ -108,7 +108,7 @@ def _sameness(view: RaceView) -> str:
     if view.is_same:
         return "The texts are identical, token by token."
     if view.difference is not None:
-        return describe(view.difference, "The plain text", "the speculative one")
+        return describe(view.difference, "The text without drafting", "the one with drafting")
     return (
         "The texts differ, as two draws may: at this temperature each is one sample. Set it to 0 "
         "to compare them, or run the distribution test below."

@@ -1,4 +1,4 @@
-"""The Race tab: plain against speculative, and the distribution test on what is loaded.
+"""The Race tab: one prompt with and without drafting, and the distribution test.
 
 Contract: `lay_out` makes the tab in the Tabs that are open, `wire` connects it inside the same
 Blocks. Both run in the service's queue; the page looks at their view a few times a second, and

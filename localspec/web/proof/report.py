@@ -22,9 +22,8 @@ from localspec.errors import StoreError
 from localspec.plots import standalone
 from localspec.web.live import DASH, number, percent, size
 from localspec.web.stats import figures as stats
-from localspec.web.stats.drawings import SHARED, Plot, grouped, make_plots
+from localspec.web.stats.log_plots import SHARED, Plot, grouped, make_plots
 from localspec.web.stats.selection import Selection, rounds_of, selection_of
-from localspec.web.stats.waits import SHARES, Waits, seconds_saved, with_and_without
 
 Row = dict[str, Any]
 SETTINGS = (
@@ -104,10 +103,10 @@ def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
             ("turns", str(summary.num_turns), ""),
             ("tokens", str(summary.num_output_tokens), "written"),
             ("tokens per second", number(summary.tokens_per_second), "reading not counted"),
-            ("speedup", number(summary.speedup, " ×", 2), "over plain decoding measured here"),
-            ("seconds saved", number(seconds_saved(rows)), "against plain decoding here"),
+            ("speedup", number(summary.speedup, " ×", 2), "over no drafting, measured here"),
+            ("seconds saved", number(stats.seconds_saved(rows)), "against no drafting here"),
             ("acceptance rate", percent(summary.acceptance_rate), "accepted of drafted"),
-            ("α", number(summary.alpha, digits=2), "accepted of the guesses looked at"),
+            ("α", number(summary.alpha, digits=2), "accepted of the guesses checked"),
             ("mean accepted length", number(summary.mean_accepted_length, digits=2),
              "accepted a draft, and the model's own token"),
             ("mean γ", number(summary.mean_num_draft_tokens), "drafted in a round that drafts"),
@@ -140,12 +139,12 @@ def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "Tokens of one round arrive together: the first carries the round, the others wait 0 ms."
     yield ""
-    drafted, plain = with_and_without(rows, rounds)
-    names = ("ms", *(f"P{100 * share:.0f}" for share in SHARES), "tokens")
+    drafted, plain = stats.with_and_without(rows, rounds)
+    names = ("ms", *(f"P{100 * share:.0f}" for share in stats.SHARES), "tokens")
     yield from _table(names, [*_wait_rows("with drafting", drafted), *_wait_rows("without", plain)])
 
 
-def _wait_rows(name: str, waits: Waits) -> list[tuple[str, ...]]:
+def _wait_rows(name: str, waits: stats.Waits) -> list[tuple[str, ...]]:
     count = str(waits.num_tokens)
     return [
         (f"between tokens, {name}", *(number(ms) for ms in waits.between_tokens), count),

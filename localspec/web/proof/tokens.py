@@ -22,13 +22,12 @@ ASK_S = 2.0  # how long the model may be waited for
 
 def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
     """The view of a stored reply. Raises StoreError for one that the log does not have."""
-    logged = service.reply_record(message_id)
-    record = logged.record
+    reply = service.reply_record(message_id)
     pieces = None
-    if record is None or len(record.lengths) != len(logged.tokens):
-        pieces = _ask_for_pieces(service, logged.row, logged.tokens)
-    found = provenance_of(logged.text, logged.provenance, logged.steps, record, pieces)
-    return as_json(logged.row, found)
+    if reply.record is None or len(reply.record.lengths) != len(reply.tokens):
+        pieces = _ask_for_pieces(service, reply.row, reply.tokens)
+    found = provenance_of(reply.text, reply.provenance, reply.steps, reply.record, pieces)
+    return as_json(reply.row, found)
 
 
 def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:

@@ -72,7 +72,7 @@ async function attach(blobs) {
 function attachText(text) {
   const size = new Blob([text]).size;
   if (size + files.reduce((sum, file) => sum + file.size, 0) > MAX_TOTAL_BYTES) {
-    toast(`This text is ${inWords(size)}, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Nothing was taken of it; paste the part that matters.`);
+    toast(`This text is ${inWords(size)}, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Nothing was attached; paste the part that matters.`);
     return false;
   }
   const numParts = Math.ceil(size / PART_BYTES);

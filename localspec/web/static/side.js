@@ -97,7 +97,7 @@ document.addEventListener("change", async (event) => {
   if (event.target.id !== "ls-import-file") return;
   const [file] = event.target.files;
   if (!file) return;
-  if (file.size > MAX_IMPORT_BYTES) toast(`${file.name} is ${inWords(file.size)}, but at most ${inWords(MAX_IMPORT_BYTES)} can be taken in at once. Export one chat at a time, under Stats, and import these files.`);
+  if (file.size > MAX_IMPORT_BYTES) toast(`${file.name} is ${inWords(file.size)}, but at most ${inWords(MAX_IMPORT_BYTES)} can be imported at once. Export one chat at a time, under Stats, and import these files.`);
   else await takeIn(file);
   event.target.value = "";
 });

@@ -71,7 +71,7 @@ function tokenWords(data, token) {
 function roundWords(number, round) {
   const time = round.ms === null ? "" : `, ${round.ms.toFixed(1)} ms`;
   const probe = round.is_probe ? ", a trial" : "";
-  const drafted = round.drafted ? `${round.accepted} of ${round.drafted} guesses taken` : "no draft";
+  const drafted = round.drafted ? `${round.accepted} of ${round.drafted} guesses right` : "no draft";
   return `round ${number + 1}: ${drafted}${time}${probe}`;
 }
 
@@ -201,7 +201,7 @@ function legend(data) {
     item.append(
       sample,
       make("b", "", ` ${missed} `),
-      make("span", "ls-tv-meaning", "a guess the model did not take; it is no part of the reply"),
+      make("span", "ls-tv-meaning", "a guess the model refused; it is no part of the reply"),
     );
     list.append(item);
   }
@@ -209,16 +209,16 @@ function legend(data) {
 }
 
 function summary(data) {
-  const { num_output_tokens: tokens, num_accepted_tokens: taken, num_draft_tokens: drafted } = data;
-  const rate = drafted ? ` (${Math.round((100 * taken) / drafted)} %)` : "";
+  const { num_output_tokens: tokens, num_accepted_tokens: accepted, num_draft_tokens: drafted } = data;
+  const rate = drafted ? ` (${Math.round((100 * accepted) / drafted)} %)` : "";
   const missed = data.rounds.reduce((sum, round) => sum + round.missed.length, 0);
   const unseen = data.rounds.map((round) => round.not_reached);
   const skipped = unseen.includes(null)
     ? ""
-    : `, ${missed} refused, ${unseen.reduce((a, b) => a + b, 0)} not looked at`;
+    : `, ${missed} refused, ${unseen.reduce((a, b) => a + b, 0)} not checked`;
   return (
     `${tokens} tokens in ${data.rounds.length} checks by the model. ` +
-    `Guessed: ${drafted}, of which ${taken} accepted${rate}${skipped}.`
+    `Guessed: ${drafted}, of which ${accepted} right${rate}${skipped}.`
   );
 }
 
@@ -254,10 +254,10 @@ function roundsTable(data) {
   return details;
 }
 
-// The replay without speculation.
+// The replay without drafting.
 function auditBox(message) {
   const box = make("div", "ls-tv-audit");
-  const button = make("button", "ls-tv-button", "Replay without speculation");
+  const button = make("button", "ls-tv-button", "Replay without drafting");
   button.type = "button";
   const result = make("p", "ls-tv-result");
   result.id = "ls-tv-result";

@@ -1,20 +1,23 @@
-"""The Stats tab in numbers: rows of the log in, tables and sentences out. No gradio here.
+"""The figures of the Stats tab and of the report: rows of the log in, numbers and tables out.
 
-Rates over several turns are ratios of sums, never means of ratios. The formula for the mean
-accepted length, (1 - α^(γ+1)) / (1 - α), is Leviathan et al. 2023 (arXiv 2211.17192); it holds
-for independent acceptances, so the measured value beside it shows how far they are from that.
+Contract: pure. Rates over several turns are ratios of sums, never means of ratios; unknown is None.
+The formula for the mean accepted length, (1 - α^(γ+1)) / (1 - α), is Leviathan et al. 2023 (arXiv
+2211.17192); it holds for independent acceptances, so the measured value beside it shows how far
+they are from that. Tokens of one round arrive together: the first waits for the round, the others
+wait 0 ms; `between_updates` are the times of the rounds themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from localspec.arithmetic import ratio
+from localspec.arithmetic import percentile, ratio
 from localspec.web.live import DASH, badge, number, percent
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
+SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
 
 TURN_COLUMNS = (
     "Turn",
@@ -133,45 +136,6 @@ def arm(row: Row) -> str:
     return f"{row['drafter']} (lenient)" if row["exact"] is False else str(row["drafter"])
 
 
-def by_turn(rows: Sequence[Row], name: str, factor: float = 1.0) -> dict[str, list[Any]]:
-    """The points of a plot over turns: the measured ones only."""
-    points = [
-        (turn, factor * row[name], arm(row))
-        for turn, row in enumerate(rows, 1)
-        if row[name] is not None
-    ]
-    return {
-        "turn": [turn for turn, _, _ in points],
-        name: [value for _, value, _ in points],
-        "drafter": [drafter for _, _, drafter in points],
-    }
-
-
-def by_temperature(
-    rows: Sequence[Row], name: Literal["tokens_per_second", "acceptance_rate"], factor: float = 1.0
-) -> dict[str, list[Any]]:
-    """The points of a plot over temperatures, one for each drafter, as ratios of sums."""
-    groups: dict[tuple[float, str], list[Row]] = {}
-    for row in rows:
-        if row["num_output_tokens"] and row["temperature"] is not None:
-            groups.setdefault((row["temperature"], arm(row)), []).append(row)
-    points = []
-    for (temperature, drafter), members in sorted(groups.items()):
-        summary = summarise(members)
-        rates = {
-            "tokens_per_second": summary.tokens_per_second,
-            "acceptance_rate": summary.acceptance_rate,
-        }
-        rate = rates[name]
-        if rate is not None:
-            points.append((temperature, factor * rate, drafter))
-    return {
-        "temperature": [f"{temperature:.2f}" for temperature, _, _ in points],
-        name: [value for _, value, _ in points],
-        "drafter": [drafter for _, _, drafter in points],
-    }
-
-
 def verdict(acceptance_rate: float | None) -> str:
     """The band an acceptance rate falls in, with advice."""
     if acceptance_rate is None:
@@ -190,6 +154,51 @@ def band(acceptance_rate: float | None) -> str:
     if acceptance_rate is None:
         return "none"
     return "excellent" if acceptance_rate >= 0.7 else "good" if acceptance_rate >= 0.5 else "low"
+
+
+@dataclass(frozen=True)
+class Waits:
+    """In ms, of SHARES in order. num_tokens: that were waited for."""
+
+    between_tokens: tuple[float | None, ...]
+    between_updates: tuple[float | None, ...]
+    num_tokens: int
+
+
+def with_and_without(rows: Sequence[Row], rounds: Sequence[Row]) -> tuple[Waits, Waits]:
+    """Waits of turns that drafted, and of turns that did not at all."""
+    drafted = {row["turn_id"] for row in rows if row["num_draft_tokens"]}
+    plain = {row["turn_id"] for row in rows if row["num_draft_tokens"] == 0}
+    return (
+        _waits([one for one in rounds if one["turn_id"] in drafted]),
+        _waits([one for one in rounds if one["turn_id"] in plain]),
+    )
+
+
+def _waits(rounds: Sequence[Row]) -> Waits:
+    timed = [
+        (one["draft_ms"] + one["verify_ms"], one["num_output_tokens"])
+        for one in rounds
+        if one["draft_ms"] is not None and one["verify_ms"] is not None
+    ]
+    tokens = [wait for ms, count in timed for wait in (ms, *[0.0] * (count - 1))[:count]]
+    updates = [ms for ms, _ in timed]
+    return Waits(
+        tuple(percentile(tokens, share) for share in SHARES),
+        tuple(percentile(updates, share) for share in SHARES),
+        len(tokens),
+    )
+
+
+def seconds_saved(rows: Sequence[Row]) -> float | None:
+    """Against what the same tokens would have taken plainly here; negative where drafting lost.
+    None before plain decoding was measured."""
+    timed = [
+        row["plain_decode_ms"] - row["decode_ms"]
+        for row in rows
+        if row["plain_decode_ms"] is not None and row["decode_ms"] is not None
+    ]
+    return sum(timed) / 1000.0 if timed else None
 
 
 def _sum(rows: Sequence[Row], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The Stats tab's own HTML: the summary and the export links. Figures come from stats."""
+"""The Stats tab as HTML: summary, export links, plots and waits. Pure; figures come in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from localspec.leniency import label
 from localspec.web.live import number, percent
 from localspec.web.stats import figures as stats
-from localspec.web.stats.drawings import Plot
+from localspec.web.stats.log_plots import Plot
 from localspec.web.stats.selection import Selection
-from localspec.web.stats.waits import SHARES, Waits
 
 
 def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> str:
@@ -39,7 +38,7 @@ def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> 
         f'measured, <b id="ls-expected-length">{number(summary.expected_length, digits=2)}</b> '
         "by the formula (1 − α<sup>γ+1</sup>) / (1 − α) with "
         f"α = {number(alpha, digits=2)} and γ = {number(gamma)}. Here α is the share accepted of "
-        "the guesses that were reached (a guess after a wrong one is never looked at), so it "
+        "the guesses that were checked (one after a wrong guess never is), so it "
         "lies above the acceptance rate. The formula takes each guess as independent.</p>"
     )
 
@@ -95,17 +94,17 @@ def _save_button(plot: Plot, form: str) -> str:
     )
 
 
-def waits_html(drafted: Waits, plain: Waits) -> str:
+def waits_html(drafted: stats.Waits, without: stats.Waits) -> str:
     """The waits in numbers, with and without drafting."""
-    if not drafted.num_tokens and not plain.num_tokens:
+    if not drafted.num_tokens and not without.num_tokens:
         return ""
     lines = (
         ("between tokens, with drafting", drafted.between_tokens, drafted.num_tokens),
-        ("between tokens, without", plain.between_tokens, plain.num_tokens),
+        ("between tokens, without", without.between_tokens, without.num_tokens),
         ("between updates, with drafting", drafted.between_updates, drafted.num_tokens),
-        ("between updates, without", plain.between_updates, plain.num_tokens),
+        ("between updates, without", without.between_updates, without.num_tokens),
     )
-    head = "".join(f'<th scope="col">P{100 * share:.0f}</th>' for share in SHARES)
+    head = "".join(f'<th scope="col">P{100 * share:.0f}</th>' for share in stats.SHARES)
     body = "".join(
         f'<tr><th scope="row">{name}</th>'
         + "".join(f"<td>{number(ms, ' ms')}</td>" for ms in values)

@@ -49,14 +49,12 @@ class Selection:
         return [row for row in self._scope(service) if self._includes(row)]
 
     def _scope(self, service: ChatService) -> list[Row]:
+        if self.scope == "all":
+            return service.turn_rows()
         if self.scope == "conversation":
-            if self.conversation is None:
-                return []
-            return service.turn_rows(self.conversation, None)
-        if self.scope == "session":
-            session_id = service.session_id
-            return [] if session_id is None else service.turn_rows(None, session_id)
-        return service.turn_rows(None, None)
+            return [] if self.conversation is None else service.turn_rows(self.conversation)
+        session_id = service.session_id
+        return [] if session_id is None else service.turn_rows(session_id=session_id)
 
     def _includes(self, row: Row) -> bool:
         if self.model != ALL_MODELS and row["model"] != self.model:
@@ -73,7 +71,7 @@ def rounds_of(service: ChatService, rows: Sequence[Row]) -> list[Row]:
 
 def models_of(service: ChatService) -> list[str]:
     """Every model that the log has turns of."""
-    rows = service.turn_rows(None, None)
+    rows = service.turn_rows()
     return sorted({row["model"] for row in rows if row["model"]})
 
 

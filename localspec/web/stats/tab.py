@@ -1,8 +1,9 @@
 """The Stats tab: its components, and what fills them.
 
 Contract: `lay_out` makes the tab in the Tabs that are open, `wire` connects it inside the same
-Blocks. Figures come from stats, waits and stats_plots, their HTML from panels; nothing is computed
-here. The tab is filled when it is opened or a filter changes, never while a reply is written.
+Blocks. The tab is filled when it is opened or a filter changes, never while a reply is written.
+
+Not here: figures (figures), plots (log_plots), HTML (panels).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import gradio as gr
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
 from localspec.web.stats import figures as stats
-from localspec.web.stats.drawings import make_plots
 from localspec.web.stats.figures import TURN_COLUMNS
+from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.panels import (
     exports_html,
     plots_html,
@@ -24,7 +25,6 @@ from localspec.web.stats.panels import (
     warning_html,
 )
 from localspec.web.stats.selection import ALL_MODELS, Selection, day_of, models_of, rounds_of
-from localspec.web.stats.waits import seconds_saved, with_and_without
 
 
 class StatsPage(NamedTuple):
@@ -140,8 +140,8 @@ def fill(service: ChatService, selection: Selection) -> list[Any]:
     summary = stats.summarise(rows, rounds)
     return [
         exports_html(selection),
-        summary_html(summary, seconds_saved(rows)),
+        summary_html(summary, stats.seconds_saved(rows)),
         plots_html(plots),
-        waits_html(*with_and_without(rows, rounds)),
+        waits_html(*stats.with_and_without(rows, rounds)),
         gr.update(value=stats.turn_table(rows)),
     ]

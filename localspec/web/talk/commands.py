@@ -17,11 +17,11 @@ from typing import Any
 
 from localspec.chat.service import clean
 from localspec.errors import LocalspecError, RequestError
-from localspec.web.talk import context
-from localspec.web.talk.extras import Extras
+from localspec.web.talk import sending
 from localspec.web.talk.form import Form, preset_of
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.messages import parted
+from localspec.web.talk.sending import Extras
 
 MAX_TITLE_LENGTH = 200
 Command = dict[str, Any]
@@ -70,7 +70,6 @@ class Commands:
 
     def _go(self, name: str, handle: int | None, command: Command) -> tuple[int | None, News]:
         """The conversation to show then, and news for our scripts."""
-        service = self._service
         if name == "open":
             return self._known(command.get("handle")), {}
         if name == "show" and handle is not None:
@@ -79,7 +78,7 @@ class Commands:
             news = self._delete(command)
             return (None if news["deleted"]["handle"] == handle else handle), news
         elif name == "restore":
-            service.restore(_whole(command, "handle"))
+            self._service.restore(_whole(command, "handle"))
             return _whole(command, "handle"), {}
         return handle, {}
 
@@ -138,7 +137,7 @@ class Commands:
             extras = Extras.from_data(command)
             text = extras.joined(str(command.get("text", "")))
             settings = self._handlers.settled(handle, form, extras)
-            figures = context.counted(self._service, handle, text, settings)
+            figures = sending.counted(self._service, handle, text, settings)
         except LocalspecError as error:  # said where the figures stand, while it is being typed
             figures = {"problem": str(error)}
         return Shown(signal={"gauge": figures})

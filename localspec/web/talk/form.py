@@ -16,18 +16,17 @@ from typing import NamedTuple
 import gradio as gr
 
 from localspec.backend import LARGEST_FIXED_LENGTH
-from localspec.chat.service import ChatService, ReplySettings
+from localspec.chat.service import ChatService, Preset, ReplySettings
 from localspec.core import AUTO, OFF, TOO_LARGE_A_SEED, SamplingParams
 from localspec.errors import RequestError
 from localspec.leniency import THRESHOLD
-from localspec.record.store import Preset
 from localspec.workloads import AS_SET, EXACT
 
 LENIENT = "lenient"  # of the checking field: by the rule of its own field
 RULES = (
     ("the drafter is sure: the kind of text's threshold", THRESHOLD),
     ("the model finds it likely enough: typical acceptance", "typical"),
-    ("twice as likely as exact checking takes it: factor 2", "factor:2"),
+    ("accepted up to twice as often as by exact checking: factor 2", "factor:2"),
 )
 
 
@@ -173,7 +172,7 @@ def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[
 
 def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:
     """The drafters that can be chosen, and a line about each that cannot or why it can."""
-    choices = [("auto: whatever is fastest", AUTO), ("off: plain decoding", OFF)]
+    choices = [("auto: whatever is fastest", AUTO), ("off: without drafting", OFF)]
     loaded = service.status().description
     if loaded is None:
         if service.drafter not in (AUTO, OFF):  # asked for at the start, not known yet

@@ -22,12 +22,12 @@ from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessa
 from localspec.errors import ContextOverflow, LocalspecError, RequestError
 from localspec.web.live import counted
 from localspec.web.proof.provenance import lookups
-from localspec.web.talk import context
-from localspec.web.talk.extras import Extras
+from localspec.web.talk import sending
 from localspec.web.talk.form import Form
 from localspec.web.talk.history import Row, history_html
 from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may_be_praised
 from localspec.web.talk.presence import Presence
+from localspec.web.talk.sending import Extras
 
 FIRST_LOOK_S = 0.015  # how often the reply is looked at until its first words
 LOOK_S = 0.085  # and then: 10 to 12 times a second
@@ -181,7 +181,7 @@ class Handlers:
             reply = await asyncio.to_thread(begin, settings)
         except ContextOverflow as error:
             news = await asyncio.to_thread(
-                context.overflow, self.service, handle, extras.joined(text), settings, error
+                sending.overflow, self.service, handle, extras.joined(text), settings, error
             )
             return Shown(signal={"overflow": news})
         except LocalspecError as error:
@@ -263,9 +263,8 @@ class Handlers:
             return []
         rows = {row["message_id"]: row for row in self.service.turn_rows(handle)}
         for message_id, row in rows.items():
-            is_counted = may_be_praised(row)
-            num_found = self.service.num_from(message_id, lookups()) if is_counted else 0
-            row["num_looked_up"] = num_found
+            counts = may_be_praised(row)
+            row["num_looked_up"] = self.service.num_from(message_id, lookups()) if counts else 0
         return chat_messages(shown, rows, is_running=reply is not None)
 
     def _system_prompt(self, handle: int | None) -> str | None:

@@ -28,7 +28,7 @@ def talked(site: Site) -> Site:
         reply = site.service.submit(handle, f"{SECRET} | echo", settings)
         assert reply is not None and reply.done.wait(60)
         handle = reply.handle
-    assert site.service.journal.flush()
+    assert site.service.flush()
     return site
 
 

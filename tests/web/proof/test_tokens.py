@@ -23,7 +23,7 @@ def answer(site: Site, text: str, temperature: float = 0.0) -> tuple[int, int]:
     settings = ReplySettings(SamplingParams(temperature=temperature))
     reply = site.service.submit(None, text, settings)
     assert reply is not None and reply.done.wait(60)
-    assert site.service.journal.flush()
+    assert site.service.flush()
     return reply.handle, site.store.turn_rows(conversation_id=reply.handle)[-1]["message_id"]
 
 
@@ -49,7 +49,7 @@ def test_coloured_runs_joined_are_the_reply_and_counts_are_the_logs(
     }
     assert counts["draft"] == row["num_accepted_tokens"]
     assert sum(counts.values()) == row["num_output_tokens"]
-    assert f"Guessed: {row['num_draft_tokens']}, of which {counts['draft']} accepted" in one.text(
+    assert f"Guessed: {row['num_draft_tokens']}, of which {counts['draft']} right" in one.text(
         ".ls-tv-sum"
     )
 
@@ -80,7 +80,7 @@ def test_arrow_keys_and_pointing_tell_chance_outcome_and_round(site: Site, visit
     one.page.keyboard.press("ArrowRight")
     detail = one.text("#ls-tv-detail")
     assert "guessed by draft_model, accepted" in detail and "with 90 %" in detail
-    assert "80 % sure" in detail and "round 1: 5 of 5 guesses taken" in detail
+    assert "80 % sure" in detail and "round 1: 5 of 5 guesses right" in detail
     one.page.hover(".ls-missed >> nth=1")
     detail = one.text("#ls-tv-detail")
     assert "refused: “ wrong”" in detail and "stands instead" in detail and "20 %" in detail

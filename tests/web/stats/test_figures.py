@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from localspec.arithmetic import percentile
 from localspec.web.live import DASH
 from localspec.web.stats import figures as stats
-from localspec.web.stats.panels import summary_html
+from localspec.web.stats.panels import summary_html, waits_html
 
 ROW: dict[str, Any] = {
     "continues_message_id": None,
@@ -124,21 +125,48 @@ def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
         "–",
     ]
     assert [line["Kind"] for line in lines] == ["code", "chat", "–"]
-    arms = ["draft_model", "draft_model (lenient)"]
-    assert stats.by_turn([ROW, LENIENT], "tokens_per_second")["drafter"] == arms
-    assert stats.by_temperature([ROW, LENIENT], "acceptance_rate")["drafter"] == arms
-
-
-def test_plots_leave_out_what_was_not_measured() -> None:
-    rows = [ROW, OFF, NOTHING]
-    assert stats.by_turn(rows, "acceptance_rate", 100.0)["turn"] == [1]
-    assert stats.by_turn(rows, "tokens_per_second")["turn"] == [1, 2]
-    by_temperature = stats.by_temperature(rows, "tokens_per_second")
-    assert by_temperature["temperature"] == ["0.00", "0.70"]
-    assert stats.by_temperature(rows, "acceptance_rate", 100.0)["acceptance_rate"] == [75.0]
+    assert [stats.arm(row) for row in (ROW, LENIENT)] == ["draft_model", "draft_model (lenient)"]
 
 
 def test_a_turn_without_a_draft_shows_no_speedup() -> None:
     """What differs from plain decoding then is chance; the logged number stays."""
     (line,) = stats.turn_table([OFF | {"speedup": 1.39}])
     assert line[4] == DASH
+
+
+def one_round(turn: int, ms: float | None, tokens: int) -> dict[str, Any]:
+    return {"turn_id": turn, "draft_ms": ms, "verify_ms": 0.0, "num_output_tokens": tokens}
+
+
+WAITED: list[dict[str, Any]] = [
+    {"turn_id": 1, "num_draft_tokens": 9, "plain_decode_ms": 3000.0, "decode_ms": 1000.0},
+    {"turn_id": 2, "num_draft_tokens": 0, "plain_decode_ms": 500.0, "decode_ms": 1000.0},
+    {"turn_id": 3, "num_draft_tokens": None, "plain_decode_ms": None, "decode_ms": None},
+]
+
+
+def test_tokens_of_one_round_arrive_together() -> None:
+    rounds = [one_round(1, 30.0, 3), one_round(1, 60.0, 1), one_round(2, 20.0, 1)]
+    drafted, plain = stats.with_and_without(WAITED, [*rounds, one_round(3, 99.0, 1)])
+    assert drafted.num_tokens == 4 and plain.num_tokens == 1
+    assert drafted.between_tokens[0] == pytest.approx(15.0)  # of 0, 0, 30, 60
+    assert drafted.between_updates[0] == pytest.approx(45.0)
+    assert plain.between_tokens == (20.0, 20.0, 20.0)
+
+
+def test_an_untimed_or_empty_round_is_left_out() -> None:
+    drafted, plain = stats.with_and_without(WAITED, [one_round(1, None, 2), one_round(1, 5.0, 0)])
+    assert drafted.num_tokens == 0 and drafted.between_updates == (5.0, 5.0, 5.0)
+    assert plain.between_tokens == (None, None, None)
+    assert percentile([], 0.5) is None
+
+
+def test_seconds_saved_may_be_lost_and_are_unknown_before_measuring() -> None:
+    assert stats.seconds_saved(WAITED) == pytest.approx(1.5)
+    assert stats.seconds_saved(WAITED[1:2]) == pytest.approx(-0.5)
+    assert stats.seconds_saved(WAITED[2:]) is None
+
+
+def test_nothing_waited_for_is_no_table() -> None:
+    assert waits_html(*stats.with_and_without(WAITED, [])) == ""
+    assert "P95" in waits_html(*stats.with_and_without(WAITED, [one_round(1, 3.0, 1)]))

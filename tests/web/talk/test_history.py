@@ -10,10 +10,10 @@ import pytest
 
 from localspec.chat.service import ChatService
 from localspec.web.talk.commands import Commands
-from localspec.web.talk.extras import NOT_WHOLE, Extras
 from localspec.web.talk.form import Form
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.history import Row, history_html
+from localspec.web.talk.sending import NOT_WHOLE, Extras
 from tests.web.conftest import until
 
 FORM = Form(0.7, 0.9, 64, None, "Be kind.", "auto", None, None, None, None)
@@ -63,7 +63,7 @@ def said(handlers: Handlers, text: str) -> int:
     shown = asyncio.run(handlers.send("page", None, text, FORM))
     assert shown.handle is not None
     until(lambda: handlers.service.running(shown.handle) is None)
-    assert handlers.service.journal.flush()
+    assert handlers.service.flush()
     return shown.handle
 
 
@@ -99,7 +99,7 @@ def test_an_edit_makes_a_branch_and_arrows_lead_back(handlers: Handlers) -> None
     assert news == {"edit": {"message": asked, "text": "first words", "files": []}}
     asyncio.run(handlers.send("page", handle, "other words", FORM, Extras(edits=asked)))
     until(lambda: handlers.service.running(handle) is None)
-    assert handlers.service.journal.flush()
+    assert handlers.service.flush()
     assert handlers.service.messages(handle)[0].text == "other words"
     shown = move(handlers, handle, do="show", message=asked)
     assert shown.chat is not None and shown.chat[0]["content"][0]["text"] == "first words"

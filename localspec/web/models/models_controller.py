@@ -1,16 +1,16 @@
-"""What the Models tab knows and does: between the service, the catalogue of models and the tab.
+"""The controller of the Models tab: what it shows and what its buttons do.
 
-Contract: `view` is everything the tab shows as HTML by part, made anew at most every LOOK_S seconds
-unless something changed; `act` does what a button asks and says a sentence where there is something
-to say. Only models that were offered can be named; a folder is opened by its path only where the
-person at this machine asks (the route sees to that). Nothing is fetched but by the act "download",
-"resume" or "size".
+Contract: `view` gives all parts of the tab as HTML; the machine is read again at most every
+READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and returns a sentence
+where there is something to say. Only models that were offered can be named; whether a folder may be
+named is the route's to decide. Only the acts "download", "resume" and "size" use the network.
 
-Not here: HTML (models_html), what is recommended and why (machine.recommend).
+Not here: HTML (page, card), what is recommended and why (machine.recommend).
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,14 +19,15 @@ from typing import Any
 
 from localspec.chat import tune_up
 from localspec.chat.service import ChatService
+from localspec.config import settings_for
 from localspec.errors import RequestError
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.download_faults import DownloadFault
-from localspec.machine.recommend import Card, Recommendation
+from localspec.machine.recommend import Card
 from localspec.options import LoadOptions
-from localspec.web.models import page as models_html
+from localspec.web.models import page
 
-LOOK_S = 15.0
+READ_AGAIN_S = 15.0
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DEFAULT_CONTEXT = 8192
 TUNE_UP = "Tune-up: trying a drafter of each kind"
@@ -41,7 +42,7 @@ class Tuning:
     error: str | None = None
 
 
-class ModelsDesk:
+class ModelsController:
     """One for each server."""
 
     def __init__(self, service: ChatService, catalogue: Catalogue) -> None:
@@ -49,13 +50,13 @@ class ModelsDesk:
         self._service = service
         self._lock = threading.Lock()
         self._look: CatalogueState | None = None
-        self._looked_s = 0.0
+        self._read_s = 0.0
         self._seen: object = None
         self._context_length = DEFAULT_CONTEXT
         self._folder: str | None = None
         self._faults: dict[str, DownloadFault] = {}  # of dry runs
         self._task: Any = None
-        self._tuning = Tuning()
+        self.tuning = Tuning()
         self._acts: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
             "context": self._choose_context,
             "folder": self._choose_folder,
@@ -76,29 +77,30 @@ class ModelsDesk:
 
     def view(self) -> dict[str, Any]:
         """{"parts": {name: html}}."""
-        look, status = self._fresh_look(), self._service.status()
+        look, status = self._machine(), self._service.status()
         downloads = self.catalogue.downloads.downloads
         found = look.recommendation
         parts = {
-            "found": models_html.found_html(look, CONTEXTS),
-            "loaded": models_html.loaded_html(status, self._service.options),
-            "first": models_html.first_html(found, look.hardware.device, self._faults),
-            "near": models_html.near_html(found),
-            "downloads": models_html.downloads_html(downloads),
-            "here": models_html.here_html(found, status.description),
-            "folder": models_html.folder_html(look),
-            "others": models_html.others_html(found),
-            "tune": models_html.tune_html(
-                self._tuning.result,
-                self._tuning.is_running,
-                self._tuning.error,
+            "found": page.found_html(look, CONTEXTS),
+            "loaded": page.loaded_html(status, self._service.options),
+            "first": page.first_html(found, look.hardware.device, self._faults),
+            "near": page.near_html(found),
+            "downloads": page.downloads_html(downloads),
+            "here": page.here_html(found, status.description),
+            "folder": page.folder_html(look),
+            "others": page.others_html(found),
+            "tune": page.tune_html(
+                self.tuning.result,
+                self.tuning.is_running,
+                self.tuning.error,
                 status.description is not None,
             ),
         }
         return {"parts": parts}
 
-    def _fresh_look(self) -> CatalogueState:
-        """Read the machine again when something changed that it depends on, or after a while."""
+    def _machine(self) -> CatalogueState:
+        """What was read of the machine; read again after a while, or when something it depends on
+        changed."""
         description = self._service.status().description
         done = [
             each.model_id for each in self.catalogue.downloads.downloads if each.state == "done"
@@ -106,22 +108,22 @@ class ModelsDesk:
         folder = self._folder
         seen = (description and description.target, tuple(done), self._context_length, folder)
         with self._lock:
-            is_old = time.monotonic() - self._looked_s > LOOK_S
+            is_old = time.monotonic() - self._read_s > READ_AGAIN_S
             if self._look is None or is_old or seen != self._seen:
-                freed = self._freed_bytes()
+                freed = self.freed_bytes()
                 self._look = self.catalogue.read(self._context_length, freed, folder)
-                self._looked_s, self._seen = time.monotonic(), seen
+                self._read_s, self._seen = time.monotonic(), seen
             return self._look
 
-    def _freed_bytes(self) -> int:
-        """What switching gives back before it loads; what is not known is not counted on."""
+    def freed_bytes(self) -> int:
+        """Memory that is freed before another model is loaded, as far as it is known."""
         loaded = self._service.status().description
         if loaded is None:
             return 0
         drafters = [each.memory_bytes or 0 for each in loaded.drafters if each.is_available]
         return (loaded.target_bytes or 0) + (loaded.kv_bytes or 0) + max(drafters, default=0)
 
-    def _forget_look(self) -> None:
+    def _read_again(self) -> None:
         with self._lock:
             self._look = None
 
@@ -145,8 +147,8 @@ class ModelsDesk:
     def _choose_folder(self, said: Mapping[str, Any]) -> str | None:
         text = str(said.get("value", "")).strip()
         self._folder = text or None
-        self._forget_look()
-        return self._fresh_look().folder_fault if text else None
+        self._read_again()
+        return self._machine().folder_fault if text else None
 
     def _ask_sizes(self, said: Mapping[str, Any]) -> str | None:
         """The dry run of everything the card would fetch."""
@@ -158,7 +160,7 @@ class ModelsDesk:
                     self._faults[card.id] = answer
                     return str(answer)
         self._faults.pop(card.id, None)
-        self._forget_look()
+        self._read_again()
         return None
 
     def _download(self, said: Mapping[str, Any]) -> None:
@@ -190,14 +192,20 @@ class ModelsDesk:
             home=(self._service.options or LoadOptions()).home,
         )
         self._service.switch(options)
-        self._tuning = Tuning()
+        self.tuning = Tuning()
         if card.draft is not None and not has_draft:
             return f"{card.draft} is not on this machine, so {card.id} is loaded without it."
         return None
 
+    def cards(self) -> tuple[Card, ...]:
+        """Every model that is offered."""
+        found = self._machine().recommendation
+        first = () if found.card is None else (found.card,)
+        return (*first, *found.smaller, *found.larger, *found.here, *found.others)
+
     def _card(self, said: Mapping[str, Any]) -> Card:
         wanted = str(said.get("id"))
-        for card in cards_of(self._fresh_look().recommendation):
+        for card in self.cards():
             if card.id == wanted:
                 return card
         raise RequestError(f"{wanted} is not among the models that are offered here.")
@@ -205,9 +213,9 @@ class ModelsDesk:
     # the tune-up
 
     def _tune(self, said: Mapping[str, Any]) -> None:
-        if self._tuning.is_running:
+        if self.tuning.is_running:
             return
-        self._tuning = Tuning(is_running=True)
+        self.tuning = Tuning(is_running=True)
 
         def job(backend: Any, cancel: threading.Event) -> None:
             tune_up.tune_up(backend, cancel, self._take)
@@ -216,17 +224,19 @@ class ModelsDesk:
         threading.Thread(target=self._wait, args=(self._task,), daemon=True).start()
 
     def _take(self, result: tune_up.TuneUp) -> None:
-        self._tuning = replace(self._tuning, result=result)
+        self.tuning = replace(self.tuning, result=result)
 
     def _wait(self, task: Any) -> None:
         task.done.wait()
-        self._tuning = replace(self._tuning, is_running=False, error=task.error)
+        self.tuning = replace(self.tuning, is_running=False, error=task.error)
 
     def _skip(self, said: Mapping[str, Any]) -> None:
         if self._task is not None:
             self._task.cancel.set()
 
 
-def cards_of(found: Recommendation) -> tuple[Card, ...]:
-    first = () if found.card is None else (found.card,)
-    return (*first, *found.smaller, *found.larger, *found.here, *found.others)
+def controller_of(service: ChatService) -> ModelsController:
+    """The controller of a service: profiles and downloads lie where its log lies."""
+    catalogue = Catalogue(settings_for(service.data_folder), measured=service.measurements)
+    atexit.register(catalogue.close)  # a download must not outlive the app
+    return ModelsController(service, catalogue)

@@ -1,10 +1,12 @@
-"""The cost curve reads the calibration, and breaks even where the formula says."""
+"""Plots of the log show what was measured; the cost curve breaks even where the formula says."""
 
 from __future__ import annotations
 
 import pytest
 
-from localspec.web.stats.cost_curve import at, break_even, cost_curves, expected_tokens
+from localspec.web.stats.figures import expected_length
+from localspec.web.stats.log_plots import at, break_even, cost_curves, make_plots
+from tests.web.stats.test_figures import LENIENT, NOTHING, OFF, ROW
 
 CALIBRATION = {
     "verify_ms": {"1": {"100": 10.0, "500": 14.0}, "2": {"100": 11.0}, "4": {"100": 13.0}},
@@ -28,7 +30,7 @@ def test_context_is_interpolated_and_flat_outside() -> None:
 @pytest.mark.parametrize("cost", [1.2, 1.9])
 def test_the_break_even_acceptance_pays_exactly(cost: float, gamma: int) -> None:
     alpha = break_even(cost, gamma)
-    assert alpha is not None and expected_tokens(alpha, gamma) == pytest.approx(cost)
+    assert alpha is not None and expected_length(alpha, gamma) == pytest.approx(cost)
 
 
 def test_what_can_never_pay_has_no_break_even() -> None:
@@ -39,3 +41,12 @@ def test_what_can_never_pay_has_no_break_even() -> None:
 def test_nothing_measured_is_no_curve() -> None:
     assert cost_curves(None, 10) == []
     assert cost_curves({"verify_ms": {"1": {"9": 1.0}}, "draft_step_ms": {}}, 10) == []
+
+
+def test_a_turn_that_was_not_measured_has_no_mark_and_a_lenient_one_its_own() -> None:
+    rows = [row | {"num_prompt_tokens": 9} for row in (ROW, OFF, LENIENT, NOTHING)]
+    plots = {plot.name: plot.svg for plot in make_plots(rows, [], None)}
+    speed = plots["speed-by-turn"]
+    assert speed.count("<title>draft_model: 1, 100</title>") == 1
+    assert "draft_model (lenient): 3, 100" in speed and "off: 2, 30" in speed and ": 4" not in speed
+    assert "gamma-over-time" not in plots and "cost-curve" not in plots

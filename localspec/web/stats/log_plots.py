@@ -1,12 +1,17 @@
 """The plots of the Stats tab and of the report: rows of the log in, SVG out.
 
-Contract: pure. Rates over several turns are ratios of sums. A plot without data is left out.
+Contract: pure. Rates over several turns are ratios of sums. A plot without data is left out. The
+cost curves come from `Description.calibration`: a round of γ drafted tokens takes the check of
+γ + 1 tokens and γ steps of the drafter. It breaks even at the α for which (1 - α^(γ+1)) / (1 - α)
+tokens a round make up for T(γ) / T(0). A drafter that makes several tokens in one step breaks even
+at a smaller α than drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -14,13 +19,14 @@ from localspec.backend import Description
 from localspec.drafters.registry import colour_of
 from localspec.plots import Axes, Group, Series, bars, lines
 from localspec.web.stats import figures as stats
-from localspec.web.stats.cost_curve import CostCurve, cost_curves
-from localspec.web.stats.waits import SHARES, with_and_without
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 MAX_ROUNDS = 300  # of γ over time: the newest
 SHARED = {"temperature": "temperature", "drafter": "drafter", "workload": "kind of text"}
 UNKNOWN = "unknown"
+MAX_DRAFT_TOKENS = 8  # on the axis of the cost curves
+
+Points = Mapping[str, float]  # ms by tokens of context
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,10 @@ def make_plots(
 
 
 def _speed(rows: Sequence[Row]) -> Plot:
-    points = stats.by_turn(rows, "tokens_per_second")
     by_arm: dict[str, list[tuple[float, float]]] = {}
-    for turn, rate, name in zip(
-        points["turn"], points["tokens_per_second"], points["drafter"], strict=True
-    ):
-        by_arm.setdefault(name, []).append((float(turn), rate))
+    for turn, row in enumerate(rows, 1):
+        if row["tokens_per_second"] is not None:
+            by_arm.setdefault(stats.arm(row), []).append((float(turn), row["tokens_per_second"]))
     series = [Series(name, found, colour_of(name), is_line=False) for name, found in by_arm.items()]
     axes = Axes("Tokens per second by turn", "turn", "tokens per second")
     return Plot("speed-by-turn", lines(axes, series), "One mark for each turn.")
@@ -75,11 +79,11 @@ def _compared(rows: Sequence[Row], field: str) -> Plot:
         label: stats.summarise(members).speedup for label, members in grouped(rows, field).items()
     }
     axes = Axes(
-        f"Speedup by {SHARED[field]}", SHARED[field], "times plain decoding",
-        line=1.0, line_label="plain", y_digits=2,
+        f"Speedup by {SHARED[field]}", SHARED[field], "times without drafting",
+        line=1.0, line_label="without drafting", y_digits=2,
     )  # fmt: skip
     shown = [Group(label, (value,)) for label, value in groups.items() if value is not None]
-    note = "Time that plain decoding would have taken here, over the time it took."
+    note = "The time these tokens take here without drafting, divided by the time they took."
     return Plot(f"speedup-by-{field}", bars(axes, ("speedup",), shown), note)
 
 
@@ -119,13 +123,13 @@ def _gamma(rounds: Sequence[Row]) -> Plot:
 
 
 def _waits(rows: Sequence[Row], rounds: Sequence[Row]) -> Plot:
-    drafted, plain = with_and_without(rows, rounds)
+    drafted, plain = stats.with_and_without(rows, rounds)
     kinds = [("with drafting", drafted), ("without", plain)]
     known = [(name, waits) for name, waits in kinds if waits.num_tokens]
     names = [name for name, _ in known]
     groups = [
         Group(f"P{100 * share:.0f}", [waits.between_tokens[i] for _, waits in known])
-        for i, share in enumerate(SHARES)
+        for i, share in enumerate(stats.SHARES)
     ]
     axes = Axes("Wait between tokens", "percentile", "ms", y_digits=1)
     note = (
@@ -170,11 +174,75 @@ def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[Cos
         point = (measured.mean_num_draft_tokens, 100 * measured.alpha)
         series.append(Series("measured", [point], "#dc2626", is_line=False))
     axes = Axes(
-        "Acceptance needed to break even", "draft length γ", "% of guesses looked at", y_top=100
+        "Acceptance needed to break even", "draft length γ", "% of guesses checked", y_top=100
     )
     note = (
         "Above its line a drafter gains, below it loses. The mark is what was measured over all "
-        "drafters at the mean γ; α counts the guesses that were looked at, since one after a wrong "
+        "drafters at the mean γ; α counts the guesses that were checked; one after a wrong "
         "one never is."
     )
     return Plot("break-even", lines(axes, series) if curves else "", note)
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """One drafter. round_ms[γ] from γ = 0 on. break_even[γ - 1]: the share of guesses that must be
+    accepted, None where not even all would do."""
+
+    drafter: str
+    round_ms: tuple[float, ...]
+    break_even: tuple[float | None, ...]
+
+
+def cost_curves(calibration: Mapping[str, Any] | None, context_length: int) -> list[CostCurve]:
+    """One curve for each drafter that was measured; none before."""
+    if calibration is None:
+        return []
+    measured = calibration["verify_ms"].items()
+    widths = {int(width): at(points, context_length) for width, points in measured}
+    if 1 not in widths or len(widths) < 2:
+        return []
+    curves = []
+    for name, points in calibration["draft_step_ms"].items():
+        step_ms = at(points, context_length)
+        round_ms = [
+            _between(widths, gamma + 1) + gamma * step_ms for gamma in range(MAX_DRAFT_TOKENS + 1)
+        ]
+        pays = tuple(
+            break_even(round_ms[gamma] / round_ms[0], gamma)
+            for gamma in range(1, MAX_DRAFT_TOKENS + 1)
+        )
+        curves.append(CostCurve(name, tuple(round_ms), pays))
+    return curves
+
+
+def at(points: Points, context_length: int) -> float:
+    """ms at this context: on straight lines between what was measured, flat outside."""
+    return _between({int(context): ms for context, ms in points.items()}, context_length)
+
+
+def _between(values: Mapping[int, float], place: int) -> float:
+    known = sorted(values)
+    if place <= known[0]:
+        return values[known[0]]
+    for left, right in pairwise(known):
+        if place <= right:
+            share = (place - left) / (right - left)
+            return values[left] + share * (values[right] - values[left])
+    return values[known[-1]]
+
+
+def break_even(cost: float, num_draft_tokens: int) -> float | None:
+    """The alpha at which a round gives as many tokens as it costs plain steps."""
+    if cost <= 1.0:
+        return 0.0
+    if cost > num_draft_tokens + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if stats.expected_length(middle, num_draft_tokens) < cost:
+            low = middle
+        else:
+            high = middle
+    return high

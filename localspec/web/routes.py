@@ -1,0 +1,203 @@
+"""The routes of our own, beside Gradio's: what the page's scripts ask for.
+
+/healthz (the server is up), /live (the strip), /export and /report (files), /import (conversations
+out of a file), /tokens and /audit (where the tokens of a reply came from, and its replay), /models
+(the Models tab), /localspec/* (scripts and styles).
+
+Contract: every route only reads its query or body and calls the service or the tab's controller.
+Message ids are numbers. A LocalspecError becomes a sentence with status 404 or 409. Nothing but
+scripts and styles may be cached.
+
+Not here: who may ask (guard).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+
+from localspec.chat.service import ChatService, Format, Scope
+from localspec.errors import LocalspecError, RequestError, StoreError
+from localspec.machine.hardware import found_line, probe
+from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH
+from localspec.web.guard.security import is_loopback
+from localspec.web.live import HardwareLine, live_state
+from localspec.web.models.models_controller import ModelsController
+from localspec.web.proof.audits import Audits
+from localspec.web.proof.report import report_zip
+from localspec.web.proof.tokens import token_view
+
+STATIC = Path(__file__).parent / "static"
+STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())
+NO_STORE = {"cache-control": "no-store"}
+
+
+@dataclass(frozen=True)
+class ExportKind:
+    """A format of the log, and how a browser is told of it."""
+
+    format: Format
+    suffix: str
+    media_type: str
+
+
+EXPORTS: dict[str, ExportKind] = {
+    kind.format: kind
+    for kind in (
+        ExportKind("csv", "csv", "text/csv; charset=utf-8"),
+        ExportKind("jsonl", "jsonl", "application/x-ndjson"),
+        ExportKind("markdown", "md", "text/markdown; charset=utf-8"),
+        ExportKind("sqlite", "db", "application/vnd.sqlite3"),
+    )
+}
+
+
+def add_routes(api: Any, service: ChatService, models: ModelsController) -> None:
+    """Add all of them to the server's application."""
+    hardware = HardwareLine(lambda: found_line(probe()))
+    audits = Audits(service)
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def live(request: Request) -> Response:
+        start = number_of(request.query_params.get("rounds_from"))
+        return _answer(live_state(service.status(), start, hardware.line()))
+
+    async def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC_FILES:
+            return PlainTextResponse("There is no such file.", 404)
+        return FileResponse(STATIC / name, headers={"cache-control": "no-cache"})
+
+    def tokens(request: Request) -> Response:
+        return _of_message(request, lambda message_id: token_view(service, message_id))
+
+    def audit(request: Request) -> Response:
+        acts = {"POST": audits.start, "DELETE": audits.stop}
+        return _of_message(request, acts.get(request.method, audits.state))
+
+    def export(request: Request) -> Response:
+        return _export(service, request)
+
+    def report(request: Request) -> Response:
+        try:
+            packed = report_zip(service, request.query_params)
+        except LocalspecError as error:
+            return PlainTextResponse(str(error), 409, headers=NO_STORE)
+        headers = {"content-disposition": 'attachment; filename="localspec-report.zip"', **NO_STORE}
+        return Response(packed, media_type="application/zip", headers=headers)
+
+    async def import_file(request: Request) -> Response:
+        try:
+            found = await run_in_threadpool(service.import_conversations, await request.body())
+        except LocalspecError as error:
+            return _answer({"error": str(error)}, 409)
+        return _answer({"imported": len(found), "last": found[-1]})
+
+    def show_models(request: Request) -> Response:
+        return _answer(models.view())
+
+    async def act_on_models(request: Request) -> Response:
+        try:
+            asked = _action_in(await request.body(), request.client)
+            return _answer({"message": await run_in_threadpool(models.act, asked)})
+        except LocalspecError as error:
+            return _answer({"error": str(error)}, 409)
+
+    api.add_route(HEALTH_PATH, health)
+    api.add_route("/live", live)
+    api.add_route("/localspec/{name}", static)
+    api.add_route("/tokens", tokens)
+    api.add_route("/audit", audit, methods=["GET", "POST", "DELETE"])
+    api.add_route("/export", export)
+    api.add_route("/report", report)
+    api.add_route(IMPORT_PATH, import_file, methods=["POST"])
+    api.add_route("/models", show_models)
+    api.add_route("/models", act_on_models, methods=["POST"])
+
+
+def _answer(data: Any, status: int = 200) -> Response:
+    return JSONResponse(data, status, headers=NO_STORE)
+
+
+def _of_message(request: Request, find: Callable[[int], dict[str, Any]]) -> Response:
+    """What is found of the message that the address names."""
+    message_id = number_of(request.query_params.get("message"))
+    if message_id is None:
+        return _answer({"error": "Name a message by its number."}, 400)
+    try:
+        return _answer(find(message_id))
+    except LocalspecError as error:
+        return _answer({"error": str(error)}, 404)
+
+
+def _export(service: ChatService, request: Request) -> Response:
+    query = request.query_params
+    kind = EXPORTS.get(query.get("format", ""))
+    if kind is None:
+        return PlainTextResponse("The formats are csv, jsonl, markdown and sqlite.", 400)
+    folder = Path(tempfile.mkdtemp(prefix="localspec-export-"))
+    try:
+        scope, name = scope_of(service, query.get("scope"), query.get("conversation"))
+        service.export(scope, kind.format, folder / "export")
+    except LocalspecError as error:
+        shutil.rmtree(folder)
+        return PlainTextResponse(str(error), 409)
+    return FileResponse(
+        folder / "export",
+        media_type=kind.media_type,
+        filename=f"localspec-{name}.{kind.suffix}",
+        background=BackgroundTask(shutil.rmtree, folder),
+        headers=NO_STORE,
+    )
+
+
+def scope_of(
+    service: ChatService, scope: str | None, conversation: str | None
+) -> tuple[Scope, str]:
+    """The export scope a link asks for, and a word for its file name. Raises StoreError."""
+    if scope == "conversation":
+        handle = number_of(conversation)
+        if handle is None:
+            raise StoreError("There is no conversation to export yet. Send a message first.")
+        return Scope(conversation_id=handle), f"conversation-{handle}"
+    if scope == "session":
+        if service.session_id is None:
+            raise StoreError("This session has no turn to export yet. Send a message first.")
+        return Scope(session_id=service.session_id), f"session-{service.session_id}"
+    return Scope(), "all"
+
+
+def _action_in(body: bytes, client: Any) -> dict[str, Any]:
+    """What a button of the Models tab asks. Raises RequestError."""
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise RequestError("What the page sent is no request. Reload it.") from error
+    if not isinstance(asked, dict):
+        raise RequestError("What the page sent is no request. Reload it.")
+    if asked.get("act") == "folder" and not is_this_machine(client):
+        raise RequestError("A folder can be named only from a browser on this machine.")
+    return asked
+
+
+def is_this_machine(client: Any) -> bool:
+    """Whether a request comes from this very machine."""
+    return client is not None and is_loopback(client.host)
+
+
+def number_of(text: str | None) -> int | None:
+    """A number out of an address; None for anything else."""
+    is_number = text is not None and text.isascii() and text.isdecimal() and len(text) < 19
+    return int(text) if is_number and text is not None else None

@@ -1,0 +1,133 @@
+"""What is sent with a message, and whether it fits the context.
+
+Contract: `Extras.of` reads the JSON that static/compose.js writes: attached files and the person's
+decisions. It trusts nothing: what is not of the expected shape is left out or refused in a sentence
+(RequestError). `counted` and `overflow` only count; nothing is cut here. The person chooses, and
+the choice comes back as `num_left_out` or a smaller `max_tokens`.
+
+Not here: how files become text and their limits (chat.attachments), counting tokens (ChatService),
+the dialog (static/chat.js).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localspec.chat.attachments import Attachment, with_attachments
+from localspec.chat.service import ChatService, ReplySettings
+from localspec.errors import ContextOverflow, RequestError
+
+SHORTEST_REPLY = 16  # tokens; a choice that leaves less room than this is not offered
+NOT_WHOLE = "The attached files did not arrive whole. Attach them once more and send again."
+
+
+@dataclass(frozen=True)
+class Extras:
+    """files: in the order in which they were attached. edits: the message that the sent one
+    replaces. num_left_out, max_tokens: what the person chose when the context was too small."""
+
+    files: tuple[Attachment, ...] = ()
+    edits: int | None = None
+    num_left_out: int = 0
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, written: str | None) -> Extras:
+        """Raises RequestError."""
+        try:
+            return cls.from_data(json.loads(written)) if written else cls()
+        except ValueError as error:
+            raise RequestError(NOT_WHOLE) from error
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Extras:
+        """Raises RequestError."""
+        try:
+            files = tuple(_file(one) for one in data.get("files", ()))
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise RequestError(NOT_WHOLE) from error
+        return cls(
+            files,
+            _count(data.get("edits")),
+            _count(data.get("left_out")) or 0,
+            _count(data.get("max_tokens")),
+        )
+
+    def joined(self, text: str) -> str:
+        """The message with its files. Raises RequestError for a file that cannot be used."""
+        return with_attachments(text, self.files)
+
+
+def _file(data: dict[str, Any]) -> Attachment:
+    try:
+        content = base64.b64decode(data["data"], validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error
+    return Attachment(str(data["name"]), content)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def counted(
+    service: ChatService, handle: int | None, text: str, settings: ReplySettings
+) -> dict[str, Any] | None:
+    """The figures of the gauge; None while the model that counts is not loaded."""
+    gauge = service.context_usage(handle, text, settings)
+    if gauge is None:
+        return None
+    return {
+        "used": gauge.num_tokens,
+        "reply": gauge.num_reply_tokens,
+        "context": gauge.context_length,
+        "left_out": settings.num_left_out,
+    }
+
+
+def overflow(
+    service: ChatService,
+    handle: int | None,
+    text: str,
+    settings: ReplySettings,
+    error: ContextOverflow,
+) -> dict[str, Any]:
+    """What the dialog says, and the choices that would fit."""
+    room = error.context_length - error.num_prompt_tokens
+    return {
+        "sentence": str(error),
+        "is_by_system_prompt": error.is_by_system_prompt,
+        "prompt": error.num_prompt_tokens,
+        "reply": error.max_tokens,
+        "context": error.context_length,
+        "room": room if room >= SHORTEST_REPLY else None,
+        "left_out": _fitting(service, handle, text, settings),
+    }
+
+
+def _fitting(
+    service: ChatService, handle: int | None, text: str, settings: ReplySettings
+) -> int | None:
+    """The fewest of the oldest messages without which the rest fits; None where none does."""
+    shown = service.messages(handle)
+    # What is kept begins with the person: chat formats alternate.
+    starts = [index for index, one in enumerate(shown) if index and one.role == "user"]
+    if text:
+        starts.append(len(shown))
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        if _fits(service, handle, text, replace(settings, num_left_out=starts[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return starts[low] if low < len(starts) else None
+
+
+def _fits(service: ChatService, handle: int | None, text: str, settings: ReplySettings) -> bool:
+    figures = counted(service, handle, text, settings)
+    return figures is not None and figures["used"] + figures["reply"] <= figures["context"]

@@ -1,0 +1,243 @@
+"""What the Models tab shows and does, without a browser; the hub is a stub, the engine the fake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.config import settings_for
+from localspec.errors import RequestError
+from localspec.machine.catalogue import Catalogue
+from localspec.machine.hardware import TorchBuild, probe
+from localspec.web.models.models_controller import ModelsController
+from tests import waiting
+from tests.fakes import Script
+from tests.machine.fake_nvml import FakeNvml
+from tests.machine.hub_stub import Refusal
+from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
+
+wait = partial(waiting.until, wait_s=60.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[ModelsSite]:
+    with models_site(tmp_path, Script(prefill_s=0.0, round_s=0.001)) as place:
+        yield place
+
+
+@pytest.fixture
+def controller(place: ModelsSite) -> Iterator[ModelsController]:
+    catalogue = Catalogue(settings_for(place.home))
+    try:
+        yield ModelsController(place.service, catalogue)
+    finally:
+        catalogue.close()
+
+
+def parts(controller: ModelsController) -> dict[str, str]:
+    found: dict[str, str] = controller.view()["parts"]
+    return found
+
+
+def act(controller: ModelsController, act: str, model_id: str = "", **more: Any) -> str | None:
+    return controller.act({"act": act, "id": model_id, **more})
+
+
+def card(controller: ModelsController, model_id: str) -> Any:
+    return next(each for each in controller.cards() if each.id == model_id)
+
+
+def fetched(controller: ModelsController) -> None:
+    act(controller, "download", TARGET)
+    wait(lambda: all(each.state == "done" for each in controller.catalogue.downloads.downloads))
+    assert len(controller.catalogue.downloads.downloads) == 2
+
+
+def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) -> None:
+    shown = parts(controller)
+    assert place.hub.requests == []
+    assert "RAM" in shown["found"] and "free" in shown["found"]
+    assert "Recommended" in shown["first"] and shown["downloads"] == ""
+    assert "localspec/demo" in shown["here"], "what ships chats until something is chosen"
+    assert TARGET in "".join(shown.values()) and "estimate" in shown["first"]
+
+
+def test_a_dry_run_replaces_the_estimate_by_the_exact_size(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    assert not card(controller, TARGET).is_exact
+    assert act(controller, "size", TARGET) is None
+    found = card(controller, TARGET)
+    assert found.is_exact and not place.hub.asked_for("resolve")
+    size = sum(f.stat().st_size for each in place.hub.models.values() for f in each.iterdir())
+    assert found.download_bytes == size
+
+
+def test_a_refused_dry_run_says_why(controller: ModelsController, place: ModelsSite) -> None:
+    place.hub.refusal = Refusal(401, "GatedRepo")
+    said = act(controller, "size", TARGET)
+    assert said is not None and "terms" in said
+
+
+def test_a_click_fetches_the_pair_and_then_it_can_be_loaded(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    place.service.start()
+    with pytest.raises(RequestError, match="Download it first"):
+        act(controller, "load", TARGET)
+    fetched(controller)
+    shown = parts(controller)
+    assert "complete" in shown["downloads"] and TARGET in shown["here"]
+    assert card(controller, TARGET).is_here
+    assert act(controller, "load", TARGET) is None
+    options = wait(lambda: len(place.opened) > 1 and place.opened[-1])
+    assert (options.model, options.draft, options.fetches) == (TARGET, DRAFT, False)
+    assert options.context == 8192 and options.anyway is False
+
+
+def test_a_target_whose_draft_is_missing_is_loaded_without_it(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    place.service.start()
+    controller.catalogue.downloads.ask(TARGET)
+    wait(lambda: controller.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
+    said = act(controller, "load", TARGET)
+    assert said is not None and f"{DRAFT} is not on this machine" in said
+    options = wait(lambda: len(place.opened) > 1 and place.opened[-1])
+    assert options.draft is None and options.fetches is False
+
+
+def test_what_does_not_fit_says_what_would_and_is_loaded_only_anyway(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    """A machine with a tenth of a gibibyte, and the model already on its disk."""
+    place.service.start()
+    controller.catalogue.downloads.ask(TARGET)
+    wait(lambda: controller.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
+    found = probe()
+    host = replace(found.host, ram_available_bytes=100 * 2**20)
+    controller.catalogue.probe = lambda: replace(found, device="cpu", gpu=None, host=host)
+    act(controller, "folder", value="")  # makes it read the machine again
+    refused = card(controller, TARGET).refusal
+    assert refused is not None and "is free" in refused
+    shown = parts(controller)["others"] + parts(controller)["here"]
+    assert "Load anyway" in shown and "may become very slow" in shown
+    assert "No model of the list fits" in parts(controller)["first"]
+    with pytest.raises(RequestError, match="is free"):
+        act(controller, "load", TARGET)
+    act(controller, "load", TARGET, anyway=True)
+    assert wait(lambda: len(place.opened) > 1 and place.opened[-1]).anyway is True
+
+
+def test_a_model_too_large_for_the_machine_says_so(controller: ModelsController) -> None:
+    found = card(controller, HUGE)
+    assert found.refusal is not None and "needs" in found.refusal
+    assert HUGE in parts(controller)["others"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"act": "format"},
+        {"act": "load", "id": "nobody/knows"},
+        {"act": "download", "id": "../../etc/passwd"},
+        {"act": "pause", "id": TARGET},
+        {"act": "resume", "id": "x/y"},
+        {"act": "context", "value": 3},
+        {"act": "context", "value": "8192"},
+    ],
+)
+def test_what_was_not_offered_is_refused(
+    controller: ModelsController, place: ModelsSite, said: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError):
+        controller.act(said)
+    assert place.hub.requests == []
+
+
+def test_a_folder_of_ones_own_is_offered_and_a_wrong_one_is_explained(
+    controller: ModelsController, tmp_path: Path, place: ModelsSite
+) -> None:
+    mine = place.hub.models[TARGET]
+    assert act(controller, "folder", value=str(mine)) is None
+    assert str(mine) in parts(controller)["here"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    said = act(controller, "folder", value=str(empty))
+    assert said is not None and "no config.json" in said
+    assert "no config.json" in parts(controller)["folder"]
+    (empty / "config.json").write_text(CONFIG)
+    said = act(controller, "folder", value=str(empty))
+    assert said is not None and "tokenizer" in said
+    assert act(controller, "folder", value=" ") is None
+
+
+def test_markup_in_names_is_shown_and_not_obeyed(
+    controller: ModelsController, tmp_path: Path
+) -> None:
+    odd = tmp_path / "<img src=x onerror=alert(1)>"
+    odd.mkdir()
+    act(controller, "folder", value=str(odd))
+    assert "<img" not in parts(controller)["folder"] and "&lt;img" in parts(controller)["folder"]
+
+
+def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    assert "disabled" in parts(controller)["tune"], "nothing is loaded yet"
+    place.service.start()
+    wait(lambda: place.service.status().phase == "ready")
+    act(controller, "tune")
+    wait(lambda: "Skip the rest" in parts(controller)["tune"] or controller.tuning.result)
+    wait(lambda: not controller.tuning.is_running)
+    shown = parts(controller)["tune"]
+    assert controller.tuning.result is not None and controller.tuning.result.is_complete
+    assert "without drafting, tokens per second" in shown and "Start again" in shown
+    assert "ls-mverdict" in shown and controller.tuning.error is None
+
+
+def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    place.backend.script.round_s = 0.02
+    place.service.start()
+    wait(lambda: place.service.status().phase == "ready")
+    act(controller, "tune")
+    wait(lambda: controller.tuning.result and len(controller.tuning.result.runs) >= 2)
+    act(controller, "skip")
+    wait(lambda: not controller.tuning.is_running)
+    assert controller.tuning.result is not None and not controller.tuning.result.is_complete
+    assert "ended early" in parts(controller)["tune"]
+
+
+def test_unload_and_load_again(controller: ModelsController, place: ModelsSite) -> None:
+    place.service.start()
+    wait(lambda: place.service.status().phase == "ready")
+    assert "Unload" in parts(controller)["loaded"]
+    act(controller, "unload")
+    wait(lambda: place.service.status().phase == "unloaded")
+    assert "Nothing is loaded" in parts(controller)["loaded"]
+    act(controller, "retry")
+    wait(lambda: place.service.status().phase == "ready")
+
+
+def test_what_the_loaded_model_would_give_back_is_counted(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    before = controller.freed_bytes()
+    place.service.start()
+    wait(lambda: place.service.status().phase == "ready")
+    assert before == 0 and controller.freed_bytes() == 49_800_000 + 9_400_000 + 3_400_000
+
+
+def test_where_free_memory_is_unknown_the_plan_says_so(controller: ModelsController) -> None:
+    blind = FakeNvml(failing={"nvmlDeviceGetMemoryInfo": 999, "nvmlDeviceGetMemoryInfo_v2": 999})
+    found = probe(blind, None, TorchBuild("2.13.0", "13.0"))
+    controller.catalogue.probe = lambda: found
+    assert "is not known" in parts(controller)["found"]
