@@ -1,8 +1,8 @@
-"""`python -m tests`: make the environment if needed, then ruff, mypy and the whole test suite.
+"""`python -m tests`: make the environment if needed, then run ruff, mypy and the test suite.
 
-Arguments go to pytest, which then runs once, with them alone. Without any, tests of the page that
-failed run a second time, and that is said. The exit code is not 0 if any of the three fails;
-pytest runs last, so that its closing line is the last one printed.
+`--quick` leaves out the tests that start a browser, train, or start child processes. Any other
+arguments go to pytest, which then runs with them alone. The exit code is 0 only if ruff, mypy and
+pytest pass. pytest runs last, so its closing line is the last line printed.
 """
 
 import sys
@@ -19,13 +19,12 @@ from pathlib import Path
 from localspec.bootstrap import ensure_environment
 from localspec.errors import LocalspecError
 
-TESTS_FAILED = 1  # pytest's exit code for that, and for nothing else
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = (("ruff", "check", "."), ("mypy",))
-# Most tests two at a time (tests/conftest.py gives each one thread); then, alone on the machine,
-# those of the page, which hold it to times. One after another they would all take 20 minutes.
-PAGE = tuple(sorted(f"tests/web/{file.name}" for file in (ROOT / "tests/web").glob("test_*.py")))
-REST = ("-n", "2", *(f"--ignore={file}" for file in PAGE))
+# tests/conftest.py gives each worker one thread. A file stays with one worker, so that what its
+# tests share (a server, a browser, a trained head) is made once.
+WHOLE = ("-n", "2", "--dist", "loadfile")
+QUICK = (*WHOLE, "-m", "not browser and not slow")
 
 
 def main(arguments: list[str]) -> int:
@@ -37,19 +36,13 @@ def main(arguments: list[str]) -> int:
     failed = [check[0] for check in CHECKS if run(*check)]
     if failed:
         print(f"{' and '.join(failed)} failed: see above. The tests run all the same.", flush=True)
-    codes = [run("pytest", *arguments)] if arguments else [run("pytest", *REST), run_page()]
-    return max(codes) or int(bool(failed))
+    return run("pytest", *pytest_arguments(arguments)) or int(bool(failed))
 
 
-def run_page() -> int:
-    """Once, and what fails once more: a browser, a server and an engine share the cores with
-    whatever else the machine does. What then passes is named above as having failed, which is a
-    fault of the page or of its test to be found; what is simply broken fails twice."""
-    code = run("pytest", *PAGE)
-    if code != TESTS_FAILED:
-        return code
-    print("The tests of the page named above failed; they alone run once more.", flush=True)
-    return run("pytest", "--last-failed", "--last-failed-no-failures", "none", *PAGE)
+def pytest_arguments(arguments: list[str]) -> tuple[str, ...]:
+    if "--quick" in arguments:
+        return (*QUICK, *(word for word in arguments if word != "--quick"))
+    return tuple(arguments) or WHOLE
 
 
 def run(module: str, *arguments: str) -> int:

@@ -4,6 +4,7 @@ there at all; a test that needs them skips, with the reason, where they are abse
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,28 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real tokenizers and configs of ../shared/data are not on this machine")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that drives a browser, by the fixture that it asks for."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long the tests of each wing took, summed over the workers."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[wing_of(report.nodeid)] += report.duration
+    slowest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    took = ", ".join(f"{wing} {duration:.0f} s" for wing, duration in slowest_first)
+    terminalreporter.write_line(f"Test time by wing: {took or 'nothing ran'}")
+
+
+def wing_of(nodeid: str) -> str:
+    """The folder below `tests/`; "top level" for files beside the wings."""
+    parts = nodeid.split("::")[0].split("/")
+    return parts[1] if len(parts) > 2 else "top level"
