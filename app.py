@@ -153,7 +153,7 @@ def start(arguments: argparse.Namespace) -> None:
 
 
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
-    """What other machines are asked for: from LOCALSPEC_PASSWORD, which is then taken out of the
+    """The password for other machines: from LOCALSPEC_PASSWORD, which is then removed from the
     environment, or typed in. None where only this machine is served, or nobody can be asked."""
     from localspec.web.server import is_loopback
 
@@ -169,7 +169,7 @@ def password_for(host: str, port: int, environment: MutableMapping[str, str]) ->
 def announce(address: str, opens_browser: bool) -> threading.Thread:
     """Print the address and open it in the browser, in the thread that is returned."""
     print(f"localspec → {address}", flush=True)
-    # Some browsers hold the caller until they are closed.
+    # Some browsers block the caller until they are closed.
     opener = threading.Thread(target=_open_browser, args=(address, opens_browser), daemon=True)
     opener.start()
     return opener
@@ -209,7 +209,7 @@ def _open_browser(address: str, is_wanted: bool) -> None:
 
 
 def _has_screen() -> bool:
-    """Without a screen a browser in the terminal would take it over."""
+    """Without a screen a text browser would take over the terminal."""
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

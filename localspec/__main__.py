@@ -1,7 +1,7 @@
 """`python -m localspec COMMAND`: make the environment if this Python lacks it, then run.
 
 Contract: only the standard library until the packages are there, like app.py. An environment of
-your own that has them is used as it is.
+your own that has them is used unchanged.
 """
 
 import sys

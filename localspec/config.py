@@ -1,10 +1,10 @@
-"""Where things live, and the model profiles: TOML read once into frozen dataclasses.
+"""The folders of a run, and the model profiles: TOML read once into frozen dataclasses.
 
 Contract: an unknown key, a missing one or a value of the wrong kind is a ConfigError that names
-the file, the table and the nearest key. Values are passed on as arguments; nothing is read from
-the environment but the operating system's own place for application data.
+the file, the table and the nearest key. Nothing is read from the environment but the operating
+system's place for application data.
 
-Not here: what a profile's shape means (machine.shapes) and flags of the command line.
+Not here: what a profile's shape means (machine.shapes), flags of the command line.
 """
 
 from __future__ import annotations
@@ -130,21 +130,6 @@ class Profile:
     models: Mapping[str, ModelEntry]
     default: str
     family: str | None = None
-
-    @property
-    def model(self) -> str:
-        """What to load: the default model's folder or hub id."""
-        return _place(self.models[self.default])
-
-    @property
-    def drafts(self) -> tuple[str, ...]:
-        """Folders or hub ids of the default model's drafts, best first."""
-        drafts = self.models[self.default].drafts
-        return tuple(_place(self.models[id]) if id in self.models else id for id in drafts)
-
-
-def _place(entry: ModelEntry) -> str:
-    return str(entry.folder) if entry.folder else entry.id
 
 
 def load_profile(path: Path) -> Profile:

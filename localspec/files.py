@@ -1,10 +1,10 @@
 """Write a file whole or not at all.
 
-Contract: `replacing` gives a file beside the wanted one to be written; when the block has ended
-the new file takes the old one's place at once. Where the block raises, or the process is killed,
-what was there stays. A link is followed; a device or a pipe is no place for a file and is refused.
+Contract: `replacing` gives a file beside the wanted one to be written; after the block it replaces
+the old one in one step. Where the block raises, or the process is killed, the old file stays. A
+link is followed; a device or a pipe is refused.
 
-Not here: sentences for people about what could not be written (who knows what it was does that).
+Not here: messages about what could not be written (the caller knows what it was).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def place_of(path: Path) -> Path:
-    """Where the file itself is, or would be. Raises OSError for what is there and is no file."""
+    """The path with links followed. Raises OSError where something else than a file is there."""
     place = path.resolve()
     if place.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
@@ -44,8 +44,8 @@ def place_of(path: Path) -> Path:
 
 
 def why_not_writable(path: Path) -> str | None:
-    """What stands against writing this file, or making its folder, as the system says it; None
-    where nothing does. To ask before work of minutes: leaves nothing behind."""
+    """Why this file cannot be written, or its folder not made, in the system's words; None where
+    it can. For asking before minutes of work; leaves nothing behind."""
     try:
         path = place_of(path)
         folder = next(parent for parent in path.parents if parent.exists())

@@ -1,9 +1,8 @@
-"""The ways to accept more draft tokens than exact checking would: chosen by a person, never alone.
+"""Rules that accept more draft tokens than exact checking would; only a person chooses one.
 
-Contract: a `Leniency` is a frozen value that travels with the request (SamplingParams.leniency).
-Whoever chooses one gives up that the text is distributed as the target alone would write it.
-`parsed` reads the short form of flags and pages, `as_text` writes it, `as_data` is what the log
-keeps. Raises RequestError for a value out of range.
+Contract: a `Leniency` is a frozen value of the request (SamplingParams.leniency). With one, replies
+are no longer distributed as the target's own. `parsed` reads the short form of flags and pages,
+`as_text` writes it, `as_data` is what the log keeps. Raises RequestError for a value out of range.
 
 Not here: what a rule does with a draft (engine.lenient), which rule a kind of text has (workloads).
 Source: typical acceptance is Medusa's (arXiv 2401.10774), the lenience factor Leviathan et al.'s
@@ -22,9 +21,9 @@ MAX_FACTOR = 100.0
 
 @dataclass(frozen=True)
 class Threshold:
-    """Trust the drafter where it is sure. Above `threshold` a token is taken unchecked, below
-    `floor` it is redrawn from the target, between the two the target must agree, by the exact
-    rule. (1, 0) is exact; (0, 0) takes everything of a drafter that says how sure it is."""
+    """By the drafter's confidence: above `threshold` a token is accepted unchecked, below `floor`
+    it is redrawn from the target, between the two the exact rule decides. (1, 0) is exact; (0, 0)
+    accepts everything of a drafter that gives a confidence."""
 
     threshold: float
     floor: float = 0.0
@@ -36,7 +35,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Typical:
-    """Take what is likely enough to the target: p(x) > min(epsilon, delta * exp(-H(p)))."""
+    """Accept what is likely enough to the target: p(x) > min(epsilon, delta * exp(-H(p)))."""
 
     epsilon: float = 0.3
     delta: float = 0.09
@@ -48,7 +47,7 @@ class Typical:
 
 @dataclass(frozen=True)
 class Factor:
-    """Take with min(1, factor * p(x) / q(x)) instead of min(1, p(x) / q(x))."""
+    """Accept with min(1, factor * p(x) / q(x)) instead of min(1, p(x) / q(x))."""
 
     factor: float = 2.0
 
@@ -80,7 +79,7 @@ def as_data(rule: Leniency) -> dict[str, str | float]:
 
 
 def label(num_lenient_tokens: int, num_output_tokens: int) -> str:
-    """What is said of every lenient reply, wherever it is shown."""
+    """The label of every lenient reply, wherever it is shown."""
     tokens = "token" if num_output_tokens == 1 else "tokens"
     return f"lenient: {num_lenient_tokens} of {num_output_tokens} {tokens} would have been refused"
 

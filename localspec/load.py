@@ -1,7 +1,7 @@
 """The composition root: what a person asked for -> a backend that answers.
 
 Contract: `open_local_backend` checks, plans memory, loads target, draft and drafters, and
-restores what the controller learnt on this very combination. A drafter that cannot be had is a
+restores what the controller learnt on this combination. A drafter that cannot be had is a
 status with its reason, never an error; only the target is indispensable.
 
 Not here: the decisions themselves (planner), measuring (engine.calibrate), the page.
@@ -52,7 +52,7 @@ def open_local_backend(
     """Load what `options` ask for. Raises ConfigError, ModelError, MemoryShortage.
 
     state: a snapshot of an earlier run, by combination of target, draft, precision, device and
-    torch; only this combination's is taken up. report: called with a phrase before each longer
+    torch; only that of this combination is restored. report: called with a phrase before each long
     phase. past: texts of earlier conversations, for drafters that look texts up. beside_page: a
     page is drawn on the same processor.
     """
@@ -74,7 +74,7 @@ def open_local_backend(
     elsewhere, misfit = read_accepted(source.accepted, marks)
     controller, unread = _controller(drafters, elsewhere, states.pop(combination, None))
     told = tuple(each for each in (misfit, unread) if each is not None)
-    # A computer without an NVIDIA card is not at fault; `doctor` still says it.
+    # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     return LocalBackend(
         Loaded(
@@ -98,7 +98,7 @@ def open_local_backend(
 
 
 def _quiet_torch(report: Report) -> Any:
-    """torch, with libraries beside it that write nothing between our own lines."""
+    """torch, with the libraries around it kept from printing."""
     report("starting torch")
     import torch
     import transformers
@@ -113,7 +113,7 @@ def _quiet_torch(report: Report) -> Any:
 def _target(
     options: LoadOptions, source: Source, place: Place, report: Report, beside_page: bool
 ) -> tuple[LanguageModel, list[str]]:
-    """The target where it runs best here, and what a person should know of it."""
+    """The loaded target, and what a person should know of it."""
     from localspec.placement import choose_threads
 
     report(f"loading {source.target_name}")
@@ -133,7 +133,8 @@ def _controller(
     elsewhere: Mapping[str, Any] | None,
     own: Mapping[str, Any] | None,
 ) -> tuple[Controller, str | None]:
-    """One that starts from what was learnt here (own), else elsewhere; what could not be read."""
+    """It starts from what was learnt here (own), else elsewhere; and a notice of an unreadable
+    state."""
     from localspec.engine.acceptance import Acceptance
     from localspec.engine.controller import Controller
     from localspec.engine.costs import Costs
@@ -150,8 +151,8 @@ def _one_step(model: LanguageModel) -> None:
 
 
 def _identity(source: Source, marks: Mapping[str, str], place: Place, torch: Any) -> str:
-    """What learnt costs and acceptances belong to: also these weights, for a head or a draft that
-    was trained anew bears the old one's name."""
+    """What learnt costs and acceptances belong to. The weights count too: a head or a draft that
+    was trained again keeps its name."""
     return identity(
         source.target_name,
         source.draft_name,

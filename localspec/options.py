@@ -1,7 +1,4 @@
-"""What a person asked to be loaded, before anything is known about whether it can be.
-
-Contract: plain values from flags or the page, unchecked; load checks them.
-"""
+"""What a person asked to be loaded: plain values from flags or the page, checked by load."""
 
 from __future__ import annotations
 

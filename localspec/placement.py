@@ -47,7 +47,7 @@ SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 MARGIN = 1.15
 WORTH_ALL = 1.6
 TIMED_STEPS = 7
-MOST_FOR_EACH_CORE = 4  # of threads that a person names; beyond it they only wait for each other
+MOST_FOR_EACH_CORE = 4  # threads that a person may ask for; more only wait for each other
 MOST_SECONDS = 1.0  # for one candidate: a large model is timed by fewer steps
 
 

@@ -1,10 +1,10 @@
-"""Kinds of text, and what is done differently for each: profiles/workloads/*.toml.
+"""Kinds of text and their settings: profiles/workloads/*.toml.
 
 Contract: `load_workloads` reads them, a person's own in HOME/profiles/workloads before the shipped
-ones; whatever is wrong with a file is a ConfigError that names it and the nearest key. `decide`
-says what holds for one request: the kind of text, named or recognised, and the leniency. Naming or
-recognising a kind never makes a reply lenient: only the request does, or a profile of the person's
-own that says `lenient = true`.
+ones; a mistake in a file is a ConfigError that names the file and the nearest key. `decide` gives
+the kind of text of a request, named or recognised, and its leniency. Naming or recognising a kind
+never makes a reply lenient: only the request does, or a profile of the person's own that says
+`lenient = true`.
 
 Not here: what a rule does with a draft (engine.lenient).
 """
@@ -27,12 +27,12 @@ SHIPPED_WORKLOADS = PROJECT_FOLDER / "profiles" / "workloads"
 CHAT, CODE, JSON, REWORK, STORY = "chat", "code", "json", "rework", "story"
 MAX_FIRST = 15
 
-# What a request asks of checking, besides a rule (see leniency.parsed).
+# How a request may be checked, besides by a rule (see leniency.parsed).
 AS_SET = "as set"  # what the kind of text's profile says: exact, unless the person set otherwise
 EXACT = "exact"
 
 # Tried in this order; a wrong guess costs nothing but a first draft of another length.
-SIGNS = (
+PATTERNS = (
     (JSON, re.compile(r"\bjson\b|^\s*[{\[]\s*[\"{\[]", re.IGNORECASE)),
     (
         CODE,
@@ -86,7 +86,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Decision:
-    """What holds for one request. is_recognised: the kind was guessed, not named."""
+    """The settings of one request. is_recognised: the kind was recognised, not named."""
 
     workload: Workload
     is_recognised: bool
@@ -133,11 +133,11 @@ def load_workload(path: Path) -> Workload:
 
 def recognise(text: str) -> str:
     """The kind that a request's text looks like, CHAT where it looks like none."""
-    return next((name for name, sign in SIGNS if sign.search(text)), CHAT)
+    return next((name for name, pattern in PATTERNS if pattern.search(text)), CHAT)
 
 
 def decide(workloads: Mapping[str, Workload], named: str, checking: str, text: str) -> Decision:
-    """What holds for a request. named: a kind, or AUTO to recognise it from `text`. checking:
+    """The settings of a request. named: a kind, or AUTO to recognise it from `text`. checking:
     AS_SET, EXACT, THRESHOLD (the kind's own: none for a kind that is exact only), or a rule with
     its numbers. Raises RequestError."""
     is_recognised = named == AUTO

@@ -45,9 +45,9 @@ def written(folder: Path, text: str) -> Path:
 def test_a_profile_is_read_into_its_entries(tmp_path: Path) -> None:
     profile = load_profile(written(tmp_path, GOOD))
     entry = profile.models["a/b"]
-    assert (profile.name, profile.title, profile.model) == ("family", "Family", "a/b")
+    assert (profile.name, profile.title, profile.default) == ("family", "Family", "a/b")
     assert (entry.family, entry.num_layers, entry.is_tied) == ("llama", 2, True)
-    assert profile.drafts == ("a/c",)
+    assert entry.drafts == ("a/c",)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,9 @@ def test_the_shipped_profiles_are_whole() -> None:
 
 def test_the_demo_profile_points_into_the_project() -> None:
     demo = find_profile("demo")
-    assert Path(demo.model).parts[-3:] == ("assets", "demo", "target")
-    assert Path(demo.drafts[0]).parts[-3:] == ("assets", "demo", "draft")
+    for model, name in ((demo.default, "target"), (demo.models[demo.default].drafts[0], "draft")):
+        folder = demo.models[model].folder
+        assert folder is not None and folder.parts[-3:] == ("assets", "demo", name)
 
 
 def test_the_database_lies_in_the_home(tmp_path: Path) -> None:

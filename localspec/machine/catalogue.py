@@ -46,7 +46,6 @@ class CatalogueState:
     found: str
     hardware: Hardware
     recommendation: Recommendation
-    cached: tuple[CachedModel, ...]
     cache_folder: str
     disk_free_bytes: int | None
     context_length: int
@@ -92,7 +91,6 @@ class Catalogue:
             found=found_line(hardware),
             hardware=hardware,
             recommendation=recommend(snapshot, models, context_length),
-            cached=tuple(cached),
             cache_folder=str(cache_folder()),
             disk_free_bytes=disk,
             context_length=context_length,

@@ -1,14 +1,14 @@
 """Whether a draft may serve a target: their full token-to-id maps, compared entry by entry.
 
-Contract: a draft speaks the target's language when every token has the same id in both. Sizes
-prove nothing: two vocabularies of the same size may differ in one id, and rows padded onto an
-embedding are no tokens. Merges are not compared: only the target's tokenizer ever cuts text.
-A draft with other tokens may still draft by its text where both tokenizers can spell every byte
-(`compare_spelling`): what it says is then told in the target's tokens. Whether they do give back
-what they read is only seen once they are loaded (drafters.vocabularies).
+Contract: a draft is compatible when every token has the same id in both. Sizes prove nothing: two
+vocabularies of the same size may differ in one id, and rows padded onto an embedding are no tokens.
+Merges are not compared: only the target's tokenizer ever splits text. A draft with other tokens may
+still draft by its text where both tokenizers can spell every byte (`compare_spelling`): its text is
+then tokenised for the target. Whether tokenizers reproduce what they read is only seen once they
+are loaded (drafters.vocabularies).
 
-Does not load a tokenizer: reads `tokenizer.json`, or `vocab.json` with what the older files
-beside it add.
+No tokenizer is loaded: it reads `tokenizer.json`, or `vocab.json` with what the older files beside
+it add.
 """
 
 from __future__ import annotations
@@ -59,30 +59,29 @@ def read_token_map(folder: Path) -> dict[str, int]:
 def compare_token_maps(target: TokenMap, draft: TokenMap) -> Compatibility:
     """Equal maps are compatible; otherwise the reason names the first differing token."""
     moved = [token for token in target if token in draft and target[token] != draft[token]]
-    if moved:
-        token = min(moved, key=lambda each: target[each])
-        return Compatibility(
-            False,
-            f"the token {token!r} has id {target[token]} in the target and {draft[token]} in the "
-            f"draft; tokens with another id: {len(moved)} of {len(target)}",
-        )
     missing = [token for token in target if token not in draft]
-    if missing:
-        token = min(missing, key=lambda each: target[each])
-        return Compatibility(
-            False,
-            f"the token {token!r} (id {target[token]} in the target) is unknown to the draft; "
-            f"tokens it lacks: {len(missing)} of {len(target)}",
-        )
     extra = [token for token in draft if token not in target]
-    if extra:
-        token = min(extra, key=lambda each: draft[each])
-        return Compatibility(
-            False,
-            f"the draft's token {token!r} (id {draft[token]}) is unknown to the target; "
-            f"tokens it has beyond the target's: {len(extra)}",
+    if moved:
+        token = min(moved, key=target.__getitem__)
+        reason = (
+            f"the token {token!r} has id {target[token]} in the target and {draft[token]} in the "
+            f"draft; tokens with another id: {len(moved)} of {len(target)}"
         )
-    return Compatibility(True, f"all {len(target)} tokens have the same id in both")
+    elif missing:
+        token = min(missing, key=target.__getitem__)
+        reason = (
+            f"the token {token!r} (id {target[token]} in the target) is unknown to the draft; "
+            f"tokens it lacks: {len(missing)} of {len(target)}"
+        )
+    elif extra:
+        token = min(extra, key=draft.__getitem__)
+        reason = (
+            f"the draft's token {token!r} (id {draft[token]}) is unknown to the target; "
+            f"tokens it has beyond the target's: {len(extra)}"
+        )
+    else:
+        return Compatibility(True, f"all {len(target)} tokens have the same id in both")
+    return Compatibility(False, reason)
 
 
 def compare_folders(target: Path, draft: Path) -> Compatibility:

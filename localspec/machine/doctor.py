@@ -13,8 +13,7 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +27,16 @@ DEMO_FOLDERS = ("assets/demo/target", "assets/demo/draft")
 # Room for the log and exports; a model to download needs its own size besides.
 LEAST_DISK_BYTES = 2**30
 
-
-@dataclass(frozen=True)
-class Found:
-    name: str
-    value: str
+Finding = dict[str, str]
 
 
-@dataclass(frozen=True)
-class Missing:
+def _found(name: str, value: str) -> Finding:
+    return {"name": name, "value": value}
+
+
+def _missing(name: str, fact: str, fix: str) -> Finding:
     """fact: what is not there and what that means. fix: what to do."""
-
-    name: str
-    fact: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class NeverRun:
-    """A code path no test of ours has run on the hardware it is for."""
-
-    path: str
-    is_possible_here: bool
-    note: str
-
-
-@dataclass(frozen=True)
-class _Machine:
-    """What the checks look at. torch_error: why torch could not be imported."""
-
-    hardware: Hardware
-    settings: Settings
-    project: Path
-    torch_error: str | None
+    return {"name": name, "fact": fact, "fix": fix}
 
 
 def doctor_report(
@@ -70,18 +46,27 @@ def doctor_report(
 ) -> dict[str, Any]:
     """{"device", "found": [{name, value}], "missing": [{name, fact, fix}],
     "never_run": [{path, is_possible_here, note}]}."""
-    machine = _machine(settings or settings_for(), hardware, project)
-    found: list[Found] = []
-    missing: list[Missing] = []
-    for check in (_python, _packages, _gpu, _memory, _bitsandbytes, _home, _demo, _profiles):
-        results = check(machine)
-        found += [each for each in results if isinstance(each, Found)]
-        missing += [each for each in results if isinstance(each, Missing)]
+    settings, torch_error = settings or settings_for(), None
+    if hardware is None:
+        hardware = probe()
+        try:
+            hardware = confirmed_by_torch(hardware)
+        except (ImportError, OSError, RuntimeError) as error:  # a damaged or half-installed torch
+            torch_error = str(error).split("\n")[0]
+    findings = [
+        *_system(hardware),
+        *_packages(hardware, torch_error),
+        *_devices(hardware),
+        *_bitsandbytes(),
+        *_home(settings.home),
+        *_demo(project),
+        *_profiles(settings),
+    ]
     return {
-        "device": machine.hardware.device,
-        "found": [asdict(each) for each in found],
-        "missing": [asdict(each) for each in missing],
-        "never_run": [asdict(each) for each in never_run(machine.hardware)],
+        "device": hardware.device,
+        "found": [each for each in findings if "value" in each],
+        "missing": [each for each in findings if "fix" in each],
+        "never_run": never_run(hardware),
     }
 
 
@@ -98,156 +83,118 @@ def render(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _machine(settings: Settings, hardware: Hardware | None, project: Path) -> _Machine:
-    if hardware is not None:
-        return _Machine(hardware, settings, project, None)
-    read = probe()
-    try:
-        return _Machine(confirmed_by_torch(read), settings, project, None)
-    except (ImportError, OSError, RuntimeError) as error:  # a damaged or half-installed torch
-        return _Machine(read, settings, project, str(error).split("\n")[0])
-
-
 # -- checks ---------------------------------------------------------------------------------
 
-Results = list[Found | Missing]
 
-
-def _python(machine: _Machine) -> Results:
-    host = machine.hardware.host
-    version = ".".join(str(part) for part in sys.version_info[:3])
+def _system(hardware: Hardware) -> Iterator[Finding]:
+    host = hardware.host
+    yield _found("python", ".".join(str(part) for part in sys.version_info[:3]))
     wsl = " (WSL)" if host.is_wsl else ""
-    system = f"{host.system} {host.release}{wsl} on {host.architecture}"
-    return [Found("python", version), Found("system", system)]
+    yield _found("system", f"{host.system} {host.release}{wsl} on {host.architecture}")
 
 
-def _packages(machine: _Machine) -> Results:
-    results: Results = []
+def _packages(hardware: Hardware, torch_error: str | None) -> Iterator[Finding]:
     for name in PACKAGES:
         version = _version(name)
         if version is None:
-            results.append(
-                Missing(name, "The package is not installed.", "Run: python app.py (it installs).")
-            )
+            fix = "Run: python app.py (it installs)."
+            yield _missing(name, "The package is not installed.", fix)
         else:
-            results.append(Found(name, version))
-    build = machine.hardware.torch_build
+            yield _found(name, version)
+    build = hardware.torch_build
     if build is not None:
-        built_for = f"CUDA {build.cuda}" if build.cuda else "CPU only"
-        results.append(Found("torch build", built_for))
-    if machine.torch_error is not None:
-        results.append(
-            Missing(
-                "torch",
-                f"torch is installed but cannot be imported: {machine.torch_error}.",
-                "Delete the .venv folder and run: python app.py",
-            )
+        yield _found("torch build", f"CUDA {build.cuda}" if build.cuda else "CPU only")
+    if torch_error is not None:
+        yield _missing(
+            "torch",
+            f"torch is installed but cannot be imported: {torch_error}.",
+            "Delete the .venv folder and run: python app.py",
         )
-    return results
 
 
-def _gpu(machine: _Machine) -> Results:
-    results: Results = []
-    for gpu in machine.hardware.gpus:
+def _devices(hardware: Hardware) -> Iterator[Finding]:
+    for gpu in hardware.gpus:
         drawn = ", draws the screen" if gpu.has_display else ""
-        results.append(
-            Found(
-                "GPU",
-                f"{gpu.name}, {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free, other "
-                f"processes {gib(gpu.used_by_others_bytes)}{drawn}, driver {gpu.driver or '–'}",
-            )
+        yield _found(
+            "GPU",
+            f"{gpu.name}, {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free, other "
+            f"processes {gib(gpu.used_by_others_bytes)}{drawn}, driver {gpu.driver or '–'}",
         )
-    for notice in machine.hardware.notices:
+    for notice in hardware.notices:
         fact, _, fix = notice.partition(". ")
-        results.append(Missing("GPU", f"{fact.rstrip('.')}.", fix or "localspec uses the CPU."))
-    results.append(Found("device", f"{machine.hardware.device}: {machine.hardware.device_name}"))
-    return results
-
-
-def _memory(machine: _Machine) -> Results:
-    host = machine.hardware.host
+        yield _missing("GPU", f"{fact.rstrip('.')}.", fix or "localspec uses the CPU.")
+    yield _found("device", f"{hardware.device}: {hardware.device_name}")
+    host = hardware.host
     bf16 = "multiplies bf16" if host.multiplies_bf16 else "emulates bf16, so fp32 is used"
-    return [
-        Found("RAM", f"{gib(host.ram_available_bytes)} of {gib(host.ram_total_bytes)} free"),
-        Found("CPU", f"{host.cpu_name}, {host.num_cpu_cores} cores, {bf16}"),
-    ]
+    yield _found("RAM", f"{gib(host.ram_available_bytes)} of {gib(host.ram_total_bytes)} free")
+    yield _found("CPU", f"{host.cpu_name}, {host.num_cpu_cores} cores, {bf16}")
 
 
-def _bitsandbytes(_: _Machine) -> Results:
+def _bitsandbytes() -> Iterator[Finding]:
     version = _version("bitsandbytes")
     if version is None:
-        return [
-            Missing(
-                "bitsandbytes",
-                "Not installed, so there is no self_quant drafter and no 8-bit or 4-bit target.",
-                "Install it: pip install 'bitsandbytes>=0.50'",
-            )
-        ]
-    if _numbers(version) < (0, 50):
-        return [
-            Missing(
-                "bitsandbytes",
-                f"Version {version} unpacks whole weights to check a draft, which makes that two "
-                "to three times a plain step.",
-                "Update it: pip install 'bitsandbytes>=0.50'",
-            )
-        ]
-    return [Found("bitsandbytes", version)]
-
-
-def _home(machine: _Machine) -> Results:
-    home = machine.settings.home
-    existing = next(each for each in (home, *home.parents) if each.exists())
-    results: Results = []
-    if existing.is_dir() and os.access(existing, os.W_OK):
-        results.append(Found("home", f"{home}, writable"))
+        yield _missing(
+            "bitsandbytes",
+            "Not installed, so there is no self_quant drafter and no 8-bit or 4-bit target.",
+            "Install it: pip install 'bitsandbytes>=0.50'",
+        )
+    elif tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (0, 50):
+        yield _missing(
+            "bitsandbytes",
+            f"Version {version} unpacks whole weights to check a draft, which makes that two "
+            "to three times a plain step.",
+            "Update it: pip install 'bitsandbytes>=0.50'",
+        )
     else:
-        results.append(
-            Missing(
-                "home",
-                f"{home} cannot be written, so chats would be lost at the end.",
-                "Give a folder of your own with --home, or correct its permissions.",
-            )
+        yield _found("bitsandbytes", version)
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    existing = next(each for each in (home, *home.parents) if each.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK):
+        yield _found("home", f"{home}, writable")
+    else:
+        yield _missing(
+            "home",
+            f"{home} cannot be written, so chats would be lost at the end.",
+            "Give a folder of your own with --home, or correct its permissions.",
         )
     free = shutil.disk_usage(existing).free
     if free < LEAST_DISK_BYTES:
-        results.append(
-            Missing("disk", f"Only {gib(free)} is free at {existing}.", "Free at least 1 GiB.")
-        )
+        yield _missing("disk", f"Only {gib(free)} is free at {existing}.", "Free at least 1 GiB.")
     else:
-        results.append(Found("disk", f"{gib(free)} free"))
-    return results
+        yield _found("disk", f"{gib(free)} free")
 
 
-def _demo(machine: _Machine) -> Results:
+def _demo(project: Path) -> Iterator[Finding]:
+    folders = {name: project / name for name in DEMO_FOLDERS}
     absent = [
-        each
-        for each in DEMO_FOLDERS
-        if not list((machine.project / each).glob("*.safetensors"))
-        or not (machine.project / each / "config.json").is_file()
+        name
+        for name, folder in folders.items()
+        if not (any(folder.glob("*.safetensors")) and (folder / "config.json").is_file())
     ]
     if absent:
-        return [
-            Missing(
-                "demo pair",
-                f"{' and '.join(absent)} hold no model, so nothing runs without --model.",
-                "Restore the folders from the project, or train them: python -m tools.demo_pair",
-            )
-        ]
-    return [Found("demo pair", "present")]
+        yield _missing(
+            "demo pair",
+            f"{' and '.join(absent)} hold no model, so nothing runs without --model.",
+            "Restore the folders from the project, or train them: python -m tools.demo_pair",
+        )
+    else:
+        yield _found("demo pair", "present")
 
 
-def _profiles(machine: _Machine) -> Results:
+def _profiles(settings: Settings) -> Iterator[Finding]:
     try:
-        profiles = load_profiles(machine.settings.profile_folders)
-        load_workloads(workload_folders(machine.settings))
+        profiles = load_profiles(settings.profile_folders)
+        load_workloads(workload_folders(settings))
     except ConfigError as error:
-        return [Missing("profiles", str(error), "Nothing starts until then.")]
-    if not profiles:
-        return [
-            Missing("profiles", "No model profile was found.", "Restore profiles/models/*.toml.")
-        ]
-    return [Found("profiles", ", ".join(sorted(profiles)))]
+        yield _missing("profiles", str(error), "Nothing starts until then.")
+        return
+    if profiles:
+        yield _found("profiles", ", ".join(sorted(profiles)))
+    else:
+        fix = "Restore profiles/models/*.toml."
+        yield _missing("profiles", "No model profile was found.", fix)
 
 
 def _version(package: str) -> str | None:
@@ -257,16 +204,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """(0, 50) of "0.50.2": the first two parts, which is what a bound compares."""
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-
-
 # -- what nobody has tried ------------------------------------------------------------------
 
-Applies = Callable[[Hardware], bool]
-
-UNTRIED: tuple[tuple[str, Applies], ...] = (
+# A code path that no test of ours has run on the hardware it is for, and whether this is such.
+UNTRIED: tuple[tuple[str, Callable[[Hardware], bool]], ...] = (
     ("Decoding in bf16 and fp16 on CUDA", lambda found: found.device == "cuda"),
     ("Captured CUDA graphs", lambda found: found.device == "cuda"),
     ("NF4 weights of self_quant on CUDA", lambda found: found.device == "cuda"),
@@ -285,11 +226,12 @@ UNTRIED: tuple[tuple[str, Applies], ...] = (
 )
 
 
-def never_run(hardware: Hardware) -> tuple[NeverRun, ...]:
+def never_run(hardware: Hardware) -> list[dict[str, Any]]:
     """Each untried path, and whether this machine is one that could try it."""
     here = "this machine can run it, and may be the first to"
     not_here = "nor can it run on this machine"
-    return tuple(
-        NeverRun(path, applies(hardware), here if applies(hardware) else not_here)
-        for path, applies in UNTRIED
-    )
+    tried = ((path, applies(hardware)) for path, applies in UNTRIED)
+    return [
+        {"path": path, "is_possible_here": can, "note": here if can else not_here}
+        for path, can in tried
+    ]

@@ -158,49 +158,51 @@ def _by_kind(
 def _by_status(
     status: int, model_id: str, has_token: bool, retry_after: str | None
 ) -> DownloadFault:
-    if status == 401:
-        return DownloadFault(
+    wait = f"{retry_after} seconds" if (retry_after or "").isdecimal() else "some minutes"
+    who = "the token it was given" if has_token else "strangers"
+    known = {
+        401: (
             "unauthorised",
-            f"The hub does not accept {'the token it was given' if has_token else 'strangers'} "
-            f"for {model_id} (401).",
+            f"The hub does not accept {who} for {model_id} (401).",
             "Log in with `hf auth login`, or set HF_TOKEN to a valid token, and start again.",
             _page(model_id),
-        )
-    if status == 403:
-        return DownloadFault(
+        ),
+        403: (
             "forbidden",
             f"The hub refuses {model_id} to this account (403).",
             "See on the model's page whether it asks for anything, then press Continue.",
             _page(model_id),
-        )
-    if status == 404:
-        return DownloadFault(
+        ),
+        404: (
             "missing_file",
             f"The hub no longer has a file of {model_id} that it listed (404).",
             "Press Continue: the list is read anew.",
             _page(model_id),
-        )
-    if status == 429:
-        wait = f"{retry_after} seconds" if (retry_after or "").isdecimal() else "some minutes"
-        return DownloadFault(
+        ),
+        429: (
             "too_many_requests",
             "The hub has been asked too often from here and wants a pause (429).",
             f"Wait {wait} and press Continue; being logged in raises the limit.",
-        )
-    return DownloadFault(
+            None,
+        ),
+    }
+    other = (
         "hub_down",
         f"The hub answers with an error of its own ({status}).",
         "Press Continue in a few minutes; what has arrived is kept.",
+        None,
     )
+    return DownloadFault(*known.get(status, other))
 
 
 def _gated(model_id: str, has_token: bool) -> DownloadFault:
     login = "" if has_token else " and log in (`hf auth login`, or set HF_TOKEN) and start again"
-    who = "the account of your token has not" if has_token else "nobody is logged in here"
+    who = (
+        "the account of your token has not agreed yet" if has_token else "nobody is logged in here"
+    )
     return DownloadFault(
         "gated",
-        f"{model_id} is given only to those who agreed to its terms, and {who}"
-        f"{' agreed yet' if has_token else ''}.",
+        f"{model_id} is given only to those who agreed to its terms, and {who}.",
         f"Agree on the model's page{login}, then press Continue.",
         _page(model_id),
     )
