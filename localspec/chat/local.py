@@ -1,8 +1,8 @@
 """The backend over the local engine: a conversation in, text out.
 
-Contract: core.Backend. Renders and tokenises the conversation, refuses what does not fit before
-the first chunk, turns rounds of tokens into text that never shows half a character, ends at
-stop strings, and keeps the turn's statistics. One turn at a time; the caller holds the lock.
+Contract: backend.Backend. Renders and tokenises the conversation, refuses one that does not fit
+before the first chunk, turns rounds of tokens into text without half characters, ends at stop
+strings, and keeps the turn's statistics. One turn at a time; the caller makes sure of it.
 
 Not here: decoding (engine), storage and queueing (service), loading (load).
 """
@@ -28,12 +28,10 @@ from localspec.backend import (
     Request,
     TurnStats,
 )
-from localspec.chat import off_reasons as off
-from localspec.chat.continuation import Start, start_of
-from localspec.chat.out_of_memory import TurnFault, fault_of, given_up, without_weights
-from localspec.chat.stops import StopStrings
-from localspec.chat.template import ChatTemplate, Detokenizer
-from localspec.chat.token_text import TokenTexts, drafted_tokens
+from localspec.chat import off_reasons
+from localspec.chat.out_of_memory import TurnFault, fault_of, unloaded_statuses, without_weights
+from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
+from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, OFF, Policy, Round, Sequence, Step
 from localspec.errors import ContextOverflow, EngineLost, LocalspecError, RequestError
 
@@ -49,9 +47,9 @@ def _no_counter() -> float | None:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What load hands over. statuses: every drafter there is, usable or not. joules: the
-    energy the card has used so far, where it counts that. return_memory: gives back to the device
-    what nothing uses any more."""
+    """The parts of a loaded engine. statuses: every known drafter, usable or not. joules: the
+    energy the card has used so far, None without a counter. return_memory: frees memory that
+    nothing uses any more."""
 
     engine: Engine
     controller: Controller
@@ -63,46 +61,15 @@ class Loaded:
     dtype: str
     context_length: int
     identity: str  # the combination of models and machine that learnt state belongs to
-    other_states: Mapping[str, Any]  # what was learnt on other combinations, handed on as it is
+    other_states: Mapping[str, Any]  # learnt on other combinations; saved again unchanged
     notices: tuple[str, ...] = ()
-    captures: tuple[Capturing, ...] = ()  # what can be made faster in idle time
+    captures: tuple[Capturing, ...] = ()  # forwards that can be captured in idle time
     joules: Callable[[], float | None] = _no_counter
     return_memory: Callable[[], object] = gc.collect
 
 
-class _Reply:
-    """The text of one reply, cut at a stop string. begun: what stands of it already."""
-
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], begun: str) -> None:
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops, begun) if stops else None
-        self.is_stopped = False
-
-    def push(self, tokens: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-        """(text to show, characters of it by each token that belongs to the reply)."""
-        shown, lengths = "", list[int]()
-        for token in tokens:
-            text = self._detokenizer.push(token)
-            if self._stops is not None:
-                text, self.is_stopped = self._stops.push(text)
-            shown += text
-            lengths.append(len(text))
-            if self.is_stopped:
-                break
-        return shown, tuple(lengths)
-
-    def flush(self) -> str:
-        if self.is_stopped:
-            return ""
-        text = self._detokenizer.flush()
-        if self._stops is None:
-            return text
-        shown, self.is_stopped = self._stops.push(text)
-        return shown if self.is_stopped else shown + self._stops.flush()
-
-
 class LocalBackend:
-    """core.Backend over one engine in this process."""
+    """backend.Backend over one engine in this process."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
@@ -127,22 +94,21 @@ class LocalBackend:
         )
 
     def is_alive(self) -> bool:
-        return True  # it lives as long as this process
+        return True  # as long as this process lives
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
         is_begun = bool(messages) and messages[-1].role == "assistant"
         return len(start_of(self.loaded.template, messages, is_begun).prompt)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
-        """See core.Backend. The checks run at the call, not at the first `next`."""
+        """See backend.Backend. The checks run at the call, not at the first `next`."""
         self._refuse_unknown_drafter(request.drafter)
         template, context_length = self.loaded.template, self.loaded.context_length
         start = start_of(template, request.messages, request.continues, request.begun_tokens)
         if len(start.prompt) + request.max_tokens > context_length:
             raise ContextOverflow(len(start.prompt), request.max_tokens, context_length)
-        detokenizer = template.detokenizer()
-        detokenizer.begin(start.begun, start.text)
-        return self._turn(request, start, _Reply(detokenizer, request.stop, start.text), cancel)
+        text = ReplyText(template.detokenizer(), request.stop, start)
+        return self._turn(request, start, text, cancel)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -161,17 +127,17 @@ class LocalBackend:
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         from localspec.engine.calibrate import calibrate
 
-        # Costs are those of what will run, so what can be captured is captured before.
+        # Capture first: the costs must be those of the forwards that will run.
         made = chain.from_iterable(each.capture() for each in self.loaded.captures)
         for phrase in chain(made, calibrate(self._engine, self._controller)):
             if cancel.is_set():
                 return
             yield phrase
-            if cancel.is_set():  # what was just announced is not begun
+            if cancel.is_set():  # the announced measurement is not begun
                 return
 
     def lacks_costs(self, request: Request) -> bool:
-        """Whether the controller chooses in this turn among what was not measured yet."""
+        """Whether the controller chooses in this turn among drafters without measured costs."""
         is_free = request.drafter != OFF and request.num_draft_tokens is None
         return is_free and self._controller.lacks_costs(request.sampling)
 
@@ -196,7 +162,7 @@ class LocalBackend:
         self,
         request: Request,
         start: Start,
-        reply: _Reply,
+        text: ReplyText,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         started, joules = perf_counter(), self.loaded.joules()
@@ -221,7 +187,7 @@ class LocalBackend:
                 num_reused_tokens=prefilled.num_reused_tokens,
                 prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy, cancel),
             )
-            for chunk in self._rounds(request, policy, reply, sequence, stats, started, cancel):
+            for chunk in self._rounds(request, policy, text, sequence, stats, started, cancel):
                 if chunk.phase == "done":
                     chunk = replace(chunk, stats=self._with_energy(chunk.stats, joules))
                 stats = chunk.stats
@@ -229,49 +195,50 @@ class LocalBackend:
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)
         if fault is not None:  # only now: a traceback holds every tensor of its frames
-            yield self._after(fault, stats, reply.flush())
+            yield self._failed(fault, stats, text.flush())
 
-    def _after(self, fault: TurnFault, stats: TurnStats, rest: str) -> Chunk:
+    def _failed(self, fault: TurnFault, stats: TurnStats, rest: str) -> Chunk:
         """The last chunk of a turn that failed. Raises EngineLost."""
         if fault.kind == "device":
-            raise EngineLost(fault.said)
+            raise EngineLost(fault.message)
         if fault.kind == "other":
-            return Chunk("done", stats, rest, finish_reason="error", error=fault.said)
-        relief = self._give_up_drafts()
-        said = f"{fault.said} What was written is kept. {relief or ''}".rstrip()
+            return Chunk("done", stats, rest, finish_reason="error", error=fault.message)
+        freed = self._free_drafters()
+        error = f"{fault.message} What was written is kept. {freed or ''}".rstrip()
         return Chunk(
-            "done", stats, rest, finish_reason="error", error=said, is_relieved=relief is not None
+            "done", stats, rest, finish_reason="error", error=error, is_relieved=freed is not None
         )
 
-    def _give_up_drafts(self) -> str | None:
-        """Free what drafters hold. What was freed, as a sentence; None where nothing was held."""
+    def _free_drafters(self) -> str | None:
+        """Free the memory of the drafters. What was freed, as a sentence; None where they held
+        none."""
         kept = without_weights(self._engine.drafters)
         dropped = {n: each for n, each in self._engine.drafters.items() if n not in kept}
         if not dropped:
             self.loaded.return_memory()
             return None
         names, target = ", ".join(dropped), cast("object", self._engine.target)
-        said = f"To make room these drafters were given up: {names}. The next message goes on."
+        freed = f"To free memory, these drafters were unloaded: {names}. Send the next message."
         self._engine.drafters = self._controller.drafters = kept
         dropped.clear()
         captures = tuple(each for each in self.loaded.captures if each is target)
-        if not captures:  # a captured forward goes on writing where it did
-            self._engine.target.cache.features = None  # only heads have read them
+        if not captures:  # a captured forward still writes to them
+            self._engine.target.cache.features = None  # only heads read them
         self.loaded = replace(
             self.loaded,
-            statuses=given_up(self.loaded.statuses, kept),
+            statuses=unloaded_statuses(self.loaded.statuses, kept),
             draft=None,
-            notices=(*self.loaded.notices, f"Memory ran out. {said}"),
+            notices=(*self.loaded.notices, f"Memory ran out. {freed}"),
             captures=captures,
         )
         self.loaded.return_memory()
-        return said
+        return freed
 
     def _rounds(
         self,
         request: Request,
         policy: Policy,
-        reply: _Reply,
+        reply: ReplyText,
         sequence: Sequence,
         stats: TurnStats,
         started: float,
@@ -281,7 +248,7 @@ class LocalBackend:
             for found in rounds:
                 text, lengths = reply.push(found.tokens)
                 cut = _shortened(found, len(lengths))
-                # The end-of-text token is no output, but plain decoding needs a step for it too.
+                # Plain decoding needs a step for the end-of-text token too, which is no output.
                 is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
                 num_steps = cut.step.num_output_tokens + (1 if is_ended else 0)
                 plain_ms = self._controller.plain_ms(sequence, cut.step.context_length)
@@ -304,9 +271,9 @@ class LocalBackend:
         yield Chunk("done", stats, rest, finish_reason="stop" if reply.is_stopped else reason)
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
-        chosen = off.as_chosen(request.drafter, request.num_draft_tokens)
+        chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
         is_measured = self._controller.is_measured(request.sampling)
-        return chosen or off.of_round(found.reason, is_measured, self.loaded.statuses)
+        return chosen or off_reasons.of_round(found.reason, is_measured, self.loaded.statuses)
 
     def _with_energy(self, stats: TurnStats, joules_before: float | None) -> TurnStats:
         joules = self.loaded.joules()
@@ -338,8 +305,8 @@ def _capture_notices(loaded: Loaded) -> tuple[str, ...]:
 def _counted(
     stats: TurnStats, found: Round, started: float, plain_ms: float | None, num_steps: int
 ) -> TurnStats:
-    """The turn's numbers with one more round. plain_ms: of one step of plain decoding there;
-    num_steps: those that it would have needed."""
+    """The turn's statistics with one more round. plain_ms: one step of plain decoding at this
+    context. num_steps: the steps that plain decoding would have needed."""
     stats = stats.plus(found.step)
     if stats.ttft_ms is None and found.tokens:
         stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started))

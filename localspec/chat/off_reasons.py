@@ -1,9 +1,8 @@
 """Why nothing drafts: the reason codes, each with its sentence and its remedy.
 
-Contract: pure functions over what a backend says. None means that something may draft, or that
-nothing is known yet.
+Contract: pure functions. None means that something may draft, or that nothing is known yet.
 
-Not here: the decision itself (engine.policy).
+Not here: the decision itself (engine.controller).
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from collections.abc import Sequence
 from localspec.backend import Description, DrafterStatus, OffReason, TurnStats
 from localspec.core import OFF
 
-NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."  # as the policy says it
-SHORTEST_DRAFTED = 2  # tokens: the model's own ends every round, so in fewer nothing is drafted
-LONGER_CHAT = "It is looked at again by itself as the chat goes on."
+NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."  # the policy's words
+SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
+WAIT = "Wait a moment: it is measured while no reply is being written."
+LONGER_CHAT = "It is tried again automatically as the chat continues."
 
 
 def off_now(
@@ -26,7 +26,7 @@ def off_now(
     if loaded is None:
         return None
     if not any(drafter.is_available for drafter in loaded.drafters):
-        return nothing_there(loaded.drafters)
+        return no_drafter(loaded.drafters)
     if stats is not None and stats.num_steps:
         return of_reply(stats) if is_over else stats.off
     if loaded.calibration is None:
@@ -35,49 +35,49 @@ def off_now(
 
 
 def of_reply(stats: TurnStats) -> OffReason | None:
-    """Of a reply that is over; None where something was drafted. A drafter that was meant to draft
-    and did not had no time for it, or nothing to say."""
+    """Of a finished reply; None where something was drafted. Otherwise the reply was too short, or
+    the chosen drafter had nothing to propose."""
     if stats.num_drafts or stats.off is not None:
         return stats.off
     return no_room() if stats.num_output_tokens <= SHORTEST_DRAFTED else nothing_to_propose()
 
 
 def of_round(reason: str, is_measured: bool, drafters: Sequence[DrafterStatus]) -> OffReason | None:
-    """Of a round without a draft that nobody had switched off, by the policy's reason; None where
-    it meant to draft (at the end of a reply there may be no room) or only looked at plain
+    """Of a round without a draft that the person had not switched off, by the policy's reason; None
+    where it planned to draft (the end of a reply may leave no room) or only measured plain
     decoding."""
     if not reason.startswith("Off"):
         return None
     if not any(drafter.is_available for drafter in drafters):
-        return nothing_there(drafters)
+        return no_drafter(drafters)
     if not is_measured:
         return measuring()
     return nothing_to_propose() if reason == NOTHING_TO_PROPOSE else does_not_pay(reason)
 
 
-def nothing_there(drafters: Sequence[DrafterStatus]) -> OffReason:
-    """No drafter can be used: of their reasons the one that says most."""
+def no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason:
+    """No drafter can be used: the most specific of their reasons."""
     for drafter in drafters:
         if drafter.code in ("no_memory", "incompatible_vocabulary"):
-            said = f"{drafter.name}: {drafter.reason}"
-            return OffReason(drafter.code, said, REMEDIES[drafter.code])
+            text = f"{drafter.name}: {drafter.reason}"
+            return OffReason(drafter.code, text, REMEDIES[drafter.code])
     why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in drafters)
-    said = f"No drafter can be used: {why or 'none is there.'}"
-    return OffReason("no_draft", said, REMEDIES["no_draft"])
+    text = f"No drafter can be used: {why or 'there is none.'}"
+    return OffReason("no_draft", text, REMEDIES["no_draft"])
 
 
 def measuring() -> OffReason:
-    text = "This machine has not been measured yet, so nobody knows whether drafting pays."
-    return OffReason("measuring", text, "Wait a moment: it measures whenever nobody waits.")
+    text = "This machine has not been measured yet, so it is not known whether drafting is faster."
+    return OffReason("measuring", text, WAIT)
 
 
 def restarted() -> OffReason:
     text = "The engine was started again and has not measured this machine yet."
-    return OffReason("engine_restarted", text, "Wait a moment: it measures whenever nobody waits.")
+    return OffReason("engine_restarted", text, WAIT)
 
 
 def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
-    """Of a turn in which drafting was switched off by the person; None where it was not."""
+    """Of a turn in which the person switched drafting off; None where they did not."""
     if drafter == OFF:
         text, remedy = "You chose plain decoding.", "Choose auto as the drafter."
     elif num_draft_tokens == 0:
@@ -93,7 +93,7 @@ def does_not_pay(reason: str) -> OffReason:
 
 def no_room() -> OffReason:
     text = "The reply was over before anything could be drafted."
-    return OffReason("no_room", text, "Nothing needs doing: a longer reply is drafted for.")
+    return OffReason("no_room", text, "Nothing needs doing: longer replies are drafted.")
 
 
 def nothing_to_propose() -> OffReason:

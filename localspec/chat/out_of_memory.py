@@ -1,10 +1,10 @@
-"""What a turn's fault means, and what can be given up when memory ran out.
+"""Classifies the fault of a turn, and finds the drafters to unload when memory ran out.
 
-Contract: `fault_of` reads an exception while it is handled and keeps words only, since its
-traceback holds the tensors that are to be freed. `without_weights` says which drafters hold no
-memory of their own and may stay.
+Contract: `fault_of` reads an exception while it is handled and keeps text only, since its traceback
+holds the tensors that are to be freed. `without_weights` selects the drafters that hold no memory
+of their own.
 
-Not here: doing it (local), what follows when that was not enough (worker).
+Not here: unloading (local), a shorter context or a smaller model (worker).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from localspec.backend import DrafterStatus
 from localspec.core import Drafter
 from localspec.errors import LocalspecError, MemoryShortage
 
-GIVEN_UP = "given up when memory ran out. Load the model again to have it back."
+UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
-# What torch and its libraries say, in lower case.
+# Messages of torch and its libraries, in lower case.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 DEVICE_LOST = (
     "cuda error",
@@ -34,11 +34,11 @@ DEVICE_LOST = (
 
 @dataclass(frozen=True)
 class TurnFault:
-    """kind: memory ran out, the device can compute no more, or anything else. said: the fact, as
-    a sentence; whole with its remedy where it is one of our errors."""
+    """kind: memory ran out, the device stopped computing, or anything else. message: the sentence
+    to show; for memory and device without a remedy."""
 
     kind: Literal["memory", "device", "other"]
-    said: str
+    message: str
 
 
 def fault_of(error: Exception) -> TurnFault:
@@ -62,16 +62,16 @@ def fault_of(error: Exception) -> TurnFault:
 
 
 def without_weights(drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:
-    """The drafters that hold nothing beside the target."""
+    """The drafters that hold no memory beside the target's."""
     return {name: each for name, each in drafters.items() if not each.memory_bytes}
 
 
-def given_up(
+def unloaded_statuses(
     statuses: Sequence[DrafterStatus], kept: Mapping[str, Drafter]
 ) -> tuple[DrafterStatus, ...]:
-    """The statuses once only `kept` can draft."""
+    """The statuses when only `kept` can draft."""
     return tuple(
-        replace(status, is_available=False, reason=GIVEN_UP, memory_bytes=None, code="no_memory")
+        replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")
         if status.is_available and status.name not in kept
         else status
         for status in statuses

@@ -16,8 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from localspec.backend import Backend, Chunk, Message, Request
 from localspec.core import OFF, SamplingParams
@@ -143,15 +142,6 @@ class TuneUp:
 
     def _of(self, drafter: str, kind: str | None) -> list[Run]:
         return [run for run in self.runs if run.drafter == drafter and kind in (None, run.kind)]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def from_dict(data: Mapping[str, Any]) -> TuneUp:
-    """The inverse of `as_dict`. Raises LookupError, TypeError for other data."""
-    runs = tuple(Run(**run) for run in data["runs"])
-    return TuneUp(**{**data, "runs": runs})
 
 
 # -- measuring ------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request
+from localspec.backend import Message, Request, Role
 from localspec.chat import journal as journal_module
 from localspec.chat.branches import follow_up, messages_of, regenerated
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.errors import ContextOverflow, RequestError, StoreError
+from localspec.record.conversations import ImportedConversation, ImportedMessage
 from localspec.record.export import Scope, export
 from localspec.record.store import SessionInfo, Store
 from tests.chat.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
@@ -25,6 +26,7 @@ from tests.fakes import BreakableStore, FakeBackend, Script, WatchedStore
 from tests.record.samples import SETTINGS as TURN_SETTINGS
 
 SETTINGS = ReplySettings()
+ROLES: tuple[Role, Role] = ("user", "assistant")
 WHOLE = str(FAST.reply)
 
 
@@ -147,7 +149,7 @@ def test_while_a_reply_is_written_its_conversation_stays_as_it_is(tmp_path: Path
 
 
 def test_a_double_click_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service, _ = open_service(tmp_path, Script(reply=WHOLE, round_s=0.3))
+    service, _ = open_service(tmp_path, Script(reply=WHOLE, round_s=0.05))
     handle = ask(service, "one").handle
 
     def slowly(*asked: Any) -> PendingTurn | None:
@@ -225,7 +227,7 @@ def test_going_on_again_hands_over_every_token_so_far(
 
 
 def test_a_stopped_reply_can_be_gone_on_with(tmp_path: Path) -> None:
-    service, _ = open_service(tmp_path, Script(round_s=0.03))
+    service, _ = open_service(tmp_path, Script(round_s=0.01))
     reply = service.submit(None, "Explain.", SETTINGS)
     assert reply is not None
     until(lambda: len(reply.view.text) > 20)
@@ -393,21 +395,11 @@ def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Pat
     script = Script(reply="ok", round_s=0.001, context_length=10**6)
     service, _ = open_service(tmp_path, script)
     store = service.store
-    made = store.create_conversation("deep")
-    with store._db.writing() as tables:
-        for n in range(5000):
-            tables.insert(
-                "message",
-                {
-                    "conversation_id": made,
-                    "parent_id": n or None,
-                    "role": "user" if n % 2 == 0 else "assistant",
-                    "text": f"message {n}",
-                    "state": "complete",
-                    "created_at_utc": "2026-01-01T00:00:00.000+00:00",
-                },
-            )
-        tables.update("conversation", made, {"tip_message_id": 5000})
+    messages = [
+        ImportedMessage(n - 1 if n else None, ROLES[n % 2], f"message {n}", "complete")
+        for n in range(5000)
+    ]
+    (made,) = store.conversation_list.add_imported([ImportedConversation("deep", (*messages,))])
     started_s = time.process_time()
     assert len(service.messages(made)) == 5000
     ended(service, service.edit(made, 5, "edited", SETTINGS))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from localspec.backend import Chunk, Message, Request
-from localspec.chat.continuation import start_of
 from localspec.chat.local import Loaded, LocalBackend
+from localspec.chat.reply_text import start_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import SamplingParams
 from localspec.drafters.ngram import NgramDrafter

@@ -1,9 +1,10 @@
 """A process killed in the middle of a reply loses neither the message nor what was written: the
-app's process at 50 moments, the engine's at 50 more, each a random one."""
+app's process and the engine's are each killed at NUM_MOMENTS moments spread over a turn."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import random
 import signal
@@ -22,10 +23,10 @@ from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.remote.engines import opening
+from tests.waiting import WAIT_S, until
 
-NUM_MOMENTS = 50
+NUM_MOMENTS = 16
 TURN_S = 0.2  # about what one turn of the killed takes
-WAIT_S = 20.0
 ROOM = 10**6  # tokens: for a conversation of many turns
 NEXT = "Still here."  # the reply of the turn after a crash
 
@@ -73,6 +74,14 @@ def test_a_killed_process_leaves_message_and_partial_reply(tmp_path: Path, root:
     database.close()
 
 
+def moments(seed: int) -> list[float]:
+    """Seconds into a turn: a random moment in each of NUM_MOMENTS equal parts, shuffled."""
+    draw = random.Random(seed)
+    found = [TURN_S * (part + draw.random()) / NUM_MOMENTS for part in range(NUM_MOMENTS)]
+    draw.shuffle(found)
+    return found
+
+
 def is_sound(path: Path) -> bool:
     with sqlite3.connect(path) as database:
         found = database.execute("PRAGMA integrity_check").fetchone()
@@ -104,12 +113,11 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
 ) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    moments = random.Random(seed)
     path = tmp_path / "localspec.db"
     expected: list[str] = []
     num_interrupted = 0
-    for _ in range(NUM_MOMENTS):
-        pid, was_kept = _kill_one(crashing, path, moments.uniform(0.0, TURN_S))
+    for moment_s in moments(seed):
+        pid, was_kept = _kill_one(crashing, path, moment_s)
         assert is_sound(path)
         store = Store.open(path)
         stored = store.conversations()
@@ -161,7 +169,6 @@ def _ends(forger: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
 def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    moments = random.Random(seed)
     path = tmp_path / "localspec.db"
     store = Store.open(path)
     opened: list[ChildBackend] = []
@@ -177,12 +184,13 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     service = ChatService(store, session_info, open_backend)
     service.start()
     handle, num_interrupted = None, 0
-    for number in range(NUM_MOMENTS):
-        _until_ready(service)
+    for number, moment_s in enumerate(moments(seed)):
+        until(lambda: service.status().phase == "ready")
         reply = service.submit(handle, f"Message {number}", ReplySettings())
         assert reply is not None
-        time.sleep(moments.uniform(0.0, TURN_S))
-        opened[-1]._process.kill()
+        time.sleep(moment_s)
+        for process in multiprocessing.active_children():
+            process.kill()
         assert reply.done.wait(WAIT_S)
         handle = reply.handle
         assert reply.view.finish_reason in ("interrupted", "eos")
@@ -197,11 +205,5 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     store.close()
     assert is_sound(path)
     assert num_interrupted > NUM_MOMENTS // 4
-    assert not any(each._process.is_alive() for each in opened)
-
-
-def _until_ready(service: ChatService) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while service.status().phase != "ready":
-        assert time.monotonic() < deadline, service.status().phrase
-        time.sleep(0.005)
+    assert not any(each.is_alive() for each in opened)
+    assert multiprocessing.active_children() == []

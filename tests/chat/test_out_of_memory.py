@@ -1,5 +1,5 @@
 """Memory that runs out at any step of a turn costs that turn's rest: what was written stays, the
-drafts are given up and really freed, and the next turn works. A lost device is no such thing."""
+drafters are unloaded and really freed, and the next turn works. A lost device is another fault."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_memory_that_runs_out_at_any_step_drops_the_draft_and_the_next_turn_work
     last = chunks[-1]
     assert last.finish_reason == "error" and last.is_relieved is True
     assert last.error is not None
-    assert "Memory ran out" in last.error and "given up: weighty" in last.error
+    assert "Memory ran out" in last.error and "unloaded: weighty" in last.error
     assert "".join(TEXT).startswith(text_of(chunks))
     assert len([t for c in chunks for t in c.tokens]) >= at_forward - 2
     assert held == [None, None], "the draft, or tensors of the traceback, were held all the same"
@@ -106,7 +106,7 @@ def test_memory_that_runs_out_at_any_step_drops_the_draft_and_the_next_turn_work
     assert any("Memory ran out" in notice for notice in backend.describe().notices)
 
 
-def test_without_a_draft_there_is_nothing_to_give_up_and_that_is_said() -> None:
+def test_without_a_draft_nothing_can_be_freed_and_the_chunk_says_so() -> None:
     script = [SAY[piece] for piece in TEXT] + [END]
     backend = backend_of(scripted(script, 3, len(PIECES)), {"ngram": NgramDrafter()})
     Short(backend._engine.target, 5, lambda: RuntimeError(NO_RAM))
@@ -115,11 +115,11 @@ def test_without_a_draft_there_is_nothing_to_give_up_and_that_is_said() -> None:
     assert text_of(ask(backend)) == "".join(TEXT)
 
 
-def test_a_drafter_that_was_given_up_is_refused_with_the_reason() -> None:
+def test_an_unloaded_drafter_is_refused_with_the_reason() -> None:
     backend = writing()
     Short(backend._engine.target, 4, lambda: MemoryShortage("1 GiB more."))
     ask(backend, "weighty", 2)
-    with pytest.raises(core.RequestError, match="given up when memory ran out"):
+    with pytest.raises(core.RequestError, match="unloaded when memory ran out"):
         ask(backend, "weighty")
 
 
@@ -154,7 +154,7 @@ def test_faults_are_told_apart(error: Exception, kind: str) -> None:
 
 
 def test_an_error_of_ours_is_said_as_it_is() -> None:
-    assert fault_of(CacheError("The cache holds 3 tokens.")).said == "The cache holds 3 tokens."
+    assert fault_of(CacheError("The cache holds 3 tokens.")).message == "The cache holds 3 tokens."
 
 
 # why nothing drafts
@@ -206,7 +206,7 @@ def test_what_only_heads_have_read_goes_with_them() -> None:
     target.cache.features = Features(64, 8, torch.float32, torch.device("cpu"))
     target.cache.features.follow((0,))
     backend._engine.target = target
-    assert backend._give_up_drafts() is not None
+    assert backend._free_drafters() is not None
     assert target.cache.features is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from localspec.chat.tune_up import (
     TEMPERATURES,
     Run,
     TuneUp,
-    from_dict,
     in_words,
     one_of_each_family,
     tune_up,
@@ -181,8 +179,3 @@ def test_a_gain_is_a_ratio_of_sums() -> None:
 def test_a_drafter_without_its_plain_twin_has_no_gain() -> None:
     runs = (Run("code", 0.0, "draft_model", 30, 150.0, 5),)
     assert TuneUp("t", "d", "cpu", runs, 4, 1.0).gain("draft_model") is None
-
-
-def test_the_result_survives_as_plain_data() -> None:
-    found = measured(Timed(speeds=SPEEDS))
-    assert from_dict(json.loads(json.dumps(found.as_dict()))) == found

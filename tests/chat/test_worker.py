@@ -208,7 +208,7 @@ def test_switching_frees_before_it_loads(world: World) -> None:
 
 
 def test_a_switch_goes_before_waiting_replies_and_after_the_running_one(world: World) -> None:
-    world.make = lambda options: Mortal(quick(options, round_s=0.02))
+    world.make = lambda options: Mortal(quick(options, round_s=0.005))
     service = ready(world.begin())
     running = service.submit(None, "one", ReplySettings())
     waiting = service.submit(None, "two", ReplySettings())
@@ -279,8 +279,8 @@ def test_an_idle_model_is_let_go_and_comes_back(world: World) -> None:
 
 def test_work_keeps_the_model_loaded(world: World) -> None:
     world.make = lambda options: Mortal(quick(options, reply="Hm."))
-    service = ready(world.begin(unload_after_s=1.5))
-    for _ in range(8):
+    service = ready(world.begin(unload_after_s=1.0))
+    for _ in range(5):
         ask(service)
         time.sleep(0.3)
     assert len(world.opened) == 1

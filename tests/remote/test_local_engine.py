@@ -1,5 +1,5 @@
 """The local engine in its own process: the page's process stays light, the same tokens come, and
-what was learnt outlives the engine."""
+the next engine takes up what was learnt."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
     return LoadOptions(model=str(target), draft=str(draft), context=128, dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def child(options: LoadOptions) -> Iterator[ChildBackend]:
+    backend = opened(options)
+    yield backend
+    backend.close()
+
+
 def opened(options: LoadOptions, state: dict[str, Any] | None = None) -> ChildBackend:
     keywords = {"options": options, "state": state, "past": ()}
     return ChildBackend.open(Opening(app.ENGINE, keywords), lambda phrase: None)
@@ -73,28 +81,28 @@ def test_the_page_loads_nothing_heavy_while_its_engine_answers(
     assert ran.stdout.split("\n")[:2] == ["length", "[]"], ran.stderr
 
 
-def test_the_same_tokens_and_figures_come_from_either_process(options: LoadOptions) -> None:
+def test_the_same_tokens_and_figures_come_from_either_process(
+    options: LoadOptions, child: ChildBackend
+) -> None:
     here = play(open_local_backend(options, None, lambda phrase: None))
-    backend = opened(options)
-    there = play(backend)
-    assert backend.count_tokens(HELLO) == there[-1].stats.num_prompt_tokens
-    backend.close()
+    there = play(child)
+    assert child.count_tokens(HELLO) == there[-1].stats.num_prompt_tokens
     assert [(c.tokens, c.provenance, c.text) for c in there] == [
         (c.tokens, c.provenance, c.text) for c in here
     ]
     assert there[-1].stats.num_accepted_tokens == here[-1].stats.num_accepted_tokens > 0
 
 
-def test_what_was_learnt_and_measured_outlives_the_engine(options: LoadOptions) -> None:
-    first = opened(options)
-    assert first.describe().calibration is None
-    for _ in zip(range(8), first.calibrate(threading.Event()), strict=False):
+def test_the_next_engine_takes_up_what_was_learnt_and_measured(
+    options: LoadOptions, child: ChildBackend
+) -> None:
+    assert child.describe().calibration is None
+    for _ in zip(range(8), child.calibrate(threading.Event()), strict=False):
         pass  # a few widths are enough
-    play(first)
-    state = json.loads(json.dumps(first.snapshot()))
-    measured = first.describe().calibration
+    play(child)
+    state = json.loads(json.dumps(child.snapshot()))
+    measured = child.describe().calibration
     assert measured is not None
-    first._process.kill()
     again = opened(options, state)
     found = again.describe().calibration
     again.close()
