@@ -17,16 +17,16 @@ from dataclasses import replace
 
 import torch
 
-from localspec.core import DraftPlan, Outcome, Proposal, Sequence
+from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter, draft_on
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.ngram import NgramDrafter
-from localspec.drafters.parts import Parts
+from localspec.drafters.parts import DrafterBase, Parts
 
 KEPT_SHARE = 0.5  # of the model's favourite: below it the copy is left
 
 
-class ChainedDrafter:
+class ChainedDrafter(DrafterBase):
     """n-gram lookup continued by the draft model. Shares the model with `draft_model`."""
 
     name = "chained"
@@ -55,9 +55,6 @@ class ChainedDrafter:
         self._lookup.prepare(sequence)
         self._drafting.prepare(sequence)
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         # A draft may know a shorter context than its target.
         room = max(0, self.model.cache.shape.capacity - len(sequence.tokens))
@@ -82,9 +79,6 @@ class ChainedDrafter:
         num_drafted = len(proposal.tokens) - num_copied
         makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
         return replace(proposal, makers=makers, num_steps=max(1, num_drafted))
-
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: lookup and model find what they missed."""
 
     def _copy(
         self, draft: Drafting, guess: tuple[int, ...], logits: torch.Tensor

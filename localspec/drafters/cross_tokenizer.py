@@ -29,10 +29,10 @@ from dataclasses import replace
 
 import torch
 
-from localspec.core import DraftPlan, Outcome, Proposal, SamplingParams, Sequence, chain
+from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
 from localspec.drafters.draft_text import Transcript
 from localspec.drafters.drafting import Drafting
-from localspec.drafters.parts import Foreign, Parts
+from localspec.drafters.parts import DrafterBase, Foreign, Parts
 from localspec.drafters.retokenise import Retelling, Told
 from localspec.drafters.shared_tokens import SharedTokens, special_pairs
 from localspec.engine.sampling import distributions, peaks
@@ -46,7 +46,7 @@ FIRST_PEAK, PEAK_RATE = 0.5, 0.05  # how high peaks are taken to be, and how fas
 TAKEN_ALONG = 8  # tokens that the first draft step takes in
 
 
-class CrossTokenizerDrafter:
+class CrossTokenizerDrafter(DrafterBase):
     """Drafts with `model`, whose tokens are not the target's."""
 
     name = "cross_tokenizer"
@@ -95,9 +95,6 @@ class CrossTokenizerDrafter:
         if self._way(sequence) is not None:
             self._catch_up()
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def _follow(self, sequence: Sequence) -> None:
         if self._transcript.follow(sequence.tokens):
             self._peak = FIRST_PEAK
@@ -112,9 +109,6 @@ class CrossTokenizerDrafter:
         if self._translates(sequence.sampling) and self._can_say(logits, sequence.sampling):
             return self._translated(sequence, plan.shortened(self._room), logits)
         return self._re_encoded(sequence, plan, logits)
-
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: the transcript reads what was accepted when it is next asked."""
 
     @property
     def _room(self) -> int:

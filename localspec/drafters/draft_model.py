@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Outcome, Proposal, Sequence
+from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import Drafting
-from localspec.drafters.parts import Parts
+from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel, prefill
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(DrafterBase):
     """Drafts with `model`, whose token ids are the target's."""
 
     name = "draft_model"
@@ -55,9 +55,6 @@ class DraftModelDrafter:
         if self.signal(sequence) is not None:
             self.catch_up(sequence)
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         room = self.model.cache.shape.capacity - len(sequence.tokens)
         if room <= 0:  # a draft may know a shorter context than its target
@@ -68,9 +65,6 @@ class DraftModelDrafter:
         if captured is not None:
             return captured
         return autoregress(self.model, sequence, plan, self.target_vocab_size)
-
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: `propose` finds what it missed."""
 
     def catch_up(self, sequence: Sequence) -> None:
         """See the function."""

@@ -1,7 +1,7 @@
 """The draft model proposes a tree: several guesses where it is unsure, a chain where it is not.
 
 Contract: the model and its cache are those of `draft_model`. The tree grows under the plan's
-prices (growing); nodes to be looked behind together cost one forward. At temperature 0 a node's
+prices (tree_growth); nodes to be looked behind together cost one forward. At temperature 0 a node's
 children are the likeliest tokens, above it they are drawn without replacement from the request's
 own distribution. Where siblings do not pay the tree is a chain. Without prices it takes the shape
 that USUAL gives it.
@@ -10,7 +10,7 @@ The draft's cache holds slots in a row, and a forward sees all of them. So befor
 cache is cut down to the path that all wanted nodes have in common, and what lies beyond is run
 again beside the new ones: nothing on a chain, a few rows on a tree.
 
-Not here: which nodes (growing), the draft's rows one by one (draft_model), acceptance.
+Not here: which nodes (tree_growth), the draft's rows one by one (draft_model), acceptance.
 """
 
 from __future__ import annotations
@@ -20,21 +20,28 @@ from collections.abc import Sequence as Several
 
 import torch
 
-from localspec.core import DraftPlan, Growth, Outcome, Proposal, Sequence
+from localspec.core import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.draft_model import catch_up
 from localspec.drafters.drafting import drafted_with, fitted
-from localspec.drafters.parts import Parts
-from localspec.drafters.tree_growth import MAX_CHILDREN, ROOT, Children, Drawn, Growing, Ranked
+from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.tree_growth import (
+    MAX_DRAWN,
+    ROOT,
+    USUAL_NODES,
+    Children,
+    Drawn,
+    Ranked,
+    TreeGrowth,
+)
 from localspec.engine.sampling import distributions, peaks
 from localspec.errors import ModelError
 from localspec.forward.model import LanguageModel
 
-USUAL_NODES = 16
-# Where nothing was measured: a step must promise a fifth of a token, a place a tenth.
+# Where nothing was measured: a step must promise a fifth of a token, a place but the first a tenth.
 USUAL = Growth(lambda confidence: confidence, (0.0, *[0.1] * (USUAL_NODES - 1)), 0.2)
 
 
-class DraftTreeDrafter:
+class DraftTreeDrafter(DrafterBase):
     """Drafts trees with `model`, whose token ids are the target's."""
 
     name = "draft_tree"
@@ -62,26 +69,20 @@ class DraftTreeDrafter:
         if self.signal(sequence) is not None:
             catch_up(self.model, sequence)
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         room = self.model.cache.shape.capacity - len(sequence.tokens)
         size = plan.shortened(max(0, room)).num_draft_tokens
         if size == 0:  # a draft may know a shorter context than its target
             return Proposal()
         catch_up(self.model, sequence)
-        tree = Growing(plan.growth or USUAL, size)
+        tree = TreeGrowth(plan.growth or USUAL, size)
         behind = _Behind(self.model, sequence, tree)
         try:
             return self._grown(sequence, tree, behind)
         finally:
             behind.keep_a_path()
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: `propose` finds what it missed."""
-
-    def _grown(self, sequence: Sequence, tree: Growing, behind: _Behind) -> Proposal:
+    def _grown(self, sequence: Sequence, tree: TreeGrowth, behind: _Behind) -> Proposal:
         num_steps, wanted = 0, [ROOT]
         while wanted:
             logits = behind.run(wanted)  # [w, V_draft]
@@ -95,7 +96,7 @@ class DraftTreeDrafter:
         return tree.proposal(num_steps)
 
     def _children(
-        self, sequence: Sequence, tree: Growing, nodes: Several[int], logits: torch.Tensor
+        self, sequence: Sequence, tree: TreeGrowth, nodes: Several[int], logits: torch.Tensor
     ) -> list[Children]:
         """What may follow each node, by the row of logits behind it."""
         sampling = drafted_with(sequence.sampling)
@@ -112,7 +113,7 @@ class DraftTreeDrafter:
                 Drawn(row, sequence.rng) if is_sound else Ranked((), ())
                 for row, is_sound in zip(rows, sound, strict=True)
             ]
-        best = rows.topk(min(MAX_CHILDREN, rows.shape[-1]), dim=-1)
+        best = rows.topk(min(MAX_DRAWN, rows.shape[-1]), dim=-1)
         ranked = zip(best.indices.tolist(), best.values.tolist(), sound, strict=True)
         return [Ranked(i, c) if is_sound else Ranked((), ()) for i, c, is_sound in ranked]
 
@@ -120,7 +121,7 @@ class DraftTreeDrafter:
 class _Behind:
     """What the model says behind nodes of a tree, with its cache kept in order."""
 
-    def __init__(self, model: LanguageModel, sequence: Sequence, tree: Growing) -> None:
+    def __init__(self, model: LanguageModel, sequence: Sequence, tree: TreeGrowth) -> None:
         self._model = model
         self._sequence = sequence
         self._tree = tree

@@ -11,19 +11,17 @@ penalty, temperature 1 when greedy: a token that was not drawn is accepted with 
 probability under those, which the same softmax of the head estimates. top-k, top-p and min-p are
 left to the target: they move the likeliest tokens little and cost a sort of every row.
 
-Not here: the head (forward.heads.eagle), which nodes pay (best_first).
+Not here: the head (forward.heads.eagle), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from localspec.core import DraftPlan, Outcome, Proposal, SamplingParams, Sequence
-from localspec.drafters.best_first import ROOT, BestFirst
-from localspec.drafters.parts import Parts
+from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
+from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
 from localspec.forward.heads.eagle import KIND
@@ -33,11 +31,10 @@ from localspec.forward.model import LanguageModel
 
 NUM_CHILDREN = 8  # candidates of one node
 WIDTH = 8  # nodes that get children in one step
-USUAL_STEPS = 5  # where no prices are known
-USUAL_WIDTH = 4
+USUAL = usual_growth(0.02, 0.05)  # where nothing was measured
 
 
-class EagleDrafter:
+class EagleDrafter(DrafterBase):
     """Drafts with `head`, which reads the hidden states of `target`."""
 
     name = KIND
@@ -72,9 +69,6 @@ class EagleDrafter:
         if self._head.reuse(held) < len(held) - 1:
             self._head.read(held, self._features)
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:
             return Proposal()
@@ -88,9 +82,6 @@ class EagleDrafter:
         finally:
             self._head.forget(len(tokens) - 1)
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: `propose` finds what it missed."""
-
 
 class _Draft:
     """One tree while it grows. A node's row is made when it gets children."""
@@ -102,27 +93,26 @@ class _Draft:
         self._plan = plan
         self._head = head
         self._sampling = _guessed_with(sequence.sampling)
-        self._tree = BestFirst(plan)
+        self._growth = plan.growth or USUAL
+        self._tree = TreeGrowth(self._growth, plan.num_draft_tokens, max_opened=WIDTH)
         self._outputs = root  # [1 + rows, d], the root's and those of the rows so far
         self._rows = {ROOT: 0}  # node -> its place among them
 
     def grow(self) -> Proposal:
-        self._add_children([ROOT], self._outputs)
-        known = self._plan.growth is not None
-        width, limit = (WIDTH, self._plan.num_draft_tokens) if known else (USUAL_WIDTH, USUAL_STEPS)
-        num_steps = 1
-        while num_steps < limit:
-            nodes = self._tree.frontier(min(width, self._head.room))
-            if not nodes:
-                break
-            self._add_children(nodes, self._run(nodes))
+        wanted, outputs, num_steps = [ROOT], self._outputs, 0
+        while wanted:
+            self._open(wanted, outputs)
             num_steps += 1
+            self._tree.grow()
+            wanted = self._tree.wanted()[: self._head.room]
+            if wanted:
+                outputs = self._run(wanted)
         return self._tree.proposal(num_steps)
 
     def _run(self, nodes: list[int]) -> torch.Tensor:
         """Rows of nodes, from their parents' outputs: [n, d]."""
         tree, num_before = self._tree, len(self._rows) - 1
-        parents = [self._rows[tree.parents[node]] for node in nodes]
+        parents = [self._rows[tree.nodes[node].parent] for node in nodes]
         self._rows |= {node: 1 + num_before + index for index, node in enumerate(nodes)}
         blocked = torch.ones(len(nodes), num_before + len(nodes), dtype=torch.bool)
         places = list[int]()
@@ -130,26 +120,26 @@ class _Draft:
             path = tree.path(node)
             blocked[index, [self._rows[step] - 1 for step in path]] = False
             places.append(len(self._sequence.tokens) - 2 + len(path))
-        tokens = [tree.tokens[node] for node in nodes]
+        tokens = [tree.nodes[node].token for node in nodes]
         made = self._head.branch(tokens, self._outputs[parents], places, blocked)
         self._outputs = torch.cat((self._outputs, made))
         return made
 
-    def _add_children(self, nodes: list[int], outputs: torch.Tensor) -> None:
-        """outputs: [n, d] of the nodes. One copy to the host."""
+    def _open(self, nodes: list[int], outputs: torch.Tensor) -> None:
+        """Tell the tree what may follow the nodes, whose outputs are [n, d]. One host copy."""
         is_penalised = self._sampling.repetition_penalty != 1.0
         histories = [self._history(node) for node in nodes] if is_penalised else []
         rows = distributions(self._head.logits(outputs), self._sampling, histories)  # [n, V]
         best = rows.topk(min(NUM_CHILDREN, self._plan.num_draft_tokens, rows.shape[1]), dim=-1)
         heights, ids = torch.stack((best.values.double(), best.indices.double())).tolist()
-        for node, confidences, tokens in zip(nodes, heights, ids, strict=True):
-            if any(math.isnan(confidence) for confidence in confidences):
-                continue  # a damaged head costs time, never correctness
-            said = [(int(t), c) for t, c in zip(tokens, confidences, strict=True) if c > 0.0]
-            self._tree.add(node, [token for token, _ in said], [c for _, c in said])
+        for node, node_heights, node_ids in zip(nodes, heights, ids, strict=True):
+            # Damaged heads say NaN: they cost time, never correctness.
+            said = [(int(t), c) for t, c in zip(node_ids, node_heights, strict=True) if c > 0.0]
+            tokens, confidences = [token for token, _ in said], [c for _, c in said]
+            self._tree.open(node, Ranked(tokens, confidences, self._growth.chance))
 
     def _history(self, node: int) -> list[int]:
-        drafted = [self._tree.tokens[step] for step in self._tree.path(node)]
+        drafted = [self._tree.nodes[step].token for step in self._tree.path(node)]
         return [*self._sequence.tokens, *drafted]
 
 

@@ -24,12 +24,18 @@ parents list. Here a branch may go on past the end of an n-gram into the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
 
 from localspec.core import DraftPlan, Growth, Outcome, Proposal, Sequence
-from localspec.drafters.grams import GRAM, Context, Pool
-from localspec.drafters.parts import Parts
+from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
+from localspec.forward.cache import common_prefix_length
+
+GRAM = 3  # tokens of one n-gram
+MAX_FOLLOWERS = 4
+MAX_CONTEXTS = 20_000
+MAX_READ = 2048  # tokens of a new text, its newest
 
 WIDTH, LEVELS = 4, GRAM - 1
 WINDOW_SHARE = 2 / 3  # of the nodes
@@ -39,75 +45,58 @@ POOL_CHANCES = {2: (0.78, 0.12, 0.12), 1: (0.35, 0.09, 0.04)}
 WINDOW_CHANCES = (0.02, 0.6)
 LEAST_WORTH = 0.01  # of a branch's node, where the plan names no price
 
+Context = tuple[int, ...]
 Column = tuple[int, ...]
 
 
-@dataclass
-class Tree:
-    """A proposal under way; what stands there already is not added twice."""
+class Pool:
+    """Recent n-grams of what was written and of what the target would have written: for a context
+    of one to GRAM - 1 tokens those seen to follow it, most recent first, at most MAX_FOLLOWERS.
+    Contexts not touched for longest are forgotten beyond MAX_CONTEXTS."""
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    known: dict[tuple[int, int], int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._followers: dict[Context, list[int]] = {}
+        self._source: list[int] = []
+        self._num_read = 0
 
-    def add(self, parent: int, token: int, confidence: float) -> int:
-        """The node of this token below `parent`; where two found it, as sure as the surer."""
-        node = self.known.setdefault((parent, token), len(self.tokens))
-        if node == len(self.tokens):
-            self.tokens.append(token)
-            self.parents.append(parent)
-            self.confidences.append(confidence)
-        else:
-            self.confidences[node] = max(confidence, self.confidences[node])
-        return node
+    def add(self, context: Several[int], token: int) -> None:
+        """`token` was seen after `context`, of which the last GRAM - 1 count."""
+        for size in range(1, min(GRAM, len(context) + 1)):
+            key = tuple(context[-size:])
+            known = self._followers.pop(key, None)
+            if known is None:
+                known = []
+            elif token in known:
+                known.remove(token)
+            known.insert(0, token)
+            del known[MAX_FOLLOWERS:]
+            self._followers[key] = known  # put back last: touched last
+        while len(self._followers) > MAX_CONTEXTS:
+            del self._followers[next(iter(self._followers))]
 
-    def proposal(self) -> Proposal:
-        if not self.tokens:
-            return Proposal()
-        shape = tuple(self.tokens), tuple(self.parents)
-        return Proposal(*shape, None, tuple(self.confidences), num_steps=1)
+    def followers(self, context: Context) -> Several[int]:
+        """What followed exactly this context, most recent first."""
+        return self._followers.get(context, ())
 
-
-class Branches:
-    """What the pool says may follow the root, best first."""
-
-    def __init__(self, pool: Pool, root: Context, growth: Growth | None) -> None:
-        """root: the last GRAM - 1 tokens."""
-        self._pool = pool
-        self._growth = growth
-        self._candidates = list[tuple[float, int, int, int, float, Context]]()
-        self._num_put = 0
-        self._offer(-1, 1.0, root)
-
-    def grow(self, tree: Tree, size: int) -> None:
-        """Add what is worth its price, until the tree has `size` nodes."""
-        while self._candidates and len(tree.tokens) < size:
-            if -self._candidates[0][0] <= self._price(len(tree.tokens)):
-                return
-            minus_worth, _, parent, token, chance, context = heappop(self._candidates)
-            node = tree.add(parent, token, chance)
-            self._offer(node, -minus_worth, (*context, token)[1 - GRAM :])
-
-    def _offer(self, parent: int, worth: float, context: Context) -> None:
-        named = set[int]()
+    def continuations(self, context: Context) -> Ranked:
+        """What may follow a context of at most GRAM - 1 tokens, the likeliest first."""
+        chances = dict[int, float]()
         for size in range(min(GRAM - 1, len(context)), 0, -1):
-            followers = self._pool.followers(context[-size:])
+            followers = self.followers(context[-size:])
             for token, chance in zip(followers, POOL_CHANCES[size], strict=False):
-                if token not in named:
-                    named.add(token)
-                    self._put(parent, token, worth, chance, context)
+                chances.setdefault(token, chance)
+        found = sorted(chances.items(), key=lambda each: -each[1])
+        return Ranked([token for token, _ in found], [chance for _, chance in found])
 
-    def _put(self, parent: int, token: int, worth: float, chance: float, context: Context) -> None:
-        worth *= chance if self._growth is None else self._growth.chance(chance)
-        self._num_put += 1
-        heappush(self._candidates, (-worth, self._num_put, parent, token, chance, context))
-
-    def _price(self, index: int) -> float:
-        if self._growth is None:
-            return LEAST_WORTH
-        prices = self._growth.node_prices
-        return prices[index] if index < len(prices) else 1.0
+    def read(self, tokens: list[int]) -> None:
+        """Take in what is new of a text; it is held, and may only grow from here on."""
+        if tokens is not self._source:
+            held = self._source[: self._num_read]
+            self._num_read = max(common_prefix_length(held, tokens), len(tokens) - MAX_READ)
+            self._source = tokens
+        for place in range(max(1, self._num_read), len(tokens)):
+            self.add(tokens[max(0, place - GRAM + 1) : place], tokens[place])
+        self._num_read = len(tokens)
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ class Sent:
     leaves: tuple[int, ...]
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(DrafterBase):
     """Jacobi window and n-gram pool of one text."""
 
     name = "lookahead"
@@ -139,10 +128,6 @@ class LookaheadDrafter:
     def build(cls, parts: Parts) -> LookaheadDrafter:
         return cls()
 
-    @property
-    def memory_bytes(self) -> int:
-        return 0
-
     def signal(self, sequence: Sequence) -> str | None:
         """One for all rounds: those that find nothing pay for those that do."""
         return "window"
@@ -150,21 +135,33 @@ class LookaheadDrafter:
     def prepare(self, sequence: Sequence) -> None:
         self._turn_to(sequence.tokens)
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         tokens, size = sequence.tokens, plan.num_draft_tokens
         self._turn_to(tokens)
         width = min(WIDTH, int(size * WINDOW_SHARE) // LEVELS)
         columns = self._columns(tokens, width)
-        tree = Tree()
-        branches = Branches(self._pool, tuple(tokens[1 - GRAM :]), plan.growth)
-        branches.grow(tree, size - width * LEVELS)
+        growth = plan.growth or usual_growth(LEAST_WORTH, 0.0, size)
+        tree = self._branches(tuple(tokens[1 - GRAM :]), growth, size)
+        tree.grow(size - width * LEVELS)
         leaves = _open_window(tree, columns)
-        branches.grow(tree, size)  # nodes that stand in both leave room
-        self._sent = Sent(tree.proposal(), len(tokens), columns, leaves)
+        tree.grow()  # nodes that stand in both leave room
+        # The window is an investment, which no price of this round judges.
+        proposal = tree.whole(num_steps=1) if tree.nodes else Proposal()
+        self._sent = Sent(proposal, len(tokens), columns, leaves)
         return self._sent.proposal
+
+    def _branches(self, root: Context, growth: Growth, size: int) -> TreeGrowth:
+        """A tree that grows by what the pool says. root: the last GRAM - 1 tokens."""
+        contexts = {ROOT: root}
+
+        def children_of(node: int) -> Ranked:
+            if node != ROOT:
+                added = tree.nodes[node]
+                contexts[node] = (*contexts[added.parent], added.token)[1 - GRAM :]
+            return self._pool.continuations(contexts[node])
+
+        tree = TreeGrowth(growth, size, children_of)
+        return tree
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Move the window on and fill the pool by what the target said."""
@@ -216,9 +213,9 @@ class LookaheadDrafter:
         self._pool.read(tokens)
 
 
-def _open_window(tree: Tree, columns: tuple[Column, ...]) -> tuple[int, ...]:
+def _open_window(tree: TreeGrowth, columns: tuple[Column, ...]) -> tuple[int, ...]:
     """Add the window; returns the node of each column's last level."""
-    leaves, stem = list[int](), -1
+    leaves, stem = list[int](), ROOT
     for column in columns:
         stem = node = tree.add(stem, column[0], WINDOW_CHANCES[0])
         for token, chance in zip(column[1:], WINDOW_CHANCES[1:], strict=True):

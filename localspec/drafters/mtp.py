@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Outcome, Proposal, Sequence
+from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.drafting import Drafting
-from localspec.drafters.parts import Parts
+from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG
@@ -25,7 +25,7 @@ from localspec.forward.heads.mtp_native import read_native
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 
 
-class MtpDrafter:
+class MtpDrafter(DrafterBase):
     """Drafts with `head` on the states of `target`."""
 
     name = "mtp"
@@ -64,9 +64,6 @@ class MtpDrafter:
         self._reuse(sequence)
         self._catch_up(sequence, min(len(sequence.tokens) - 2, self._target.cache.length))
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         draft = Drafting(sequence, plan, self._target.vocab_size)
@@ -82,9 +79,6 @@ class MtpDrafter:
         finally:
             self._head.cache.rollback(num_rows)
         return draft.proposal()
-
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: `propose` finds what it missed."""
 
     def _reuse(self, sequence: Sequence) -> None:
         """Keep the rows whose tokens are the sequence's, but never the newest: its outcome is

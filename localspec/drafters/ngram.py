@@ -1,27 +1,42 @@
 """Lookup drafting: what followed the last few tokens when they stood here before.
 
-Contract: proposes deterministic continuations (no probs) found earlier in the sequence, that is
-in the prompt, earlier turns and the reply so far, or in past conversations: a tree where the plan
-says what nodes cost, else the likeliest chain. Where the text ends in a repetition of itself the
-copy goes round. The length of the match, and where it is, is the drafter's `signal`: acceptance
-is learnt apart for each class of it. Holds no weights.
+Contract: proposes deterministic continuations (no probs) found earlier in the sequence (the prompt,
+earlier turns, the reply so far) or in past conversations: a tree where the plan says what nodes
+cost, else the likeliest chain. Where the text ends in a repetition of itself the copy goes round.
+The length of the match, and where it is, is the drafter's `signal`: acceptance is learnt apart for
+each class of it. Holds no weights.
 
-Not here: the index (lookup), which continuations are worth it (continuations).
-Source: prompt lookup decoding (Saxena 2023), SAM-Decoding (arXiv 2411.10666), SuffixDecoding
-(arXiv 2411.04975).
+Of a context that n places share, a token that followed c of them has the chance (c - discount) / n.
+What the discounts leave is for tokens that never followed there; it is given to the followers of
+the next shorter context, without those already named.
+
+Not here: the index (lookup), the tree (tree_growth).
+Source: prompt lookup decoding (Saxena 2023), SAM-Decoding (arXiv 2411.10666), SuffixDecoding (arXiv
+2411.04975); prediction by partial matching with absolute discounting. The discounts were fitted to
+what followed in 600,000 tokens of the training corpus: of 33,649 contexts of two tokens that one
+other place shared, 0.38 went on alike.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from localspec.core import DraftPlan, Outcome, Proposal, Sequence
-from localspec.drafters.continuations import best_chain, best_tree
-from localspec.drafters.lookup import Lookup, is_own, length_of
-from localspec.drafters.parts import Parts
+import torch
+
+from localspec.core import DraftPlan, Growth, Proposal, Sequence, chain
+from localspec.drafters.lookup import Lookup, Place, is_own, length_of
+from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.tree_growth import ROOT, TreeGrowth
 
 FORESEEN = 8  # tokens
 CLASSES = ((2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"))
+# By the length of the match, where only one token ever followed.
+DISCOUNTS = ((1, 0.75), (2, 0.64), (4, 0.53), (8, 0.39), (16, 0.23))
+LONGEST_DISCOUNT = 0.09
+DIVIDED_DISCOUNT = 0.7  # where several did, at any length
+MAX_SIBLINGS = 4  # of one context
+MAX_CONTEXTS = 3  # asked for the children of one node
+LEAST_CHANCE = 0.02
 
 
 def match_class(length: int) -> str:
@@ -29,7 +44,14 @@ def match_class(length: int) -> str:
     return next((name for bound, name in CLASSES if length <= bound), "17+")
 
 
-class NgramDrafter:
+def discount_of(length: int, num_followers: int) -> float:
+    """What each of a context's followers gives up to those that were never seen."""
+    if num_followers > 1:
+        return DIVIDED_DISCOUNT
+    return next((d for bound, d in DISCOUNTS if length <= bound), LONGEST_DISCOUNT)
+
+
+class NgramDrafter(DrafterBase):
     """Suffix lookup over one sequence and the past. Shares its index with `chained`."""
 
     name = "ngram"
@@ -41,10 +63,6 @@ class NgramDrafter:
     @classmethod
     def build(cls, parts: Parts) -> NgramDrafter:
         return cls(parts.lookup)
-
-    @property
-    def memory_bytes(self) -> int:
-        return 0
 
     def signal(self, sequence: Sequence) -> str | None:
         place = self._lookup.follow(sequence.tokens)
@@ -66,5 +84,78 @@ class NgramDrafter:
         found = best_chain(self._lookup, place, size)
         return replace(found, num_steps=1) if found.tokens else found
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: the index is brought up to date when it is next asked."""
+
+def best_chain(lookup: Lookup, place: Place, size: int) -> Proposal:
+    """At most `size` tokens, each the likeliest after those before it."""
+    tokens, confidences = list[int](), list[float]()
+    while len(tokens) < size and (followers := lookup.followers(place)):
+        count, _, token = followers[0]
+        total = count if len(followers) == 1 else sum(each[0] for each in followers)
+        tokens.append(token)
+        confidences.append((count - discount_of(length_of(place), len(followers))) / total)
+        place = lookup.after(place, token)
+    return chain(tuple(tokens), confidences=tuple(confidences))
+
+
+def best_tree(lookup: Lookup, place: Place, size: int, growth: Growth) -> Proposal:
+    """The nodes that are worth more than they cost, at most `size`, best first."""
+    places = {ROOT: place}
+
+    def children_of(node: int) -> Continuations:
+        if node != ROOT:
+            added = tree.nodes[node]
+            places[node] = lookup.after(places[added.parent], added.token)
+        return Continuations(lookup, places[node])
+
+    tree = TreeGrowth(growth, size, children_of)
+    tree.grow()
+    found = tree.proposal(num_steps=1)
+    return found if found.tokens else Proposal()
+
+
+class Continuations:
+    """What may follow a place, the likeliest first: see tree_growth.Children. A shorter context is
+    asked only once it could name something likelier than what is left."""
+
+    def __init__(self, lookup: Lookup, place: Place) -> None:
+        self.confidence = 0.0
+        self._lookup = lookup
+        self._place = place
+        self._share = 1.0  # of the chance, left for contexts that were not asked yet
+        self._num_asked = 0
+        self._named = set[int]()
+        self._found = list[tuple[float, int]]()  # chance and token, the largest last
+        self._ask()
+
+    def take(self) -> tuple[int, torch.Tensor | None]:
+        _, token = self._found.pop()
+        self._ask()
+        return token, None
+
+    def _ask(self) -> None:
+        """Ask shorter contexts while they may name the likeliest token."""
+        while self._num_asked < MAX_CONTEXTS and self._share > max(LEAST_CHANCE, self._best):
+            if self._num_asked:
+                self._place = self._lookup.shorter(self._place)
+            self._num_asked += 1
+            followers = self._lookup.followers(self._place)
+            if self._named:
+                followers = [each for each in followers if each[2] not in self._named]
+            if followers:
+                self._take_up(followers)
+        self.confidence = self._best
+
+    def _take_up(self, followers: list[tuple[int, int, int]]) -> None:
+        discount = discount_of(length_of(self._place), len(followers))
+        part = self._share / sum([each[0] for each in followers])
+        self._share = part * discount * len(followers)
+        self._named.update([each[2] for each in followers])
+        for count, _, token in followers[:MAX_SIBLINGS]:
+            chance = part * (count - discount)
+            if chance >= LEAST_CHANCE:
+                self._found.append((chance, token))
+        self._found.sort(key=lambda each: each[0])
+
+    @property
+    def _best(self) -> float:
+        return self._found[-1][0] if self._found else 0.0

@@ -12,9 +12,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+from localspec.core import Outcome, Sequence
 from localspec.drafters.lookup import Lookup
 from localspec.forward.model import LanguageModel
 from localspec.forward.pool import GraphPool
+
+
+class DrafterBase:
+    """What most drafters do where the Drafter protocol asks: nothing. A drafter overrides what it
+    has something to say to; name, shapes_itself, signal and propose are its own."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Nothing to take in."""
+
+    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+        """No guess is free."""
+        return ()
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """Nothing: `propose` finds what it missed."""
 
 
 class Vocabulary(Protocol):

@@ -15,16 +15,16 @@ its quantised cache.
 
 from __future__ import annotations
 
-from localspec.core import DraftPlan, Outcome, Proposal, Sequence
+from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import autoregress, chunks_of
-from localspec.drafters.parts import Parts
+from localspec.drafters.parts import DrafterBase, Parts
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantised import Kind
 from localspec.forward.twins import cheapest_format, quantised_twin
 
 
-class SelfQuantDrafter:
+class SelfQuantDrafter(DrafterBase):
     """Drafts with `model`, whose cache is the target's own."""
 
     name = "self_quant"
@@ -56,12 +56,6 @@ class SelfQuantDrafter:
     def signal(self, sequence: Sequence) -> str | None:
         return "model" if self._room(sequence) > 0 else None
 
-    def prepare(self, sequence: Sequence) -> None:
-        """Nothing: the target's prefill is its own."""
-
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
@@ -70,9 +64,6 @@ class SelfQuantDrafter:
         if captured is not None:
             return captured
         return autoregress(self.model, sequence, shortened, self.model.vocab_size)
-
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: the target's cache is always up to date."""
 
     def _room(self, sequence: Sequence) -> int:
         return self.model.cache.shape.capacity - len(sequence.tokens)

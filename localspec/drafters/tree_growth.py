@@ -1,22 +1,28 @@
-"""A draft tree that grows where the next token is worth most, and no further than it pays.
+"""A draft tree grown best-first: which tokens are worth their place, and where to look further.
 
-Contract: a node's worth is the estimated chance that it is accepted together with all above it.
-`grow` adds the best child that can be had while its worth exceeds the price of its place;
-`wanted` says which nodes to look behind next, all in one step of the drafter, and names none when
-what they may bring does not pay for a step. A child that another step is expected to better
-waits for that step. Children of a node come from `Children` one after another: `Ranked` gives the
+Contract: a node's worth is the estimated chance that it is accepted, the product of the chances
+along its path. `grow` adds the best candidate while its worth exceeds the price of its place.
+What may follow a node comes from its `Children`, one token after another: `Ranked` gives the
 likeliest, `Drawn` draws without replacement, so that each row is the one its token was drawn from.
-A drawn token always stays, and whether another is drawn depends on what was drawn before alone.
 
-Not here: the rows (draft_tree), the prices (engine.policy), acceptance (engine.verify).
+Where children are free (a lookup, Medusa's heads), `children_of` gives them as soon as a node is
+added. Where they take a step of the drafter, `wanted` names the nodes to look behind next, all in
+one step, and none when what they may bring does not pay for a step; `open` tells the children. A
+candidate that another step is expected to better waits for that step.
+
+A drawn token always stays, and whether another is drawn depends on earlier draws alone. A draft of
+found tokens is dropped where it is not worth all that it costs.
+
+Not here: the rows (the drafters), the prices (the controller), acceptance (engine.verify).
 Source: best-first growth by expected acceptance as in OPT-Tree (arXiv 2406.17276) and EAGLE-2
 (arXiv 2406.16858); siblings without replacement as in arXiv 2402.14160.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol
 
 import torch
@@ -25,8 +31,14 @@ from localspec.core import Growth, Proposal
 from localspec.engine.sampling import draw
 
 ROOT = -1
-MAX_CHILDREN = 4  # of one node
+MAX_DRAWN = 4  # children of one node
 MAX_OPENED = 4  # nodes looked behind in one step
+USUAL_NODES = 16
+
+
+def usual_growth(node_price: float, step_price: float, size: int = USUAL_NODES) -> Growth:
+    """Prices where nothing was measured. A confidence counts as the chance it claims to be."""
+    return Growth(lambda confidence: confidence, (node_price,) * size, step_price)
 
 
 class Children(Protocol):
@@ -41,10 +53,18 @@ class Children(Protocol):
 
 
 class Ranked:
-    """The likeliest tokens in order. Deterministic."""
+    """Tokens that were found, the largest confidence first. order: what is known of the chance of a
+    confidence, where the order by chance may differ."""
 
-    def __init__(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        self._left = list(zip(chances, tokens, strict=True))[::-1]
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        confidences: Sequence[float],
+        order: Callable[[float], float] | None = None,
+    ) -> None:
+        self._left = list(zip(confidences, tokens, strict=True))[::-1]
+        if order is not None:
+            self._left.sort(key=lambda each: order(each[0]))
         self.confidence = self._left[-1][0] if self._left else 0.0
 
     def take(self) -> tuple[int, torch.Tensor | None]:
@@ -54,13 +74,13 @@ class Ranked:
 
 
 class Drawn:
-    """Tokens drawn from a row [V] without replacement, at most MAX_CHILDREN."""
+    """Tokens drawn from a row [V] without replacement, at most MAX_DRAWN."""
 
     def __init__(self, row: torch.Tensor, rng: torch.Generator) -> None:
         self._row = row
         self._rng = rng
         self._mass = 1.0  # of what is left, in the row as it was
-        self._num_left = MAX_CHILDREN
+        self._num_left = MAX_DRAWN
         self.confidence = float(row.max())
 
     def take(self) -> tuple[int, torch.Tensor | None]:
@@ -79,54 +99,100 @@ class Drawn:
         return token, row
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
-    """A drafted token. parent: index, ROOT for a child of the last accepted token."""
+    """A drafted token. parent: index, ROOT for a child of the last accepted token; depth from 1."""
 
     token: int
     parent: int
     confidence: float
     worth: float
     row: torch.Tensor | None
+    depth: int
 
 
-class Growing:
-    """A tree of at most `num_nodes` nodes under the prices of `growth`."""
+class TreeGrowth:
+    """A tree of at most `num_nodes` nodes under the prices of `growth`.
 
-    def __init__(self, growth: Growth, num_nodes: int) -> None:
+    children_of: what may follow a node, where that is free to know; the root is opened at once.
+    """
+
+    def __init__(
+        self,
+        growth: Growth,
+        num_nodes: int,
+        children_of: Callable[[int], Children] | None = None,
+        max_opened: int = MAX_OPENED,
+    ) -> None:
         self.nodes = list[Node]()
         self._growth = growth
         self._num_nodes = min(num_nodes, len(growth.node_prices))
+        self._children_of = children_of
+        self._max_opened = max_opened
         self._open = dict[int, Children]()
-        self._firsts = list[float]()  # chance of each opened node's first child
+        self._unopened = list[int]()
+        self._index = dict[tuple[int, int], int]()  # parent and token -> node
+        self._candidates = list[tuple[float, int]]()  # minus a worth, and the node it is a child of
+        self._sum_first = 0.0  # chances of the first children of all opened nodes
+        if children_of is not None:
+            self.open(ROOT, children_of(ROOT))
 
     def open(self, node: int, children: Children) -> None:
         """Tell what may follow `node`."""
         self._open[node] = children
-        self._firsts.append(self._growth.chance(children.confidence))
+        if node in self._unopened:
+            self._unopened.remove(node)
+        self._sum_first += self._growth.chance(children.confidence)
+        self._offer(node)
 
-    def grow(self) -> None:
-        """Add what is worth its price, until another step is expected to bring better."""
+    def add(
+        self, parent: int, token: int, confidence: float, row: torch.Tensor | None = None
+    ) -> int:
+        """Add a token whatever it is worth. One that stands there already is not added twice; it
+        keeps the larger confidence."""
+        worth = self._worth(parent) * self._growth.chance(confidence)
+        node = self._index.setdefault((parent, token), len(self.nodes))
+        if node < len(self.nodes):
+            found = self.nodes[node]
+            found.confidence = max(found.confidence, confidence)
+            found.worth = max(found.worth, worth)
+        else:
+            depth = 1 if parent == ROOT else self.nodes[parent].depth + 1
+            self.nodes.append(Node(token, parent, confidence, worth, row, depth))
+            self._unopened.append(node)
+        return node
+
+    def grow(self, num_nodes: int | None = None) -> None:
+        """Add what is worth its price, until the tree has `num_nodes` nodes or another step is
+        expected to bring better ones."""
+        end = self._num_nodes if num_nodes is None else min(num_nodes, self._num_nodes)
         bar = self._best_expected()
-        while not self._is_full and self._open:
-            worth, parent = max((self._worth_of_next(node), -node) for node in self._open)
-            if worth <= self._price(0) or worth < bar:
+        while self._candidates and len(self.nodes) < end:
+            minus_worth, parent = self._candidates[0]
+            if -minus_worth <= self._price(0) or -minus_worth < bar:
                 return
-            if not self.nodes and not self._growth.may_pay(worth):
+            if not self.nodes and not self._growth.may_pay(-minus_worth):
                 return  # decided before anything is drawn
-            self._add(-parent, worth)
-            bar = self._best_expected()
+            heappop(self._candidates)
+            confidence = self._open[parent].confidence
+            token, row = self._open[parent].take()
+            node = self.add(parent, token, confidence, row)
+            self._offer(parent)
+            if self._children_of is None:
+                bar = self._best_expected()
+            elif node not in self._open:
+                self.open(node, self._children_of(node))
 
     def wanted(self) -> list[int]:
         """The nodes to open in the next step, in order; none when a step does not pay."""
-        if self._is_full:
+        room = min(self._max_opened, self._num_nodes - len(self.nodes))
+        if room <= 0 or self._children_of is not None:
             return []
-        unopened = [node for node in range(len(self.nodes)) if node not in self._open]
-        unopened.sort(key=lambda node: -self.nodes[node].worth)
-        room = min(MAX_OPENED, self._num_nodes - len(self.nodes))
+        best = sorted(self._unopened, key=lambda node: -self.nodes[node].worth)[:room]
+        typical = self._typical
         gains = {
-            node: self.nodes[node].worth * self._typical - self._price(place)
-            for place, node in enumerate(unopened[:room])
+            node: self.nodes[node].worth * typical - self._price(place)
+            for place, node in enumerate(best)
         }
         chosen = sorted(node for node, gain in gains.items() if gain > 0.0)
         pays = sum(gains[node] for node in chosen) > self._growth.step_price
@@ -141,6 +207,14 @@ class Growing:
         return found[::-1]
 
     def proposal(self, num_steps: int) -> Proposal:
+        """The tree; no tokens where found ones are not worth all that they cost."""
+        is_found = all(node.row is None for node in self.nodes)
+        if is_found and not self._growth.pays(node.worth for node in self.nodes):
+            return Proposal(num_steps=num_steps)
+        return self.whole(num_steps)
+
+    def whole(self, num_steps: int) -> Proposal:
+        """The tree, whatever it is worth."""
         nodes = self.nodes
         rows = [node.row for node in nodes if node.row is not None]
         return Proposal(
@@ -152,13 +226,9 @@ class Growing:
         )
 
     @property
-    def _is_full(self) -> bool:
-        return len(self.nodes) >= self._num_nodes
-
-    @property
     def _typical(self) -> float:
         """Chance of a first child, by those seen in this round."""
-        return sum(self._firsts) / len(self._firsts) if self._firsts else 1.0
+        return self._sum_first / len(self._open) if self._open else 1.0
 
     def _price(self, later: int) -> float:
         """Of the place that is filled after `later` others."""
@@ -167,15 +237,15 @@ class Growing:
 
     def _best_expected(self) -> float:
         """What the best child behind an unopened node is expected to be worth."""
-        wanted = self.wanted()
-        return self._typical * max((self.nodes[node].worth for node in wanted), default=0.0)
+        best = max((self.nodes[node].worth for node in self.wanted()), default=0.0)
+        return self._typical * best
 
-    def _worth_of_next(self, node: int) -> float:
+    def _worth(self, node: int) -> float:
+        return 1.0 if node == ROOT else self.nodes[node].worth
+
+    def _offer(self, node: int) -> None:
+        """Make the node's next child a candidate."""
         confidence = self._open[node].confidence
-        above = 1.0 if node == ROOT else self.nodes[node].worth
-        return above * self._growth.chance(confidence) if confidence > 0.0 else 0.0
-
-    def _add(self, parent: int, worth: float) -> None:
-        confidence = self._open[parent].confidence
-        token, row = self._open[parent].take()
-        self.nodes.append(Node(token, parent, confidence, worth, row))
+        if confidence > 0.0:
+            worth = self._worth(node) * self._growth.chance(confidence)
+            heappush(self._candidates, (-worth, node))

@@ -13,7 +13,7 @@ from localspec import core
 from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
 from localspec.drafters.draft_tree import DraftTreeDrafter
 from localspec.drafters.parts import Parts
-from localspec.drafters.tree_growth import MAX_CHILDREN, Growing, Ranked
+from localspec.drafters.tree_growth import MAX_DRAWN
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
 from tests.drafters.test_contract import (
@@ -178,7 +178,7 @@ def test_prices_end_the_growth() -> None:
     sequence = sequence_of(SamplingParams())
     flat = Growth(lambda confidence: confidence**0.3, (0.0,) * 8, INF)
     proposal = drafter_of().propose(sequence, plan_of(flat))
-    assert proposal.parents == (-1,) * MAX_CHILDREN and proposal.num_draft_steps == 1
+    assert proposal.parents == (-1,) * MAX_DRAWN and proposal.num_draft_steps == 1
     dear = Growth(lambda confidence: confidence**0.3, (0.0, 0.0, INF, INF), 0.0)
     assert len(drafter_of().propose(sequence, plan_of(dear)).tokens) == 2
     nothing = Growth(lambda confidence: 0.5, (0.6,) * 4, 0.0)
@@ -211,24 +211,6 @@ def test_a_row_of_one_token_has_no_second_sibling() -> None:
     proposal = drafter_of().propose(sequence_of(sampling), plan_of(WIDE, 6))
     assert proposal.is_chain and len(proposal.tokens) == 6
     assert proposal.probs is not None and bool((proposal.probs.max(-1).values == 1.0).all())
-
-
-def test_a_better_child_that_needs_a_step_comes_before_a_worse_sibling() -> None:
-    tree = Growing(Growth(lambda confidence: confidence, (0.0,) * 3, 0.1), 3)
-    tree.open(-1, Ranked((4, 5), (0.8, 0.2)))
-    tree.grow()
-    assert [node.token for node in tree.nodes] == [4]
-    assert tree.wanted() == [0]
-    tree.open(0, Ranked((6, 7), (0.3, 0.1)))
-    tree.grow()
-    assert [(node.token, node.parent) for node in tree.nodes][1:] == [(6, 0), (5, -1)]
-
-
-def test_a_sibling_comes_first_where_the_next_step_does_not_pay() -> None:
-    tree = Growing(Growth(lambda confidence: confidence, (0.0,) * 3, 0.7), 3)
-    tree.open(-1, Ranked((4, 5), (0.8, 0.2)))
-    tree.grow()
-    assert [node.token for node in tree.nodes] == [4, 5] and tree.wanted() == []
 
 
 # -- its cache --------------------------------------------------------------------------------

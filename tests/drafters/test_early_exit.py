@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from localspec.core import DraftPlan, SamplingParams, Sequence
-from localspec.drafters.early_exit import FIRST_TURNS, LATER_TURNS, EarlyExitDrafter
-from localspec.drafters.exits import Exits, Tally, candidates, tokens_per_ms
+from localspec.drafters.early_exit import (
+    FIRST_TURNS,
+    LATER_TURNS,
+    EarlyExitDrafter,
+    Exits,
+    Tally,
+    candidates,
+    tokens_per_ms,
+)
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import distributions

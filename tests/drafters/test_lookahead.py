@@ -9,7 +9,8 @@ import torch
 
 from localspec import core
 from localspec.core import OFF, DraftPlan, Growth, Proposal, SamplingParams
-from localspec.drafters.lookahead import LEVELS, WIDTH, LookaheadDrafter
+from localspec.drafters import lookahead as lookahead_module
+from localspec.drafters.lookahead import LEVELS, MAX_FOLLOWERS, WIDTH, LookaheadDrafter, Pool
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
 from tests.tiny import Context, Plans, TableModel, play
@@ -226,3 +227,57 @@ def test_the_same_text_is_answered_alike_whatever_came_before() -> None:
         replies.append([step.num_accepted_tokens for step in policy.steps])
         play(engine, (9, 8, 7, 9), Plans(("lookahead", FULL)), 10)
     assert replies[0] == replies[1]
+
+
+# -- the pool of n-grams
+
+
+def test_a_text_is_read_into_contexts_of_one_and_two_tokens() -> None:
+    pool = Pool()
+    pool.read([1, 2, 3, 1, 2, 4])
+    assert list(pool.followers((2,))) == [4, 3], "most recent first"
+    assert list(pool.followers((1, 2))) == [4, 3]
+    assert list(pool.followers((3, 1))) == [2]
+    assert list(pool.followers((4,))) == []
+
+
+def test_what_is_seen_again_comes_first_and_stands_once() -> None:
+    pool = Pool()
+    for token in (5, 6, 7, 5):
+        pool.add((1,), token)
+    assert list(pool.followers((1,))) == [5, 7, 6]
+
+
+def test_the_oldest_followers_and_contexts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool()
+    for token in range(MAX_FOLLOWERS + 3):
+        pool.add((1,), token)
+    assert len(pool.followers((1,))) == MAX_FOLLOWERS
+    assert pool.followers((1,))[0] == MAX_FOLLOWERS + 2
+    monkeypatch.setattr(lookahead_module, "MAX_CONTEXTS", 3)
+    for context in (1, 2, 3, 1, 4):
+        pool.add((context,), 9)
+    assert [bool(pool.followers((context,))) for context in (1, 2, 3, 4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_growing_text_is_read_once_and_another_from_where_it_differs() -> None:
+    pool, text = Pool(), [1, 2]
+    pool.read(text)
+    pool.add((1,), 8)
+    text.append(3)
+    pool.read(text)
+    assert list(pool.followers((1,))) == [8, 2], "1, 2 was not read again"
+    pool.read([1, 2, 4])
+    assert list(pool.followers((2,))) == [4, 3] and list(pool.followers((1,))) == [8, 2]
+
+
+def test_of_a_long_text_the_newest_tokens_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookahead_module, "MAX_READ", 3)
+    pool = Pool()
+    pool.read([1, 2, 3, 4, 5, 6])
+    assert list(pool.followers((3,))) == [4] and list(pool.followers((2,))) == []

@@ -1,14 +1,27 @@
-"""The lookup: one sequence at a time, beside a past that never changes."""
+"""The suffix automaton agrees with looking everywhere; the lookup follows one sequence at a time,
+beside a past that never changes."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from time import perf_counter
 
 import pytest
 
 from localspec.drafters import lookup as lookup_module
-from localspec.drafters.lookup import HANDICAP, Lookup, Place, is_own, length_of
+from localspec.drafters.lookup import (
+    HANDICAP,
+    MAX_COUNTED,
+    NOWHERE,
+    Lookup,
+    Place,
+    Suffixes,
+    is_own,
+    length_of,
+)
 
+Context = tuple[int, ...]
 SHARED = tuple(range(100, 110))  # ten tokens that stand in the past
 
 
@@ -97,3 +110,120 @@ def test_shorter_matches_come_after_longer_ones() -> None:
     assert sorted(f[2] for f in lookup.followers(shorter)) == [70, 80]
     assert length_of(shorter) == 2
     assert length_of(lookup.shorter(shorter)) == 0
+
+
+# -- the automaton
+
+
+def places(texts: Sequence[Context], context: Context) -> list[tuple[int, int]]:
+    """Where `context` ends: (text, place in it)."""
+    size = len(context)
+    return [
+        (number, end)
+        for number, text in enumerate(texts)
+        for end in range(size, len(text) + 1)
+        if text[end - size : end] == context
+    ]
+
+
+def counted(texts: Sequence[Context], context: Context) -> dict[int, int]:
+    """How often each token followed."""
+    found: dict[int, int] = {}
+    for number, end in places(texts, context):
+        if end < len(texts[number]):
+            token = texts[number][end]
+            found[token] = found.get(token, 0) + 1
+    return found
+
+
+def longest(texts: Sequence[Context], text: Context, occurrences: int) -> int:
+    """Length of the longest end of `text` that stands in so many places."""
+    sizes = range(len(text), 0, -1)
+    fitting = (s for s in sizes if len(places(texts, text[len(text) - s :])) >= occurrences)
+    return next(fitting, 0)
+
+
+def random_text(rng: random.Random, length: int, kinds: int) -> Context:
+    return tuple(rng.randrange(kinds) for _ in range(length))
+
+
+@pytest.mark.parametrize("kinds", [2, 3, 6])
+def test_the_end_and_what_followed_it_agree_with_looking_everywhere(kinds: int) -> None:
+    rng = random.Random(f"seed 1, {kinds}")
+    for _ in range(6):
+        text, grown = random_text(rng, MAX_COUNTED, kinds), Suffixes()
+        for end in range(1, len(text) + 1):
+            grown.append(text[end - 1])
+            so_far = text[:end]
+            match = grown.end()
+            assert match[1] == longest([so_far], so_far, 2)
+            if match != NOWHERE:
+                followers = grown.followers(match)
+                wanted = counted([so_far], so_far[end - match[1] :])
+                assert {token: count for count, _, token in followers} == wanted
+                assert followers == sorted(followers, reverse=True)
+
+
+def test_of_equal_counts_the_latest_comes_first() -> None:
+    text = Suffixes((1, 2, 7, 1, 2, 8, 1, 2, 9, 1, 2))
+    assert [token for _, _, token in text.followers(text.end())] == [9, 8, 7]
+    text.extend((7, 1, 2))
+    assert [token for _, _, token in text.followers(text.shorter(text.end()))] == [7, 9, 8]
+
+
+def test_a_match_is_carried_on_as_far_as_it_goes() -> None:
+    rng = random.Random(2)
+    for _ in range(12):
+        text, other = random_text(rng, 25, 3), random_text(rng, 25, 3)
+        held, match = Suffixes(text), NOWHERE
+        for end in range(1, len(other) + 1):
+            match = held.after(match, other[end - 1])
+            assert match[1] == longest([text], other[:end], 1)
+            known = other[end - match[1] : end]
+            assert {token: n for n, _, token in held.followers(match)} == counted([text], known)
+
+
+def test_shorter_contexts_are_those_that_stand_in_more_places() -> None:
+    rng = random.Random(3)
+    for _ in range(12):
+        text = random_text(rng, 30, 2)
+        held = Suffixes(text)
+        match, length = held.end(), len(text)
+        while match != NOWHERE:
+            number = len(places([text], text[len(text) - match[1] :]))
+            assert number > len(places([text], text[len(text) - length :]))
+            assert match[1] == longest([text], text, number)
+            match, length = held.shorter(match), match[1]
+
+
+def test_texts_that_were_parted_are_counted_together_and_matched_apart() -> None:
+    rng = random.Random(4)
+    for _ in range(12):
+        texts = [random_text(rng, rng.randrange(1, 9), 2) for _ in range(4)]
+        held = Suffixes()
+        for text in texts:
+            held.extend(text)
+            held.part()
+        assert len(held) == sum(map(len, texts))
+        sought, match = random_text(rng, 25, 2), NOWHERE
+        for end in range(1, len(sought) + 1):
+            match = held.after(match, sought[end - 1])
+            assert match[1] == longest(texts, sought[:end], 1)
+            known = sought[end - match[1] : end]
+            assert {token: n for n, _, token in held.followers(match)} == counted(texts, known)
+
+
+def test_only_the_end_of_the_text_was_never_followed() -> None:
+    text = Suffixes((1, 2, 3))
+    assert not text.is_followed(text.after(NOWHERE, 3))
+    assert text.is_followed(text.after(NOWHERE, 2))
+    assert text.after(text.after(NOWHERE, 2), 9) == NOWHERE
+
+
+def test_one_token_repeated_for_ever_costs_no_more_than_its_bound() -> None:
+    """A walk over all contexts at each token would take minutes for 50,000 tokens."""
+    text, started = Suffixes(), perf_counter()
+    text.extend([4] * 50_000)
+    assert perf_counter() - started < 10.0
+    count, _, token = text.followers(text.end())[0]
+    assert (count, token) == (1, 4) and text.end()[1] == 49_999

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localspec.core import DraftPlan, Growth, SamplingParams, Sequence
-from localspec.drafters.medusa import Guess, MedusaDrafter, grown, guesses
+from localspec.drafters.medusa import Level, MedusaDrafter, grown, guesses
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
@@ -30,8 +30,8 @@ def sequence_of(*tokens: int, temperature: float = 0.0) -> Sequence:
     return Sequence(tokens, SamplingParams(temperature), 50, frozenset(), rng)
 
 
-def level(*chances: float, first: int = 0) -> tuple[Guess, ...]:
-    return tuple(Guess(first + i, chance, chance) for i, chance in enumerate(chances))
+def level(*chances: float, first: int = 0) -> Level:
+    return list(range(first, first + len(chances))), list(chances)
 
 
 def priced(*prices: float) -> Growth:
@@ -45,14 +45,14 @@ def test_a_tree_must_pay_for_the_jump_as_well() -> None:
         assert len(grown(levels, 3, growth).tokens) == count
 
 
-def worths_of_all(levels: list[tuple[Guess, ...]]) -> list[float]:
+def worths_of_all(levels: list[Level]) -> list[float]:
     """Every node of the whole Cartesian tree, best first."""
     found = []
     for depth in range(1, len(levels) + 1):
-        for path in product(*levels[:depth]):
+        for path in product(*(chances for _, chances in levels[:depth])):
             worth = 1.0
-            for guess in path:
-                worth *= guess.chance
+            for chance in path:
+                worth *= chance
             found.append(worth)
     return sorted(found, reverse=True)
 
@@ -95,16 +95,14 @@ def test_siblings_stand_in_the_order_of_their_calibrated_chance() -> None:
     """What was learnt may turn the heads' own order round."""
     growth = Growth(lambda confidence: 1.0 - confidence, (0.0,) * 9, 0.0)
     logits = torch.tensor([[4.0, 3.0, 1.0]])
-    found = guesses(logits, 9, growth)
-    assert [guess.token for guess in found[0]] == [2, 1, 0]
-    proposal = grown(found, 9, growth)
+    proposal = grown(guesses(logits, 9), 9, growth)
     assert proposal.tokens == (2, 1, 0)
     wanted = torch.softmax(logits[0], -1)[[2, 1, 0]].tolist()
     assert proposal.confidences == pytest.approx(wanted)
 
 
 def test_heads_that_say_nan_propose_nothing() -> None:
-    assert grown(guesses(torch.full((2, 4), float("nan")), 5, None), 5, None).tokens == ()
+    assert grown(guesses(torch.full((2, 4), float("nan")), 5), 5, None).tokens == ()
 
 
 def drafter_of(target: Decoder, num_heads: int = 2) -> MedusaDrafter:

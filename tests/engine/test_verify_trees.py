@@ -18,7 +18,7 @@ import torch
 
 from localspec.core import Growth, Proposal, Verdict
 from localspec.drafters import tree_growth as growing
-from localspec.drafters.tree_growth import ROOT, Drawn, Growing, Ranked
+from localspec.drafters.tree_growth import ROOT, Drawn, Ranked, TreeGrowth
 from localspec.engine import distributions as rows_module
 from localspec.engine import verify as module
 from localspec.engine.distributions import SampledRows
@@ -123,7 +123,7 @@ def shaped(draft: Rows, parents: Sequence[int]) -> Draft:
 def grown(draft: Rows, growth: Growth, size: int, is_drawn: bool = True) -> Draft:
     """The growth that drafters use, no deeper than two tokens."""
 
-    def children(tree: Growing, node: int) -> Drawn | Ranked:
+    def children(tree: TreeGrowth, node: int) -> Drawn | Ranked:
         text = tuple(tree.nodes[i].token for i in tree.path(node))
         if len(text) == 2:
             return Ranked((), ())
@@ -133,7 +133,7 @@ def grown(draft: Rows, growth: Growth, size: int, is_drawn: bool = True) -> Draf
         return Ranked(best.indices.tolist(), best.values.tolist())
 
     def make() -> Proposal:
-        tree, wanted = Growing(growth, size), [ROOT]
+        tree, wanted = TreeGrowth(growth, size), [ROOT]
         while wanted:
             for node in wanted:
                 tree.open(node, children(tree, node))
