@@ -23,6 +23,7 @@ from torch.nn import functional
 from localspec.errors import ConfigError, DraftMismatch
 from localspec.forward.features import LAST
 from localspec.forward.weights import check_folder, load_module
+from localspec.training.head_recipe import acceptance_by_position
 from localspec.training.target import Lesson, Target, Teacher
 
 NUM_POSITIONS = 8  # draft positions in the held-out acceptance
@@ -73,21 +74,14 @@ class DraftRecipe:
         weights = lesson.weights
         return ((0.5 * divergence + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
 
+    @torch.no_grad()
     def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        """As Recipe.acceptance. A position is tried where draft and target agree with the text
-        before it."""
         draft, target = self._both(teacher, lesson)
-        wanted = target.argmax(-1)
-        agrees = draft.argmax(-1) == wanted  # [B, n]
-        is_greedy = lesson.tokens[:, 1:] == wanted  # the text continues with the target's choice
-        num_positions = min(NUM_POSITIONS, agrees.shape[1])
-        tried, found = lesson.weights, list[tuple[float, float]]()
-        for position in range(num_positions):  # tried: [B, n - position], by where a draft begins
-            accepted = tried * agrees[:, position:]
-            found.append((float(accepted.sum()), float(tried.sum())))
-            continues = (accepted * is_greedy[:, position:])[:, :-1]
-            tried = continues * (lesson.weights[:, position + 1 :] > 0.0)
-        return found
+        choice = target.argmax(-1)  # [B, n]
+        hits = draft.argmax(-1) == choice
+        num_positions = min(NUM_POSITIONS, hits.shape[1])
+        follows = lesson.tokens[:, 1:] == choice
+        return acceptance_by_position([hits] * num_positions, follows, lesson.weights)
 
     def save(self, folder: Path) -> None:
         write_draft(self.module, self._target_folder, folder)

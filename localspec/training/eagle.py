@@ -1,7 +1,7 @@
 """Trains an EAGLE head: one decoder layer over hidden states of the target and its embedding.
 
-Contract: the trained weights are those of forward.heads.eagle, run by its own `OwnForm`; the steps,
-the loss and the acceptance are those of `unrolled`.
+Contract: the trained weights are those of forward.heads.eagle, run by its own `OwnForm`; the
+steps are those of `unrolled`, loss and acceptance those of `head_recipe`.
 Source: EAGLE-3 (arXiv 2503.01840).
 """
 
@@ -18,9 +18,10 @@ from localspec.forward.heads.eagle import KIND, EagleShape, OwnForm
 from localspec.forward.heads.eagle_files import read_shape
 from localspec.forward.heads.files import TargetSizes, read_head
 from localspec.forward.heads.layer import module_parts, trainable_parts
+from localspec.training.head_recipe import HeadRecipe
 from localspec.training.recipe import MAX_STEPS, fill, layer_sizes, within
 from localspec.training.target import Teacher
-from localspec.training.unrolled import UnrolledRecipe
+from localspec.training.unrolled import NUM_JUDGED, Unrolled
 
 NUM_STEPS = 2  # a third step costs half as much again
 START_SCALE = 0.1  # of the layer's first weights, relative to the stream it adds to
@@ -52,7 +53,7 @@ def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
     return sum(map(math.prod, shape_for(sizes, options).shapes().values()))
 
 
-def make(teacher: Teacher, options: dict[str, int], seed: int) -> UnrolledRecipe:
+def make(teacher: Teacher, options: dict[str, int], seed: int) -> HeadRecipe:
     """options: ffn_size, num_heads, num_steps."""
     shape = shape_for(teacher.sizes, options)
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +62,7 @@ def make(teacher: Teacher, options: dict[str, int], seed: int) -> UnrolledRecipe
     return _recipe(teacher.sizes, shape, module, options.get("num_steps", NUM_STEPS))
 
 
-def load(teacher: Teacher, folder: Path) -> UnrolledRecipe:
+def load(teacher: Teacher, folder: Path) -> HeadRecipe:
     """A saved head. Raises ModelError."""
     files = read_head(folder, KIND, teacher.sizes)
     shape = read_shape(files.settings, folder, teacher.sizes)
@@ -72,10 +73,11 @@ def load(teacher: Teacher, folder: Path) -> UnrolledRecipe:
 
 def _recipe(
     sizes: TargetSizes, shape: EagleShape, module: nn.ModuleDict, num_steps: int
-) -> UnrolledRecipe:
+) -> HeadRecipe:
     network = OwnForm.of(shape.layer(), module_parts(module))
-    return UnrolledRecipe(
-        KIND, shape.layers, module, network, shape, shape.rope_base, sizes, num_steps
+    states = Unrolled(network, shape.layers, shape.head_dim, shape.rope_base)
+    return HeadRecipe(
+        KIND, shape.layers, module, sizes, shape.settings(), states, num_steps, NUM_JUDGED
     )
 
 

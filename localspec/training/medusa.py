@@ -1,17 +1,14 @@
 """Trains Medusa heads: each predicts the target several places ahead, from one hidden state.
 
-Contract: the trained weights are those of forward.heads.medusa, run by its own `head_states`. The
-loss of head k is the cross-entropy with the target's distribution k places later, smaller for
-later heads; the target's output head is shared and frozen. Weights start at zero, so that every
-head first predicts what the target predicts next.
+Contract: the trained weights are those of forward.heads.medusa, run by its own `head_states`; loss
+and acceptance are those of `head_recipe`, with less weight for later heads. Weights start at zero,
+so that every head first predicts what the target predicts next.
 Source: Medusa-1 (arXiv 2401.10774, section 2.2), with the target's distribution as the labels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes, read_head, write_head
+from localspec.forward.heads.files import TargetSizes, read_head
 from localspec.forward.heads.medusa import (
     KIND,
     MAX_HEADS,
@@ -28,11 +25,12 @@ from localspec.forward.heads.medusa import (
     read_counts,
     shapes,
 )
-from localspec.training.recipe import fill, saved_weights, within
+from localspec.training.head_recipe import HeadRecipe
+from localspec.training.recipe import fill, within
 from localspec.training.target import Lesson, Teacher
 
 NUM_HEADS, NUM_LAYERS = 4, 1
-LOSS_DECAY = 0.8  # weight of a head's loss relative to the head before it
+LOSS_DECAY = 0.8
 
 
 class MedusaWeights(nn.Module):
@@ -44,60 +42,16 @@ class MedusaWeights(nn.Module):
         self.weight = nn.Parameter(torch.zeros(wanted["weight"]))
         self.bias = nn.Parameter(torch.zeros(wanted["bias"]))
 
-
-@dataclass(frozen=True)
-class MedusaRecipe:
-    """The heads while they are trained."""
-
-    kind: str
-    layers: tuple[int, ...]
-    module: MedusaWeights
-    sizes: TargetSizes
-
-    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
-        total, sum_of_shares = lesson.features[LAST].new_zeros(()), 0.0
-        for ahead, states in self._states(lesson):
-            weights = lesson.weights[:, ahead:]
-            wanted = weights > 0
-            with torch.no_grad():
-                own = teacher.head(lesson.features[LAST][:, ahead:][wanted])  # [N, V]
-                target = torch.softmax(own, dim=-1)
-            logits = teacher.head(states[wanted])  # [N, V]
-            losses = functional.cross_entropy(logits, target, reduction="none")  # [N]
-            share, counted = LOSS_DECAY ** (ahead - 1), weights[wanted]
-            total = total + share * (losses * counted).sum() / counted.sum().clamp_min(1e-6)
-            sum_of_shares += share
-        return total / max(sum_of_shares, 1e-6)
-
-    @torch.no_grad()
-    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        """As Recipe.acceptance. A position is tried only where the text agrees with all earlier
-        draft tokens: elsewhere the target's choice was made after other tokens."""
-        choice = teacher.head(lesson.features[LAST]).argmax(-1)  # [B, n], of tokens[:, 1:]
-        follows = choice == lesson.tokens[:, 1:]
-        alive, found = torch.ones_like(follows), list[tuple[float, float]]()
-        for ahead, states in self._states(lesson):
-            alive = alive[:, : states.shape[1]]
-            tried = lesson.weights[:, ahead:] * alive
-            hits = teacher.head(states).argmax(-1) == choice[:, ahead:]
-            found.append((float((tried * hits).sum()), float(tried.sum())))
-            alive = alive & hits & follows[:, ahead:]
-        return found + [(0.0, 0.0)] * (self.module.weight.shape[0] - len(found))
-
-    def save(self, folder: Path) -> None:
-        num_heads, num_layers = self.module.weight.shape[:2]
-        settings = {"num_heads": num_heads, "num_layers": num_layers}
-        write_head(folder, KIND, self.sizes, settings, saved_weights(self.module))
-
-    def _states(self, lesson: Lesson) -> Iterator[tuple[int, Tensor]]:
-        """k and the output states [B, n - k, d] of each head k that the lesson is long enough for:
-        row i predicts token i + 1 + k."""
-        rows = lesson.features[LAST]
-        batch, length, size = rows.shape
-        states = head_states(self.module.weight, self.module.bias, rows.reshape(-1, size))
-        for ahead, made in enumerate(states.view(-1, batch, length, size), 1):
-            if ahead < length:
-                yield ahead, made[:, : length - ahead]
+    def states(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
+        """The `states` of a HeadRecipe. Head s (from 0) predicts token i + 2 + s from row i, so its
+        rows are moved s places later."""
+        rows = lesson.features[LAST]  # [B, n, d]
+        made = head_states(self.weight, self.bias, rows.flatten(0, 1)).view(-1, *rows.shape)
+        length = rows.shape[1]
+        return [
+            functional.pad(states[:, : max(0, length - step)], (0, 0, min(step, length), 0))
+            for step, states in enumerate(made[:num_steps])
+        ]
 
 
 def counts(options: dict[str, int]) -> tuple[int, int]:
@@ -112,16 +66,30 @@ def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
     return sum(map(math.prod, shapes(*counts(options), sizes.hidden_size).values()))
 
 
-def make(teacher: Teacher, options: dict[str, int], seed: int) -> MedusaRecipe:
+def make(teacher: Teacher, options: dict[str, int], seed: int) -> HeadRecipe:
     """options: num_heads, num_layers. seed: unused, as the weights start at zero."""
-    module = MedusaWeights(*counts(options), teacher.sizes.hidden_size)
-    return MedusaRecipe(KIND, (LAST,), module, teacher.sizes)
+    return _recipe(teacher.sizes, *counts(options))
 
 
-def load(teacher: Teacher, folder: Path) -> MedusaRecipe:
+def load(teacher: Teacher, folder: Path) -> HeadRecipe:
     """Saved heads. Raises ModelError."""
     files = read_head(folder, KIND, teacher.sizes)
-    read = read_counts(folder, files.settings, "num_heads", "num_layers")
-    module = MedusaWeights(*read, teacher.sizes.hidden_size)
-    fill(module, files, folder.name)
-    return MedusaRecipe(KIND, (LAST,), module, teacher.sizes)
+    recipe = _recipe(teacher.sizes, *read_counts(folder, files.settings, "num_heads", "num_layers"))
+    fill(recipe.module, files, folder.name)
+    return recipe
+
+
+def _recipe(sizes: TargetSizes, num_heads: int, num_layers: int) -> HeadRecipe:
+    module = MedusaWeights(num_heads, num_layers, sizes.hidden_size)
+    settings = {"num_heads": num_heads, "num_layers": num_layers}
+    return HeadRecipe(
+        KIND,
+        (LAST,),
+        module,
+        sizes,
+        settings,
+        module.states,
+        num_steps=num_heads,
+        num_judged=num_heads,
+        decay=LOSS_DECAY,
+    )

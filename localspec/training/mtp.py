@@ -1,7 +1,7 @@
 """Trains a multi-token-prediction module: one decoder layer over the target's last hidden state.
 
-Contract: the trained weights are those of forward.heads.mtp, run by its own `MtpModule`; the steps,
-the loss and the acceptance are those of `unrolled`.
+Contract: the trained weights are those of forward.heads.mtp, run by its own `MtpModule`; the
+steps are those of `unrolled`, loss and acceptance those of `head_recipe`.
 Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2); one module that reads its own outputs, as
 FastMTP.
 """
@@ -21,9 +21,10 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes, read_head
 from localspec.forward.heads.layer import Attend, module_parts, trainable_parts
 from localspec.forward.heads.mtp import KIND, MtpModule, MtpShape
+from localspec.training.head_recipe import HeadRecipe
 from localspec.training.recipe import MAX_STEPS, fill, layer_sizes, within
 from localspec.training.target import Teacher
-from localspec.training.unrolled import UnrolledRecipe
+from localspec.training.unrolled import NUM_JUDGED, Unrolled
 
 NUM_STEPS = 3
 START_SCALE = 0.1  # of the layer's and the embedding's first weights, relative to the state
@@ -58,7 +59,7 @@ def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
     return sum(map(math.prod, shape_for(sizes, options).shapes(sizes.hidden_size).values()))
 
 
-def make(teacher: Teacher, options: dict[str, int], seed: int) -> UnrolledRecipe:
+def make(teacher: Teacher, options: dict[str, int], seed: int) -> HeadRecipe:
     """options: ffn_size, num_heads, num_steps. The module starts close to passing the state on."""
     shape, width = shape_for(teacher.sizes, options), teacher.sizes.hidden_size
     generator = torch.Generator().manual_seed(seed)
@@ -71,7 +72,7 @@ def make(teacher: Teacher, options: dict[str, int], seed: int) -> UnrolledRecipe
     return _recipe(teacher.sizes, shape, module, options.get("num_steps", NUM_STEPS))
 
 
-def load(teacher: Teacher, folder: Path) -> UnrolledRecipe:
+def load(teacher: Teacher, folder: Path) -> HeadRecipe:
     """A saved module. Raises ModelError, and ConfigError for one with biases, which can draft but
     cannot be trained here."""
     files = read_head(folder, KIND, teacher.sizes)
@@ -86,8 +87,7 @@ def load(teacher: Teacher, folder: Path) -> UnrolledRecipe:
 
 def _recipe(
     sizes: TargetSizes, shape: MtpShape, module: nn.ModuleDict, num_steps: int
-) -> UnrolledRecipe:
+) -> HeadRecipe:
     network = MtpNetwork(MtpModule.of(shape.layer(sizes.hidden_size), module_parts(module)))
-    return UnrolledRecipe(
-        KIND, (LAST,), module, network, shape, shape.rotation_base, sizes, num_steps
-    )
+    states = Unrolled(network, (LAST,), shape.head_dim, shape.rotation_base)
+    return HeadRecipe(KIND, (LAST,), module, sizes, shape.settings(), states, num_steps, NUM_JUDGED)

@@ -1,12 +1,10 @@
-"""Trains heads that draft on their own outputs: EAGLE and multi-token prediction.
+"""Rows of heads that draft on their own outputs: EAGLE and multi-token prediction.
 
-Contract: a lesson is processed several times. The first step reads the target's hidden states,
-each later step reads the head's own outputs one place later, as a draft of that length does. In
-step s (from 0), row i predicts token i + 2 as token s of a draft that starts at i - s, so the
-first s rows of step s belong to no draft. The loss is the cross-entropy with the target's
-distribution, mean over the steps; the target's embedding and output head are shared and frozen.
+Contract: `Unrolled` is the `states` of a HeadRecipe. A lesson is processed several times: the first
+step reads the target's hidden states, each later step reads the head's own outputs one place later,
+as a draft of that length does.
 
-Not here: the networks (eagle, mtp).
+Not here: the networks (eagle, mtp), the loss (head_recipe).
 Source: training-time test of EAGLE-3 (arXiv 2503.01840), as HASS (arXiv 2408.15766).
 """
 
@@ -14,22 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from localspec.forward.features import LAST
-from localspec.forward.heads.eagle import EagleShape
-from localspec.forward.heads.files import TargetSizes, write_head
 from localspec.forward.heads.layer import Attend, Rotation, plain_frequencies
-from localspec.forward.heads.mtp import MtpShape
-from localspec.training.recipe import saved_weights
 from localspec.training.target import Lesson, Teacher
 
-NUM_POSITIONS = 5  # draft positions in the held-out acceptance
+NUM_JUDGED = 5  # draft positions in the held-out acceptance
 
 
 class UnrolledNetwork(Protocol):
@@ -51,40 +43,23 @@ class UnrolledNetwork(Protocol):
 
 
 @dataclass(frozen=True)
-class UnrolledRecipe:
-    """A head while it is trained. num_steps: draft steps in the loss. rope_base: of the rotary
-    positions."""
+class Unrolled:
+    """layers: the hidden states read. head_dim, rope_base: of the rotary positions."""
 
-    kind: str
-    layers: tuple[int, ...]
-    module: nn.ModuleDict
     network: UnrolledNetwork
-    shape: EagleShape | MtpShape
+    layers: tuple[int, ...]
+    head_dim: int
     rope_base: float
-    sizes: TargetSizes
-    num_steps: int
 
-    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
-        return unrolled_loss(teacher, lesson, self.states(teacher, lesson, self.num_steps))
-
-    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        with torch.no_grad():
-            return unrolled_acceptance(teacher, lesson, self.states(teacher, lesson, NUM_POSITIONS))
-
-    def save(self, folder: Path) -> None:
-        settings = self.shape.settings()
-        write_head(folder, self.kind, self.sizes, settings, saved_weights(self.module))
-
-    def states(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
-        """The rows that the target's output head reads, [B, n, d] of each step."""
+    def __call__(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
         return [self.network.leave(rows) for rows in self.outputs(teacher, lesson, num_steps)]
 
     def outputs(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
-        """The head's rows, [B, n, d] of each step."""
+        """The network's rows, [B, n, d] of each step."""
         embedded = teacher.embed(lesson.tokens[:, 1:])  # [B, n, d]
         first = self.network.enter([lesson.features[layer] for layer in self.layers])
-        length, head_dim = embedded.shape[1], self.shape.head_dim
-        frequencies = plain_frequencies(head_dim, self.rope_base, embedded.device)
+        length = embedded.shape[1]
+        frequencies = plain_frequencies(self.head_dim, self.rope_base, embedded.device)
         cos, sin = Rotation.of(frequencies, length, embedded.dtype).at(slice(0, length))
         return unroll(
             first,
@@ -136,39 +111,3 @@ def unroll(
         made.append(rows)
         rows = functional.pad(rows[:, :-1], (0, 0, 1, 0))
     return made
-
-
-def unrolled_loss(teacher: Teacher, lesson: Lesson, steps: Sequence[Tensor]) -> Tensor:
-    """Cross-entropy with the target's distribution, mean over the steps."""
-    weights = lesson.weights[:, 1:]  # of token i + 2
-    wanted = weights > 0
-    with torch.no_grad():
-        target = torch.softmax(teacher.head(lesson.features[LAST][:, 1:][wanted]), -1)  # [N, V]
-    total = target.new_zeros(())
-    for step, rows in enumerate(steps):
-        counted = weights.clone()
-        counted[:, :step] = 0.0
-        counted = counted[wanted]  # [N]
-        logits = teacher.head(rows[:, :-1][wanted])  # [N, V]
-        losses = functional.cross_entropy(logits, target, reduction="none")
-        total = total + (losses * counted).sum() / counted.sum().clamp_min(1e-6)
-    return total / len(steps)
-
-
-@torch.no_grad()
-def unrolled_acceptance(
-    teacher: Teacher, lesson: Lesson, steps: Sequence[Tensor]
-) -> list[tuple[float, float]]:
-    """As Recipe.acceptance. A position is tried only where the text agrees with all earlier draft
-    tokens: elsewhere the target's choice was made after other tokens."""
-    choice = teacher.head(lesson.features[LAST]).argmax(-1)[:, 1:]  # [B, n - 1], of token i + 2
-    follows = choice[:, :-1] == lesson.tokens[:, 2:-1]
-    alive, found = torch.ones_like(choice, dtype=torch.bool), list[tuple[float, float]]()
-    for step, rows in enumerate(steps):
-        alive[:, :step] = False
-        hits = teacher.head(rows[:, :-1]).argmax(-1) == choice
-        tried = lesson.weights[:, 1:] * alive
-        found.append((float((tried * hits).sum()), float(tried.sum())))
-        # A position without weight was not tried, so nothing after it is.
-        alive = functional.pad(((tried > 0) & hits)[:, :-1] & follows, (1, 0))
-    return found

@@ -14,9 +14,10 @@ from localspec.forward.heads.eagle_files import load_head
 from localspec.forward.heads.eagle_pairs import EagleHead
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.eagle import make, read_layers
+from localspec.training.head_recipe import HeadRecipe
 from localspec.training.recipe import make_recipe
 from localspec.training.target import Lesson, Teacher
-from localspec.training.unrolled import UnrolledRecipe, visible
+from localspec.training.unrolled import visible
 from tests.heads import rates, teacher_of, train, written_by
 from tests.tiny import tiny_llama, with_cache
 
@@ -37,7 +38,7 @@ def target_and_lesson(seed: int = 1, count: int = 4, num_layers: int = 4) -> tup
     return target, Lesson(torch.tensor(texts), torch.ones(count, LENGTH - 1), features)
 
 
-def rounded(recipe: UnrolledRecipe) -> UnrolledRecipe:
+def rounded(recipe: HeadRecipe) -> HeadRecipe:
     """With weights that a file holds exactly."""
     with torch.no_grad():
         for weight in recipe.module.parameters():
@@ -56,8 +57,8 @@ def test_what_is_trained_is_what_drafts(tmp_path: Path) -> None:
     features, text = target.follow(head.layers), lesson.tokens[0].tolist()
     target.forward(text[:-1])
     with torch.no_grad():
-        outputs = recipe.outputs(teacher, lesson, 4)
-        said = teacher.head(recipe.network.leave(outputs[2][0, 8:9]))
+        outputs = recipe.states.outputs(teacher, lesson, 4)
+        said = teacher.head(recipe.states.network.leave(outputs[2][0, 8:9]))
     for start in (0, 1, 6):  # a draft after pair `start`
         pairs = text[: start + 2]
         head.reuse(pairs)
@@ -142,8 +143,8 @@ def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
     train(recipe, teacher, lesson, 15)
     found = recipe.acceptance(teacher, lesson)
     with torch.no_grad():
-        outputs = recipe.outputs(teacher, lesson, len(found))
-        guesses = [teacher.head(recipe.network.leave(o)).argmax(-1) for o in outputs]
+        outputs = recipe.states.outputs(teacher, lesson, len(found))
+        guesses = [teacher.head(recipe.states.network.leave(o)).argmax(-1) for o in outputs]
         choices = teacher.head(lesson.features[LAST]).argmax(-1)
     wanted = [[0, 0] for _ in found]
     for row in range(lesson.tokens.shape[0]):

@@ -12,7 +12,8 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
-from localspec.training.medusa import MedusaRecipe, make
+from localspec.training.head_recipe import HeadRecipe
+from localspec.training.medusa import make
 from localspec.training.target import Lesson, Teacher
 from tests.heads import lesson_of, rates, teacher_of, train, written_by
 from tests.tiny import Plans, play, tiny_llama, with_cache
@@ -39,7 +40,7 @@ def counting_lesson(length: int = 6) -> Lesson:
     return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(SIZE)[tokens[:, 1:]]})
 
 
-def shifting() -> MedusaRecipe:
+def shifting() -> HeadRecipe:
     """Head k, given the state that says x, says x + k: right about a text that counts up."""
     recipe = make(identity_teacher(), {"num_heads": 3}, 0)
     with torch.no_grad():

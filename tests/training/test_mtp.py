@@ -12,9 +12,9 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
+from localspec.training.head_recipe import HeadRecipe
 from localspec.training.mtp import make
 from localspec.training.target import Lesson, Teacher
-from localspec.training.unrolled import UnrolledRecipe
 from tests.heads import lesson_of, random_texts, rates, teacher_of, train, written_by
 from tests.tiny import VOCAB_SIZE, Plans, play, tiny_llama, with_cache
 
@@ -40,7 +40,7 @@ def counting_lesson(length: int = 7) -> Lesson:
     return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(SIZE)[tokens[:, 1:]]})
 
 
-def counting() -> UnrolledRecipe:
+def counting() -> HeadRecipe:
     """A module without attention or feed-forward that adds one to the token embedded."""
     recipe = make(identity_teacher(), {"num_heads": 1, "ffn_size": 4, "num_steps": 3}, 0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Write the model card of a pair: what it was made of, how well it does, and what it cannot do.
+"""Writes the model card of a pair: its data, its figures and its limits.
 
 Contract: `write_card` writes one Markdown file from facts that the run measured. It adds no figure
 of its own.

@@ -1,10 +1,9 @@
-"""From rows of text and generated dialogues to token arrays on disk.
+"""Turns rows of text and generated dialogues into token arrays on disk.
 
 Contract: rows come from .jsonl.xz files (`messages` or `text`, with `source` and `license`);
 shares say which part of the tokens each source gets; `pack` writes `tokens.npy` [rows, length + 1]
 uint16 and `weights.npy` (loss weight in percent, uint8). A row begins at the start of a document;
-documents follow one another, and the last one is cut. Sources that run out start again. Nothing
-here knows about models.
+documents follow one another, and the last one is cut. A source that runs out starts again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""A plain torch decoder that is a Llama by another spelling.
+"""A Llama in plain torch that can be trained.
 
 Contract: RMSNorm, rotary positions (half rotation), causal attention, SwiGLU, tied embeddings, no
 biases: the same function as transformers' LlamaForCausalLM, with fused projections for speed.
-`export` maps the names. It has no cache for prompts of differing lengths and no generation
-options: sampling.py has what training needs.
+`export` maps the names. Its cache serves prompts of one length only (sampling).
+
+localspec.forward.decoder cannot take its place: it runs one sequence under inference mode over
+packed weights, so nothing can be differentiated through it. transformers' own model has separate
+projections and cannot leave out single layers.
 Source: Touvron et al. 2023 (arXiv 2302.13971).
 """
 

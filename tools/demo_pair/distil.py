@@ -1,10 +1,10 @@
-"""Teach a shallow draft to predict the target: on the corpus and, above all, on what the target
-itself writes.
+"""Trains a shallow draft to predict the target, on the corpus and on text that the target wrote.
 
 Contract: `sample_answers` lets the target answer prompts and returns what it wrote; `distil`
-trains the draft on the target's distribution over such rows mixed with packed text. The measure it
-serves is acceptance, sum of min(p, q); the loss is the mean of the total-variation distance and
-the KL divergence, both at temperature 1 by default.
+trains the draft on the target's distribution over such rows mixed with packed text. The loss is
+the total variation distance, which equals 1 minus the acceptance sum of min(p, q), plus half the
+KL divergence, at temperature 1. The loop is that of `pretrain` and not localspec.training's: it
+reads packs of fixed length and updates bf16 weights with Muon.
 Source: on-policy distillation for drafts, Zhou et al. 2023 (arXiv 2310.08461).
 """
 

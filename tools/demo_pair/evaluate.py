@@ -1,4 +1,4 @@
-"""Measure a pair: held-out losses, acceptance of the draft, repetition, and answers to read.
+"""Measures a pair: held-out losses, acceptance of the draft, repetition, and sample answers.
 
 Contract: pure measurement on plain torch models, nothing is trained or written. Acceptance is the
 mean over positions of the target's own output of sum min(p, q); at temperature 0 it is the share

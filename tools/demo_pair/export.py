@@ -1,8 +1,11 @@
-"""Write a decoder as a transformers folder: config, generation settings, weight shards, tokenizer.
+"""Writes a decoder as a transformers folder, reads one back, and widens it.
 
 Contract: the folder loads as LlamaForCausalLM and gives the same logits as the plain torch model.
 Weights are bf16 in safetensors shards below `MAX_SHARD_BYTES`, with an index. The tied head is not
-stored twice.
+stored twice. `load_exported` reads such a folder back; `widened` gives a decoder a larger
+feed-forward part that computes the same function: new gate and up weights are small and random,
+new down weights are zero.
+Source: Net2Net (arXiv 1511.05641).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches out of packs on disk, in an order that a checkpoint can resume.
+"""Batches from packs on disk, in an order that a checkpoint can resume.
 
 Contract: a `Pack` is memory-mapped; `BatchStream.next` draws a pack by weight and takes its rows
 in order (they were shuffled when written), starting again at the end. The stream's state is its

@@ -1,8 +1,11 @@
-"""Pretrain a decoder on packed text, with checkpoints that resume to the same losses.
+"""Pretrains a decoder on packed text, with checkpoints that resume to the same losses.
 
 Contract: `pretrain` runs until the schedule's budget is used up and returns what happened; it
 writes `checkpoint.pt` atomically every few minutes and continues from it when it is there.
-Weighted cross-entropy on all tokens. It neither builds data nor exports.
+Weighted cross-entropy on all tokens. `early_exit_loss` adds the loss of one early exit, the exits
+in turn, and leaves each layer out of a batch with a chance that grows with its depth, so that the
+first layers can draft. Both depend on the batch's number alone, so that a resumed run repeats them.
+Source of early exits: LayerSkip (arXiv 2404.16710), with whole batches in place of samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Let a decoder write answers to many prompts at once, for distillation and evaluation.
+"""Samples answers to many prompts at once, for distillation and evaluation.
 
 Contract: prompts of one batch have the same length (`group_by_length` cuts them so), so that no
 padding enters the cache; each answer has its own temperature; answers stop at the end of the turn.

@@ -1,4 +1,4 @@
-"""What a training run is told: files, budgets, sizes, device.
+"""The settings of a training run: files, budgets, sizes, device.
 
 Contract: `PairSettings` is complete when constructed and read by every stage; defaults make the
 demo pair on a CPU. Larger pairs on a GPU are the same fields with other numbers.

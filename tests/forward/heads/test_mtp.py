@@ -17,8 +17,8 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG, WEIGHTS, TargetSizes, write_head
 from localspec.forward.heads.mtp import KIND, MtpHead, MtpShape, MtpWeights, read_mtp
+from localspec.training.head_recipe import HeadRecipe
 from localspec.training.mtp import make
-from localspec.training.unrolled import UnrolledRecipe
 from tests.heads import lesson_of, random_texts, teacher_of
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
@@ -29,7 +29,7 @@ def target() -> Decoder:
     return with_cache(tiny_llama())
 
 
-def recipe_for(model: Decoder) -> UnrolledRecipe:
+def recipe_for(model: Decoder) -> HeadRecipe:
     recipe = make(teacher_of(model), SMALL, 5)
     with torch.no_grad():  # fresh weights are near the identity; every part must count
         for parameter in recipe.module.parameters():
@@ -37,9 +37,9 @@ def recipe_for(model: Decoder) -> UnrolledRecipe:
     return recipe
 
 
-def in_full(recipe: UnrolledRecipe) -> MtpWeights:
+def in_full(recipe: HeadRecipe) -> MtpWeights:
     tensors = {name: weight.detach() for name, weight in recipe.module.state_dict().items()}
-    return MtpWeights(recipe.shape, tensors)
+    return MtpWeights(MtpShape.of(recipe.settings, "head"), tensors)
 
 
 def folder_with(tmp_path: Path, model: Decoder) -> Path:
@@ -106,7 +106,7 @@ def test_a_saved_module_is_read_back(tmp_path: Path) -> None:
     recipe = make(teacher_of(model), SMALL, 0)
     recipe.save(tmp_path)
     found = read_mtp(tmp_path, model)
-    assert found.shape == recipe.shape
+    assert found.shape == MtpShape.of(recipe.settings, "head")
     saved = recipe.module.state_dict()
     assert found.tensors.keys() == saved.keys()
     for name, tensor in found.tensors.items():
@@ -183,6 +183,6 @@ def test_a_module_for_another_target_is_refused(
     model = target()
     sizes = TargetSizes(**{**vars(TargetSizes.of(model)), **changed})
     recipe = make(teacher_of(model), SMALL, 0)
-    write_head(tmp_path, KIND, sizes, recipe.shape.settings(), recipe.module.state_dict())
+    write_head(tmp_path, KIND, sizes, recipe.settings, recipe.module.state_dict())
     with pytest.raises(ModelError, match=said):
         read_mtp(tmp_path, model)

@@ -1,5 +1,4 @@
-"""Endless assistant dialogues from templates, for a model too small to learn manners from raw
-text.
+"""Generates assistant dialogues from templates, for a model too small to learn them from raw text.
 
 Contract: `generate(rng, passages)` returns one `Dialogue`; the same seeded `Random` gives the same
 dialogues. Skills live in their own files, one topic each, and enter the mix by one line in
