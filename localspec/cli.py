@@ -36,6 +36,7 @@ from localspec.flags import (
     ModelFlag,
     ProfileFlag,
     finish,
+    run_app,
 )
 from localspec.options import LoadOptions
 from localspec.record.rows import LARGEST_INTEGER
@@ -273,8 +274,4 @@ def _nothing_there(session: int | None, conversation: int | None) -> str:
 
 
 def main() -> None:
-    try:
-        app()
-    except LocalspecError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+    run_app(app)

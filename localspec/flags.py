@@ -1,7 +1,8 @@
-"""Flags that several commands share, and how a command ends.
+"""Flags that several commands share, how lists in them are read, and how a command ends.
 
-Contract: the same name means the same everywhere; a command prints its text and, with --json, one
-JSON object on the last line.
+Contract: the same name means the same everywhere; progress goes to stderr; a command prints its
+text and, with --json, one JSON object on the last line. A LocalspecError is one sentence on stderr
+and exit code 1.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from localspec.errors import StoreError
+from localspec.core import SamplingParams
+from localspec.errors import ConfigError, LocalspecError, StoreError
 
 ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
@@ -48,3 +51,38 @@ def finish(result: dict[str, Any], text: str, as_json: bool) -> None:
         raise StoreError(
             f"The output cannot be written: {error.strerror}. Send it to another place."
         ) from error
+
+
+def to_stderr(phrase: str) -> None:
+    """Progress for people, apart from the result on stdout."""
+    print(phrase, file=sys.stderr, flush=True)
+
+
+def run_app(app: Callable[[], Any]) -> None:
+    """Run the commands of a process; ends it with exit code 1 after a LocalspecError."""
+    try:
+        app()
+    except LocalspecError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated flag."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def listed_numbers(text: str) -> tuple[float, ...]:
+    """The numbers of a comma-separated flag. Raises ConfigError."""
+    try:
+        return tuple(float(part) for part in listed(text))
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no list of numbers. Write them like 0,0.7.") from error
+
+
+def require_temperatures(temperatures: Sequence[float]) -> None:
+    """Raises ConfigError, RequestError unless one can sample at all of them, each once."""
+    if not temperatures or len(set(temperatures)) != len(temperatures):
+        raise ConfigError("--temperatures needs one or more numbers, each once, like 0,0.7.")
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature)  # says what is out of range

@@ -1,17 +1,18 @@
-"""`bench` and what stands beside it: inflate a pair, replay logged rounds, install the peers.
+"""The commands `bench`, `bench table` and `bench replay`.
 
-Contract: as of localspec.cli: parse flags, call one function, print its result. `bench`
-without a further word compares; --suite chooses what, and flags beside it replace single values.
-
-Not here: logic. Heavy imports stand inside the commands.
+Contract: parse flags, call one function, print its result. `bench` without a further word
+compares; --suite chooses what, and flags beside it replace single values. `bench_app` makes the
+same command with the arms of other engines for `tools.peers`. Heavy imports stand inside the
+commands, so that --help answers at once.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,28 +30,32 @@ from localspec.flags import (
     ProfileFlag,
     SeedFlag,
     finish,
+    listed,
+    listed_numbers,
+    to_stderr,
 )
 from localspec.options import LoadOptions
 
-app = typer.Typer(
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    help="Compare ways of drafting with plain decoding, side by side on this machine.",
-)
+if TYPE_CHECKING:
+    from localspec.bench.arms import OtherEngines
 
 ARMS_HELP = (
-    "Comma-separated: off, auto, a drafter or a peer (transformers, llama_cpp, vllm, each also "
-    "with _draft and _lookup), NAME@LENGTH or NAME@FROM-TO."
+    "Comma-separated: off, auto, a drafter, NAME@LENGTH or NAME@FROM-TO. With python -m "
+    "tools.peers also transformers, llama_cpp and vllm, each also with _draft and _lookup."
 )
+SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
+THREADS_HELP = "python -m tools.peers: of other engines; as many as ours unless told."
+OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
+KEPT_DIGITS = 6  # of a number in a kept file
 
 
-@app.callback(invoke_without_command=True)
 def bench(
     context_of_command: typer.Context,
     suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None,
-    setup_peers: Annotated[
-        bool, typer.Option("--setup-peers", help="Install llama.cpp and vLLM apart, and end.")
-    ] = False,
+    setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False,
+    cold_starts: Annotated[
+        int | None, typer.Option(help="Only the first replies of so many fresh starts.")
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts; none: ours.")] = None,
     limit: Annotated[int | None, typer.Option(help="The first so many prompts.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="A reply's; 64 unless told.")] = None,
@@ -62,11 +67,11 @@ def bench(
     repeats: Annotated[
         int | None, typer.Option(help="Measure each prompt so often, with seeds of its own.")
     ] = None,
-    peer_threads: Annotated[
-        int | None, typer.Option(help="The peers'; as ours unless told.")
+    peer_threads: Annotated[int | None, typer.Option(help=THREADS_HELP)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the JSON to this file too, while it grows.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Folder for plots.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Folder for plots (SVG).")] = None,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
@@ -80,14 +85,18 @@ def bench(
     """Compare ways of drafting with plain decoding, side by side on this machine."""
     if context_of_command.invoked_subcommand is not None:
         return
-    if setup_peers:
-        _set_up_peers(home, as_json)
-        return
-    from localspec.bench.presets import preset
-    from localspec.bench.report import render
-    from localspec.bench.suite import listed, listed_numbers, run_bench, to_stderr
-
+    open_others: Callable[[], OtherEngines] | None = context_of_command.obj
     wanted = ("off", drafter) if drafter is not None else None if arms is None else listed(arms)
+    if open_others is None:
+        _refuse_other_engines(setup_peers or peer_threads is not None, wanted or ())
+    others = None if open_others is None else open_others()
+    if setup_peers and others is not None:
+        _set_up(others, home, as_json)
+        return
+    from localspec.bench.compare import run_bench
+    from localspec.bench.report import render
+    from localspec.bench.settings import suite_settings
+
     if wanted == ():
         raise ConfigError("--arms names no arm. Write them like off,auto,draft_model.")
     given: dict[str, Any] = {
@@ -101,33 +110,49 @@ def bench(
         "peer_threads": peer_threads,
     }
     told = {name: value for name, value in given.items() if value is not None}
-    settings = replace(preset(suite, home), **told)
+    settings = replace(suite_settings(suite, home, others), **told)
     _refuse_unwritable(out, plot)
-    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    result = run_bench(options, settings, to_stderr)
+    heads_given = tuple(heads or ())
+    options = LoadOptions(profile, model, draft, drafter, context, dtype, heads_given, home)
+    if cold_starts is not None:
+        from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
+
+        result = run_cold_starts(options, settings, cold_starts, to_stderr)
+        finish(result, render_cold_starts(result), as_json)
+        _keep(result, out)
+        return
+    result = run_bench(options, settings, to_stderr, others, lambda found: _keep(found, out))
     finish(result, render(result), as_json)  # first: what follows may fail
-    _keep(result, out, plot)
+    _keep(result, out)
+    _draw(result, plot)
 
 
-@app.command()
-def inflate(
-    size: Annotated[str, typer.Option(help="350M, 1B or 8B.")],
-    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
-    noise: Annotated[float, typer.Option(help="More makes target and draft agree less.")] = 0.0,
-    seed: SeedFlag = 0,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Enlarge a pair to the shape of a bigger one; its text stays the same."""
-    from localspec.bench.inflate import inflate as run
-    from localspec.bench.suite import to_stderr
-    from localspec.machine.sources import resolve
+def bench_app(open_others: Callable[[], OtherEngines] | None = None) -> typer.Typer:
+    """The command `bench` as an app. open_others: makes the other engines, for a caller that has
+    any; called when the command runs."""
+    app = typer.Typer(
+        no_args_is_help=False,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"obj": open_others},
+        help="Compare ways of drafting with plain decoding, side by side on this machine.",
+    )
+    app.callback(invoke_without_command=True)(bench)
+    return app
 
-    source = resolve(LoadOptions(profile=profile, model=model, draft=draft))
-    made = run(source.target, source.draft, size, out, noise, seed, to_stderr)
-    finish(made, f"The pair is in {out}. Use it with --model and --draft.", as_json)
+
+app = bench_app()
+
+
+@app.command(
+    hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def inflate() -> None:
+    """Moved to tools.inflate."""
+    raise ConfigError(
+        "Pairs are enlarged by a tool beside the program now, since chats and comparisons do not "
+        "need it. Use: python -m tools.inflate --size 350M --out DIR"
+    )
 
 
 @app.command()
@@ -135,7 +160,7 @@ def table(
     result: Annotated[Path, typer.Argument(help="A file that --out wrote.")],
 ) -> None:
     """Print a kept comparison as Markdown: every way of drafting, and every task."""
-    from localspec.bench.by_drafter import markdown
+    from localspec.bench.report import markdown
 
     try:
         kept = json.loads(result.read_text(encoding="utf-8"))
@@ -156,7 +181,6 @@ def replay(
 ) -> None:
     """Run logged rounds again under other controllers, offline."""
     from localspec.bench.replay import render, run_replay
-    from localspec.bench.suite import listed, to_stderr
     from localspec.config import settings_for
 
     database = settings_for(home).database
@@ -166,47 +190,92 @@ def replay(
     finish(result, render(result), as_json)
 
 
-def _set_up_peers(home: Path | None, as_json: bool) -> None:
-    from localspec.bench.peers.environments import RECIPES, set_up_all
-    from localspec.bench.suite import to_stderr
+def _refuse_other_engines(are_flags_given: bool, arms: tuple[str, ...]) -> None:
+    named = [arm for arm in arms if arm.startswith(OTHER_ENGINES)]
+    if are_flags_given or named:
+        what = ", ".join(named) if named else "--setup-peers and --peer-threads"
+        raise ConfigError(
+            f"Other engines ({what}) are compared by a tool beside the program now, since they are "
+            "not part of it. Use the same flags with: python -m tools.peers"
+        )
+
+
+def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
     from localspec.config import settings_for
 
     folder = settings_for(home).home
-    failed = set_up_all(folder, to_stderr)
-    ready = [name for name in RECIPES if name not in failed]
+    ready, failed = others.set_up(folder, to_stderr)
     told = f"Ready in {folder / 'peers'}: {', '.join(ready)}." if ready else ""
-    finish({"ready": ready, "failed": failed}, told, as_json)
+    finish({"ready": ready, "failed": dict(failed)}, told, as_json)
     if failed:
         raise SetupError(f"Not installed: {', '.join(failed)}. The reasons stand above.")
 
 
 def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
     """Said before a comparison of an hour, not after it."""
-    from localspec.bench.plots import is_drawing
+    from localspec.bench.plots import plot_path
 
     if out is not None and not out.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder {out.absolute().parent}. Make it, or change --out.")
-    drawing = None if plot is None else plot if is_drawing(plot) else plot / "speedup.png"
+    drawing = None if plot is None else plot_path(plot, "speedup")
     for option, wanted, path in (("--out", out, out), ("--plot", plot, drawing)):
         if path is not None and (why := why_not_writable(path)):
             raise ConfigError(f"{wanted} cannot be written ({why}). Change {option}.")
 
 
-def _keep(result: dict[str, Any], out: Path | None, plot: Path | None) -> None:
-    """Raises StoreError; the table was printed before."""
+def _keep(result: Mapping[str, Any], out: Path | None) -> None:
+    """Write the result to `out`, whole or not at all. Raises StoreError."""
+    if out is None:
+        return
     try:
-        if out is not None:
-            with replacing(out) as part:
-                text = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
-                part.write_text(text, encoding="utf-8")
-        if plot is not None:
-            from localspec.bench.plots import save_plots  # matplotlib
-            from localspec.bench.suite import to_stderr
-
-            for path in save_plots(result, plot):
-                to_stderr(f"wrote {path}")
+        with replacing(out) as part:
+            part.write_text(compact_json(result), encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"{error.filename or out or plot} cannot be written ({error.strerror or error}). The "
-            "table stands above; copy it from there."
+            f"{error.filename or out} cannot be written ({error.strerror or error}). The table is "
+            "printed all the same; copy it from there."
+        ) from error
+
+
+def compact_json(result: Mapping[str, Any]) -> str:
+    """JSON of one line for each entry of a list or value of an object, numbers rounded to
+    KEPT_DIGITS significant digits."""
+    parts = [f'"{name}": {_compact_value(value)}' for name, value in result.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _compact_value(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f" {_one_line(each)}" for each in value) + "\n]"
+    if isinstance(value, Mapping) and value:
+        lines = [f" {json.dumps(name)}: {_one_line(each)}" for name, each in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n}"
+    return _one_line(value)
+
+
+def _one_line(value: Any) -> str:
+    return json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{KEPT_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _draw(result: Mapping[str, Any], plot: Path | None) -> None:
+    """Raises StoreError; the table was printed before."""
+    if plot is None:
+        return
+    from localspec.bench.plots import save_plots
+
+    try:
+        for path in save_plots(result, plot):
+            to_stderr(f"wrote {path}")
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or plot} cannot be written ({error.strerror or error}). The table "
+            "stands above; copy it from there."
         ) from error

@@ -1,31 +1,36 @@
-"""What a round costs by the number of tokens it checks, measured on this machine.
+"""What a round costs on this machine: by the number of tokens it checks, and in bytes read.
 
 Contract: real rounds of the real engine, greedy, with a stand-in that drafts as many tokens as
 the wanted width. The widths take turns, so that a machine that slows down slows all alike;
 `relative` is the median of ratios to a plain step of the same cycle. Costs of drafting are those
-the controller measured, absent where it did not. JSON data; the cache is empty afterwards.
-
-Not here: the controller's own table (engine.calibrate, engine.costs).
+the controller measured, None where it did not. JSON data; the target's cache is empty afterwards.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
-from localspec.bench.stage import Stage
+import torch
+
+from localspec.bench.runs import BenchEngine
 from localspec.core import DraftPlan, Outcome, SamplingParams
 from localspec.core import Sequence as Turn
 from localspec.engine.calibrate import StandIn, made_up_text
 from localspec.engine.engine import Engine
+from localspec.machine.plans import FULL_PRECISIONS
+from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, shape_from_folder
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 CONTEXTS = (128, 1024)
 MIN_CYCLES, MAX_CYCLES = 3, 9
 LIMIT_S = 4.0  # at one context; no cycle beyond MIN_CYCLES is begun after it
+ARRAY_BYTES = 512 * 2**20  # caches of consumer machines end at 128 MB
+NUM_READS = 8
+QUANTISED: Mapping[str, Precision] = {"4-bit": "4-bit", "8-bit": "8-bit"}
 
 
 class WidthsInTurn:
@@ -46,24 +51,24 @@ class WidthsInTurn:
 
 
 def cost_curve(
-    stage: Stage, widths: Sequence[int] = WIDTHS, contexts: Sequence[int] = CONTEXTS
+    bench: BenchEngine, widths: Sequence[int] = WIDTHS, contexts: Sequence[int] = CONTEXTS
 ) -> dict[str, Any]:
     """The curve at each context that fits, and each drafter's step against a plain one."""
-    capacity = stage.engine.target.cache.shape.capacity
-    bare = Engine(stage.engine.target, {StandIn.name: StandIn(stage.engine.target)})
+    target = bench.engine.target
+    bare = Engine(target, {StandIn.name: StandIn(target)})
     curves = {
         str(context): _curve(bare, widths, context)
         for context in contexts
         # Every token of a round may be accepted, so a cycle needs room for all.
-        if context + sum(widths) + 2 <= capacity
+        if context + sum(widths) + 2 <= target.cache.shape.capacity
     }
-    stage.engine.target.cache.rollback(0)
-    return {"by_context": curves, "draft": _draft_steps(stage, contexts[0], curves)}
+    target.cache.rollback(0)
+    return {"by_context": curves, "draft": _draft_steps(bench, contexts[0], curves)}
 
 
 def _curve(engine: Engine, widths: Sequence[int], context: int) -> dict[str, Any]:
     started, cycles = monotonic(), list[list[float]]()
-    _cycle(engine, widths, context)  # the first of each width pays for its set-up
+    _cycle(engine, widths, context)  # the first round of each width pays for its set-up
     while len(cycles) < MIN_CYCLES or (
         len(cycles) < MAX_CYCLES and monotonic() - started < LIMIT_S
     ):
@@ -93,12 +98,59 @@ def _cycle(engine: Engine, widths: Sequence[int], context: int) -> list[float]:
     return policy.verify_ms
 
 
-def _draft_steps(stage: Stage, context: int, curves: dict[str, Any]) -> dict[str, Any]:
+def _draft_steps(bench: BenchEngine, context: int, curves: dict[str, Any]) -> dict[str, Any]:
     """Each drafter's cost of one drafted token, in ms and in plain steps, None where unknown."""
-    costs, curve = stage.controller.costs, curves.get(str(context))
+    costs, curve = bench.controller.costs, curves.get(str(context))
     found = dict[str, Any]()
-    for name in stage.engine.drafters:
+    for name in bench.engine.drafters:
         step_ms = costs.draft_ms(name, 1, context)
         relative = step_ms / curve["verify_ms"][0] if curve and step_ms is not None else None
         found[name] = {"step_ms": step_ms, "relative": relative}
     return found
+
+
+def read_bandwidth(
+    device: torch.device, num_bytes: int = ARRAY_BYTES, now: Callable[[], float] = perf_counter
+) -> float | None:
+    """Bytes a second in reading an array that no cache holds, the best of several reads with
+    torch's own threads; None where there is no room for the array."""
+    try:
+        array = torch.ones(num_bytes // 4, device=device)  # fp32
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError):
+        return None
+    # Which of the two kernels comes closer to the limit depends on the machine.
+    reads: tuple[Callable[[], torch.Tensor], ...] = (array.sum, lambda: torch.dot(array, array))
+    times_s = list[float]()
+    for read in reads * NUM_READS:
+        started = now()
+        read().item()  # waits for a GPU
+        times_s.append(now() - started)
+    return num_bytes / min(times_s) if min(times_s) > 0.0 else None
+
+
+def bytes_per_token(bench: BenchEngine) -> dict[str, float] | None:
+    """What one plain step reads: weights, and KV for each token of context. None where the
+    target's folder or its precision is not known."""
+    if bench.target_folder is None:
+        return None
+    cache = bench.engine.target.cache
+    shape = shape_from_folder(bench.target_folder)
+    # Of what is not quantised; the cache may be kept in another precision.
+    full: Precision = "fp32" if bench.precision == "float32" else "bf16"
+    precision = FULL_PRECISIONS.get(bench.precision) or QUANTISED.get(bench.precision)
+    if precision is None:
+        return None
+    return {
+        "weight_bytes": float(weight_bytes_read(shape, precision, full)),
+        "kv_bytes_per_context_token": cache.kv_bytes / cache.shape.capacity,
+    }
+
+
+def weight_bytes_read(shape: ModelShape, precision: Precision, full: Precision) -> int:
+    """Bytes of the weights that one token passes through: not the input embedding unless it is
+    the output head too, and not the experts that are not chosen."""
+    held = shape.weight_bytes(precision, full)
+    table = 0 if shape.is_tied else shape.vocab_size * shape.hidden_size
+    chosen = shape.num_experts_per_token / shape.num_experts if shape.num_experts else 1.0
+    not_chosen = int(shape.expert_params * (1.0 - chosen))
+    return held - (table + not_chosen) * FULL_BYTES[full]

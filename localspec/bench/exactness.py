@@ -1,14 +1,13 @@
-"""Whether an output is plain decoding's own, and if not, whether the two were tied.
+"""Whether a greedy output is that of plain decoding, and if not, whether the tokens were tied.
 
-Contract: greedy outputs are compared with `off` token by token, end of text included. One
-forward of n tokens and n forwards of one round differently, so where the target's two best
-candidates are tied to within rounding either may come first. The judgement is made at the
-first difference alone: after it the texts are different texts. There the target's logits are
-computed again one token at a time along the off path; it is a near-tie when the arm's token lies
-within NEAR_TIE of the best.
+Contract: outputs are compared with `off` token by token, end of text included. One forward of n
+tokens and n forwards of one token round differently, so where the target's two best tokens are
+tied to within rounding either may come first. Only the first difference is judged: after it the
+texts are different texts. There the target's logits are computed again one token at a time along
+the plain output; it is a near-tie when the arm's token lies within NEAR_TIE of the best.
 
-Source: the threshold is for fp32. In bf16 and fp16 the same rule is applied and will call more
-differences real; their gaps are listed.
+The threshold is for fp32. In bf16 and fp16 the same rule counts more differences as real; their
+gaps are listed.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ NEAR_TIE = 1e-4
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of an output from plain decoding. gap: how far the arm's token lies
-    below the best, None when it merely stopped there. top_two_gap: how far the second best does."""
+    """The first difference of an output from plain decoding. gap: how far the logit of the arm's
+    token lies below the best, None when the arm merely stopped there. top_two_gap: how far that
+    of the second best does."""
 
     prompt: str
     arm: str
@@ -41,7 +41,7 @@ class Difference:
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token in which they differ; the shorter one's end counts as one."""
+    """Index of the first token in which they differ; the end of the shorter one counts as one."""
     shared = min(len(plain), len(other))
     for index in range(shared):
         if plain[index] != other[index]:

@@ -1,185 +1,67 @@
-"""From measured runs to rows, and from rows to a table for people.
+"""A result as text: the report that `bench` prints, and the Markdown of `bench table`.
 
-Contract: one row for each arm and temperature over `all` prompts, over those whose plain output
-repeats itself little (`all_not_repeating`), and for each task. Rates are ratios of sums;
-`ratio_to_off` is the median of ratios paired by prompt. An arm that could not run has one row
-with a reason. Unknown is None, a dash in the table. Waits and costs stand in a second table
-(latency).
+Contract: pure functions of a result. Unknown is a dash. Results of earlier versions are read too:
+what they do not have is a dash, or a table that is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.bench import by_drafter, latency
-from localspec.bench.arms import Arm
-from localspec.bench.exactness import Difference
-from localspec.bench.figures import estimate, repetition
-from localspec.bench.stage import Case, Run
-from localspec.bench.table import DASH, aligned, shown
+from localspec.bench.results import ALL
 from localspec.core import OFF
 
-MIN_TOKENS = 8  # fewer decoded tokens say nothing about a rate
-MAX_REPETITION = 0.3
-ALL, NOT_REPEATING = "all", "all_not_repeating"
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+Line = Sequence[str]
 
+DASH = "-"
+GIB = 2**30
+FLOOR = 0.97  # of plain decoding's rate: a cell that surely lies below it breaks a promise
 
-@dataclass(frozen=True)
-class Measured:
-    """All arms over one prompt at one temperature. differences: of the greedy outputs."""
-
-    case: Case
-    temperature: float
-    runs: Mapping[str, Run]
-    differences: tuple[Difference, ...] = ()
-
-    @property
-    def is_repeating(self) -> bool:
-        share = repetition([self.runs[OFF].tokens])
-        return share is not None and share > MAX_REPETITION
-
-
-@dataclass
-class Found:
-    """What a comparison has gathered so far. refused: arms without runs, each with the reason.
-    skipped: prompts that do not fit, each with the reason. ending: why it stopped early."""
-
-    arms: tuple[Arm, ...]
-    temperatures: tuple[float, ...]
-    precision: str
-    refused: dict[str, str]
-    skipped: list[dict[str, str]] = field(default_factory=list)
-    measured: list[Measured] = field(default_factory=list)
-    ending: str | None = None
-
-
-def rows(found: Found) -> list[dict[str, Any]]:
-    """Every row, temperature by temperature, arm by arm, `all` first."""
-    made = list[dict[str, Any]]()
-    for temperature in found.temperatures:
-        here = [each for each in found.measured if each.temperature == temperature]
-        for arm in found.arms:
-            if arm.name in found.refused:
-                row = _row(arm.name, found.precision, temperature, ALL, [])
-                made.append({**row, "reason": found.refused[arm.name]})
-                continue
-            for task, chosen in _groups(here).items():
-                made.append(_row(arm.name, found.precision, temperature, task, chosen))
-    return made
-
-
-def _groups(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    groups = {ALL: list(measured), NOT_REPEATING: [m for m in measured if not m.is_repeating]}
-    for task in dict.fromkeys(each.case.task for each in measured):
-        groups[task] = [each for each in measured if each.case.task == task]
-    return groups
-
-
-def _row(
-    arm: str, precision: str, temperature: float, task: str, measured: Sequence[Measured]
-) -> dict[str, Any]:
-    runs = [each.runs[arm] for each in measured]
-    timed = [(len(run.tokens), run.decode_ms) for run in runs if run.decode_ms is not None]
-    drafted = sum(run.num_draft_tokens for run in runs)
-    accepted = sum(run.num_accepted_tokens for run in runs)
-    drafts = sum(run.num_drafts for run in runs)
-    ratio = estimate(list(paired_ratios(arm, measured)))
-    return {
-        "arm": arm,
-        "precision": precision,
-        "temperature": temperature,
-        "task": task,
-        "num_prompts": len(runs),
-        "num_tokens": sum(len(run.tokens) for run in runs),
-        "tokens_per_second": _quotient(
-            1000.0 * sum(count for count, _ in timed), sum(ms for _, ms in timed)
-        ),
-        "ratio_to_off": ratio.median,
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "acceptance_rate": _quotient(accepted, drafted),
-        "mean_accepted_length": 1.0 + accepted / drafts if drafts else None,
-        "repetition": repetition(run.tokens for run in runs),
-        "identical_to_off": _num_real_differences(arm, temperature, measured),
-        **latency.columns(runs),
-        **by_drafter.columns(runs),
-    }
-
-
-def timed_runs(found: Found) -> by_drafter.Timed:
-    """What `by_drafter.cells` compares. An arm that was taken out is not in it."""
-    made = dict[tuple[float, str], dict[str, list[tuple[int, float]]]]()
-    for temperature in found.temperatures:
-        here = [each for each in found.measured if each.temperature == temperature]
-        for task, chosen in _groups(here).items():
-            made[temperature, task] = {
-                arm.name: [
-                    (len(m.runs[arm.name].tokens), m.runs[arm.name].decode_ms or 0.0)
-                    for m in chosen
-                ]
-                for arm in found.arms
-                if arm.name not in found.refused
-            }
-    return made
-
-
-def paired_ratios(arm: str, measured: Iterable[Measured]) -> Iterable[float]:
-    """The arm's rate over that of `off` on the same prompt, where both decoded enough."""
-    for each in measured:
-        run, plain = each.runs[arm], each.runs[OFF]
-        if min(len(run.tokens), len(plain.tokens)) < MIN_TOKENS:
-            continue
-        rate, plain_rate = run.tokens_per_second, plain.tokens_per_second
-        if rate is not None and plain_rate is not None:
-            yield rate / plain_rate
-
-
-def _num_real_differences(arm: str, temperature: float, measured: Sequence[Measured]) -> int | None:
-    """Greedy outputs that differ from plain decoding beyond a near-tie; None when sampled or
-    when nothing was measured."""
-    if temperature != 0.0 or not measured:
-        return None
-    found = [d for each in measured for d in each.differences if d.arm == arm]
-    return sum(not difference.is_near_tie for difference in found)
-
-
-def _quotient(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
-
-
-def differences_json(found: Found, near_ties: bool) -> list[dict[str, Any]]:
-    """The greedy differences that are near-ties, or those that are not."""
-    return [
-        {
-            "prompt": each.prompt,
-            "arm": each.arm,
-            "position": each.position,
-            "gap": each.gap,
-            "top_two_gap": each.top_two_gap,
-        }
-        for measured in found.measured
-        for each in measured.differences
-        if each.is_near_tie == near_ties
-    ]
-
-
-HEADINGS = (
+ROW_HEADINGS = (
     "arm", "T", "task", "prompts", "tokens/s", "to off", "95 % interval", "accepted", "length",
     "repeats", "differ",
 )  # fmt: skip
+LATENCY_HEADINGS = (
+    "arm", "T", "first token ms", "prefill tokens/s", "wait P50 ms", "P95", "P99",
+    "host ms a round", "peak memory", "joules a token", "of bandwidth",
+)  # fmt: skip
+AUTO_HEADINGS = (
+    "T", "task", "auto to off", "95 % interval", "best single way", "to off", "auto to best",
+    "95 % interval", "to the best of other prompts",
+)  # fmt: skip
 
 
-def render(result: Mapping[str, Any]) -> str:
-    """The report for people: what ran where, the table, and everything left out."""
-    table = aligned([HEADINGS, *(_cells(row) for row in result["rows"])])
-    costs = latency.table(result["rows"], ALL)
-    chosen = by_drafter.chosen(result["cells"])
-    return "\n".join([*_heading(result), "", *table, *costs, *chosen, *_notes(result)])
+def render(result: Result) -> str:
+    """The report for people: what ran where, the tables, and everything that was left out."""
+    table = aligned([ROW_HEADINGS, *(_row_line(row) for row in result["rows"])])
+    latency = _latency_table(result["rows"])
+    return "\n".join(
+        [*_heading(result), "", *table, *latency, *_auto_table(result["cells"]), *_notes(result)]
+    )
 
 
-def _heading(result: Mapping[str, Any]) -> list[str]:
+def shown(value: float | None, form: str) -> str:
+    """The number in this format, or a dash."""
+    return DASH if value is None else format(value, form)
+
+
+def interval(low: float | None, high: float | None) -> str:
+    return DASH if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def aligned(lines: Sequence[Line]) -> list[str]:
+    """Lines of equal length as text in columns, left-aligned."""
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _heading(result: Result) -> list[str]:
     machine = result["machine"]
     draft = f" with {machine['draft']}" if machine["draft"] else ""
     return [
@@ -189,8 +71,7 @@ def _heading(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    low, high = row["ratio_low"], row["ratio_high"]
+def _row_line(row: Row) -> Line:
     return (
         row["arm"],
         f"{row['temperature']:g}",
@@ -198,7 +79,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row["num_prompts"]),
         shown(row["tokens_per_second"], ".1f"),
         shown(row["ratio_to_off"], ".2f"),
-        DASH if low is None else f"{low:.2f} to {high:.2f}",
+        interval(row["ratio_low"], row["ratio_high"]),
         shown(row["acceptance_rate"], ".2f"),
         shown(row["mean_accepted_length"], ".2f"),
         shown(row["repetition"], ".2f"),
@@ -206,18 +87,182 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _notes(result: Mapping[str, Any]) -> list[str]:
+def _latency_table(rows: Sequence[Row]) -> list[str]:
+    """One line for each arm and temperature over all prompts. Columns that are unknown for every
+    arm are left out, and the table when no other is left."""
+    lines = [_latency_line(row) for row in rows if row["task"] == ALL and row["num_prompts"]]
+    kept = [
+        column
+        for column in range(len(LATENCY_HEADINGS))
+        if column < 2 or any(line[column] != DASH for line in lines)
+    ]
+    if len(kept) == 2:
+        return []
+    picked = [[line[column] for column in kept] for line in (LATENCY_HEADINGS, *lines)]
+    return ["", "Latency and cost, over all prompts", *aligned(picked)]
+
+
+def _latency_line(row: Row) -> Line:
+    peak = row["peak_memory_bytes"]
+    return (
+        row["arm"],
+        f"{row['temperature']:g}",
+        shown(row["ttft_ms"], ".1f"),
+        shown(row["prefill_tokens_per_second"], ".0f"),
+        shown(row["itl_p50_ms"], ".2f"),
+        shown(row["itl_p95_ms"], ".2f"),
+        shown(row["itl_p99_ms"], ".2f"),
+        shown(row["host_ms_per_round"], ".3f"),
+        DASH if peak is None else f"{peak / GIB:.2f} GiB",
+        shown(row["energy_joules_per_token"], ".3g"),
+        shown(row["bandwidth_share"], ".0%"),
+    )
+
+
+def _auto_table(cells: Sequence[Row]) -> list[str]:
+    """`auto` by temperature and task against plain decoding and against the best single way (no
+    column for it where plain decoding was the only one)."""
+    if not cells:
+        return []
+    lines = [AUTO_HEADINGS, *(_auto_line(cell) for cell in cells)]
+    has_choice = any(cell["best"] != OFF for cell in cells)
+    count = len(AUTO_HEADINGS) if has_choice else 4
+    below = [f"T {c['temperature']:g} {c['task']}" for c in cells if is_surely_below(c)]
+    surely = f"{len(below)} of {len(cells)} intervals lie below {FLOOR:g} of plain decoding"
+    return [
+        "",
+        "auto by temperature and task, tokens over time of all prompts",
+        *aligned([line[:count] for line in lines]),
+        f"{surely}{': ' + ', '.join(below) if below else ''}.",
+    ]
+
+
+def is_surely_below(cell: Row) -> bool:
+    """Whether the whole 95 % interval of `auto` to plain decoding lies below FLOOR."""
+    high = cell.get("auto_ratio_high")
+    return high is not None and high < FLOOR
+
+
+def _auto_line(cell: Row) -> Line:
+    return (
+        f"{cell['temperature']:g}",
+        cell["task"],
+        shown(cell["auto_ratio"], ".2f"),
+        interval(cell["auto_ratio_low"], cell["auto_ratio_high"]),
+        cell["best"],
+        shown(cell["best_ratio"], ".2f"),
+        shown(cell["auto_to_best"], ".2f"),
+        interval(cell["auto_to_best_low"], cell["auto_to_best_high"]),
+        shown(cell["auto_to_foreseen"], ".2f"),
+    )
+
+
+def _notes(result: Result) -> list[str]:
     reasons = {row["arm"]: row["reason"] for row in result["rows"] if "reason" in row}
     notes = [f"{arm} did not run: {reason}" for arm, reason in reasons.items()]
     notes += [f"Skipped {skip['prompt']}: {skip['reason']}" for skip in result["skipped"]]
-    notes += [_told("Near-tie", each) for each in result["near_ties"]]
-    notes += [_told("Differs", each) for each in result["differences"]]
+    notes += [_difference("Near-tie", each) for each in result["near_ties"]]
+    notes += [_difference("Differs", each) for each in result["differences"]]
     if result["ending"] is not None:
         notes.append(f"Incomplete: {result['ending']}")
     return ["", *notes] if notes else []
 
 
-def _told(kind: str, each: Mapping[str, Any]) -> str:
+def _difference(kind: str, each: Mapping[str, Any]) -> str:
     gap = each["gap"]
     distance = "the output stops there" if gap is None else f"{gap:.2g} below the best"
     return f"{kind}: {each['arm']} on {each['prompt']} at token {each['position']}, {distance}"
+
+
+# -- Markdown ---------------------------------------------------------------------------------
+
+
+def markdown(result: Result) -> str:
+    """Three tables: every way of drafting over all prompts; speedup by task, tokens over time of
+    all of it; and `auto` by temperature and task, where it was an arm."""
+    rows = [row for row in result["rows"] if row["num_prompts"]]
+    tables = [_drafter_table(rows), _task_table(rows)]
+    if result.get("cells"):
+        tables.append(_choice_table(result["cells"]))
+    return "\n\n".join("\n".join(table) for table in tables)
+
+
+def _markdown_table(headings: Line, lines: Sequence[Line]) -> list[str]:
+    return [
+        f"| {' | '.join(headings)} |",
+        f"|{'---|' * len(headings)}",
+        *(f"| {' | '.join(line)} |" for line in lines),
+    ]
+
+
+def _drafter_table(rows: Sequence[Row]) -> list[str]:
+    lines = list[Line]()
+    for temperature in _temperatures(rows):
+        here = [r for r in rows if r["temperature"] == temperature and r["task"] == ALL]
+        plain = next((r["tokens_per_second"] for r in here if r["arm"] == OFF), None)
+        lines += [_drafter_line(row, plain) for row in here if row["arm"] != OFF]
+    headings = (
+        "drafter", "T", "accepted at least 1 / 2 / 3 / 4", "mean accepted length",
+        "drafted a round", "round, in plain steps", "to plain (95 %)",
+    )  # fmt: skip
+    return _markdown_table(headings, lines)
+
+
+def _drafter_line(row: Row, plain_rate: float | None) -> Line:
+    by_position = row.get("acceptance_by_position")
+    shares = DASH if by_position is None else " / ".join(f"{share:.2f}" for share in by_position)
+    draft_ms, verify_ms = row.get("draft_ms_per_round"), row.get("verify_ms_per_round")
+    cost = None
+    if draft_ms is not None and verify_ms is not None and plain_rate is not None:
+        cost = (draft_ms + verify_ms) * plain_rate / 1000.0
+    return (
+        f"`{row['arm']}`",
+        f"{row['temperature']:g}",
+        shares,
+        shown(row["mean_accepted_length"], ".2f"),
+        shown(row.get("num_draft_tokens_per_round"), ".1f"),
+        shown(cost, ".2f"),
+        f"{shown(row['ratio_to_off'], '.2f')} ({interval(row['ratio_low'], row['ratio_high'])})",
+    )
+
+
+def _task_table(rows: Sequence[Row]) -> list[str]:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != OFF]
+    rates = {(r["temperature"], r["task"], r["arm"]): r["tokens_per_second"] for r in rows}
+    lines = list[Line]()
+    for temperature in _temperatures(rows):
+        for task in tasks:
+            plain = rates.get((temperature, task, OFF))
+            found = [rates.get((temperature, task, arm)) for arm in arms]
+            ratios = [shown(rate / plain if rate and plain else None, ".2f") for rate in found]
+            lines.append((f"{temperature:g}", task, *ratios))
+    return _markdown_table(("T", "task", *(f"`{arm}`" for arm in arms)), lines)
+
+
+def _choice_table(cells: Sequence[Row]) -> list[str]:
+    headings = (
+        "T", "task", "`auto` to plain (95 %)", "best single way, to plain",
+        "`auto` to the best (95 %)", "to the best of the other prompts",
+    )  # fmt: skip
+    lines = [
+        (
+            f"{cell['temperature']:g}",
+            cell["task"],
+            _with_interval(cell, "auto_ratio"),
+            f"`{cell['best']}` {shown(cell['best_ratio'], '.2f')}",
+            _with_interval(cell, "auto_to_best"),
+            shown(cell.get("auto_to_foreseen"), ".2f"),
+        )
+        for cell in cells
+    ]
+    return _markdown_table(headings, lines)
+
+
+def _with_interval(cell: Row, name: str) -> str:
+    limits = interval(cell.get(f"{name}_low"), cell.get(f"{name}_high"))
+    return f"{shown(cell[name], '.2f')} ({limits})"
+
+
+def _temperatures(rows: Sequence[Row]) -> list[float]:
+    return list(dict.fromkeys(row["temperature"] for row in rows))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.bench.opening import stage_of
-from localspec.bench.stage import Case, Stage, run_engine
-from localspec.bench.suite import require_temperatures
+from localspec.bench.cases import Case
+from localspec.bench.open_engine import bench_engine_of
+from localspec.bench.runs import BenchEngine, run_engine
 from localspec.build_drafters import heads_of, marks_of
 from localspec.chat.local import Loaded
 from localspec.engine.acceptance import Acceptance
@@ -26,6 +26,7 @@ from localspec.engine.costs import Costs
 from localspec.engine.shipped_acceptance import Origin, refusal, write_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.files import why_not_writable
+from localspec.flags import require_temperatures
 from localspec.load import open_local_backend
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
@@ -58,22 +59,22 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
         raise StoreError(refusal(settings.out, why))
     loaded = open_local_backend(settings.load, None, report).loaded
     source = resolve(settings.load)
-    stage = stage_of(loaded, source)
+    bench = bench_engine_of(loaded, source)
     cases = _cases(loaded, settings)
     # It knows nothing, not even what ships: that may be what is measured again.
-    controller = Controller(stage.engine.drafters, Costs(), Acceptance(), Costs())
-    for phrase in calibrate(stage.engine, controller):
+    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs())
+    for phrase in calibrate(bench.engine, controller):
         report(phrase)
     measured = [
         name
-        for name in stage.engine.drafters
-        if _is_measured(stage, controller, name, cases, settings, report)
+        for name in bench.engine.drafters
+        if _is_measured(bench, controller, name, cases, settings, report)
     ]
-    facts = stage.machine
+    facts = bench.machine
     origin = Origin(
         str(facts["target"]),
         facts["draft"],
-        stage.precision,
+        bench.precision,
         len(cases),
         settings.temperatures,
         settings.max_tokens,
@@ -103,7 +104,7 @@ def _cases(loaded: Loaded, settings: AcceptedSettings) -> list[Case]:
 
 
 def _is_measured(
-    stage: Stage,
+    bench: BenchEngine,
     controller: Controller,
     name: str,
     cases: Sequence[Case],
@@ -115,7 +116,7 @@ def _is_measured(
         for case in cases:
             sampling = case.sampling(temperature)
             try:
-                run_engine(stage, controller, name, None, case, sampling, settings.max_tokens)
+                run_engine(bench, controller, name, None, case, sampling, settings.max_tokens)
             except (LocalspecError, RuntimeError, MemoryError) as error:
                 report(f"{name} is left out: {error}")
                 return False

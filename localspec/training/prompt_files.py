@@ -8,7 +8,6 @@ Contract: every row of a file is used or named as wrong (ConfigError with its li
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from localspec.backend import Message
 from localspec.config import PROJECT_FOLDER
-from localspec.errors import ConfigError
+from localspec.prompt_rows import read_prompt_rows
 
 SHIPPED = PROJECT_FOLDER / "assets" / "training_prompts.jsonl"  # by tools.demo_pair.dialogues
 FORMS = '{"prompt": "..."}, {"turns": ["...", ...]} or {"messages": [{"role", "content"}, ...]}'
@@ -36,17 +35,7 @@ class TrainingPrompt:
 
 def read_prompts(path: Path) -> list[TrainingPrompt]:
     """All prompts of a file. Raises ConfigError."""
-    try:
-        # Not splitlines: a JSON string may hold U+2028 and similar separators unescaped.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The prompt file {path} cannot be read ({error}). Check the path given to --prompts."
-        ) from error
-    found = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ConfigError(f"The prompt file {path} holds no prompts. Choose another file.")
-    return found
+    return read_prompt_rows(path, _prompt, FORMS)
 
 
 def shipped_prompts(count: int) -> list[TrainingPrompt]:
@@ -54,24 +43,15 @@ def shipped_prompts(count: int) -> list[TrainingPrompt]:
     return read_prompts(SHIPPED)[:count] if count else []
 
 
-def _prompt(path: Path, number: int, line: str) -> TrainingPrompt:
-    try:
-        row: Any = json.loads(line)
-        if "messages" in row:
-            messages = tuple(
-                Message(_role(m["role"]), _text(m["content"])) for m in row["messages"]
-            )
-            last_asked = max(i for i, message in enumerate(messages) if message.role == "user")
-            answer = messages[-1].content if messages[-1].role == "assistant" else None
-            return replace(_grouped(messages[: last_asked + 1], ()), logged=answer)
-        turns = [row["prompt"]] if "prompt" in row else row["turns"]
-        texts = [_text(turn) for turn in turns]
-        return _grouped((Message("user", texts[0]),), texts[1:])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(
-            f"Line {number} of {path} is no prompt. Each line is one JSON object: {FORMS}, with "
-            "text in every place."
-        ) from error
+def _prompt(row: Any) -> TrainingPrompt:
+    if "messages" in row:
+        messages = tuple(Message(_role(m["role"]), _text(m["content"])) for m in row["messages"])
+        last_asked = max(i for i, message in enumerate(messages) if message.role == "user")
+        answer = messages[-1].content if messages[-1].role == "assistant" else None
+        return replace(_grouped(messages[: last_asked + 1], ()), logged=answer)
+    turns = [row["prompt"]] if "prompt" in row else row["turns"]
+    texts = [_text(turn) for turn in turns]
+    return _grouped((Message("user", texts[0]),), texts[1:])
 
 
 def _grouped(opening: tuple[Message, ...], follow_ups: Sequence[str]) -> TrainingPrompt:

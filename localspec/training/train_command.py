@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import transformers
 
-from localspec.bench.suite import listed_numbers, to_stderr
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError, StoreError
+from localspec.flags import listed_numbers, to_stderr
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp_native import ships_mtp

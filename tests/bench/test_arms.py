@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from localspec.backend import DrafterStatus
-from localspec.bench.arms import PEERS, Arm, parse_arms, refusals, rotated
+from localspec.bench.arms import Arm, OtherArm, parse_arms, refusals, rotated
 from localspec.errors import ConfigError
 
+OTHERS = {
+    "vllm": OtherArm(lambda *_: pytest.fail("not opened"), takes_length=False),
+    "vllm_draft": OtherArm(lambda *_: pytest.fail("not opened"), takes_length=True),
+}
 READY = (
     DrafterStatus("ngram", True, "ready"),
     DrafterStatus("draft_model", False, "no draft model was chosen."),
@@ -27,8 +31,6 @@ def test_a_fixed_length_is_read_from_the_name() -> None:
     "name",
     [
         "off@2",
-        "transformers@4",
-        "llama_cpp@2",
         "vllm@2",
         "ngram@",
         "ngram@x",
@@ -42,7 +44,7 @@ def test_a_fixed_length_is_read_from_the_name() -> None:
 )
 def test_a_length_that_makes_no_sense_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        parse_arms((name,))
+        parse_arms((name,), OTHERS)
 
 
 def test_a_range_of_lengths_is_spelt_out_in_its_place() -> None:
@@ -59,20 +61,20 @@ def test_a_range_may_reach_the_limit() -> None:
     assert [arm.num_draft_tokens for arm in parse_arms(("ngram@63-64",))] == [None, 63, 64]
 
 
-def test_peers_that_draft_may_have_a_length_and_none_of_them_learns() -> None:
-    arms = parse_arms((*PEERS, "transformers_draft@5", "llama_cpp_lookup@10"))
-    assert arms[-2] == Arm("transformers_draft@5", "transformers_draft", 5)
-    assert [arm.is_peer for arm in arms] == [False] + [True] * (len(PEERS) + 2)
+def test_other_engines_that_draft_may_have_a_length_and_none_of_them_learns() -> None:
+    arms = parse_arms(("vllm", "vllm_draft", "vllm_draft@5"), OTHERS)
+    assert arms[-1] == Arm("vllm_draft@5", "vllm_draft", 5, is_other_engine=True)
+    assert [arm.is_other_engine for arm in arms] == [False, True, True, True]
     assert not any(arm.is_learning for arm in arms)
 
 
 def test_only_arms_without_a_fixed_length_learn() -> None:
-    arms = parse_arms(("off", "auto", "ngram", "ngram@3", "transformers"))
+    arms = parse_arms(("off", "auto", "ngram", "ngram@3", "vllm"), OTHERS)
     assert [arm.name for arm in arms if arm.is_learning] == ["auto", "ngram"]
 
 
 def test_an_unavailable_drafter_is_refused_with_its_reason() -> None:
-    arms = parse_arms(("ngram", "draft_model", "draft_model@4", "auto", "transformers", "vllm"))
+    arms = parse_arms(("ngram", "draft_model", "draft_model@4", "auto", "vllm"), OTHERS)
     reason = "no draft model was chosen."
     assert refusals(arms, READY) == {"draft_model": reason, "draft_model@4": reason}
 
@@ -87,8 +89,8 @@ def test_a_known_drafter_that_this_version_lacks_is_a_reason_and_not_an_error() 
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match=r"ngramm.*transformers"):
-        refusals(parse_arms(("ngramm",)), READY)
+    with pytest.raises(ConfigError, match=r"ngramm.*vllm_draft"):
+        refusals(parse_arms(("ngramm",)), READY, OTHERS)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 6])

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from localspec.bench.cases import Case
 from localspec.bench.exactness import NEAR_TIE, Difference, first_difference, judge, plain_logits
-from localspec.bench.stage import Case, Stage, run_engine
+from localspec.bench.runs import run_engine
 from localspec.core import SamplingParams
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
 from localspec.forward.model import CausalLM, kv_shape
+from tests.bench.tiny_bench import tiny_bench
 from tests.tiny import tiny_llama
 
 PROMPT = (3, 9, 14, 27, 5)
@@ -37,10 +36,9 @@ def test_the_first_differing_token_and_an_early_end_are_found() -> None:
 
 
 def test_the_logits_are_those_of_the_off_path(engine: Engine) -> None:
-    controller = Controller({}, Costs(), Acceptance())
-    stage = Stage(engine, controller, lambda text: [1], frozenset(), (), 256, "float32", {})
+    bench = tiny_bench(engine)
     case = Case("a", "chat", PROMPT, 0)
-    plain = run_engine(stage, stage.controller, "off", None, case, SamplingParams(), 10)
+    plain = run_engine(bench, bench.controller, "off", None, case, SamplingParams(), 10)
     for position in range(10):
         logits = plain_logits(engine, PROMPT, plain.decided[:position])
         assert int(logits.argmax()) == plain.decided[position]

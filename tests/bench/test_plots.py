@@ -1,30 +1,23 @@
-"""Pictures: made where there is data, saying what they show."""
+"""Plots: made where there is data, saying what they show."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-import pytest
+from localspec.bench.plots import origin, save_plots
 
-from localspec.bench.plots import (
-    draw_auto,
-    draw_cost_curve,
-    draw_rates,
-    draw_speedup,
-    origin,
-    save_plots,
-)
-
-pytest.importorskip("matplotlib")
 MACHINE = {
     "target": "demo", "draft": "demo-draft", "dtype": "bfloat16", "device": "Some CPU",
     "num_threads": 2, "num_prompts": 4, "prompts": "prompts.jsonl", "max_tokens": 64,
     "measured_at_utc": "2026-11-20T10:00:00+00:00",
+    "peers": {"llama_cpp": "plain", "llama_cpp_draft@3": "assisted"},
 }  # fmt: skip
 CURVE = {"widths": [1, 2, 4], "verify_ms": [2.0, 2.1, 2.2], "relative": [1.0, 1.05, 1.1]}
 RATES = {"off": 100.0, "draft_model": 150.0, "draft_model@4": 200.0, "auto": 190.0,
          "llama_cpp": 120.0, "llama_cpp_draft@3": 260.0}  # fmt: skip
+CELL = {"temperature": 0.0, "task": "chat", "best": "draft_model@4", "auto_to_best": 0.95}
 
 
 def row(arm: str, task: str, rate: float | None) -> dict[str, Any]:
@@ -37,76 +30,54 @@ def row(arm: str, task: str, rate: float | None) -> dict[str, Any]:
 def result(**changes: Any) -> dict[str, Any]:
     tasks = ("all", "all_not_repeating", "chat")
     rows = [row(arm, task, rate) for arm, rate in RATES.items() for task in tasks]
-    return {"machine": MACHINE, "rows": rows, "costs": {"by_context": {"128": CURVE}}, **changes}
+    costs = {"by_context": {"128": CURVE}}
+    return {"machine": MACHINE, "rows": rows, "cells": [CELL], "costs": costs, **changes}
 
 
-def texts(axes: Any) -> list[str]:
-    return [text.get_text() for text in axes.texts]
+def texts(path: Path) -> list[str]:
+    tree = ElementTree.parse(path)
+    return ["".join(node.itertext()) for node in tree.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_every_picture_is_written_as_a_png(tmp_path: Path) -> None:
+def test_every_plot_is_an_svg_that_says_where_it_comes_from(tmp_path: Path) -> None:
     written = save_plots(result(), tmp_path / "plots")
-    names = ["rates.png", "speedup.png", "cost-curve.png", "auto-against-fixed.png"]
+    names = ["rates.svg", "speedup.svg", "cost-curve.svg", "auto-against-best.svg"]
     assert [path.name for path in written] == names
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    lines = origin(result()).split("\n")
+    assert lines == [
+        "demo with demo-draft, bfloat16 · Some CPU, threads: 2",
+        "4 prompts of prompts.jsonl, at most 64 tokens a reply · 2026-11-20",
+    ]
+    assert all(set(lines) <= set(texts(path)) for path in written)
 
 
 def test_a_file_name_becomes_the_prefix(tmp_path: Path) -> None:
-    written = save_plots(result(), tmp_path / "run.png")
-    assert written[0] == tmp_path / "run-rates.png"
+    for name in ("run.svg", "run.png"):
+        assert save_plots(result(), tmp_path / name)[0] == tmp_path / "run-rates.svg"
 
 
-def test_a_picture_without_data_is_not_made(tmp_path: Path) -> None:
+def test_a_plot_without_data_is_not_made(tmp_path: Path) -> None:
     bare = {"machine": MACHINE, "rows": [row("off", "all", None)]}
     assert save_plots(bare, tmp_path / "plots") == []
     assert not (tmp_path / "plots").exists()
-    without_fixed = [each for each in result()["rows"] if each["arm"] != "draft_model@4"]
-    assert draw_auto(result(rows=without_fixed)) is None
+    only_off = [{**CELL, "best": "off"}]
+    assert "auto-against-best.svg" not in {
+        path.name for path in save_plots(result(cells=only_off), tmp_path / "plots")
+    }
 
 
-def test_bars_carry_the_rates_and_the_paired_interval() -> None:
-    figure = draw_rates(result())
-    assert figure is not None
-    axes = figure.axes[0]
-    widths = [patch.get_width() for patch in axes.patches]  # type: ignore[attr-defined]
-    assert widths == list(RATES.values())
-    assert texts(axes)[:2] == ["100", "150   1.50× (1.35 to 1.65)"]
+def test_bars_carry_the_rates_and_the_paired_interval(tmp_path: Path) -> None:
+    shown = texts(save_plots(result(), tmp_path)[0])
+    assert {"off", "100", "draft_model", "150, 1.50× (1.35 to 1.65)"} <= set(shown)
 
 
-def test_speedups_show_each_other_engine_at_its_best_setting_only() -> None:
-    figure = draw_speedup(result())
-    assert figure is not None
-    _, labels = figure.axes[0].get_legend_handles_labels()
-    assert labels == ["auto", "draft_model", "llama_cpp_draft@3"]
-    ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert ticks == ["all", "chat"]
+def test_speedups_show_each_other_engine_at_its_best_setting_only(tmp_path: Path) -> None:
+    shown = texts(save_plots(result(), tmp_path)[1])
+    assert {"auto", "draft_model", "llama_cpp_draft@3", "all", "chat"} <= set(shown)
+    assert not {"llama_cpp", "draft_model@4", "off", "all_not_repeating"} & set(shown)
 
 
-def test_the_cost_curve_draws_what_was_measured() -> None:
-    figure = draw_cost_curve(result())
-    assert figure is not None
-    line = figure.axes[0].lines[0]
-    assert (list(line.get_xdata()), list(line.get_ydata())) == (CURVE["widths"], CURVE["relative"])
-
-
-def test_auto_is_held_against_the_best_fixed_arm_of_our_own() -> None:
-    figure = draw_auto(result())
-    assert figure is not None
-    assert texts(figure.axes[0]) == ["0.95, best: draft_model@4"] * 2  # all, chat
-
-
-def test_plain_decoding_counts_as_a_fixed_length() -> None:
-    slow = [row(arm, "all", rate) for arm, rate in
-            {"off": 100.0, "ngram@4": 60.0, "auto": 98.0}.items()]  # fmt: skip
-    figure = draw_auto(result(rows=slow))
-    assert figure is not None and texts(figure.axes[0]) == ["0.98, best: off"]
-
-
-def test_every_picture_says_where_it_comes_from() -> None:
-    assert origin(result()) == (
-        "demo with demo-draft, bfloat16 · Some CPU, threads: 2\n"
-        "4 prompts of prompts.jsonl, at most 64 tokens a reply · 2026-11-20"
-    )
-    for draw in (draw_rates, draw_speedup, draw_cost_curve, draw_auto):
-        figure = draw(result())
-        assert figure is not None and figure.get_supxlabel() == origin(result())
+def test_the_cost_curve_and_the_choice_show_what_was_measured(tmp_path: Path) -> None:
+    _, _, curve, auto = (texts(path) for path in save_plots(result(), tmp_path))
+    assert "128 tokens of context, plain step 2.00 ms" in curve
+    assert {"chat, T 0", "0.95, best: draft_model@4"} <= set(auto)

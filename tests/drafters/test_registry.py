@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localspec.bench.arms import default_arms
-from localspec.bench.presets import preset
+from localspec.bench.settings import suite_settings
 from localspec.build_drafters import build_drafters
 from localspec.chat.tune_up import Run, TuneUp, in_words, one_of_each_family
 from localspec.config import SHIPPED_PROFILES, load_profiles
@@ -101,8 +101,8 @@ def test_a_new_drafter_is_tuned_and_benched(sevens: str, tmp_path: Path) -> None
     assert one_of_each_family((sevens, "ngram")) == [sevens, "ngram"]
     assert one_of_each_family(("self_quant", sevens)) == ["self_quant"], "one of its family"
     assert sevens in default_arms()
-    assert sevens in preset("drafters", tmp_path).arms
-    assert f"{sevens}@1-8" in preset("full", tmp_path).arms
+    assert sevens in suite_settings("drafters", tmp_path).arms
+    assert f"{sevens}@1-8" in suite_settings("full", tmp_path).arms
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from localspec.bench.suite import to_stderr
-from localspec.errors import LocalspecError
-from localspec.flags import JsonFlag, SeedFlag, finish
+from localspec.flags import JsonFlag, SeedFlag, finish, run_app, to_stderr
 from localspec.training.work_folder import resumable
 from tools.demo_pair.pipeline import train
 from tools.demo_pair.settings import PairSettings
@@ -56,8 +53,4 @@ def pair(
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except LocalspecError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+    run_app(app)

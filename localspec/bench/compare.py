@@ -1,0 +1,321 @@
+"""Runs a comparison: loads, warms up, alternates the arms prompt by prompt, reports.
+
+Contract: `run_bench` returns plain JSON data, the same whether it ran to its end or to Ctrl-C:
+every prompt that all arms have answered is kept, and `keep` is given the result while it grows.
+Each arm of ours that learns has a controller of its own. Arms are warm (an unmeasured pass, or
+the state kept in a home) unless warm_prompts is 0; the report says which. An arm that fails is
+taken out with its reason and the others go on; only plain decoding is indispensable. Nothing is
+written to the home but what other engines keep there of converted weights and logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+
+from localspec.bench.arms import Arm, OtherEngines, Report, parse_arms, refusals, rotated
+from localspec.bench.cases import (
+    OWN_PROMPTS,
+    Case,
+    Prompt,
+    fitting_cases,
+    load_prompts,
+    repeated,
+)
+from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwidth
+from localspec.bench.exactness import Difference, judge
+from localspec.bench.host_time import host_time
+from localspec.bench.results import (
+    PromptResult,
+    Results,
+    cells,
+    differences_json,
+    rows,
+    with_extras,
+)
+from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply, Runner
+from localspec.bench.settings import BenchSettings
+from localspec.config import settings_for
+from localspec.core import AUTO, OFF
+from localspec.engine.calibrate import calibrate
+from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.options import LoadOptions
+
+Keep = Callable[[dict[str, Any]], None]
+WARM_UP_TOKENS = 16  # the first forwards of a process pay for its set-up
+SETTLING_S = 0.03  # idle threads of another engine may spin for a few ms after its last token
+MIN_KEEP_INTERVAL_S = 20.0
+KEEP_SHARE = 0.02  # of the time, for making and writing results that are not complete
+FAILURES = (LocalspecError, RuntimeError, MemoryError)
+
+
+def run_bench(
+    options: LoadOptions,
+    settings: BenchSettings,
+    report: Report,
+    others: OtherEngines | None = None,
+    keep: Keep | None = None,
+) -> dict[str, Any]:
+    """Load what `options` ask for, compare, and measure what is measured apart. keep: writes a
+    result, which it is given now and then while it grows. Raises LocalspecError."""
+    from localspec.bench.open_engine import open_bench_engine  # the loader and the log
+
+    parse_arms(settings.arms, others.arms if others else None)  # typing errors before loading
+    prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
+    bench = open_bench_engine(options, settings.home, report)
+    cases, skipped = fitting_cases(
+        prompts, bench.render, settings.max_tokens, bench.context_length
+    )
+    if not cases:
+        raise ConfigError(f"None of the prompts can be measured: {skipped[0]['reason']}")
+    result = compare(bench, prompts, settings, report, others, keep)
+    if result["ending"] is not None:
+        return result  # whoever stopped it does not want to wait for more
+    if keep is not None:
+        _kept(keep, {**result, "ending": "costs were not measured apart yet."}, report)
+    try:
+        return with_extras(result, extras(bench, cases, settings, report))
+    except KeyboardInterrupt:
+        ending = "stopped by hand before costs were measured apart; the comparison is whole."
+    except FAILURES as error:
+        ending = f"costs could not be measured apart ({error}); the comparison is whole."
+    return {**result, "ending": ending}
+
+
+def compare(
+    bench: BenchEngine,
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    report: Report,
+    others: OtherEngines | None = None,
+    keep: Keep | None = None,
+) -> dict[str, Any]:
+    """All arms over all prompts on a loaded engine; the result as JSON data."""
+    arms = parse_arms(settings.arms, others.arms if others else None)
+    refused = refusals(arms, bench.statuses, others.arms if others else ())
+    cases, skipped = fitting_cases(
+        prompts, bench.render, settings.max_tokens, bench.context_length
+    )
+    results = Results(arms, settings.temperatures, bench.precision, refused, skipped)
+    comparison = Comparison(bench, settings, results, others, report)
+    checkpoint = Checkpoint(keep, report)
+    try:
+        comparison.prepare(cases)
+        for measured in comparison.measure(repeated(cases, settings.repeats)):
+            results.measured.append(measured)
+            checkpoint.offer(lambda: comparison.as_json("it is not finished."))
+    except KeyboardInterrupt:
+        results.ending = "stopped by hand; the prompts measured until then are shown."
+    finally:
+        comparison.close()
+    return comparison.as_json(results.ending)
+
+
+class Checkpoint:
+    """Keeps a result that grows: the first prompt at once, later ones so seldom that it takes at
+    most KEEP_SHARE of the time. A result that cannot be written is said; measuring goes on."""
+
+    def __init__(self, keep: Keep | None, report: Report) -> None:
+        self._keep, self._report = keep, report
+        self._next_s = 0.0
+
+    def offer(self, make: Callable[[], dict[str, Any]]) -> None:
+        started = monotonic()
+        if self._keep is None or started < self._next_s:
+            return
+        _kept(self._keep, make(), self._report)
+        ended = monotonic()
+        self._next_s = ended + max(MIN_KEEP_INTERVAL_S, (ended - started) / KEEP_SHARE)
+
+
+def _kept(keep: Keep, result: dict[str, Any], report: Report) -> None:
+    try:
+        keep(result)
+    except StoreError as error:
+        report(str(error))
+
+
+class Comparison:
+    """One comparison under way. results: gathers the arms that are taken out."""
+
+    def __init__(
+        self,
+        bench: BenchEngine,
+        settings: BenchSettings,
+        results: Results,
+        others: OtherEngines | None,
+        report: Report,
+    ) -> None:
+        self._bench, self._settings, self._results = bench, settings, results
+        self._report = report
+        self._others = others.arms if others is not None else {}
+        self._other_threads = settings.peer_threads or torch.get_num_threads()
+        self._runners = dict[str, Runner]()
+        shipped = bench.controller.elsewhere
+        self._controller_state = "cold"
+        if shipped is not None:
+            self._controller_state = "cold, but for what comes with the models"
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Open the arms, measure costs, warm up, let the arms that learn do so."""
+        for arm in self._usable():
+            if arm.is_other_engine:
+                self._open_other(arm)
+        is_restored = self._bench.controller.costs.is_measured
+        if not is_restored and any(arm.is_learning for arm in self._usable()):
+            for phrase in calibrate(self._bench.engine, self._bench.controller):
+                self._report(phrase)
+        for arm in self._usable():
+            if not arm.is_other_engine:
+                runner = EngineRunner(self._bench, arm.drafter, arm.num_draft_tokens)
+                self._runners[arm.name] = runner
+        for arm in self._usable() if cases else []:
+            self._report(f"warming up {arm.name}")
+            self._attempt(arm, cases[0], self._settings.temperatures[0], WARM_UP_TOKENS)
+        if is_restored:
+            self._controller_state = "warm (learnt earlier, from the home)"
+        elif self._settings.warm_prompts and cases:
+            self._learn(cases)
+
+    def measure(self, cases: Sequence[Case]) -> Iterator[PromptResult]:
+        """Every prompt at every temperature, with the arms in turning order."""
+        jobs = [(position, case, temperature) for position, case in enumerate(cases)
+                for temperature in self._settings.temperatures]  # fmt: skip
+        for number, (position, case, temperature) in enumerate(jobs, 1):
+            replies = dict[str, MeasuredReply]()
+            for arm in rotated(self._usable(), position):
+                reply = self._attempt(arm, case, temperature, self._settings.max_tokens)
+                if reply is not None:
+                    replies[arm.name] = reply
+            differences = self._differences(case, replies) if temperature == 0.0 else ()
+            measured = PromptResult(case, temperature, replies, differences)
+            self._report(f"[{number}/{len(jobs)}] {_progress(measured)}")
+            yield measured
+
+    def as_json(self, ending: str | None) -> dict[str, Any]:
+        """The result so far. ending: why it is not complete, None where it is."""
+        settings, results = self._settings, self._results
+        others = [arm.name for arm in results.arms if arm.is_other_engine]
+        machine = {
+            **self._bench.machine,
+            "controller": self._controller_state,
+            "prompts": (settings.prompts or OWN_PROMPTS).name,
+            "num_prompts": len({each.case.id for each in results.measured}),
+            "num_skipped": len(results.skipped),
+            "max_tokens": settings.max_tokens,
+            "peers": {name: self._runners[name].note for name in others if name in self._runners},
+            "peer_threads": self._other_threads,
+        }
+        return {
+            "machine": machine,
+            "rows": rows(results),
+            "cells": cells(results),
+            "near_ties": differences_json(results, near_ties=True),
+            "differences": differences_json(results, near_ties=False),
+            "skipped": results.skipped,
+            "ending": ending,
+        }
+
+    def close(self) -> None:
+        """End what the arms have started. May be called twice."""
+        for runner in self._runners.values():
+            runner.close()
+
+    def _open_other(self, arm: Arm) -> None:
+        self._report(f"opening {arm.name}")
+        home = settings_for(self._settings.home).home
+        try:
+            runner = self._others[arm.drafter].open(
+                self._bench, home, self._other_threads, arm.num_draft_tokens
+            )
+            self._runners[arm.name] = runner
+            self._report(f"{arm.name}: {runner.note}")
+        except FAILURES as error:
+            self._results.refused[arm.name] = _first_line(error)
+            self._report(f"{arm.name}: {_first_line(error)}")
+
+    def _learn(self, cases: Sequence[Case]) -> None:
+        """Unmeasured runs over prompts spread through the file, so that every task is met."""
+        count = self._settings.warm_prompts
+        passes = -(-count // len(cases))
+        chosen = [
+            cases[index * passes * len(cases) // count % len(cases)] for index in range(count)
+        ]
+        for temperature in self._settings.temperatures:
+            for arm in self._usable():
+                if arm.is_learning:
+                    self._report(f"{arm.name} learns from {count} prompts, T {temperature:g}")
+                    for case in chosen:
+                        self._attempt(arm, case, temperature, self._settings.max_tokens)
+        self._controller_state = f"warm (unmeasured runs over {count} prompts)"
+
+    def _usable(self) -> list[Arm]:
+        return [arm for arm in self._results.arms if arm.name not in self._results.refused]
+
+    def _attempt(
+        self, arm: Arm, case: Case, temperature: float, max_tokens: int
+    ) -> MeasuredReply | None:
+        """The reply; None when the arm fails, which takes it out of the comparison."""
+        try:
+            return self._runners[arm.name].run(case, case.sampling(temperature), max_tokens)
+        except FAILURES as error:
+            if arm.drafter == OFF:
+                raise  # without plain decoding nothing can be compared
+            self._results.refused[arm.name] = f"it failed on {case.id}: {_first_line(error)}"
+            self._report(f"{arm.name} failed on {case.id}: {_first_line(error)}")
+            return None
+        finally:
+            if arm.is_other_engine:
+                sleep(SETTLING_S)
+
+    def _differences(
+        self, case: Case, replies: Mapping[str, MeasuredReply]
+    ) -> tuple[Difference, ...]:
+        plain, engine = replies[OFF].decided, self._bench.engine
+        judged = (
+            judge(engine, case.id, arm, case.prompt, plain, reply.decided)
+            for arm, reply in replies.items()
+            if arm != OFF
+        )
+        return tuple(difference for difference in judged if difference is not None)
+
+
+def extras(
+    bench: BenchEngine, cases: Sequence[Case], settings: BenchSettings, report: Report
+) -> dict[str, Any]:
+    """What is measured apart from the arms, since measuring takes time itself: bandwidth, the cost
+    of a round by its width, and host time. Some seconds on a small model; the target's cache is
+    empty afterwards."""
+    report("measuring how fast memory can be read")
+    bandwidth = read_bandwidth(bench.engine.target.device)
+    report("measuring what a round costs by its width")
+    costs = cost_curve(bench)
+    report("measuring the host's time of a round")
+    known = {OFF, AUTO, *bench.engine.drafters}
+    names = [name for name in settings.arms if name.partition("@")[0] in known]
+    host = host_time(bench, cases, parse_arms(names), settings.temperatures, settings.max_tokens)
+    bench.engine.target.cache.rollback(0)
+    return {
+        "costs": costs,
+        "host": host,
+        "bandwidth_bytes_per_second": bandwidth,
+        "bytes_per_token": bytes_per_token(bench),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def _progress(measured: PromptResult) -> str:
+    rates = {arm: reply.tokens_per_second for arm, reply in sorted(measured.replies.items())}
+    shown = ", ".join(f"{arm} {rate:.0f}" if rate else f"{arm} -" for arm, rate in rates.items())
+    differing = "".join(
+        f"; {each.arm} {'near-tie' if each.is_near_tie else 'DIFFERS'} at {each.position}"
+        for each in measured.differences
+    )
+    where = f"T {measured.temperature:g} {measured.case.id}"
+    return f"{where}: {shown} tokens/s{differing}"

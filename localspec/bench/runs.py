@@ -1,0 +1,261 @@
+"""A loaded engine under measurement, and one reply of it.
+
+Contract: every reply starts from empty caches, the target's and the drafters' alike, so no arm
+profits from what the one before it read. `decode_ms` is wall time around the whole decode loop:
+planning, drafting, verification, learning and bookkeeping; prefill is apart. Memory and energy
+are read before and after, never between two rounds.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from localspec.backend import DrafterStatus, TurnStats
+from localspec.bench.cases import Case
+from localspec.core import DraftPlan, Policy, Round, SamplingParams
+from localspec.core import Sequence as Turn
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from localspec.engine.engine import Engine
+
+PROCESS = Path("/proc/self")
+RESTART_PEAK = "5"  # what Linux wants written into clear_refs to restart the high-water mark
+
+
+@dataclass(frozen=True)
+class BenchEngine:
+    """One loaded target with its drafters. render: a person's message to prompt ids.
+    controller: the costs and whatever was learnt before; arms learn in copies of it.
+    target_folder, draft_folder: where the weights are, for engines that load them themselves.
+    joules: the energy the GPU has used so far, None where nothing counts it."""
+
+    engine: Engine
+    controller: Controller
+    render: Callable[[str], Sequence[int]]
+    end_ids: frozenset[int]
+    statuses: tuple[DrafterStatus, ...]
+    context_length: int
+    precision: str
+    machine: Mapping[str, Any]
+    target_folder: Path | None = None
+    draft_folder: Path | None = None
+    joules: Callable[[], float | None] = lambda: None
+
+
+@dataclass(frozen=True)
+class MeasuredReply:
+    """The reply of one arm to one prompt; what an arm cannot know is None.
+
+    tokens: the output. decided: the same with the end-of-text token where the model wrote one.
+    prefill_ms: until the first token can be decoded. ttft_ms: from the request to the first output
+    token. token_times_ms: when each output token came, from the start of decoding; tokens of one
+    round come together. accepted_lengths: draft tokens accepted, for each round that drafted.
+    draft_ms, drafted_verify_ms: what those rounds took for drafting, and for everything else.
+    """
+
+    tokens: tuple[int, ...]
+    decided: tuple[int, ...]
+    decode_ms: float | None
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    prefill_ms: float | None = None
+    num_prompt_tokens: int | None = None
+    ttft_ms: float | None = None
+    token_times_ms: tuple[float, ...] = ()
+    num_rounds: int | None = None
+    peak_memory_bytes: int | None = None
+    energy_joules: float | None = None
+    accepted_lengths: tuple[int, ...] = ()
+    draft_ms: float | None = None
+    drafted_verify_ms: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        if not self.decode_ms or not self.tokens:
+            return None
+        return 1000.0 * len(self.tokens) / self.decode_ms
+
+
+class Runner(Protocol):
+    """What answers the prompts of one arm."""
+
+    @property
+    def note(self) -> str:
+        """What a reader of its figures must know."""
+        ...
+
+    def run(self, case: Case, sampling: SamplingParams, max_tokens: int) -> MeasuredReply:
+        """One reply. Raises LocalspecError, RuntimeError or MemoryError."""
+        ...
+
+    def close(self) -> None:
+        """End what it started. May be called twice."""
+        ...
+
+
+class EngineRunner:
+    """Our engine with a controller of its own, which learns apart from all others."""
+
+    note = "localspec"
+
+    def __init__(self, bench: BenchEngine, drafter: str, num_draft_tokens: int | None) -> None:
+        self._bench, self._drafter, self._num_draft_tokens = bench, drafter, num_draft_tokens
+        self._controller = own_controller(bench)
+
+    def run(self, case: Case, sampling: SamplingParams, max_tokens: int) -> MeasuredReply:
+        return run_engine(
+            self._bench, self._controller, self._drafter, self._num_draft_tokens, case, sampling,
+            max_tokens,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+
+def own_controller(bench: BenchEngine) -> Controller:
+    """A controller that starts from the state of `bench` and learns apart from all others."""
+    elsewhere = bench.controller.elsewhere
+    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs(), elsewhere)
+    restored = controller.restore(bench.controller.snapshot())
+    assert restored, "a controller must be able to restore its own snapshot"
+    return controller
+
+
+def empty_caches(engine: Engine, prompt: Sequence[int]) -> None:
+    """Empty the caches of the target and of every drafter.
+
+    A drafter drops its cache when it is shown a sequence that begins otherwise, so each is shown
+    one. The target is brought to the root of that sequence first, as in every round.
+    """
+    engine.target.cache.rollback(0)
+    other = (prompt[0] + 1) % engine.target.vocab_size
+    rng = torch.Generator().manual_seed(0)
+    for name, drafter in engine.drafters.items():
+        turn = Turn((other, other), SamplingParams(), 8, frozenset(), rng)
+        engine.prefill(turn, threading.Event())
+        drafter.propose(turn, DraftPlan(name, 1))
+        engine.target.cache.rollback(0)  # a self-draft writes into it
+
+
+@dataclass(frozen=True)
+class PrefilledTurn:
+    """A turn whose prompt was read, ready to decode."""
+
+    turn: Turn
+    policy: Policy
+    prefill_ms: float
+
+
+def prefilled_turn(
+    bench: BenchEngine,
+    controller: Controller,
+    drafter: str,
+    num_draft_tokens: int | None,
+    case: Case,
+    sampling: SamplingParams,
+    max_tokens: int,
+) -> PrefilledTurn:
+    """Empty the caches, then let the target and the drafters read the prompt."""
+    engine, never = bench.engine, threading.Event()
+    empty_caches(engine, case.prompt)
+    turn = engine.start(case.prompt, sampling, max_tokens, bench.end_ids)
+    started = perf_counter()
+    engine.prefill(turn, never)
+    policy = controller.policy(sampling, drafter, num_draft_tokens, kind=case.workload)
+    engine.prepare(turn, policy, never)
+    return PrefilledTurn(turn, policy, 1000.0 * (perf_counter() - started))
+
+
+def run_engine(
+    bench: BenchEngine,
+    controller: Controller,
+    drafter: str,
+    num_draft_tokens: int | None,
+    case: Case,
+    sampling: SamplingParams,
+    max_tokens: int,
+) -> MeasuredReply:
+    """One reply of our engine. Raises what the engine raises."""
+    memory = MemoryGauge()
+    ready = prefilled_turn(bench, controller, drafter, num_draft_tokens, case, sampling, max_tokens)
+    joules_before = bench.joules()
+    rounds, ends_ms = list[Round](), list[float]()
+    started = perf_counter()
+    for each in bench.engine.decode(ready.turn, ready.policy, threading.Event()):
+        ends_ms.append(1000.0 * (perf_counter() - started))
+        rounds.append(each)
+    decode_ms = 1000.0 * (perf_counter() - started)
+    joules_after = bench.joules()
+    stats = TurnStats(num_prompt_tokens=len(case.prompt))
+    for each in rounds:
+        stats = stats.plus(each.step)
+    drafted = [each.step for each in rounds if each.step.num_draft_tokens]
+    times_ms = tuple(end for each, end in zip(rounds, ends_ms, strict=True) for _ in each.tokens)
+    return MeasuredReply(
+        tokens=tuple(token for each in rounds for token in each.tokens),
+        decided=tuple(ready.turn.tokens[ready.turn.prompt_length :]),
+        decode_ms=decode_ms,
+        num_drafts=stats.num_drafts,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        prefill_ms=ready.prefill_ms,
+        num_prompt_tokens=len(case.prompt),
+        ttft_ms=ready.prefill_ms + times_ms[0] if times_ms else None,
+        token_times_ms=times_ms,
+        num_rounds=len(rounds),
+        peak_memory_bytes=memory.peak_bytes(),
+        energy_joules=None
+        if joules_before is None or joules_after is None
+        else joules_after - joules_before,
+        accepted_lengths=tuple(step.num_accepted_tokens for step in drafted),
+        draft_ms=sum(step.draft_ms for step in drafted),
+        drafted_verify_ms=sum(step.verify_ms for step in drafted),
+    )
+
+
+class MemoryGauge:
+    """Peak memory since it was made, of everything loaded and not only of one arm.
+
+    With CUDA it is torch's peak of allocated GPU memory. Otherwise it is the resident memory of
+    the process: its true peak where the kernel can restart the mark (Linux), else its present size.
+    """
+
+    def __init__(self, process: Path = PROCESS) -> None:
+        self._process = process
+        self._has_restarted = False
+        self._is_cuda = torch.cuda.is_initialized()
+        if self._is_cuda:
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._has_restarted = self._restart()
+
+    def peak_bytes(self) -> int:
+        if self._is_cuda:
+            devices = range(torch.cuda.device_count())
+            return sum(torch.cuda.max_memory_allocated(device) for device in devices)
+        peak = self._high_water_bytes() if self._has_restarted else None
+        return int(psutil.Process().memory_info().rss) if peak is None else peak
+
+    def _restart(self) -> bool:
+        try:
+            (self._process / "clear_refs").write_text(RESTART_PEAK, encoding="ascii")
+        except OSError:  # not Linux, or not permitted
+            return False
+        return True
+
+    def _high_water_bytes(self) -> int | None:
+        status = (self._process / "status").read_text(encoding="utf-8")
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return 1024 * int(found.group(1)) if found else None

@@ -1,0 +1,47 @@
+"""Read prompt files: one JSON object a line (.jsonl).
+
+Contract: `read_prompt_rows` returns every row that was asked for or raises ConfigError with the
+line at fault; no line is skipped silently. What a row means is the caller's `parse`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from localspec.errors import ConfigError
+
+Parsed = TypeVar("Parsed")
+
+
+def read_prompt_rows(
+    path: Path, parse: Callable[[Any], Parsed], forms: str, limit: int | None = None
+) -> list[Parsed]:
+    """The first `limit` rows of a file in its order, None for all. Empty lines are not rows.
+
+    parse: makes a prompt of the JSON value of a line; its ValueError, LookupError or TypeError
+    means that the line is no prompt. forms: how a line must look, for the message. Raises
+    ConfigError.
+    """
+    try:
+        # Not splitlines: a JSON string may contain U+2028 and similar characters unescaped.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The prompt file {path} cannot be read ({error}). Check the path given to --prompts."
+        ) from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ConfigError(f"The prompt file {path} holds no prompts. Choose another file.")
+    found = list[Parsed]()
+    for number, line in numbered[:limit]:
+        try:
+            found.append(parse(json.loads(line)))
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(
+                f"Line {number} of {path} is no prompt. Each line is one JSON object: {forms}, "
+                "with text in every place."
+            ) from error
+    return found

@@ -1,0 +1,347 @@
+"""A whole comparison on tiny models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import DrafterStatus
+from localspec.bench import runs
+from localspec.bench.arms import OtherArm, OtherEngines
+from localspec.bench.cases import Case, Prompt
+from localspec.bench.compare import Checkpoint, compare, run_bench
+from localspec.bench.runs import BenchEngine, MeasuredReply, run_engine
+from localspec.bench.settings import BenchSettings
+from localspec.core import SamplingParams
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.ngram import NgramDrafter
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from localspec.engine.engine import Engine
+from localspec.errors import ConfigError, ModelError, StoreError
+from localspec.options import LoadOptions
+from tests.bench.tiny_bench import tiny_bench
+
+PROMPTS = [
+    Prompt("a", "chat", "hello there"),
+    Prompt("b", "code", "write a loop"),
+    Prompt("c", "chat", "say it again, say it again"),
+]
+
+
+@pytest.fixture
+def bench() -> BenchEngine:
+    return tiny_bench()
+
+
+def silent(phrase: str) -> None:
+    pass
+
+
+def settings(**changes: Any) -> BenchSettings:
+    arms = ("off", "ngram", "draft_model@3", "auto")
+    plain = BenchSettings(max_tokens=16, temperatures=(0.0,), arms=arms)
+    return replace(plain, **changes)
+
+
+def rows_of(result: dict[str, Any], arm: str, task: str = "all") -> list[dict[str, Any]]:
+    return [row for row in result["rows"] if (row["arm"], row["task"]) == (arm, task)]
+
+
+def test_every_arm_writes_what_plain_decoding_writes(bench: BenchEngine) -> None:
+    result = compare(bench, PROMPTS, settings(), silent)
+    assert result["differences"] == [] and result["ending"] is None
+    for arm in ("off", "ngram", "draft_model@3", "auto"):
+        (row,) = rows_of(result, arm)
+        assert (row["num_prompts"], row["identical_to_off"]) == (3, 0)
+        assert row["tokens_per_second"] > 0
+    assert rows_of(result, "draft_model@3")[0]["acceptance_rate"] > 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_there_is_a_row_for_each_arm_temperature_and_task(bench: BenchEngine) -> None:
+    result = compare(bench, PROMPTS, settings(temperatures=(0.0, 0.7)), silent)
+    found = {(row["arm"], row["temperature"], row["task"]) for row in result["rows"]}
+    tasks = ("all", "all_not_repeating", "chat", "code")
+    arms = ("off", "ngram", "draft_model@3", "auto")
+    assert found == {(arm, t, task) for arm in arms for t in (0.0, 0.7) for task in tasks}
+    assert len(result["rows"]) == len(found)
+
+
+def test_a_planted_wrong_token_is_counted(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*arguments: Any) -> Any:
+        run = run_engine(*arguments)
+        if arguments[2] != "ngram":
+            return run
+        wrong = (run.tokens[0] + 1, *run.tokens[1:])
+        return replace(run, tokens=wrong, decided=wrong)
+
+    monkeypatch.setattr(runs, "run_engine", faulty)
+    result = compare(bench, PROMPTS, settings(arms=("ngram",)), silent)
+    assert rows_of(result, "ngram")[0]["identical_to_off"] == 3
+    assert [each["position"] for each in result["differences"]] == [0, 0, 0]
+
+
+def test_the_sides_take_turns(bench: BenchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, str]] = []
+
+    def noting(*arguments: Any) -> Any:
+        order.append((arguments[4].id, arguments[2]))
+        return run_engine(*arguments)
+
+    monkeypatch.setattr(runs, "run_engine", noting)
+    compare(bench, PROMPTS, settings(arms=("off", "ngram")), silent)
+    assert order[2:] == [  # the first two warm up
+        ("a", "off"), ("a", "ngram"), ("b", "ngram"), ("b", "off"), ("c", "ngram"), ("c", "off"),
+    ]  # fmt: skip
+
+
+def test_a_missing_drafter_is_a_row_with_the_reason(bench: BenchEngine) -> None:
+    statuses = (bench.statuses[0], DrafterStatus("draft_model", False, "no draft was chosen."))
+    engine = Engine(bench.engine.target, {"ngram": NgramDrafter()})
+    bare = replace(bench, statuses=statuses, engine=engine)
+    result = compare(bare, PROMPTS, settings(arms=("draft_model", "self_quant")), silent)
+    assert rows_of(result, "draft_model")[0]["reason"] == "no draft was chosen."
+    assert rows_of(result, "self_quant")[0]["num_prompts"] == 0
+    assert rows_of(result, "off")[0]["num_prompts"] == 3
+
+
+def test_an_arm_that_fails_leaves_the_others_standing(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise ModelError("the draft broke.")
+
+    monkeypatch.setattr(DraftModelDrafter, "signal", failing)
+    result = compare(bench, PROMPTS, settings(arms=("draft_model@3", "ngram")), silent)
+    assert "the draft broke." in rows_of(result, "draft_model@3")[0]["reason"]
+    assert rows_of(result, "ngram")[0]["num_prompts"] == 3
+
+
+def test_a_prompt_that_does_not_fit_is_counted_and_not_cut(bench: BenchEngine) -> None:
+    long = Prompt("long", "chat", "x" * 250)
+    result = compare(bench, [*PROMPTS, long], settings(), silent)
+    assert [skip["prompt"] for skip in result["skipped"]] == ["long"]
+    assert "250 tokens" in result["skipped"][0]["reason"]
+    assert (result["machine"]["num_prompts"], result["machine"]["num_skipped"]) == (3, 1)
+
+
+def test_when_nothing_fits_the_report_is_empty_and_says_so(bench: BenchEngine) -> None:
+    result = compare(bench, [Prompt("long", "chat", "x" * 250)], settings(), silent)
+    assert result["machine"]["num_prompts"] == 0
+    assert rows_of(result, "off")[0]["tokens_per_second"] is None
+
+
+def test_stopping_by_hand_keeps_what_was_measured_whole(bench: BenchEngine) -> None:
+    def stop(phrase: str) -> None:
+        if phrase.startswith("[2/"):
+            raise KeyboardInterrupt
+
+    result = compare(bench, PROMPTS, settings(), stop)
+    assert result["ending"] is not None
+    assert rows_of(result, "auto")[0]["num_prompts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(KeyboardInterrupt(), "stopped by hand"), (RuntimeError("no room"), "no room")],
+)
+def test_what_was_compared_is_kept_when_what_follows_ends_badly(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch, fault: BaseException, said: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    monkeypatch.setattr("localspec.bench.compare.extras", fail)
+    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
+    result = run_bench(LoadOptions(), settings(), silent)
+    assert said in str(result["ending"])
+    assert rows_of(result, "auto")[0]["num_prompts"] == len(PROMPTS)
+
+
+def test_a_command_whose_prompts_all_do_not_fit_is_refused(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    monkeypatch.setattr(
+        "localspec.bench.compare.load_prompts", lambda *_: [Prompt("long", "chat", "x" * 250)]
+    )
+    with pytest.raises(ConfigError, match=r"None of the prompts.*250 tokens"):
+        run_bench(LoadOptions(), settings(), silent)
+
+
+def test_arms_start_warm_from_what_was_learnt_earlier(bench: BenchEngine) -> None:
+    phrases: list[str] = []
+    result = compare(bench, PROMPTS, settings(), phrases.append)
+    assert result["machine"]["controller"].startswith("warm (learnt earlier")
+    assert not any("learns" in phrase or "measuring" in phrase for phrase in phrases)
+
+
+def test_without_earlier_state_costs_are_measured_and_the_arms_learn_first(
+    bench: BenchEngine,
+) -> None:
+    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
+    phrases: list[str] = []
+    result = compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=2), phrases.append)
+    assert result["machine"]["controller"] == "warm (unmeasured runs over 2 prompts)"
+    assert fresh.controller.costs.is_measured
+    assert "auto learns from 2 prompts, T 0" in phrases
+
+
+def test_more_prompts_to_learn_from_than_there_are_means_several_passes(bench: BenchEngine) -> None:
+    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
+    phrases: list[str] = []
+    compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=2 * len(PROMPTS)), phrases.append)
+    assert f"auto learns from {2 * len(PROMPTS)} prompts, T 0" in phrases
+
+
+def test_without_a_warm_pass_the_report_says_cold(bench: BenchEngine) -> None:
+    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
+    result = compare(fresh, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
+    assert result["machine"]["controller"] == "cold"
+
+
+# -- results while they grow -------------------------------------------------------------------
+
+
+def test_what_was_measured_is_kept_while_the_comparison_runs(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the second prompt plain decoding fails, which ends everything."""
+    kept, asked = list[dict[str, Any]](), list[str]()
+
+    def failing(*arguments: Any) -> MeasuredReply:
+        asked.append(arguments[4].id)
+        if asked[-1] == "b":
+            raise RuntimeError("the machine broke")
+        return run_engine(*arguments)
+
+    monkeypatch.setattr(runs, "run_engine", failing)
+    with pytest.raises(RuntimeError, match="the machine broke"):
+        compare(bench, PROMPTS, settings(arms=("off",)), silent, keep=kept.append)
+    (result,) = kept
+    assert rows_of(result, "off")[0]["num_prompts"] == 1
+    assert result["ending"] == "it is not finished."
+
+
+def test_a_whole_comparison_of_one_prompt_a_task_has_a_result(bench: BenchEngine) -> None:
+    """Replies that end at once have no rate; what cannot be made of them is None."""
+    ends = frozenset(range(64))
+    result = compare(replace(bench, end_ids=ends), PROMPTS, settings(), silent)
+    assert rows_of(result, "auto")[0]["tokens_per_second"] is None and result["cells"] == []
+
+
+def test_growing_results_are_kept_seldom_and_a_full_disk_does_not_end_the_comparison() -> None:
+    said, made = list[str](), list[int]()
+
+    def full(result: dict[str, Any]) -> None:
+        raise StoreError("The disk is full.")
+
+    checkpoint = Checkpoint(full, said.append)
+    for _ in range(3):
+        checkpoint.offer(lambda: made.append(1) or {})  # type: ignore[func-returns-value]
+    assert (said, made) == (["The disk is full."], [1])
+
+
+def test_the_comparison_is_kept_before_costs_are_measured_apart(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = list[dict[str, Any]]()
+
+    def fail(*_: object) -> None:
+        assert rows_of(kept[-1], "auto")[0]["num_prompts"] == len(PROMPTS)
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    monkeypatch.setattr("localspec.bench.compare.extras", fail)
+    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
+    result = run_bench(LoadOptions(), settings(), silent, keep=kept.append)
+    assert "no room" in str(result["ending"])
+
+
+def test_what_is_measured_apart_is_json(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    monkeypatch.setattr("localspec.bench.compare.read_bandwidth", lambda _: 1e9)
+    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
+    result = run_bench(LoadOptions(), settings(arms=("off", "ngram@1-2", "auto")), silent)
+    assert [each["arm"] for each in result["host"]] == ["off", "auto", "ngram@1", "ngram@2"]
+    assert result["bandwidth_bytes_per_second"] == 1e9 and result["costs"]["by_context"]
+    assert rows_of(result, "off")[0]["host_ms_per_round"] > 0.0 and result["ending"] is None
+    json.dumps(result, allow_nan=False)
+
+
+# -- other engines -----------------------------------------------------------------------------
+
+
+class Counting:
+    """Another engine that counts upwards, 2 ms a token."""
+
+    note = "counts"
+
+    def __init__(self, fails_at: str = "") -> None:
+        self._fails_at, self.is_closed = fails_at, False
+
+    def run(self, case: Case, sampling: SamplingParams, max_tokens: int) -> MeasuredReply:
+        if case.id == self._fails_at:
+            raise ModelError("it ended by itself.")
+        tokens = tuple(range(max_tokens))
+        return MeasuredReply(tokens, tokens, 2.0 * max_tokens)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def others_of(engine: Counting) -> OtherEngines:
+    def missing(*_: Any) -> Counting:
+        raise ModelError("it is not installed. Install it.")
+
+    arms = {"other": OtherArm(lambda *_: engine, True), "missing": OtherArm(missing, False)}
+    return OtherEngines(arms, ("other",), lambda _: (), lambda *_: ([], {}))
+
+
+def compare_others(
+    bench: BenchEngine, engine: Counting, home: Path, report: Any = silent
+) -> dict[str, Any]:
+    wanted = settings(arms=("other@2", "missing", "ngram@2"), home=home)
+    return compare(bench, PROMPTS, wanted, report, others_of(engine))
+
+
+def test_another_engine_is_compared_like_any_other_arm(
+    bench: BenchEngine, tmp_path: Path
+) -> None:
+    engine = Counting()
+    result = compare_others(bench, engine, tmp_path)
+    (row,) = rows_of(result, "other@2")
+    assert (row["num_prompts"], row["identical_to_off"]) == (3, 3)  # it counts, it cannot write
+    assert row["tokens_per_second"] == pytest.approx(500.0)
+    assert result["machine"]["peers"] == {"other@2": "counts"} and engine.is_closed
+    assert "is not installed" in rows_of(result, "missing")[0]["reason"]
+    json.dumps(result, allow_nan=False)
+
+
+def test_another_engine_that_ends_leaves_the_others_standing(
+    bench: BenchEngine, tmp_path: Path
+) -> None:
+    result = compare_others(bench, Counting("b"), tmp_path)
+    assert "it failed on b: it ended by itself." in rows_of(result, "other@2")[0]["reason"]
+    assert rows_of(result, "ngram@2")[0]["num_prompts"] == 3
+
+
+def test_ctrl_c_closes_every_engine(bench: BenchEngine, tmp_path: Path) -> None:
+    def stop(phrase: str) -> None:
+        if phrase.startswith("[1/"):
+            raise KeyboardInterrupt
+
+    engine = Counting()
+    result = compare_others(bench, engine, tmp_path, stop)
+    assert "stopped by hand" in str(result["ending"]) and engine.is_closed

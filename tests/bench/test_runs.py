@@ -1,0 +1,146 @@
+"""What one run of our engine notes beside its tokens."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from localspec.bench.cases import Case
+from localspec.bench.runs import (
+    BenchEngine,
+    MeasuredReply,
+    MemoryGauge,
+    empty_caches,
+    own_controller,
+    run_engine,
+)
+from localspec.core import Proposal, SamplingParams
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.ngram import NgramDrafter
+from localspec.engine.acceptance import Situation
+from tests.bench.tiny_bench import tiny_bench
+
+CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
+
+
+@pytest.fixture
+def bench() -> BenchEngine:
+    return tiny_bench()
+
+
+def run(bench: BenchEngine, drafter: str, length: int | None = None) -> MeasuredReply:
+    return run_engine(bench, bench.controller, drafter, length, CASE, SamplingParams(), 16)
+
+
+def test_plain_tokens_arrive_one_by_one_within_the_decode_time(bench: BenchEngine) -> None:
+    found = run(bench, "off")
+    assert found.num_rounds == len(found.token_times_ms) == len(found.tokens) == 16
+    assert list(found.token_times_ms) == sorted(set(found.token_times_ms))
+    assert found.decode_ms is not None and 0 < found.token_times_ms[-1] <= found.decode_ms
+
+
+def test_tokens_of_one_round_arrive_together(bench: BenchEngine) -> None:
+    found = run(bench, "draft_model", 3)
+    assert found.num_accepted_tokens > 0 and found.num_rounds is not None
+    assert len(found.token_times_ms) == len(found.tokens)
+    assert len(set(found.token_times_ms)) == found.num_rounds < len(found.tokens)
+
+
+def test_the_first_token_comes_after_the_prompt_and_the_first_round(bench: BenchEngine) -> None:
+    found = run(bench, "draft_model", 3)
+    assert found.num_prompt_tokens == 5
+    assert found.prefill_ms is not None and found.prefill_ms > 0
+    assert found.ttft_ms == pytest.approx(found.prefill_ms + found.token_times_ms[0])
+
+
+def test_a_reply_that_ends_at_once_has_no_first_token(bench: BenchEngine) -> None:
+    first = run(bench, "off").decided[0]
+    found = run(replace(bench, end_ids=frozenset({first})), "off")
+    assert (found.tokens, found.ttft_ms, found.num_rounds) == ((), None, 1)
+
+
+def test_energy_is_what_the_counter_gained_while_decoding(bench: BenchEngine) -> None:
+    readings = iter([100.0, 103.5])
+    assert run(replace(bench, joules=lambda: next(readings)), "off").energy_joules == 3.5
+
+
+def test_without_a_counter_energy_is_unknown(bench: BenchEngine) -> None:
+    found = run(bench, "off")
+    assert found.energy_joules is None
+    assert found.peak_memory_bytes is not None and found.peak_memory_bytes > 10 * 2**20
+
+
+def test_an_arm_learns_apart_from_the_others(bench: BenchEngine) -> None:
+    one, other = own_controller(bench), own_controller(bench)
+    case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
+    run_engine(bench, one, "draft_model", 3, case, SamplingParams(), 16)
+    assert one.acceptance.num_rounds("draft_model", "model", Situation(0)) > 0
+    assert other.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
+    assert bench.controller.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
+
+
+def test_forgetting_empties_every_cache(bench: BenchEngine) -> None:
+    case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
+    run_engine(bench, bench.controller, "draft_model", 3, case, SamplingParams(), 8)
+    empty_caches(bench.engine, case.prompt)
+    draft = bench.engine.drafters["draft_model"]
+    assert isinstance(draft, DraftModelDrafter)
+    assert bench.engine.target.cache.length == 0
+    draft.model.cache.reuse(list(case.prompt))
+    assert draft.model.cache.length == 0
+
+
+def test_a_drafter_that_shares_the_targets_cache_meets_it_at_the_root(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, seen = bench.engine.target, list[int]()
+
+    def sharing(self: NgramDrafter, sequence: Any, plan: Any) -> Proposal:
+        assert target.cache.tokens == sequence.tokens[:-1]
+        target.forward(sequence.tokens[-1:])  # scribbles, as a self-draft does
+        seen.append(len(sequence.tokens))
+        return Proposal()
+
+    monkeypatch.setattr(NgramDrafter, "propose", sharing)
+    empty_caches(bench.engine, (3, 9, 14, 27, 5))
+    assert seen and target.cache.length == 0
+
+
+def test_a_sampled_run_can_be_made_again(bench: BenchEngine) -> None:
+    case = Case("a", "chat", (3, 9, 14, 27, 5), 11)
+    one, two = (
+        run_engine(bench, bench.controller, "draft_model", 3, case, case.sampling(0.7), 16)
+        for _ in range(2)
+    )
+    assert one.decided == two.decided
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def test_the_peak_is_the_kernels_mark_since_it_was_restarted(tmp_path: Path) -> None:
+    (tmp_path / "clear_refs").touch()
+    (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n")
+    gauge = MemoryGauge(tmp_path)
+    assert (tmp_path / "clear_refs").read_text() == "5"
+    assert gauge.peak_bytes() == 2 * 2**20
+
+
+def test_where_the_mark_cannot_be_restarted_the_present_size_is_given(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmHWM:\t       1 kB\n")
+    found = MemoryGauge(tmp_path / "absent").peak_bytes()
+    assert found == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can restart the mark")
+def test_a_peak_that_has_passed_is_seen() -> None:
+    gauge = MemoryGauge()
+    before = gauge.peak_bytes()
+    torch.ones(50_000_000)  # 200 MB, given back at once
+    assert gauge.peak_bytes() - before > 100_000_000

@@ -1,0 +1,41 @@
+"""A loaded engine of tiny models, for tests of what measures one."""
+
+from __future__ import annotations
+
+from localspec.backend import DrafterStatus
+from localspec.bench.runs import BenchEngine
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.ngram import NgramDrafter
+from localspec.engine.acceptance import Acceptance
+from localspec.engine.controller import Controller
+from localspec.engine.costs import WIDTHS, Costs
+from localspec.engine.engine import Engine
+from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
+
+
+def measured_costs() -> Costs:
+    """A table such as calibration leaves behind, so that tests need not take the time."""
+    costs = Costs()
+    for width in WIDTHS:
+        costs.set_verify(width, 128, 10.0 + 0.1 * width)
+    for name in ("ngram", "draft_model"):
+        costs.set_draft_step(name, 128, 0.5)
+    return costs
+
+
+def tiny_bench(engine: Engine | None = None, precision: str = "float32") -> BenchEngine:
+    """engine: None for a target on our own forward with a draft model and n-gram lookup."""
+    if engine is None:
+        target = tiny_llama()
+        draft = DraftModelDrafter(with_cache(agreeing_draft(target)), VOCAB_SIZE)
+        engine = Engine(with_cache(target), {"ngram": NgramDrafter(), "draft_model": draft})
+    return BenchEngine(
+        engine=engine,
+        controller=Controller(engine.drafters, measured_costs(), Acceptance()),
+        render=lambda text: [1 + ord(character) % (VOCAB_SIZE - 2) for character in text],
+        end_ids=frozenset({END_ID}),
+        statuses=tuple(DrafterStatus(name, True, "ready") for name in engine.drafters),
+        context_length=256,
+        precision=precision,
+        machine={"target": "tiny"},
+    )

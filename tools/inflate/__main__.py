@@ -1,0 +1,45 @@
+"""`python -m tools.inflate --size 350M --out DIR`: enlarge a pair; its text stays the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localspec.flags import (
+    DraftFlag,
+    JsonFlag,
+    ModelFlag,
+    ProfileFlag,
+    SeedFlag,
+    finish,
+    run_app,
+    to_stderr,
+)
+from localspec.machine.sources import resolve
+from localspec.options import LoadOptions
+from tools.inflate.pair import inflate
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def inflate_pair(
+    size: Annotated[str, typer.Option(help="350M, 1B or 8B.")],
+    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
+    noise: Annotated[float, typer.Option(help="More makes target and draft agree less.")] = 0.0,
+    seed: SeedFlag = 0,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Enlarge a pair to the shape of a bigger one; its text stays the same."""
+    source = resolve(LoadOptions(profile=profile, model=model, draft=draft))
+    written = inflate(source.target, source.draft, size, out, noise, seed, to_stderr)
+    finish(written, f"The pair is in {out}. Use it with --model and --draft.", as_json)
+
+
+if __name__ == "__main__":
+    run_app(app)

@@ -1,0 +1,132 @@
+"""llama.cpp through its Python binding as an arm: one process for all its ways of decoding.
+
+Contract: bench.runs.Runner. Weights are written once as GGUF under HOME/peers/gguf, in the
+precision of the comparison, and kept by the sizes and times of their files. The binding offers
+prompt lookup and takes any draft model; both are verified by drawing from the target at each
+position, which is exact at every temperature.
+
+Not here: the conversion (workers/convert_gguf), what the worker does (workers/engine_llama_cpp).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.bench.cases import Case
+from localspec.bench.runs import BenchEngine, MeasuredReply
+from localspec.core import SamplingParams
+from localspec.errors import ModelError
+from tools.peers.environments import python_of
+from tools.peers.replies import reply_of, request_for
+from tools.peers.worker import WORKERS, Worker
+
+OPENING_LIMIT_S = 300.0
+RUN_LIMIT_S = 600.0
+CONVERSION_LIMIT_S = 1800.0
+CONVERSION = WORKERS / "convert_gguf.py"
+UNSUPPORTED = 2  # exit code of the conversion for a family it does not know
+KINDS = {"float32": "f32", "bfloat16": "bf16"}
+DEFAULT_LENGTHS = {
+    "plain": 0,
+    "lookup": 2,  # what the binding's manual names for machines without a GPU
+    "draft": 3,  # llama.cpp's own default
+}
+
+
+class LlamaCpp:
+    """The worker with target and draft, shared by all arms of this engine."""
+
+    def __init__(self, bench: BenchEngine, home: Path, num_threads: int) -> None:
+        """Raises SetupError where it is not installed, ModelError where it cannot run this."""
+        if bench.precision not in KINDS or bench.target_folder is None:
+            raise ModelError(
+                f"llama.cpp is compared in {' or '.join(KINDS)} on a model folder; this "
+                f"comparison runs in {bench.precision}."
+            )
+        self.end_ids = bench.end_ids
+        self.has_draft = bench.draft_folder is not None
+        python, kind = python_of("llama_cpp", home), KINDS[bench.precision]
+        opening = {
+            "target": str(converted(bench.target_folder, kind, home, python)),
+            "draft": str(converted(bench.draft_folder, kind, home, python))
+            if bench.draft_folder is not None
+            else None,
+            "context_length": bench.context_length,
+            "num_threads": num_threads,
+            "is_fp32": kind == "f32",
+        }
+        command = [str(python), str(WORKERS / "serve.py"), "engine_llama_cpp"]
+        log = home / "peers" / "logs" / "llama_cpp.log"
+        self.worker = Worker("llama.cpp", command, opening, log, OPENING_LIMIT_S)
+
+    def peer(self, mode: str, length: int | None) -> LlamaCppPeer:
+        """One arm. Raises ModelError without a draft model where one is wanted."""
+        if mode == "draft" and not self.has_draft:
+            raise ModelError("there is no draft model that llama.cpp could be assisted by.")
+        chosen = length or DEFAULT_LENGTHS[mode]
+        version = self.worker.facts["version"]
+        told = {
+            "plain": "without speculation",
+            "lookup": f"the binding's prompt lookup of {chosen}",
+            "draft": f"the binding's verification of {chosen} greedy tokens of the draft model",
+        }[mode]
+        return LlamaCppPeer(self, mode, chosen, f"llama-cpp-python {version}, {told}")
+
+
+@dataclass(frozen=True)
+class LlamaCppPeer:
+    """One way of decoding in the shared worker."""
+
+    engine: LlamaCpp
+    mode: str
+    length: int
+    note: str
+
+    def run(self, case: Case, sampling: SamplingParams, max_tokens: int) -> MeasuredReply:
+        end_ids = self.engine.end_ids
+        request = {
+            **request_for(case, sampling, max_tokens, end_ids),
+            "mode": self.mode,
+            "num_draft_tokens": self.length,
+        }
+        return reply_of(self.engine.worker.ask(request, RUN_LIMIT_S), case, end_ids)
+
+    def close(self) -> None:
+        """The worker is shared: closing one arm closes all."""
+        self.engine.worker.close()
+
+
+def converted(folder: Path, kind: str, home: Path, python: Path) -> Path:
+    """The folder's weights as GGUF, written unless they are there. Raises ModelError."""
+    cache = home / "peers" / "gguf"
+    out = cache / f"{folder.name}-{kind}-{_fingerprint(folder)}.gguf"
+    if out.is_file():
+        return out
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_suffix(".part")
+    command = [str(python), str(CONVERSION), str(folder), str(unfinished), kind]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_LIMIT_S)
+        if ran.returncode:
+            words = ran.stdout if ran.returncode == UNSUPPORTED else ran.stderr
+            last_line = (words.strip().splitlines() or ["it gave no reason."])[-1]
+            raise ModelError(f"{folder.name} could not be written for llama.cpp: {last_line}")
+        unfinished.replace(out)
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"Writing {folder.name} for llama.cpp took too long.") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return out
+
+
+def _fingerprint(folder: Path) -> str:
+    """Changes when the weights, the config or the conversion do."""
+    digest = hashlib.sha256(str(folder.resolve()).encode())
+    digest.update(CONVERSION.read_bytes())
+    for path in sorted((*folder.glob("*.safetensors"), folder / "config.json")):
+        found = path.stat()
+        digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}".encode())
+    return digest.hexdigest()[:12]
