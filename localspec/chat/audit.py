@@ -1,13 +1,13 @@
-"""Replay a greedy reply without speculation and say whether it comes out the same.
+"""Replays a greedy reply without speculation and compares the tokens.
 
 Contract: the replay goes through the Backend seam with drafting off, from the same conversation
-and settings, and stops at the first token that differs. There the target's own candidates are
-asked for: a margin within the rounding of the precision is a tie, which one forward of several
-tokens may break otherwise than several forwards of one; anything wider is a fault and is called
-one. What cannot be replayed so is refused with the reason.
+and settings, and stops at the first token that differs. There the target's candidates are read: a
+margin within the rounding of the precision is a tie, which one forward of several tokens may break
+differently than several forwards of one; a wider margin is a fault. A reply that cannot be replayed
+is refused with the reason.
 
-Not here: sampled replies, whose distribution is what can be tested (distribution).
-Source of the fp32 bound: bench.exactness, the same figure.
+Not here: sampled replies (distribution). Source of the fp32 bound: bench.exactness, the same
+figure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.backend import Backend, Candidate, Message, Request
-from localspec.chat.turn import ShownMessage, prompt_messages
+from localspec.chat.branches import shown_message
+from localspec.chat.turn import prompt_messages
 from localspec.core import OFF, SamplingParams
 from localspec.errors import LocalspecError, StoreError
 from localspec.record.store import Store
@@ -27,15 +28,15 @@ from localspec.record.store import Store
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
 
 NUM_CANDIDATES = 8
-# Two logits this close are tied: 1e-4 in fp32, elsewhere two steps of the precision at 16 to 32,
-# where the largest logits of common models lie.
+# Logits this close are tied: 1e-4 in fp32, elsewhere two steps of the precision between 16 and 32,
+# the range of the largest logits of common models.
 TIES = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.032}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place in which two token sequences part. first, second: what each has there, None
-    for the end of the reply or a token outside the candidates. margin: between their logits."""
+    """The first position in which two token sequences differ. first, second: the token of each
+    there, None for one outside the candidates. margin: between their logits."""
 
     place: int
     first: Candidate | None
@@ -66,7 +67,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a replay showed. num_compared: tokens that were the same."""
+    """The result of a replay. num_compared: equal tokens."""
 
     outcome: Outcome
     num_compared: int
@@ -74,8 +75,8 @@ class Finding:
 
 
 class Replay:
-    """The replay of one logged reply, a job for `ChatService.enqueue`. finding: None until it is
-    done, or where `refusal` says why it cannot be."""
+    """The replay of one logged reply; `run` is a job for `ChatService.enqueue`. finding: None until
+    it is done, and where `refusal` says why it cannot be done."""
 
     def __init__(self, store: Store, message_id: int) -> None:
         self._store = store
@@ -91,12 +92,7 @@ class Replay:
         loaded = backend.describe()
         self.refusal = why_not(row, loaded.target, loaded.dtype)
         if self.refusal is None:
-            shown = [
-                ShownMessage(
-                    "user" if one.role == "user" else "assistant", one.text, one.state, one.id
-                )
-                for one in self._store.branch(self._message_id)[:-1]
-            ]
+            shown = [shown_message(one, {}) for one in self._store.branch(self._message_id)[:-1]]
             messages = prompt_messages(row["system_prompt"] or "", shown)
             self.finding = replay(backend, recorded(row, messages, found[0]), cancel)
 
@@ -104,32 +100,31 @@ class Replay:
 def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> str | None:
     """Why this logged turn cannot be replayed; None if it can. target, dtype: what is loaded."""
     if row["temperature"] is None or not row["num_output_tokens"]:
-        return "There is nothing to compare: this reply has no tokens, or its settings are unknown."
+        return "There is nothing to compare: the reply has no tokens, or its settings are unknown."
     if row["temperature"] > 0:
         return (
             f"This reply was sampled at temperature {row['temperature']:g}, so no single text is "
-            "the right one: each draw takes random numbers in another order with a draft than "
-            "without. What can be checked is the distribution of many replies: run the "
+            "the right one. The distribution of many replies can be checked instead: run the "
             "distribution test on the Race tab."
         )
     if row["exact"] is False:
         return (
-            "Checking was lenient here, as you chose: another text than the plain one is allowed."
+            "Checking was lenient, as you chose: the text may differ from that of plain decoding."
         )
     if row["continues_message_id"] is not None:
         return (
-            "This reply goes on with an earlier one that was interrupted. Only replies written in "
-            "one go are replayed; regenerate it to have one."
+            "This reply continues an earlier one that was interrupted. Only replies written in one "
+            "turn can be replayed; regenerate it to get one."
         )
     if row["model"] != target:
         return (
-            f"It was written by {row['model'] or 'a model that was not noted'}, but "
-            f"{target or 'nothing'} is loaded. Load that model and try again."
+            f"It was written by {row['model'] or 'a model that was not recorded'}, but "
+            f"{target or 'no model'} is loaded. Load that model and try again."
         )
     if row["dtype"] != dtype:
         return (
-            f"It was written in {row['dtype']}, but the model is loaded in {dtype}; other rounding "
-            "may give another text. Load it as it was."
+            f"It was written in {row['dtype']}, but the model is loaded in {dtype}, whose rounding "
+            "may give another text. Load it in the precision of the reply."
         )
     return None
 
@@ -137,15 +132,15 @@ def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> st
 def recorded(
     row: Mapping[str, Any], messages: tuple[Message, ...], tokens: Sequence[int]
 ) -> Recorded:
-    """The turn of a log's row. messages: the conversation that it answered."""
+    """The turn of a log row. messages: the conversation that it answered."""
     penalty = row["repetition_penalty"]
     sampling = SamplingParams(repetition_penalty=1.0 if penalty is None else penalty)
     return Recorded(messages, sampling, tuple(tokens), row["finish_reason"] == "eos")
 
 
 def replay(backend: Backend, turn: Recorded, cancel: threading.Event) -> Finding:
-    """Decode the turn again, plainly. Raises LocalspecError when the backend cannot."""
-    # One more than was written, so that a reply that ends later than it did is seen to.
+    """Decode the turn again without drafting. Raises LocalspecError when the backend cannot."""
+    # One token more than was written: a reply that now ends later must show.
     limit = len(turn.tokens) + (1 if turn.is_ended else 0)
     request = Request(turn.messages, turn.sampling, limit, drafter=OFF)
     again: list[int] = []
@@ -166,7 +161,7 @@ def replay(backend: Backend, turn: Recorded, cancel: threading.Event) -> Finding
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token in which they differ; the end of the shorter one counts as one."""
+    """Index of the first difference; the end of the shorter sequence counts as one."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place
@@ -180,7 +175,7 @@ def explain(
     second: Sequence[int],
     place: int,
 ) -> Difference:
-    """What the target thinks of both tokens at `place`, where the two part."""
+    """The target's logits of both tokens at `place`, where the sequences differ."""
     shared = tuple(first[:place])
     best = backend.candidates(messages, shared, NUM_CANDIDATES)
     dtype = backend.describe().dtype
@@ -193,7 +188,7 @@ def explain(
 def _candidate(best: Sequence[Candidate], tokens: Sequence[int], place: int) -> Candidate | None:
     if place < len(tokens):
         return next((one for one in best if one.token == tokens[place]), None)
-    # The reply ended here: the end of text is the likeliest token that shows nothing.
+    # The reply ended here: the end of text is the likeliest token without text.
     return next((one for one in best if not one.text), None)
 
 
@@ -202,22 +197,22 @@ def _tokens(number: int) -> str:
 
 
 def sentence(finding: Finding) -> str:
-    """The finding in plain words."""
+    """The finding as a sentence."""
     if finding.outcome == "identical":
         return (
             "Identical: replayed without speculation, the model wrote the same "
             f"{_tokens(finding.num_compared)}."
         )
     if finding.outcome == "cancelled":
-        return f"Stopped after the first {_tokens(finding.num_compared)}, the same until then."
+        return f"Stopped after the first {_tokens(finding.num_compared)}, which are the same."
     assert finding.difference is not None
-    return describe(finding.difference, "The logged reply", "the plain replay")
+    return describe(finding.difference, "The logged reply", "the replay")
 
 
 def describe(found: Difference, first: str, second: str) -> str:
-    """Where two texts part, and by how much. first, second: whose they are."""
+    """Where two texts differ, and by how much. first, second: their names."""
     head = (
-        f"They part at token {found.place + 1}: {first.lower()} has {shown(found.first)}, "
+        f"They differ from token {found.place + 1} on: {first.lower()} has {shown(found.first)}, "
         f"{second} {shown(found.second)}."
     )
     if found.margin is None:
@@ -226,7 +221,7 @@ def describe(found: Difference, first: str, second: str) -> str:
     if found.is_tie:
         return (
             f"{head} {margin}, within the rounding of this precision ({found.tie:g}): a tie, which "
-            "checking several tokens at once may break the other way. Both are the model's choice."
+            "checking several tokens at once may break differently. Both are the model's choice."
         )
     return f"{head} {margin}, more than rounding explains ({found.tie:g}): this is a fault."
 

@@ -1,17 +1,17 @@
-"""Many short sampled replies with and without drafting, compared token by token place.
+"""Compares many short sampled replies with and without drafting, position by position.
 
 Contract: `DistributionTest.run` is a job for `ChatService.enqueue`, bounded in time and by its
-cancel; every reply has a seed of its own, and the two arms take turns. At each place of each
-prompt the counts of what stood there are compared by Pearson's chi-squared test of homogeneity;
-tokens that are too rare for it (expected below 5 in either arm) are pooled into one class before
-looking at which arm had them. P-values over all places are corrected for their number (Holm), so
-that a right engine fails one run in a hundred. A draw that ended is a class of its own.
+cancel; every reply has its own seed, and the two arms alternate. At each position of each prompt
+the token counts of the arms are compared by Pearson's chi-squared test of homogeneity; tokens too
+rare for it (expected below 5 in either arm) are pooled into one class by their sum over both arms.
+P-values are corrected for the number of positions (Holm), so that a correct engine fails one run in
+a hundred. A reply that has ended is a class of its own.
 
-What it shows and what not is said by `sentence`: a small p would be evidence of a fault; a large
-one is no proof, it bounds how large a difference could have gone unseen.
+A small p-value is evidence of a fault; a large one is no proof of equality, but bounds how large a
+difference could go unseen. `sentence` says so.
 
-Source: Holm, Scand. J. Statist. 6 (1979); the survival function by the incomplete gamma function
-(Numerical Recipes 6.2), checked against tabulated values.
+Source: Holm, Scand. J. Statist. 6 (1979); the survival function for integer degrees of freedom:
+Abramowitz and Stegun 26.4.4 and 26.4.5.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PROMPTS = (
     "Say something about the weather.",
 )
 NUM_TOKENS = 6
-AT_A_TIME = 5  # replies of each arm to one prompt before the next: the prompt stays in the cache
+AT_A_TIME = 5  # replies of each arm before the next prompt: the prompt stays in the cache
 ALPHA = 0.01
-LEAST_SHARE = 0.1  # of tokens that were guesses; with fewer the test says next to nothing
+LEAST_SHARE = 0.1  # accepted draft tokens among all; with fewer the test shows little
 LEAST_EXPECTED = 5.0
-ENDED = -1  # the class of replies that had ended before a place
+ENDED = -1  # the class of replies that ended before a position
 Z_TWO_SIDED, Z_POWER = 2.576, 1.282  # at ALPHA, and to see nine of ten
 
 TrialPhase = Literal["waiting", "running", "done", "cancelled", "failed"]
@@ -47,7 +47,7 @@ TrialPhase = Literal["waiting", "running", "done", "cancelled", "failed"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One place of one prompt. p_value: None where there is one class only, so nothing to test."""
+    """One position of one prompt. p_value: None where there is one class only."""
 
     prompt: int
     place: int
@@ -61,8 +61,7 @@ class Comparison:
 @dataclass(frozen=True)
 class TrialView:
     """The test at one moment. drafter: of the drafting arm. num_replies: of each arm.
-    share_drafted: of the tokens of the drafting arm, those that were guessed: without any, nothing
-    was tested."""
+    share_drafted: accepted draft tokens among all tokens of the drafting arm."""
 
     drafter: str
     phase: TrialPhase = "waiting"
@@ -84,12 +83,12 @@ class TrialView:
 
     @property
     def is_telling(self) -> bool:
-        """Whether enough was guessed for a fault to show."""
+        """Whether enough draft tokens were accepted for a fault to show."""
         return self.share_drafted is not None and self.share_drafted >= LEAST_SHARE
 
     @property
     def visible_shift(self) -> float | None:
-        """Difference in one token's share, at worst, that nine of ten such tests would see."""
+        """The difference in one token's share that nine of ten such tests would find, at worst."""
         per_prompt = self.num_replies / len(PROMPTS)
         if per_prompt < 1:
             return None
@@ -97,7 +96,7 @@ class TrialView:
 
 
 class DistributionTest:
-    """See the module. drafter: who drafts, at γ of num_draft_tokens, so that it surely does."""
+    """See the module. drafter: drafts with the fixed length num_draft_tokens."""
 
     def __init__(
         self, sampling: SamplingParams, drafter: str, num_draft_tokens: int, limit_s: float
@@ -111,7 +110,7 @@ class DistributionTest:
         self.view = TrialView(drafter, limit_s=limit_s)
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
-        """The job. What was counted until a cancel is compared all the same."""
+        """The job. After a cancel the counts so far are compared."""
         started_s = time.monotonic()
         self.view = replace(self.view, phase="running")
         seed = 0
@@ -163,7 +162,7 @@ class DistributionTest:
                     raise LocalspecError(chunk.error)
                 tokens += chunk.tokens
                 num_accepted = chunk.stats.num_accepted_tokens
-        if cancel.is_set():  # a reply cut short says nothing of what would have come
+        if cancel.is_set():  # a reply cut short has no token at the later positions
             return
         for place in range(NUM_TOKENS):
             found = tokens[place] if place < len(tokens) else ENDED
@@ -206,8 +205,8 @@ def compare(
 def pooled(
     plain: Mapping[int, int], drafted: Mapping[int, int]
 ) -> tuple[list[tuple[int, int]], int]:
-    """Counts by class, and how many tokens share the last class because each is too rare. By the
-    sum of both arms only: choosing by how an arm came out would bend the test."""
+    """Counts by class, and how many rare tokens share a class. Chosen by the sum of both arms only:
+    a choice by one arm's counts would bias the test."""
     totals = sum(plain.values()), sum(drafted.values())
     share = min(totals) / max(1, sum(totals))
     pairs = [(plain.get(t, 0), drafted.get(t, 0)) for t in sorted({*plain, *drafted})]
@@ -217,7 +216,7 @@ def pooled(
     if not rare:
         return common, 0
     if sum(rest) * share < LEAST_EXPECTED and common:
-        common.sort(key=sum)  # even together too rare: they join the rarest class
+        common.sort(key=sum)  # together still too rare: they join the rarest class
         rest = (rest[0] + common[0][0], rest[1] + common[0][1])
         return [rest, *common[1:]], len(rare) + 1
     return [*common, rest], len(rare)
@@ -237,35 +236,20 @@ def corrected(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
 
 
 def chi_squared_survival(statistic: float, degrees: int) -> float:
-    """P(X >= statistic) of a chi-squared variable: the upper incomplete gamma function."""
-    a, x = degrees / 2.0, statistic / 2.0
+    """P(X >= statistic) of a chi-squared variable with `degrees` >= 1 degrees of freedom."""
+    x = statistic / 2.0
     if x <= 0.0:
         return 1.0
-    scale = math.exp(a * math.log(x) - x - math.lgamma(a))
-    if x < a + 1.0:
-        term = total = 1.0 / a
-        n = a
-        while abs(term) > 1e-15 * abs(total):
-            n += 1.0
-            term *= x / n
-            total += term
-        return max(0.0, 1.0 - scale * total)
-    b = x + 1.0 - a
-    c, d = 1e300, 1.0 / b
-    fraction = d
-    for i in range(1, 10_000):  # the continued fraction, by Lentz's method
-        step = -i * (i - a)
-        b += 2.0
-        d = 1.0 / (step * d + b)
-        c = b + step / c
-        fraction *= c * d
-        if abs(c * d - 1.0) < 1e-14:
-            break
-    return min(1.0, scale * fraction)
+    # Q(a + 1, x) = Q(a, x) + x^a e^-x / Gamma(a + 1), from a = 1/2 or a = 1 up to degrees / 2.
+    a, survival = (0.5, math.erfc(math.sqrt(x))) if degrees % 2 else (1.0, math.exp(-x))
+    while a < degrees / 2.0:
+        survival += math.exp(a * math.log(x) - x - math.lgamma(a + 1.0))
+        a += 1.0
+    return min(1.0, survival)
 
 
 def sentence(view: TrialView) -> str:
-    """What came out, what it proves and what it does not."""
+    """The result, what it shows and what it does not."""
     tested = [one for one in view.comparisons if one.p_value is not None]
     if not tested:
         return "Nothing was compared: there were too few replies. Let it run longer."
@@ -276,22 +260,24 @@ def sentence(view: TrialView) -> str:
     )
     share = 100 * (view.share_drafted or 0.0)
     if not view.is_telling and not view.is_suspicious:
-        found = f"only {share:.1f} % of its tokens were guesses" if share else "no guess was taken"
-        return (
-            f"{head} But {found}, so drafting was not really tested. Choose another drafter above "
-            "and run it again."
+        found = (
+            f"only {share:.1f} % of its tokens were drafted" if share else "it accepted no draft"
         )
-    guessed = f"{share:.0f} % of the drafted arm's tokens were guesses."
+        return (
+            f"{head} But {found}, so drafting was hardly tested. Choose another drafter above and "
+            "run it again."
+        )
+    drafted = f"{share:.0f} % of the tokens with drafting were accepted drafts."
     if view.is_suspicious:
         return (
-            f"{head} {guessed} The smallest corrected p-value is {view.smallest:.2g}, below "
-            f"{ALPHA:g}: evidence that drafting changes what is written here. A right engine "
-            "shows this in one run of a hundred; run it again, and report it if it returns."
+            f"{head} {drafted} The smallest corrected p-value is {view.smallest:.2g}, below "
+            f"{ALPHA:g}: evidence that drafting changes the text on this machine. A correct "
+            "engine fails so in one run of a hundred; run it again, and report it if it returns."
         )
     shift = 100 * (view.visible_shift or 1.0)
     return (
-        f"{head} {guessed} The smallest corrected p-value is {view.smallest:.2g}: no sign that "
-        "drafting changes what is written. That is no proof of equality: a token whose share of a "
-        f"place shifts by less than about {shift:.0f} percentage points could go unseen in this "
-        "many replies, and only these prompts, these places and this temperature were looked at."
+        f"{head} {drafted} The smallest corrected p-value is {view.smallest:.2g}: no sign that "
+        "drafting changes the text. That is no proof of equality: a change of less than about "
+        f"{shift:.0f} percentage points in a token's share of a position could go unseen with this "
+        "many replies, and only these prompts, positions and this temperature were tested."
     )

@@ -1,10 +1,10 @@
-"""The same prompt answered plainly and speculatively, one after the other, on the same clock.
+"""The same prompt answered without and with drafting, one after the other, on the same clock.
 
-Contract: `Race.run` is a job for `ChatService.enqueue`; `view` is replaced whole as the race goes
-on, so readers need no lock. Before the start one token is decoded and thrown away, so that the
-prompt lies in the cache for both and neither pays for reading it; who goes first is the caller's
-choice, to be alternated, since a machine may warm up or slow down. Greedy by default, with one
-seed for both. Nothing of a race is logged, and the conversation's own cache is given up for it.
+Contract: `Race.run` is a job for `ChatService.enqueue`; `view` is replaced whole as it changes, so
+readers need no lock. Before the start one token is decoded and dropped, so that the prompt is in
+the cache for both. The caller chooses who goes first and alternates it, since a machine may warm up
+or slow down. Both have the same seed. Nothing of a race is logged; it replaces the conversation's
+cache.
 
 Not here: drawing (web), why two texts differ (audit).
 """
@@ -30,8 +30,8 @@ RacePhase = Literal["waiting", "warming", "running", "done", "cancelled", "faile
 
 @dataclass(frozen=True)
 class Lane:
-    """One of the two at one moment. seconds: on the wall clock, from its start. place: 1 or 2, in
-    which order it ran."""
+    """One of the two at one moment. seconds: wall time since its start. place: 1 for the first to
+    run, else 2."""
 
     name: Name
     place: int
@@ -52,7 +52,7 @@ class Lane:
 @dataclass(frozen=True)
 class RaceView:
     """The race at one moment. is_same: whether both wrote the same tokens, None until both are
-    done. difference: where they part, of a greedy race. error: the sentence to show."""
+    done. difference: the first one, of a greedy race. error: the sentence to show."""
 
     plain: Lane
     speculative: Lane
@@ -63,7 +63,7 @@ class RaceView:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast drafting decoded; None until both are done."""
+        """Decoding speed with drafting over that without; None until both are done."""
         plain, other = self.plain.stats, self.speculative.stats
         if self.phase != "done" or plain is None or other is None:
             return None
@@ -88,7 +88,7 @@ class Race:
         return self._request.sampling.temperature == 0.0
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
-        """The job. A fault ends the race with a sentence; it is raised on, for the queue to see."""
+        """The job. A fault ends the race with its sentence and is raised again, for the queue."""
         try:
             self._enter("warming")
             self._warm_up(backend, cancel)

@@ -1,13 +1,13 @@
-"""The tune-up: some ten seconds in which every available drafter shows what it gains here.
+"""The tune-up: measures in about ten seconds what one drafter of each family gains here.
 
-Contract: `tune_up` runs as a job of the service (`service.enqueue`) and uses `Backend.generate`
-only. On bundled prompts of each kind of text, at T = 0 and 0.7, it writes a short reply plainly,
-with one drafter of each way of drafting that is available, and plainly again, each for a share of
-BUDGET_S. It ends when told to, and what was measured until then is the result; what the controller
-learnt stays with it. Gains are ratios of sums, against plain decoding of the same prompt before and
-after; what was not measured is None, and a machine that was too busy to say is said to be.
+Contract: `tune_up` is a job for `ChatService.enqueue` and uses `Backend.generate` only. On bundled
+prompts of each kind of text, at T = 0 and 0.7, it generates a short reply plainly, with each
+drafter, and plainly again, each for a share of BUDGET_S. After a cancel the result is what was
+measured until then; the controller keeps what it learnt. Gains are ratios of sums, against plain
+decoding of the same prompt before and after; unmeasured ones are None. Where other load disturbed
+the measurement, the text says so.
 
-Not here: the measuring of costs (Backend.calibrate), where the result is shown (web).
+Not here: measuring costs (Backend.calibrate), showing the result (web).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ WARM_UP_S = 0.3
 MOST_TOKENS = 96
 FEWEST_TOKENS = 8  # of one arm, before its speed counts
 TEMPERATURES = (0.0, 0.7)
-WINS, LOSES = 1.05, 0.95  # between them the difference is noise
-BUSY = 1.25  # plain speed before and after differs by more: something else was computing
+WINS, LOSES = 1.05, 0.95  # gains between them are noise
+MAX_PLAIN_DRIFT = 1.25  # beyond it another program was computing
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A bundled prompt. kind: of text, as a person names it. num_draft_tokens: drafted at once."""
+    """A bundled prompt. kind: of text, as the page names it. num_draft_tokens: of each round."""
 
     kind: str
     text: str
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class TuneUp:
-    """What was measured. num_planned: runs that were meant; fewer were made if it was skipped."""
+    """The result. num_planned: planned runs; a cancelled tune-up has fewer."""
 
     target: str
     draft: str | None
@@ -91,7 +91,7 @@ class TuneUp:
     def tokens_per_second(
         self, drafter: str, kind: str | None = None, temperature: float | None = None
     ) -> float | None:
-        runs = [run for run in self._of(drafter, kind) if temperature in (None, run.temperature)]
+        runs = self._of(drafter, kind, temperature)
         num_tokens, decode_ms = sum(r.num_tokens for r in runs), sum(r.decode_ms for r in runs)
         if num_tokens < FEWEST_TOKENS or decode_ms <= 0:
             return None
@@ -100,48 +100,49 @@ class TuneUp:
     def gain(
         self, drafter: str, kind: str | None = None, temperature: float | None = None
     ) -> float | None:
-        """Times plain speed, over the prompts where both were measured. None where the drafter
-        never had anything to propose."""
-        paired = [run for run in self._of(drafter, kind) if temperature in (None, run.temperature)]
-        plain = {
-            (run.kind, run.temperature): self._plain_ms(run.kind, run.temperature) for run in paired
-        }
-        paired = [run for run in paired if plain[run.kind, run.temperature] is not None]
-        if not any(run.num_drafts for run in paired):
+        """Speed over that of plain decoding, on the prompts where both were measured. None where
+        the drafter never had anything to propose."""
+        num_tokens, decode_ms, plain_decode_ms, has_drafted = 0, 0.0, 0.0, False
+        for run in self._of(drafter, kind, temperature):
+            plain_ms = self._plain_ms(run)
+            if plain_ms is not None:
+                num_tokens += run.num_tokens
+                decode_ms += run.decode_ms
+                plain_decode_ms += run.num_tokens * plain_ms
+                has_drafted = has_drafted or run.num_drafts > 0
+        if not has_drafted or num_tokens < FEWEST_TOKENS or not decode_ms or not plain_decode_ms:
             return None
-        num_tokens = sum(run.num_tokens for run in paired)
-        if num_tokens < FEWEST_TOKENS:
-            return None
-        # What these tokens would have taken plainly, against what they took.
-        plainly_ms = sum(
-            run.num_tokens * (plain[run.kind, run.temperature] or 0.0) for run in paired
-        )
-        took_ms = sum(run.decode_ms for run in paired)
-        return plainly_ms / took_ms if took_ms > 0 and plainly_ms > 0 else None
+        return plain_decode_ms / decode_ms
 
     @property
-    def unrest(self) -> float:
-        """How far plain speed itself changed between before and after, as a ratio of at least 1;
-        the middle one of all prompts."""
+    def plain_drift(self) -> float:
+        """How far the speed of plain decoding changed between before and after, as a ratio of at
+        least 1; the median over the prompts."""
         ratios = []
         for kind, temperature in dict.fromkeys((run.kind, run.temperature) for run in self.runs):
-            paces = [
+            per_token_ms = [
                 run.decode_ms / run.num_tokens
-                for run in self._of(OFF, kind)
-                if run.temperature == temperature and run.num_tokens and run.decode_ms > 0
+                for run in self._of(OFF, kind, temperature)
+                if run.num_tokens and run.decode_ms > 0
             ]
-            if len(paces) > 1:
-                ratios.append(max(paces) / min(paces))
+            if len(per_token_ms) > 1:
+                ratios.append(max(per_token_ms) / min(per_token_ms))
         return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
 
-    def _plain_ms(self, kind: str, temperature: float) -> float | None:
-        """Of one token, over the plain runs of this prompt."""
-        runs = [run for run in self._of(OFF, kind) if run.temperature == temperature]
-        num_tokens = sum(run.num_tokens for run in runs)
-        return sum(run.decode_ms for run in runs) / num_tokens if num_tokens else None
+    def _plain_ms(self, run: Run) -> float | None:
+        """Time of one token in the plain runs of the same prompt."""
+        runs = self._of(OFF, run.kind, run.temperature)
+        num_tokens = sum(one.num_tokens for one in runs)
+        return sum(one.decode_ms for one in runs) / num_tokens if num_tokens else None
 
-    def _of(self, drafter: str, kind: str | None) -> list[Run]:
-        return [run for run in self.runs if run.drafter == drafter and kind in (None, run.kind)]
+    def _of(self, drafter: str, kind: str | None, temperature: float | None) -> list[Run]:
+        return [
+            run
+            for run in self.runs
+            if run.drafter == drafter
+            and kind in (None, run.kind)
+            and temperature in (None, run.temperature)
+        ]
 
 
 # -- measuring ------------------------------------------------------------------------------
@@ -154,14 +155,14 @@ def tune_up(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> TuneUp:
-    """Measure until done or told to end. report: called with what there is after each run."""
+    """Measure until done or cancelled. report: called with the result so far after each run."""
     known, began_s = backend.describe(), clock()
     available = (each.name for each in known.drafters if each.is_available)
     plan = list(_arms(one_of_each_family(available)))
     found = TuneUp(known.target, known.draft, known.device, (), len(plan), 0.0)
     report(found)
     end_s = began_s + budget_s
-    _run(backend, PROMPTS[0], 0.0, OFF, cancel, clock() + WARM_UP_S, clock)  # the first is slow
+    _run(backend, PROMPTS[0], 0.0, OFF, cancel, clock() + WARM_UP_S, clock)  # the first run is slow
     for number, (sample, temperature, drafter) in enumerate(plan):
         if cancel.is_set():
             break
@@ -184,8 +185,8 @@ def one_of_each_family(available: Iterable[str]) -> list[str]:
 
 def _arms(drafters: Sequence[str]) -> Iterator[tuple[Sample, float, str]]:
     """Plain, then every drafter, then plain again, prompt by prompt: an early end leaves whole
-    prompts, a prompt that was just read is not read again, and a machine that grows slower
-    meanwhile is not held against the drafters."""
+    prompts, each prompt is prefilled once, and a machine that slows down meanwhile slows the plain
+    runs as well."""
     for temperature in TEMPERATURES:
         for sample in PROMPTS:
             for drafter in (OFF, *drafters, OFF) if drafters else (OFF,):
@@ -201,7 +202,7 @@ def _run(
     end_s: float,
     clock: Callable[[], float],
 ) -> Run:
-    """Until the time is up, but not before enough tokens to count."""
+    """One run, until `end_s`, but at least FEWEST_TOKENS."""
     request = Request(
         messages=(Message("user", sample.text),),
         sampling=SamplingParams(temperature=temperature, seed=0),
@@ -227,20 +228,20 @@ def _run(
     )
 
 
-# -- in words -------------------------------------------------------------------------------
+# -- as text --------------------------------------------------------------------------------
 
 
 def in_words(result: TuneUp) -> str:
-    """The result as a few sentences: what wins, what loses, and what follows from it."""
+    """The result as a few sentences: which drafters are faster on what, and what follows."""
     if not result.drafters:
         if result.num_planned and not result.runs:
-            return "Nothing was measured: it was ended before the first reply."
+            return "Nothing was measured: it was cancelled before the first reply."
         return "There is no drafter to try: only plain decoding was measured."
     gains = {name: result.gain(name) for name in result.drafters}
     measured = {name: gain for name, gain in gains.items() if gain is not None}
     parts = []
     if not measured:
-        parts.append("No drafter had anything to propose in what was measured.")
+        parts.append("No drafter had anything to propose for the prompts that were measured.")
     elif not any(_pays(result, name) for name in measured):
         parts.append(_nothing_pays(result, measured))
     else:
@@ -248,15 +249,15 @@ def in_words(result: TuneUp) -> str:
         parts.append(_verdict(result, best))
         others = [name for name in measured if name != best and _pays(result, name)]
         parts += [_verdict(result, name) for name in others[:2]]
-    if result.unrest > BUSY:
+    if result.plain_drift > MAX_PLAIN_DRIFT:
         parts.append(
-            f"Something else was computing meanwhile: plain speed itself changed by "
-            f"{100 * (result.unrest - 1):.0f} %, so trust only large differences."
+            f"Another program was computing meanwhile: the speed of plain decoding changed by "
+            f"{100 * (result.plain_drift - 1):.0f} %, so trust only large differences."
         )
     if not result.is_complete:
         parts.append(
-            f"It was ended early, after {len(result.runs)} of {result.num_planned} tries; what "
-            "was learnt stays."
+            f"It was cancelled after {len(result.runs)} of {result.num_planned} runs; what was "
+            "learnt is kept."
         )
     return " ".join(parts)
 
@@ -270,26 +271,26 @@ def _pays(result: TuneUp, drafter: str) -> bool:
 
 
 def _verdict(result: TuneUp, drafter: str) -> str:
-    """ "The draft model wins on code (1.9 times) and loses on stories (0.9 times), so ..." """
+    """ "The draft model is faster on code (1.9 times); it is slower on stories (0.90 times)." """
     by_kind = {kind: result.gain(drafter, kind) for kind in result.kinds}
     known = {kind: gain for kind, gain in by_kind.items() if gain is not None}
     wins = [f"{kind} ({gain:.1f} times)" for kind, gain in known.items() if gain >= WINS]
     loses = [f"{kind} ({gain:.2f} times)" for kind, gain in known.items() if gain <= LOSES]
     even = [kind for kind, gain in known.items() if LOSES < gain < WINS]
-    said = f"{_name(drafter)} wins on {_listed(wins)}"
+    verdict = f"{_name(drafter)} is faster on {_listed(wins)}"
     if loses:
-        said += f"; it loses on {_listed(loses)}, so it switches itself off there"
+        verdict += f"; it is slower on {_listed(loses)}, so it is not used there"
     if even:
-        said += f"; on {_listed(even)} it makes no difference"
-    return f"{said}."
+        verdict += f"; on {_listed(even)} it makes no difference"
+    return f"{verdict}."
 
 
 def _nothing_pays(result: TuneUp, measured: Mapping[str, float]) -> str:
     best = max(measured, key=lambda name: measured[name])
     return (
-        "Nothing pays here: plain decoding was at least as fast on everything that was tried. The "
-        f"nearest was {_name(best).lower()} with {measured[best]:.2f} times plain speed. So "
-        "drafting stays off, and is tried again now and then."
+        "No drafter is faster here: plain decoding was at least as fast on every prompt. The best "
+        f"was {_name(best).lower()} with {measured[best]:.2f} times the speed of plain decoding. "
+        "Drafting stays off and is tried again from time to time."
     )
 
 

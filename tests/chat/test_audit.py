@@ -126,7 +126,7 @@ def test_a_fault_of_the_engine_is_no_finding() -> None:
     [
         ({"temperature": 0.7}, "sampled at temperature 0.7"),
         ({"exact": False}, "lenient"),
-        ({"continues_message_id": 4}, "goes on with an earlier one"),
+        ({"continues_message_id": 4}, "continues an earlier one"),
         ({"model": "other"}, "written by other"),
         ({"dtype": "bfloat16"}, "written in bfloat16"),
         ({"num_output_tokens": 0}, "nothing to compare"),

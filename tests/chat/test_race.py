@@ -66,7 +66,7 @@ def test_greedy_texts_that_differ_are_explained() -> None:
     run(race, Script(reply=reply, round_s=0.0, prefill_s=0.0))
     assert race.view.is_same is False and race.view.difference is not None
     shown = race_html(race.view)
-    assert "They part at token" in shown and 'data-band="low"' in shown
+    assert "They differ from token" in shown and 'data-band="low"' in shown
 
 
 def test_sampled_texts_may_differ_and_that_is_said() -> None:

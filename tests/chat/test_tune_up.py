@@ -95,16 +95,20 @@ def test_a_slow_machine_measures_few_tokens_rather_than_none() -> None:
 def test_the_words_say_where_it_wins_where_it_loses_and_what_follows() -> None:
     said = in_words(measured(Timed(speeds=SPEEDS)))
     assert said == (
-        "The draft model wins on code (2.0 times); it loses on stories (0.80 times), so it "
+        "The draft model is faster on code (2.0 times); it loses on stories (0.80 times), so it "
         "switches itself off there; on chat it makes no difference."
     )
 
 
-def test_when_nothing_pays_that_is_what_it_says() -> None:
+def test_when_no_drafter_is_faster_the_text_says_so() -> None:
     slow = {(name, kind): 25.0 for name in ("draft_model", "ngram") for kind in KINDS}
     said = in_words(measured(Timed(speeds=slow)))
-    assert said.startswith("Nothing pays here") and "0.80 times" in said and "stays off" in said
-    assert "wins" not in said
+    assert (
+        said.startswith("No drafter is faster here")
+        and "0.80 times" in said
+        and "stays off" in said
+    )
+    assert "is faster on" not in said
 
 
 def test_a_drafter_that_proposed_nothing_has_no_gain() -> None:
@@ -132,8 +136,8 @@ def test_what_was_measured_before_it_was_skipped_is_the_result() -> None:
     found = tune_up(backend, cancel, report, 10.0, lambda: backend.now_s)
     assert len(found.runs) == 4 and not found.is_complete and seen[-1] == found
     said = in_words(found)
-    assert "ended early, after 4 of 24" in said and "what was learnt stays" in said
-    assert "wins on code (2.0 times)" in said
+    assert "cancelled after 4 of 24" in said and "what was learnt is kept" in said
+    assert "is faster on code (2.0 times)" in said
 
 
 def test_skipped_at_once_nothing_is_claimed() -> None:
@@ -157,10 +161,10 @@ def test_a_machine_that_slows_down_meanwhile_is_not_held_against_the_drafter() -
         Run("code", 0.0, OFF, 10, 300.0, 0),
     )
     found = TuneUp("t", "d", "cpu", runs, 3, 1.0)
-    assert found.gain("draft_model", "code") == 2.0 and found.unrest == 3.0
+    assert found.gain("draft_model", "code") == 2.0 and found.plain_drift == 3.0
     assert "changed by 200 %" in in_words(found)
     calm = TuneUp("t", "d", "cpu", (*runs[:2], runs[0]), 3, 1.0)
-    assert calm.unrest == 1.0 and "Something else" not in in_words(calm)
+    assert calm.plain_drift == 1.0 and "Another program" not in in_words(calm)
 
 
 def test_a_gain_is_a_ratio_of_sums() -> None:
