@@ -176,11 +176,10 @@ class Visit:
 
     def open(self, query: str = "") -> None:
         self.page.goto(f"{self.site.url}{query}")
-        self.page.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
         self.page.wait_for_selector('#ls-strip[data-phase="ready"]', timeout=WAIT_MS)
-        # Gradio shows its form before it listens to it; a key pressed in between is lost.
-        self.page.wait_for_function("() => window.lsBridges === 2", timeout=WAIT_MS)
-        self.page.wait_for_timeout(250)
+        # Gradio shows its form before it listens to it; the first news comes when it does.
+        listens = "() => window.lsBridges === 2 && Boolean(window.lsSignal)"
+        self.page.wait_for_function(listens, timeout=WAIT_MS)
 
     def reload(self) -> None:
         self.page.reload()
@@ -200,10 +199,19 @@ class Visit:
         return str(self.page.inner_text(selector))
 
     def new_chat(self) -> None:
-        is_empty = "() => !document.querySelector('#ls-chat [data-testid=user]')"
+        """Begin a new chat, and wait for the news that it is shown."""
+        before = self.page.evaluate("window.lsSignal")
         self.page.click("#ls-new")
-        self.page.wait_for_timeout(250)  # an empty one is empty before it is answered
-        self.page.wait_for_function(is_empty, timeout=WAIT_MS)
+        is_new = """(before) => window.lsSignal !== before && window.lsSignal.includes('"moved": 0')
+          && !document.querySelector('#ls-chat [data-testid=user]')"""
+        self.page.wait_for_function(is_new, arg=before, timeout=WAIT_MS)
+
+    def open_chat(self, handle: int) -> None:
+        """Show a stored conversation, as a click in the list does."""
+        script = "(handle) => window.dispatchEvent(new CustomEvent('ls-command', "
+        script += "{ detail: { do: 'open', handle } }))"
+        self.page.evaluate(script, handle)
+        self.page.wait_for_url(f"**/?c={handle}")
 
 
 Open = Callable[..., Visit]

@@ -160,7 +160,9 @@ def test_check_17_a_hostile_page_in_the_same_browser_gets_nothing(
     before = num_rows(site), len(site.backend.requests)
     page = ours.page.context.new_page()
     ours.page.close()
-    page.wait_for_timeout(1500)  # until the page's own requests are over
+    settled = len(site.answered)
+    while page.wait_for_timeout(300) or len(site.answered) != settled:
+        settled = len(site.answered)
     num_answered = len(site.answered)
     page.goto(f"http://{name}:{evil}/")
     page.wait_for_function("() => window.results.done", timeout=30_000)

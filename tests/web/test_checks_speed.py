@@ -19,7 +19,7 @@ from tests.web.conftest import WAIT_MS, Site, Visit, serving, until
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 5000
+NUM_TOKENS = 3000
 TOKENS_A_SECOND = 300
 NUM_MESSAGES = 100
 # As asked for. On two cores that browser, server and fake engine share: 0.996, 0.32 s and 95 ms.
@@ -109,7 +109,7 @@ def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
     long_chat: tuple[ChatService, Store, int], browser: Any, record_property: Any
 ) -> None:
     service, store, handle = long_chat
-    plain = alone(service, 1000)
+    plain = alone(service, 600)
 
     def worst_share() -> float:
         """Of what is allowed."""

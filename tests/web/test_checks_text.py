@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.web.checks import READY, ask, bubbles, newest, open_tab, recorded
+from tests.web.checks import (
+    FOOTERS,
+    ask,
+    bubbles,
+    newest,
+    open_tab,
+    recorded,
+    wait_for_reply,
+)
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, scripted_reply
 
 pytestmark = pytest.mark.slow
@@ -205,15 +213,12 @@ def test_check_12_deep_and_long_text_leaves_the_page_usable(page: Visit, site: S
     try:
         ask(page, "the service learns of the longer context", "")
         for name, text in DEEP.items():
+            num_before = page.page.locator(FOOTERS).count()
             page.page.evaluate(FILL, text)
             page.page.press("#ls-message textarea", "Enter")
-            page.wait_for("tok/s")
-            page.page.wait_for_function(READY, timeout=WAIT_MS)
+            wait_for_reply(page, num_before, "")
             started_s = time.monotonic()
-            page.page.click("#ls-new")
-            page.page.wait_for_function(
-                "() => !document.querySelector('#ls-chat [data-testid=user]')", timeout=WAIT_MS
-            )
+            page.new_chat()
             assert time.monotonic() - started_s < MAX_ANSWER_S, name
     finally:
         site.backend.script.round_s, site.backend.script.reply = pace, scripted_reply

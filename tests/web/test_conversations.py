@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.record.samples import siblings
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -37,61 +36,7 @@ def menu(page: Visit, title: str, choice: str) -> None:
     page.page.get_by_role("menuitem", name=choice).click()
 
 
-def paste(page: Visit, script: str) -> None:
-    page.page.evaluate(
-        """(script) => {
-          const box = document.querySelector('#ls-message textarea');
-          box.focus();
-          const data = new DataTransfer();
-          data.setData('text/plain', new Function('return ' + script)());
-          const event = { clipboardData: data, bubbles: true, cancelable: true };
-          box.dispatchEvent(new ClipboardEvent('paste', event));
-        }""",
-        script,
-    )
-
-
-def test_an_edited_message_is_another_branch_and_arrows_restore_the_first(
-    visit: Open, site: Site
-) -> None:
-    page = begin(visit)
-    ask(page, "echo one", 1)
-    ask(page, "echo two", 2)
-    page.page.locator("#ls-chat a.ls-edit").first.click()
-    page.page.wait_for_function(
-        "document.querySelector('#ls-message textarea').value === 'echo one'"
-    )
-    ask(page, "echo uno", 1)
-    page.wait_for("2/2")
-    assert "two" not in page.text("#ls-chat")
-    page.page.get_by_title("earlier version").click()
-    page.wait_for("1/2")
-    page.wait_for("echo two")
-    first, second = (siblings(site.store, m) for m in _roots(site))
-    assert first == second and len(first) == 2
-
-
-def _roots(site: Site) -> list[int]:
-    handle = site.service.conversations()[0].id
-    root = site.service.messages(handle)[0]
-    return list(root.siblings)
-
-
-def test_escape_stops_and_the_reply_goes_on_where_it_ended(visit: Open, site: Site) -> None:
-    page = begin(visit)
-    page.send("a slow one to go on with")
-    page.wait_for("Speculative decoding lets")
-    page.page.keyboard.press("Escape")
-    page.page.locator("#ls-chat a.ls-continue").wait_for()
-    page.page.locator("#ls-chat a.ls-continue").click()
-    page.wait_for("only sooner.")
-    stand(page, 1)
-    assert page.text("#ls-written").count("Speculative decoding lets") == 1
-    assert page.page.locator("#ls-chat a.ls-continue").count() == 0
-
-
-def test_the_list_renames_pins_finds_deletes_and_undoes(visit: Open, site: Site) -> None:
-    page = begin(visit)
+def test_the_list_renames_pins_finds_deletes_and_undoes(page: Visit, site: Site) -> None:
     ask(page, "echo about owls", 1)
     page.new_chat()
     ask(page, "echo about bees", 1)
@@ -115,8 +60,7 @@ def test_the_list_renames_pins_finds_deletes_and_undoes(visit: Open, site: Site)
     page.wait_for("echo about bees", "#ls-chat")
 
 
-def test_files_travel_with_the_message_and_come_back_on_edit(visit: Open, site: Site) -> None:
-    page = begin(visit)
+def test_files_travel_with_the_message_and_come_back_on_edit(page: Visit, site: Site) -> None:
     code = b"def f():\n    return '```'\n" * 30
     picture = bytes(range(256))
     page.page.set_input_files(
@@ -141,26 +85,7 @@ def test_files_travel_with_the_message_and_come_back_on_edit(visit: Open, site: 
     assert page.page.locator(".ls-chip").count() == 0
 
 
-def test_a_megabyte_pasted_holds_nothing_up_and_is_not_cut(visit: Open) -> None:
-    page = begin(visit)
-    paste(page, "'word '.repeat(209715)")
-    page.page.evaluate("() => { window.at = performance.now(); }")
-    page.page.click("#ls-keys")
-    waited_ms = page.page.evaluate("() => performance.now() - window.at")
-    assert waited_ms < 1000, "the page took the click far later than it was made"
-    page.page.keyboard.press("Escape")
-    page.page.locator(".ls-chip").first.wait_for()
-    assert page.page.input_value("#ls-message textarea") == ""
-    page.page.press("#ls-message textarea", "Enter")
-    dialog = page.page.get_by_role("dialog")
-    dialog.get_by_text("but the context holds 4,096. Nothing was cut.").wait_for()
-    dialog.get_by_role("button", name="Shorten the message").click()
-    assert page.page.locator(".ls-chip").count() == 2
-    assert page.page.locator("#ls-chat [data-testid=user]").count() == 0
-
-
-def test_too_much_is_cut_only_where_the_person_says_so(visit: Open, site: Site) -> None:
-    page = begin(visit)
+def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) -> None:
     long = "echo " + "word " * 900
     ask(page, long, 1)
     ask(page, long, 2)
@@ -201,8 +126,7 @@ def test_a_preset_is_saved_chosen_and_deleted_and_a_chat_keeps_its_prompt(
     page.page.wait_for_function(prompt)
 
 
-def test_the_keyboard_reaches_everything(visit: Open, site: Site) -> None:
-    page = begin(visit)
+def test_the_keyboard_reaches_everything(page: Visit, site: Site) -> None:
     ask(page, "echo by keyboard", 1)
     page.page.evaluate("document.activeElement.blur()")
     page.page.keyboard.press("?")
@@ -223,8 +147,7 @@ def test_the_keyboard_reaches_everything(visit: Open, site: Site) -> None:
     page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
 
 
-def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(visit: Open) -> None:
-    page = begin(visit)
+def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(page: Visit) -> None:
     page.page.click("#ls-keys")
     page.page.keyboard.press("Escape")
     assert page.page.evaluate("document.activeElement.id") == "ls-keys"
@@ -277,8 +200,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(visit
     assert not page.page.evaluate(is_dark)
 
 
-def test_mathematics_is_set_and_an_amount_is_not(visit: Open) -> None:
-    page = begin(visit)
+def test_mathematics_is_set_and_an_amount_is_not(page: Visit) -> None:
     ask(page, r"echo $a^2$ for $5 or $10, \(x_1\) and $$\frac{1}{2}$$", 1)
     page.page.wait_for_function(
         "document.querySelectorAll('#ls-written [data-testid=bot] .katex').length === 3"
@@ -286,29 +208,7 @@ def test_mathematics_is_set_and_an_amount_is_not(visit: Open) -> None:
     assert "for $5 or $10," in page.text("#ls-written [data-testid=bot]")
 
 
-def test_one_announcement_tells_of_the_end_and_no_region_floods(visit: Open) -> None:
-    page = begin(visit)
-    page.page.evaluate(
-        """() => {
-          window.heard = [];
-          new MutationObserver(() => {
-            const said = document.querySelector('#ls-announcer')?.textContent;
-            if (said && heard.at(-1) !== said) heard.push(said);
-          }).observe(document.body, { childList: true, subtree: true, characterData: true });
-        }"""
-    )
-    page.send("tell me")
-    stand(page, 1)
-    page.page.wait_for_function("heard.length > 0")
-    page.page.wait_for_timeout(400)
-    heard = page.page.evaluate("heard")
-    assert len(heard) == 1 and heard[0].startswith("The reply is complete: ")
-    live = "[...document.querySelectorAll('#ls-chat [aria-live]')].map((e) => e.ariaLive)"
-    assert set(page.page.evaluate(live)) == {"off"}
-
-
-def test_a_double_click_on_everything_does_it_once(visit: Open, site: Site) -> None:
-    page = begin(visit)
+def test_a_double_click_on_everything_does_it_once(page: Visit, site: Site) -> None:
     page.page.fill("#ls-message textarea", "echo once")
     page.page.dblclick("#ls-message .submit-button")
     stand(page, 1)

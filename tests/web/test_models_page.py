@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,14 @@ CARDS = "#ls-models .ls-mcard"
 DOWNLOADS = '#ls-models [data-part="downloads"]'
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[ModelsSite]:
-    with models_site(tmp_path, Script(prefill_s=0.0, round_s=0.002)) as place:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsSite]:
+    folder = tmp_path_factory.mktemp("models")
+    with models_site(folder, Script(prefill_s=0.0, round_s=0.002)) as place:
         yield place
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(place: ModelsSite, browser: Any) -> Iterator[Any]:
     """The page on its Models tab; every request elsewhere and every console error is a failure."""
     with serving(place.service) as port:
@@ -76,64 +76,6 @@ def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
     assert place.hub.requests == [], "nothing is asked of the hub without a click"
 
 
-def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSite) -> None:
-    place.hub.pace_s = 0.1
-    start_download(page, place)
-    target = row(page, TARGET, "downloads")
-    target.get_by_text(re.compile(r"[1-9]\d* kB/s")).wait_for(timeout=WAIT_MS)
-    target.get_by_role("button", name="Pause").click()
-    target.get_by_text("paused").wait_for(timeout=WAIT_MS)
-    go_on = target.get_by_role("button", name=re.compile(r"Continue \([\d.]+( kB| MB)? of 2 MB\)"))
-    go_on.wait_for(timeout=WAIT_MS)
-    place.hub.pace_s = 0.0
-    go_on.click()
-    target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
-    row(page, DRAFT, "downloads").get_by_text("every file checked").wait_for(timeout=WAIT_MS)
-    assert place.hub.ranges, "what had arrived was not fetched again"
-    load = page.locator(f'#ls-models button[data-act="load"][data-id="{TARGET}"]').first
-    load.wait_for(timeout=WAIT_MS)
-    load.click()
-    page.wait_for_function("() => true")
-    wait_until(page, lambda: len(place.opened) > 1)
-    assert (place.opened[-1].model, place.opened[-1].draft) == (TARGET, DRAFT)
-
-
-def wait_until(page: Any, until: Any) -> None:
-    for _ in range(WAIT_MS // 50):
-        if until():
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError("it did not come to that")
-
-
-def test_a_download_that_breaks_off_says_why_and_a_click_completes_it(
-    page: Any, place: ModelsSite
-) -> None:
-    place.hub.fault = "short"
-    start_download(page, place)
-    target = row(page, TARGET, "downloads")
-    target.get_by_text("the server keeps sending").wait_for(timeout=WAIT_MS)
-    place.hub.fault = None
-    place.hub.ranges.clear()
-    target.get_by_role("button", name="Continue").click()
-    target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
-    assert place.hub.ranges
-
-
-def test_what_has_the_focus_keeps_it_while_the_figures_change(page: Any, place: ModelsSite) -> None:
-    place.hub.pace_s = 0.2
-    start_download(page, place)
-    pause = row(page, TARGET, "downloads").get_by_role("button", name="Pause")
-    pause.wait_for(timeout=WAIT_MS)
-    pause.focus()
-    before = page.inner_text(DOWNLOADS)
-    wait_until(page, lambda: page.inner_text(DOWNLOADS) != before)
-    page.wait_for_timeout(1200)
-    assert page.evaluate("() => document.activeElement.dataset.act") == "pause"
-    page.keyboard.press("Enter")
-    row(page, TARGET, "downloads").get_by_text("paused").wait_for(timeout=WAIT_MS)
-
-
 def test_the_tune_up_is_one_click_and_ends_in_words(page: Any, place: ModelsSite) -> None:
     page.get_by_role("button", name="Start the tune-up").click(timeout=WAIT_MS)
     page.locator("#ls-models .ls-mverdict").wait_for(timeout=WAIT_MS)
@@ -154,17 +96,52 @@ def test_load_anyway_is_asked_once_more(page: Any, place: ModelsSite) -> None:
     assert asked == ["Load it all the same?"] and len(place.opened) <= 1
 
 
-@pytest.mark.parametrize("width", [360, 760])
-def test_nothing_is_wider_than_a_narrow_screen(page: Any, width: int) -> None:
+def test_nothing_is_wider_than_a_narrow_screen(page: Any) -> None:
     others(page)
-    page.set_viewport_size({"width": width, "height": 780})
-    page.wait_for_timeout(300)
-    wide = page.evaluate(
-        """() => [...document.querySelectorAll('#ls-models *')]
-        .filter(e => !e.closest('.ls-mscroll') && e.getBoundingClientRect().right > innerWidth + 1)
-        .map(e => e.outerHTML.slice(0, 80))"""
-    )
-    assert wide == []
+    for width in (360, 760, 1200):
+        page.set_viewport_size({"width": width, "height": 780})
+        page.wait_for_function(
+            """(width) => innerWidth === width && [...document.querySelectorAll('#ls-models *')]
+            .every(e => e.closest('.ls-mscroll')
+              || e.getBoundingClientRect().right <= width + 1)""",
+            arg=width,
+            timeout=WAIT_MS,
+        )
+    others(page)
+
+
+def wait_until(page: Any, until: Any) -> None:
+    for _ in range(WAIT_MS // 50):
+        if until():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it did not come to that")
+
+
+def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSite) -> None:
+    place.hub.pace_s = 0.1
+    start_download(page, place)
+    target = row(page, TARGET, "downloads")
+    target.get_by_text(re.compile(r"[1-9]\d* kB/s")).wait_for(timeout=WAIT_MS)
+    target.get_by_role("button", name="Pause").focus()
+    before = page.inner_text(DOWNLOADS)
+    wait_until(page, lambda: page.inner_text(DOWNLOADS) != before)
+    focused = page.evaluate("() => document.activeElement.dataset.act")
+    assert focused == "pause", "what has the focus keeps it while the figures change"
+    page.keyboard.press("Enter")
+    target.get_by_text("paused").wait_for(timeout=WAIT_MS)
+    go_on = target.get_by_role("button", name=re.compile(r"Continue \([\d.]+( kB| MB)? of 2 MB\)"))
+    go_on.wait_for(timeout=WAIT_MS)
+    place.hub.pace_s = 0.0
+    go_on.click()
+    target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    row(page, DRAFT, "downloads").get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    assert place.hub.ranges, "what had arrived was not fetched again"
+    load = page.locator(f'#ls-models button[data-act="load"][data-id="{TARGET}"]').first
+    load.wait_for(timeout=WAIT_MS)
+    load.click()
+    wait_until(page, lambda: len(place.opened) > 1)
+    assert (place.opened[-1].model, place.opened[-1].draft) == (TARGET, DRAFT)
 
 
 def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:

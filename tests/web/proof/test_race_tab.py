@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from localspec.backend import Request
 from localspec.chat.service import ChatService
 from localspec.web.proof.race_html import trial_html
 from localspec.web.proof.race_tab import Runs
-from tests.web.conftest import Open, Site, until
+from tests.web.conftest import Open, Site, Visit, until
 
 
-def on_tab(visit: Open) -> object:
-    one = visit()
-    one.open()
+def to_tab(one: Visit) -> Any:
+    """The browser's page, on the Race tab."""
     one.page.click("button[role=tab]:has-text('Race')")
     one.page.wait_for_selector("#ls-race-start")
-    return one
+    return one.page
 
 
-def test_a_race_shows_both_lanes_and_the_verdict(site: Site, visit: Open) -> None:
-    one = on_tab(visit)
-    one.page.click("#ls-race-start")  # type: ignore[attr-defined]
-    one.page.wait_for_selector("#ls-race-verdict")  # type: ignore[attr-defined]
-    said = one.text("#ls-race-verdict")  # type: ignore[attr-defined]
+def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> None:
+    one = to_tab(page)
+    one.click("#ls-race-start")
+    one.wait_for_selector("#ls-race-verdict")
+    said = page.text("#ls-race-verdict")
     assert "identical, token by token" in said and "times" in said
-    texts = one.page.locator(".ls-lane-text").all_inner_texts()  # type: ignore[attr-defined]
+    texts = one.locator(".ls-lane-text").all_inner_texts()
     assert len(texts) == 2 and texts[0] == texts[1] != ""
     assert site.store.turn_rows() == []  # a race is not logged
 
 
 def test_closing_the_page_ends_the_race(site: Site, visit: Open) -> None:
-    one = on_tab(visit)
-    one.page.fill("#ls-race-prompt textarea", "slow please")  # type: ignore[attr-defined]
-    one.page.click("#ls-race-start")  # type: ignore[attr-defined]
-    one.page.wait_for_selector(".ls-lane[data-phase=writing]")  # type: ignore[attr-defined]
-    one.page.close()  # type: ignore[attr-defined]
+    opened = visit()
+    opened.open()
+    one = to_tab(opened)
+    one.fill("#ls-race-prompt textarea", "slow please")
+    one.click("#ls-race-start")
+    one.wait_for_selector(".ls-lane[data-phase=writing]")
+    one.close()
     until(lambda: site.service.worker.current is None)
 
 
 def test_the_distribution_test_can_be_stopped_and_says_what_it_found(
-    site: Site, visit: Open
+    page: Visit, site: Site
 ) -> None:
-    one = on_tab(visit)
-    one.page.click("#ls-trial-start")  # type: ignore[attr-defined]
-    one.page.wait_for_selector("#ls-trial progress")  # type: ignore[attr-defined]
-    one.page.wait_for_timeout(1500)  # type: ignore[attr-defined]
-    one.page.click("#ls-trial-stop")  # type: ignore[attr-defined]
-    one.page.wait_for_selector("#ls-trial-verdict")  # type: ignore[attr-defined]
-    drafted = [request for request in site.backend.requests if request.num_draft_tokens == 4]
-    assert drafted and all(request.sampling.temperature == 1.0 for request in drafted)
+    one = to_tab(page)
+    one.click("#ls-trial-start")
+    one.wait_for_selector("#ls-trial progress")
+
+    def drafted() -> list[Request]:
+        return [request for request in site.backend.requests if request.num_draft_tokens == 4]
+
+    until(lambda: len(drafted()) >= 4)
+    one.click("#ls-trial-stop")
+    one.wait_for_selector("#ls-trial-verdict")
+    assert all(request.sampling.temperature == 1.0 for request in drafted())
 
 
 def test_who_goes_first_alternates(site: Site) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from localspec.chat.service import ReplySettings
 from localspec.core import SamplingParams
 from localspec.errors import StoreError
 from localspec.web.proof.tokens import token_view
-from tests.web.conftest import Open, Site, until
+from tests.web.conftest import Site, Visit, until
 
 RUNS = "[...document.querySelectorAll('#ls-tv-text .ls-run')].map(run => run.textContent).join('')"
 
@@ -27,37 +25,19 @@ def answer(site: Site, text: str, temperature: float = 0.0) -> tuple[int, int]:
     return reply.handle, site.store.turn_rows(conversation_id=reply.handle)[-1]["message_id"]
 
 
-def opened(visit: Open, site: Site, text: str, temperature: float = 0.0) -> tuple[Any, int]:
-    handle, message = answer(site, text, temperature)
-    one = visit()
-    one.open(f"&c={handle}")
-    one.page.click(f"a.ls-m-{message}")
-    one.page.wait_for_selector("#ls-tv-text")
-    return one, message
+def opened(page: Visit, text: str, temperature: float = 0.0) -> int:
+    """The token view of a reply to `text`; the id of the reply."""
+    handle, message = answer(page.site, text, temperature)
+    page.open_chat(handle)
+    page.page.click(f"a.ls-m-{message}")
+    page.page.wait_for_selector("#ls-tv-text")
+    return message
 
 
-def test_coloured_runs_joined_are_the_reply_and_counts_are_the_logs(
-    site: Site, visit: Open
-) -> None:
-    one, message = opened(visit, site, "tell me")
-    row = site.store.turn_of(message)
-    assert row is not None
-    assert one.page.evaluate(RUNS) == site.store.branch(message)[-1].text
-    counts = {
-        kind: int(re.search(r"\d+", one.page.inner_text(f".ls-tv-legend li[data-kind={kind}]"))[0])  # type: ignore[index]
-        for kind in ("draft", "corrected", "bonus")
-    }
-    assert counts["draft"] == row["num_accepted_tokens"]
-    assert sum(counts.values()) == row["num_output_tokens"]
-    assert f"Guessed: {row['num_draft_tokens']}, of which {counts['draft']} right" in one.text(
-        ".ls-tv-sum"
-    )
-
-
-def test_meaning_survives_greyscale(site: Site, visit: Open) -> None:
-    one, _ = opened(visit, site, "grey please")
+def test_meaning_survives_greyscale(page: Visit, site: Site) -> None:
+    opened(page, "grey please")
     kinds = ("draft", "self", "ngram", "corrected", "bonus", "plain")
-    styles = one.page.evaluate(
+    styles = page.page.evaluate(
         """kinds => kinds.map(kind => {
           const span = document.createElement('span');
           span.className = `ls-run ls-k-${kind}`;
@@ -74,40 +54,40 @@ def test_meaning_survives_greyscale(site: Site, visit: Open) -> None:
     assert all(style.startswith("underline") for style in styles)
 
 
-def test_arrow_keys_and_pointing_tell_chance_outcome_and_round(site: Site, visit: Open) -> None:
-    one, _ = opened(visit, site, "keys please")
-    one.page.focus("#ls-tv-text")
-    one.page.keyboard.press("ArrowRight")
-    detail = one.text("#ls-tv-detail")
+def test_arrow_keys_and_pointing_tell_chance_outcome_and_round(page: Visit, site: Site) -> None:
+    opened(page, "keys please")
+    page.page.focus("#ls-tv-text")
+    page.page.keyboard.press("ArrowRight")
+    detail = page.text("#ls-tv-detail")
     assert "guessed by draft_model, accepted" in detail and "with 90 %" in detail
     assert "80 % sure" in detail and "round 1: 5 of 5 guesses right" in detail
-    one.page.hover(".ls-missed >> nth=1")
-    detail = one.text("#ls-tv-detail")
+    page.page.hover(".ls-missed >> nth=1")
+    detail = page.text("#ls-tv-detail")
     assert "refused: “ wrong”" in detail and "stands instead" in detail and "20 %" in detail
-    one.page.keyboard.press("Escape")
-    assert not one.page.evaluate("document.querySelector('#ls-token-view').open")
+    page.page.keyboard.press("Escape")
+    assert not page.page.evaluate("document.querySelector('#ls-token-view').open")
 
 
-def test_a_greedy_reply_is_replayed_without_speculation(site: Site, visit: Open) -> None:
-    one, _ = opened(visit, site, "replay me")
-    one.page.click(".ls-tv-audit button")
-    one.page.wait_for_selector("#ls-tv-result[data-state=identical]")
-    assert "Identical" in one.text("#ls-tv-result")
+def test_a_greedy_reply_is_replayed_without_speculation(page: Visit, site: Site) -> None:
+    opened(page, "replay me")
+    page.page.click(".ls-tv-audit button")
+    page.page.wait_for_selector("#ls-tv-result[data-state=identical]")
+    assert "Identical" in page.text("#ls-tv-result")
     assert site.backend.requests[-1].drafter == "off"
 
 
-def test_a_sampled_reply_says_why_it_cannot_be_replayed(site: Site, visit: Open) -> None:
-    one, _ = opened(visit, site, "sample me", temperature=0.8)
-    one.page.click(".ls-tv-audit button")
-    one.page.wait_for_selector("#ls-tv-result[data-state=refused]")
-    assert "sampled at temperature 0.8" in one.text("#ls-tv-result")
+def test_a_sampled_reply_says_why_it_cannot_be_replayed(page: Visit, site: Site) -> None:
+    opened(page, "sample me", temperature=0.8)
+    page.page.click(".ls-tv-audit button")
+    page.page.wait_for_selector("#ls-tv-result[data-state=refused]")
+    assert "sampled at temperature 0.8" in page.text("#ls-tv-result")
 
 
-def test_markup_in_a_reply_stays_text(site: Site, visit: Open) -> None:
-    one, message = opened(visit, site, "xss please")
-    assert one.page.evaluate(RUNS) == site.store.branch(message)[-1].text
-    assert one.page.evaluate("window.__pwned") is None
-    assert one.page.evaluate("document.querySelectorAll('#ls-token-view img, iframe').length") == 0
+def test_markup_in_a_reply_stays_text(page: Visit, site: Site) -> None:
+    message = opened(page, "xss please")
+    assert page.page.evaluate(RUNS) == site.store.branch(message)[-1].text
+    assert page.page.evaluate("window.__pwned") is None
+    assert page.page.evaluate("document.querySelectorAll('#ls-token-view img, iframe').length") == 0
 
 
 def test_a_reply_of_an_older_log_is_shown_by_asking_the_model(site: Site) -> None:
