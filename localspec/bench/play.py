@@ -11,7 +11,7 @@ Not here: which policies (replay), worlds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -24,6 +24,7 @@ import torch
 from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import (
     OFF,
+    Drafter,
     DraftPlan,
     Outcome,
     Policy,
@@ -36,7 +37,7 @@ from localspec.core import (
 )
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
+from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
 
 RIGHT, WRONG = 1, 0  # the only tokens there are
 NO_LOGITS = torch.empty(0)  # a world has none
@@ -112,6 +113,9 @@ class Reader:
         return len(sequence.tokens) + self._offset
 
     def _guess(self, start: int, end: int) -> tuple[int, ...]:
+        if self._track.reach is not None:
+            right = self._track.num_right(start, end - start)
+            return (RIGHT,) * right + (WRONG,) * (end - start - right)
         return tuple(RIGHT if each else WRONG for each in self._track.is_right[start:end])
 
 
@@ -152,20 +156,49 @@ def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:
 
 def play_fixed(world: World, drafter: str, length: int) -> Played:
     readers = readers_of(world)
-    game = _Game(world, readers, Random(0))
+    game = Game(world, readers, Random(0))
     for turn in world.turns:
         game.turn(turn, FixedArm(drafter, length))
     return game.result(is_timed=False)
 
 
-def play_adaptive(world: World, requested: str, seed: int) -> Played:
-    """requested: AUTO, or a drafter whose length the controller chooses."""
+def play_adaptive(world: World, requested: str, seed: int, charges_host: bool = False) -> Played:
+    """requested: AUTO, or a drafter whose length the controller chooses. charges_host: whether the
+    real time of planning and learning is added to the rounds."""
     readers = readers_of(world)
     controller = controller_of(world, readers)
-    game = _Game(world, readers, Random(seed))
+    game = Game(world, readers, Random(seed), charges_host)
     for turn in world.turns:
         game.turn(turn, controller.policy(game.sampling, requested, None, kind=turn.workload))
     return game.result(is_timed=True)
+
+
+def best_by_kind(world: World) -> float:
+    """Tokens per second of the best fixed arm in hindsight, chosen for each kind of text."""
+    costs = Costs.restored(world.costs).at(0)
+    assert costs is not None, "a world says what rounds cost"
+    arms = [(OFF, 0), *((n, g) for n in world.tracks for g in range(1, MAX_DRAFT_TOKENS + 1))]
+    round_ms = {
+        arm: costs.verify_ms[arm[1]] + (arm[1] * costs.step_ms[arm[0]] if arm[1] else 0.0)
+        for arm in arms
+    }
+    best_ms = 0.0
+    for kind in {turn.workload for turn in world.turns}:
+        turns = [turn for turn in world.turns if turn.workload == kind]
+        best_ms += min(_fixed_ms(world, turns, *arm, round_ms[arm]) for arm in arms)
+    return 1000.0 * world.num_tokens / best_ms
+
+
+def _fixed_ms(
+    world: World, turns: Iterable[Stretch], drafter: str, length: int, round_ms: float
+) -> float:
+    total = 0.0
+    for turn in turns:
+        place, end = turn.start, turn.start + turn.length
+        while place < end:
+            total += round_ms * world.slowness(place)
+            place += 1 + (world.tracks[drafter].num_right(place, length) if length else 0)
+    return total
 
 
 @dataclass
@@ -181,42 +214,54 @@ class _Watch:
         return found
 
 
-class _Game:
-    """One policy's way through a world."""
+class Game:
+    """One policy's way through a world. steps, reasons: of the rounds so far."""
 
-    def __init__(self, world: World, readers: Mapping[str, Reader], random: Random) -> None:
-        self._readers = readers
+    def __init__(
+        self,
+        world: World,
+        drafters: Mapping[str, Drafter],
+        random: Random,
+        charges_host: bool = False,
+        jitter: float = JITTER,
+    ) -> None:
+        self.steps = list[Step]()
+        self.reasons = list[str]()
+        self._drafters = drafters
+        self._jitter = jitter
+        self._world = world
+        self._place = 0  # in the text
+        self._charges_host = charges_host
         self._random = random
         self._truth = Costs.restored(world.costs)
         self._rng = torch.Generator()
         self.sampling = SamplingParams(temperature=world.temperature)
         self._host_ns = list[int]()
-        self._steps = list[tuple[int, int, int, bool]]()
         self._ms = 0.0
 
     def turn(self, turn: Stretch, policy: Policy) -> None:
         prompt = (RIGHT,) * turn.prompt_length
         sequence = Sequence(prompt, self.sampling, turn.length, frozenset(), self._rng)
-        for reader in self._readers.values():
-            reader.begin(turn)
+        for drafter in self._drafters.values():
+            if isinstance(drafter, Reader):
+                drafter.begin(turn)
+        self._place = turn.start
         while sequence.finish_reason is None:
-            self._round(sequence, policy)
+            self.round(sequence, policy)
 
     def result(self, is_timed: bool) -> Played:
-        accepted, drafted, tokens, probes = (
-            sum(column) for column in zip(*self._steps, strict=True)
-        )
+        steps = self.steps
         return Played(
-            num_tokens=tokens,
+            num_tokens=sum(step.num_output_tokens for step in steps),
             ms=self._ms,
-            num_rounds=len(self._steps),
-            num_draft_tokens=drafted,
-            num_accepted_tokens=accepted,
-            num_probes=probes,
+            num_rounds=len(steps),
+            num_draft_tokens=sum(step.num_draft_tokens for step in steps),
+            num_accepted_tokens=sum(step.num_accepted_tokens for step in steps),
+            num_probes=sum(step.is_probe for step in steps),
             host_us=median(self._host_ns) / 1000.0 if is_timed else None,
         )
 
-    def _round(self, sequence: Sequence, policy: Policy) -> None:
+    def round(self, sequence: Sequence, policy: Policy) -> None:
         """As the engine does it."""
         context = len(sequence.tokens) - 1
         watch = _Watch()
@@ -226,24 +271,31 @@ class _Game:
             plan = replace(plan, keep_drafting=partial(watch.timed, plan.keep_drafting))
         proposal = Proposal()
         if plan.drafter != OFF and plan.num_draft_tokens > 0:
-            proposal = self._readers[plan.drafter].propose(sequence, plan)
+            proposal = self._drafters[plan.drafter].propose(sequence, plan)
         tokens = proposal.tokens
         accepted = next((i for i, token in enumerate(tokens) if token == WRONG), len(tokens))
         kept = sequence.append([RIGHT] * (accepted + 1))
-        step = self._step(plan, proposal, accepted, len(kept), context)
+        plan_ms = watch.total_ns / 1e6 if self._charges_host else 0.0
+        step = self._step(plan, proposal, accepted, len(kept), context, plan_ms)
         verdict = Verdict(tuple(range(accepted)), RIGHT)
         outcome = Outcome(step, proposal, verdict, NO_LOGITS)
         watch.timed(policy.observe, sequence, outcome)
         self._host_ns.append(watch.total_ns)
-        self._steps.append((accepted, len(tokens), len(kept), step.is_probe))
+        self._ms += watch.total_ns / 1e6 if self._charges_host else 0.0
+        self._place += len(kept)
+        self.steps.append(step)
+        self.reasons.append(plan.reason)
 
     def _step(
-        self, plan: DraftPlan, proposal: Proposal, accepted: int, num_output: int, context: int
-    ) -> Step:
+        self, plan: DraftPlan, proposal: Proposal, accepted: int, num_output: int, context: int,
+        plan_ms: float,
+    ) -> Step:  # fmt: skip
         count = len(proposal.tokens)
         verify_ms = self._truth.verify_ms(count + 1, context)
         draft_ms = self._truth.draft_ms(plan.drafter, count, context) if count else 0.0
         assert verify_ms is not None and draft_ms is not None, "every reader has a price"
+        slowness = self._world.slowness(self._place)
+        verify_ms, draft_ms = verify_ms * slowness, draft_ms * slowness
         self._ms += verify_ms + draft_ms
         return Step(
             drafter=plan.drafter if count else OFF,
@@ -256,7 +308,8 @@ class _Game:
             is_probe=plan.is_probe and (count > 0 or plan.drafter == OFF),
             signal=plan.signal,
             confidences=proposal.confidences,
+            plan_ms=plan_ms,
         )
 
     def _disturbed(self, ms: float) -> float:
-        return ms * max(0.5, self._random.gauss(1.0, JITTER))
+        return ms * max(0.5, self._random.gauss(1.0, self._jitter))

@@ -1,10 +1,12 @@
-"""Made-up texts for controllers to be tried on: what each drafter would get right, and what
-rounds cost.
+"""Made-up worlds that controllers are tried in: what each drafter would get right at each place of
+a text, and what rounds cost. Tests and `bench replay` share them.
 
 Contract: a `World` is plain data, the same for every policy that plays it. At each position of
 its text every drafter's guess, given that all before it is right, is right or wrong; a draft is
 accepted up to its first wrong guess. For a draft model this is greedy decoding itself, for a
-lookup it is an approximation: its guess also depends on where the draft began.
+lookup it is an approximation: its guess also depends on where the draft began. A track with
+`reach` says instead how far a draft from each position is right, so that acceptance can fall by the
+position in the draft.
 
 A draft model's confidence in a token is the chance it was drawn with: chances are spread around
 the mean rate by a Beta distribution of CONCENTRATION, which is what the demo draft's confidences
@@ -52,11 +54,20 @@ RATES = (0.2, 0.5, 0.8, 0.95)
 @dataclass(frozen=True)
 class Track:
     """One drafter along the text, a value for each position. signals: None where it has nothing
-    to propose. confidences: None for a drafter that has none."""
+    to propose. confidences: None for a drafter that has none. reach: how many tokens of a draft
+    from this position are right; None: as many as is_right says."""
 
     signals: tuple[Hashable, ...]
     is_right: tuple[bool, ...]
     confidences: tuple[float, ...] | None = None
+    reach: tuple[int, ...] | None = None
+
+    def num_right(self, place: int, length: int) -> int:
+        """Tokens of a draft of this length that would be accepted from `place` on."""
+        if self.reach is not None:
+            return min(length, self.reach[place])
+        run = self.is_right[place : place + length]
+        return next((i for i, is_right in enumerate(run) if not is_right), len(run))
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,8 @@ class Stretch:
 @dataclass(frozen=True)
 class World:
     """costs: what rounds really cost, as a snapshot of a cost table. believed: what a controller
-    starts from, None for the same."""
+    starts from, None for the same. slow: (first place, last place, times as slow) where the
+    machine is busy with something else."""
 
     name: str
     tracks: Mapping[str, Track]
@@ -82,6 +94,13 @@ class World:
     believed: Mapping[str, Any] | None = None
     temperature: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    slow: tuple[int, int, float] | None = None
+
+    def slowness(self, place: int) -> float:
+        if self.slow is None:
+            return 1.0
+        first, last, times = self.slow
+        return times if first <= place < last else 1.0
 
     @property
     def num_tokens(self) -> int:
@@ -181,6 +200,101 @@ def misjudged(price: str, factor: float, seed: int) -> World:
     }
     name = f"{price}, checking misjudged by {factor:g}, silent"
     return replace(made, name=name, believed={**PRICES[price], "verify_ms": wrong})
+
+
+LONGEST_REACH = 15
+SHARES_OF_PLAIN = (0.01, 0.05, 0.1, 0.2, 0.3)  # that one step of a made-up drafter takes
+SLOPES = {"flat": 0.02, "steep": 0.12}  # of a plain step, for each further token verified
+KINDS = ("chat", "code", "story")
+
+
+def many_ways(
+    seed: int,
+    num_ways: int,
+    price: str,
+    plain_ms: float,
+    num_turns: int,
+    turn_tokens: int = 60,
+    best_rate: float = 0.8,
+    fade: float = 1.0,
+    spread: float = 0.1,
+) -> World:
+    """Drafters that differ by cost and kind of text; turns of three kinds alternate. best_rate: the
+    highest acceptance of any. fade: by which acceptance falls with each position of a draft.
+    spread: of a drafter's acceptance from turn to turn."""
+    random = Random(f"{seed}/{num_ways}/{price}")
+    slope, turns = SLOPES[price], list[Stretch]()
+    for index in range(num_turns):
+        kind = KINDS[index % len(KINDS)]
+        turns.append(Stretch(index * turn_tokens, turn_tokens, PROMPT_TOKENS, kind))
+    widths = {n: plain_ms * (1.0 + slope * n) if n else plain_ms for n in range(LONGEST_REACH + 1)}
+    steps, tracks = dict[str, Any](), dict[str, Track]()
+    for way in range(num_ways):
+        name = f"way {way}"
+        steps[name] = {"128": plain_ms * random.choice(SHARES_OF_PLAIN)}
+        means = {kind: random.uniform(0.1, best_rate) for kind in KINDS}
+        reach = list[int]()
+        for turn in turns:
+            rate = min(0.97, max(0.02, random.gauss(means[turn.workload], spread)))
+            reach += [_reach(random, rate, fade) for _ in range(turn.length)]
+        tracks[name] = Track(("s",) * len(reach), (), None, tuple(reach))
+    costs = {
+        "verify_ms": {str(n + 1): {"128": ms} for n, ms in widths.items()},
+        "draft_step_ms": steps,
+    }
+    name = f"{num_ways} ways, {price}, {num_turns} turns of {turn_tokens}, {plain_ms:g} ms"
+    return World(name, tracks, tuple(turns), costs)
+
+
+def _reach(random: Random, rate: float, fade: float) -> int:
+    reach = 0
+    while reach < LONGEST_REACH and random.random() < rate * fade**reach:
+        reach += 1
+    return reach
+
+
+def misjudging(world: World, factor: float) -> World:
+    """The same world, where checking several tokens was measured as `factor` of what it costs."""
+    wrong = {
+        width: {at: ms * (1.0 if width == "1" else factor) for at, ms in points.items()}
+        for width, points in world.costs["verify_ms"].items()
+    }
+    name = f"{world.name}, checking misjudged by {factor:g}"
+    return replace(world, name=name, believed={**world.costs, "verify_ms": wrong})
+
+
+def slowed(world: World, times: float) -> World:
+    """The same world on a machine that is busy during the second quarter of the text."""
+    quarter = world.num_tokens // 4
+    name = f"{world.name}, {times:g} times slower for a while"
+    return replace(world, name=name, slow=(quarter, 2 * quarter, times))
+
+
+def contest_worlds(seed: int) -> tuple[World, ...]:
+    """The worlds that controllers are compared in."""
+    flat, steep = ("flat", 20.0), ("steep", 3.0)
+    return (
+        many_ways(seed, 11, *flat, 24),
+        many_ways(seed, 11, *steep, 24),
+        many_ways(seed, 11, *flat, 120),
+        many_ways(seed, 11, *steep, 120),
+        many_ways(seed, 11, "flat", 2.0, 60),
+        many_ways(seed, 3, *flat, 60),
+        many_ways(seed, 3, *steep, 60),
+        many_ways(seed, 3, "steep", 2.0, 120, turn_tokens=20),
+        _named("falling", many_ways(seed, 11, *flat, 60, fade=0.85)),
+        _named("falling", many_ways(seed, 3, *steep, 60, fade=0.85)),
+        _named("all lose", many_ways(seed, 11, *steep, 60, best_rate=0.12, spread=0.02)),
+        _named("all lose", many_ways(seed, 11, "steep", 20.0, 60, best_rate=0.12, spread=0.02)),
+        misjudging(many_ways(seed, 3, *flat, 60), 0.7),
+        misjudging(many_ways(seed, 11, *steep, 60), 0.7),
+        slowed(many_ways(seed, 11, *flat, 60), 1.5),
+        slowed(many_ways(seed, 3, *steep, 60), 1.5),
+    )
+
+
+def _named(feature: str, world: World) -> World:
+    return replace(world, name=f"{world.name}, {feature}")
 
 
 def scenarios(seed: int) -> tuple[World, ...]:

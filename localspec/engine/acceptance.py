@@ -1,14 +1,15 @@
 """What has been learnt about how often draft tokens are accepted.
 
-Contract: there is a `Record` for each (drafter, signal) at three levels: in one temperature
-bucket; there in one kind of text; and in the turn under way. The finer one's estimates shrink to
-those of the one before, so that a kind never met starts from all kinds and a turn from its kind;
-the first shrink to the position before, the neighbouring temperature, then PRIOR. A second table
-maps the drafter's own confidence to the observed acceptance. State is plain data (turns are not in
-it), and a restored state counts for at most PRIOR_ROUNDS rounds. What another machine learnt of
-the same models stands in where nothing was learnt here, priced anew and for ELSEWHERE_ROUNDS.
+Contract: there are `Counts` for each (drafter, signal) at three levels: in one temperature bucket;
+there in one kind of text; and in the turn under way. Estimates of a finer level shrink to those of
+the level before, so that a new kind of text starts from all kinds and a turn from its kind. The
+first level shrinks to the position before, to the neighbouring temperature, then to PRIOR. A second
+table maps the drafter's own confidence to the observed acceptance. A fully accepted draft is
+censored: positions beyond it were not tried and are not counted. State is plain data (turns are not
+in it), and a restored state counts for at most PRIOR_ROUNDS rounds. What another machine learnt of
+the same models stands in where nothing was learnt here, for SHIPPED_ROUNDS.
 
-Not here: costs, decisions, the counts themselves (records).
+Not here: costs, decisions.
 Source: partial pooling as in any hierarchical model; the weights were chosen by the log loss of
 the next acceptance over three drafters' rounds on 48 prompts at three temperatures.
 """
@@ -16,26 +17,30 @@ the next acceptance over three drafters' rounds on 48 prompts at three temperatu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from localspec.engine.acceptance_counts import PRIOR_ROUNDS, Record, number
+from localspec.core import SamplingParams
 
+MAX_POSITIONS = 16
 PRIOR = 0.5
 PRIOR_WEIGHT = 3.0  # rounds that a prior counts for: of a temperature,
 KIND_WEIGHT = 6.0  # of all kinds of text beside one,
+OTHER_KINDS = 2.0  # rounds of evidence that they count for at most,
 TURN_WEIGHT = 16.0  # and of a kind beside the turn
 DISCOUNT = 0.99  # a round's weight after 100 more: 0.37,
 TURN_DISCOUNT = 0.98  # and in the turn under way after 50 more of the same drafter: 0.36
-ELSEWHERE_ROUNDS = 25.0  # that what was learnt on another machine counts for
+MOST_FADED = 0.3  # of the counts is left after however long an absence
+PRIOR_ROUNDS = 50.0  # that restored counts are worth at most
+SHIPPED_ROUNDS = 25.0  # that counts from another machine are worth at most
 LENIENT = 10  # added to a lenient turn's bucket: what it accepts says nothing of an exact one
 TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
 CONFIDENCE_BINS = 12
+BIN_DISCOUNT = 0.995
 ALL_KINDS = ""  # no kind of text was named
-
-
-# Drafter, temperature bucket, tokens drafted and steps of a round -> ms; None: not measured here.
-RoundMs = Callable[[str, int, float, float], float | None]
+TOO_LARGE = 1e9  # of a unit: counts are rescaled before they lose digits
+SUMS = ("num_rounds", "tokens", "drafted", "steps")  # of Counts, besides the positions
 
 
 class Situation(NamedTuple):
@@ -52,18 +57,103 @@ def temperature_bucket(temperature: float) -> int:
     return next((i for i, bound in bounds if temperature <= bound), len(TEMPERATURE_BUCKETS))
 
 
+def bucket_of(sampling: SamplingParams) -> int:
+    """The bucket of a turn; exact and lenient turns have buckets apart."""
+    return temperature_bucket(sampling.temperature) + (LENIENT if sampling.leniency else 0)
+
+
 def confidence_bin(confidence: float) -> int:
     """Bins are finer towards 1, where drafting decisions are made."""
     return min(CONFIDENCE_BINS - 1, int((confidence**2) * CONFIDENCE_BINS))
 
 
-def expected_tokens(rates: list[float], length: int) -> float:
-    """E(γ): the bonus token and every draft token's chance to survive."""
-    expected, survival = 1.0, 1.0
-    for rate in rates[:length]:
-        survival *= rate
-        expected += survival
-    return expected
+def _no_positions() -> list[float]:
+    return [0.0] * MAX_POSITIONS
+
+
+@dataclass
+class Counts:
+    """Of one (drafter, signal, situation), in units: `weight` rounds are `weight * unit` counts.
+    The unit grows by 1 / discount a round, which fades all earlier counts at once.
+
+    tried, accepted: by position. tokens: that its rounds gave. drafted, steps: tokens it drafted
+    and how often it ran for them. last_round: the clock at its last observation."""
+
+    discount: float
+    tried: list[float] = field(default_factory=_no_positions)
+    accepted: list[float] = field(default_factory=_no_positions)
+    num_rounds: float = 0.0
+    tokens: float = 0.0
+    drafted: float = 0.0
+    steps: float = 0.0
+    last_round: int = 0
+    unit: float = 1.0
+
+    @property
+    def weight(self) -> float:
+        """Rounds that these counts are worth."""
+        return self.num_rounds / self.unit
+
+    def observe(
+        self, num_tried: int, num_accepted: int, tokens: int, drafted: float, steps: float,
+        clock: int,
+    ) -> None:  # fmt: skip
+        """One verified draft: positions up to and including the first rejection were tried. Old
+        counts fade by the rounds that passed since, whoever drafted them, so that a rare try of a
+        drafter can change its picture."""
+        age = clock - self.last_round
+        self.unit /= self.discount if age <= 1 else max(MOST_FADED, self.discount**age)
+        if self.unit > TOO_LARGE:
+            self.cap(self.weight)
+        self.last_round, unit = clock, self.unit
+        self.num_rounds += unit
+        self.tokens += unit * tokens
+        self.drafted += unit * drafted
+        self.steps += unit * steps
+        for place in range(min(num_tried, num_accepted + 1, MAX_POSITIONS)):
+            self.tried[place] += unit
+            if place < num_accepted:
+                self.accepted[place] += unit
+
+    def cap(self, num_rounds: float) -> None:
+        """The same rates, worth at most so many rounds, in units of 1."""
+        share = min(1.0, num_rounds / self.weight) / self.unit if self.num_rounds else 1.0
+        self.tried = [value * share for value in self.tried]
+        self.accepted = [value * share for value in self.accepted]
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) * share)
+        self.unit = 1.0
+
+    def as_row(self) -> dict[str, Any]:
+        """Plain data."""
+        row: dict[str, Any] = {name: getattr(self, name) / self.unit for name in SUMS}
+        row["tried"] = [value / self.unit for value in self.tried]
+        row["accepted"] = [value / self.unit for value in self.accepted]
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Counts:
+        """KeyError, ValueError, TypeError for anything but what `as_row` made."""
+        found = cls(DISCOUNT, _numbers(row["tried"]), _numbers(row["accepted"]))
+        for name in SUMS:
+            setattr(found, name, _number(row[name]))
+        if any(a > t for t, a in zip(found.tried, found.accepted, strict=True)):
+            raise ValueError("more was accepted than tried")
+        found.cap(PRIOR_ROUNDS)
+        return found
+
+
+UNKNOWN = Counts(1.0)  # never written to
+
+
+class Estimate(NamedTuple):
+    """What is believed of one drafter's drafts. rates: by position, each given that the ones before
+    were accepted. evidence: rounds behind it, fewer the longer ago. levels: the counts of each
+    level, with what the estimate of the level before counts for, in their unit."""
+
+    rates: list[float]
+    evidence: float
+    levels: list[tuple[Counts, float]]
 
 
 class _Key(NamedTuple):
@@ -73,88 +163,68 @@ class _Key(NamedTuple):
 
 
 class Acceptance:
-    """All records of one target."""
+    """All counts of one target."""
 
     def __init__(self) -> None:
-        self._records: dict[_Key, Record] = {}
-        self._turn: dict[_Key, Record] = {}
+        self._counts: dict[_Key, Counts] = {}
+        self._turn: dict[_Key, Counts] = {}
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clocks: dict[str, int] = defaultdict(int)  # rounds of each kind, and of ALL_KINDS
         self._earlier: dict[str, float] = {}  # rounds of each kind in earlier runs
-        self._versions: dict[tuple[str, str], int] = {}
-        self.revision = 0  # changes whenever anything is learnt
+        self._steps: dict[str, list[float]] = {}  # drafter -> [tokens drafted, steps]
 
-    def version(self, drafter: str, signal: Hashable) -> int:
-        """Changes whenever something new was learnt of these drafts, in whatever situation."""
-        return self._versions.get((drafter, str(signal)), 0)
-
-    def _touch(self, drafter: str, signal: str) -> None:
-        self.revision += 1
-        self._versions[drafter, signal] = self.revision
-
-    def expect(self, elsewhere: Acceptance, round_ms: RoundMs) -> None:
-        """Start from what another machine learnt, where nothing was learnt here. The records of
-        `elsewhere` become our own. round_ms: what such rounds cost here."""
-        for key, record in elsewhere._records.items():
-            if key in self._records or record.num_rounds == 0.0:
-                continue
-            drafted, steps = record.drafted / record.num_rounds, record.steps / record.num_rounds
-            cost_ms = round_ms(key.drafter, key.situation.bucket, drafted, steps)
-            if cost_ms is not None:
-                record.cap(ELSEWHERE_ROUNDS)
-                record.ms = record.num_rounds * cost_ms
-                self._records[key] = record
-                self._touch(key.drafter, key.signal)
-        for place, cells in elsewhere._bins.items():
+    def expect(self, shipped: Acceptance) -> None:
+        """Start from what another machine learnt, where nothing was learnt here. The counts of
+        `shipped` become our own."""
+        for key, counts in shipped._counts.items():
+            if key not in self._counts and counts.num_rounds > 0.0:
+                counts.cap(SHIPPED_ROUNDS)
+                self._counts[key] = counts
+                self._count_steps(key.drafter, counts.drafted, counts.steps)
+        for place, cells in shipped._bins.items():
             self._bins.setdefault(place, cells)
 
     def begin_turn(self) -> None:
-        """What comes may be unlike what was."""
-        for key in self._turn:
-            self._touch(key.drafter, key.signal)
+        """Reset the counts of the turn."""
         self._turn.clear()
 
-    def tick(self, kind: str = ALL_KINDS) -> None:
-        """One more round was decoded, whoever drafted it."""
+    def tick(self, kind: str = ALL_KINDS, num_rounds: int = 1) -> None:
+        """So many more rounds were decoded, whoever drafted them."""
         for each in {kind, ALL_KINDS}:
-            self._clocks[each] += 1
+            self._clocks[each] += num_rounds
 
     def observe(
         self,
         drafter: str,
         signal: Hashable,
         situation: Situation,
-        num_drafted: int,
+        num_tried: int,
         num_accepted: int,
-        round_ms: float,
         num_used: int | None = None,
-        num_nodes: int | None = None,
-        num_steps: int | None = None,
+        num_nodes: float | None = None,
+        num_steps: float | None = None,
     ) -> None:
-        """num_drafted: the draft's length; of a tree that of the path which was tried. round_ms:
-        what such a round costs by the cost table. num_used: how many of the drafted tokens it
-        would really have verified, for a guess scored in passing; None: all. num_nodes: tokens
-        drafted with all branches, None: num_drafted. num_steps: how often the drafter ran, None:
-        once a token."""
-        self._touch(drafter, str(signal))
-        used = num_drafted if num_used is None else num_used
-        nodes = num_drafted if num_nodes is None else num_nodes
-        for record, clock in self._to_write(drafter, str(signal), situation):
-            record.observe(num_drafted, num_accepted, used, round_ms, clock)
-            record.drafted += nodes
-            record.steps += nodes if num_steps is None else num_steps
-
-    def _to_write(
-        self, drafter: str, signal: str, situation: Situation
-    ) -> list[tuple[Record, int]]:
-        """The records of all levels, made where there are none, each with its clock."""
-        turn = self._turn.setdefault(_Key(drafter, signal, situation), Record(TURN_DISCOUNT))
-        found = [(turn, turn.last_round + 1)]  # a turn is short: nothing in it is long ago
+        """num_tried: the draft's length; of a tree that of the path which was tried. num_used: how
+        many tokens would really have been verified, for a guess that was only peeked at; None:
+        all. num_nodes: tokens drafted with all branches, None: num_tried. num_steps: how often the
+        drafter ran, None: once a token."""
+        nodes = float(num_tried) if num_nodes is None else num_nodes
+        steps = nodes if num_steps is None else num_steps
+        tokens = 1 + (num_accepted if num_used is None else min(num_used, num_accepted))
+        self._count_steps(drafter, nodes, steps)
+        key = _Key(drafter, str(signal), situation)
+        turn = self._turn.get(key)
+        if turn is None:
+            turn = self._turn[key] = Counts(TURN_DISCOUNT)
+        # A turn is short: nothing in it is long ago.
+        turn.observe(num_tried, num_accepted, tokens, nodes, steps, turn.last_round + 1)
         for each in {Situation(situation.bucket), situation}:
             clock = self._clocks[each.kind]
-            key = _Key(drafter, signal, each)
-            found.append((self._records.setdefault(key, Record(DISCOUNT, last_round=clock)), clock))
-        return found
+            key = _Key(drafter, str(signal), each)
+            counts = self._counts.get(key)
+            if counts is None:
+                counts = self._counts[key] = Counts(DISCOUNT, last_round=clock)
+            counts.observe(num_tried, num_accepted, tokens, nodes, steps, clock)
 
     def observe_confidences(
         self, drafter: str, bucket: int, confidences: Sequence[float], taken: Sequence[bool | None]
@@ -162,111 +232,61 @@ class Acceptance:
         """taken: whether each token was accepted, None where its parent was not."""
         bins = self._bins.setdefault((drafter, bucket), _empty_bins())
         for confidence, was_taken in zip(confidences, taken, strict=True):
-            if was_taken is None:
-                continue
-            cell = bins[confidence_bin(confidence)]
-            cell[0] = cell[0] * 0.995 + 1.0
-            cell[1] = cell[1] * 0.995 + (1.0 if was_taken else 0.0)
+            if was_taken is not None:
+                cell = bins[confidence_bin(confidence)]
+                cell[0] = cell[0] * BIN_DISCOUNT + 1.0
+                cell[1] = cell[1] * BIN_DISCOUNT + was_taken
 
     def steps_a_token(self, drafter: str) -> float | None:
         """How often a drafter ran for each token it drafted; None before the first."""
-        own = [
-            record
-            for key, record in self._records.items()
-            if key.drafter == drafter and key.situation.kind == ALL_KINDS
-        ]
-        drafted = sum(record.drafted for record in own)
-        return sum(record.steps for record in own) / drafted if drafted > 0.0 else None
-
-    def rate(
-        self,
-        drafter: str,
-        signal: Hashable,
-        situation: Situation,
-        expected_tokens: float,
-        round_ms: float,
-    ) -> float:
-        """Tokens per ms of its own rounds; where they are few, of what is expected of one."""
-        rate = expected_tokens / round_ms
-        for record, weight in self._levels(drafter, str(signal), situation):
-            if record.num_rounds > 0.0:  # rounds of another level may have been longer
-                prior_ms = weight * record.ms / record.num_rounds
-                rate = (record.tokens + prior_ms * rate) / (record.ms + prior_ms)
-        return rate
-
-    def is_known(self, situation: Situation) -> bool:
-        """Whether anything was learnt there."""
-        return any(key.situation == situation for key in self._records)
+        drafted, steps = self._steps.get(drafter, (0.0, 0.0))
+        return steps / drafted if drafted > 0.0 else None
 
     def num_seen(self, kind: str) -> float:
         """Rounds of this kind of text that were ever decoded on this machine."""
         return self._clocks[kind] + self._earlier.get(kind, 0.0)
 
+    def is_known(self, bucket: int) -> bool:
+        """Whether anything was learnt at such temperatures."""
+        return any(key.situation.bucket == bucket for key in self._counts)
+
     def num_rounds(self, drafter: str, signal: Hashable, situation: Situation) -> float:
         """Rounds that were learnt from in this situation, turns before this one included."""
-        record = self._records.get(_Key(drafter, str(signal), situation))
-        return 0.0 if record is None else record.num_rounds
-
-    def evidence(self, drafter: str, signal: Hashable, situation: Situation) -> float:
-        """Its rounds, worth less and less by those that passed since: what may have changed. What
-        is known of all kinds of text counts for KIND_WEIGHT rounds at most."""
-        found = self._evidence(drafter, str(signal), situation)
-        if situation.kind == ALL_KINDS:
-            return found
-        base = self._evidence(drafter, str(signal), Situation(situation.bucket))
-        return found + KIND_WEIGHT * base / (base + KIND_WEIGHT)
-
-    def _evidence(self, drafter: str, signal: str, situation: Situation) -> float:
-        record = self._records.get(_Key(drafter, signal, situation))
-        if record is None:
-            return 0.0
-        age = max(0, self._clocks[situation.kind] - record.last_round)
-        return float(record.num_rounds * DISCOUNT**age)
+        return self._counts.get(_Key(drafter, str(signal), situation), UNKNOWN).weight
 
     def rates(self, drafter: str, signal: Hashable, situation: Situation) -> list[float]:
         """Estimated chance of each position, given that the ones before it were accepted."""
-        name = str(signal)
-        (base, _), *finer = self._levels(drafter, name, situation)
-        found, prior = list[float](), self._prior(drafter, name, situation.bucket)
+        return self.estimate(drafter, signal, situation).rates
+
+    def estimate(self, drafter: str, signal: Hashable, situation: Situation) -> Estimate:
+        """All that is believed of such drafts."""
+        name, bucket = str(signal), situation.bucket
+        base = self._counts.get(_Key(drafter, name, Situation(bucket)), UNKNOWN)
+        rates, prior = list[float](), PRIOR
+        if base.tried[0] < 5.0 * base.unit:
+            prior = self._neighbouring_rate(drafter, name, bucket)
+        left = self._left_of(base, ALL_KINDS)
+        prior_weight = PRIOR_WEIGHT * base.unit
         for tried, accepted in zip(base.tried, base.accepted, strict=True):
             if tried > 0.0:
-                prior = (accepted + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
-            found.append(prior)
-        for record, weight in finer:
-            for place, tried in enumerate(record.tried):
-                if tried == 0.0:  # nor was anything behind it
-                    break
-                above = weight * found[place]
-                found[place] = (record.accepted[place] + above) / (tried + weight)
-        return found
-
-    def _levels(
-        self, drafter: str, signal: str, situation: Situation
-    ) -> list[tuple[Record, float]]:
-        """What is known at each level, with the weight of what the one before says of it."""
-        base = self._records.get(_Key(drafter, signal, Situation(situation.bucket)), UNKNOWN)
-        found = [(base, PRIOR_WEIGHT)]
+                prior = (accepted + prior_weight * prior) / (tried + prior_weight)
+            rates.append(prior)
+        levels, evidence = [(base, prior_weight)], base.weight * left
         if situation.kind != ALL_KINDS:
-            own = self._records.get(_Key(drafter, signal, situation), UNKNOWN)
-            found.append((own, KIND_WEIGHT))
-        turn = self._turn.get(_Key(drafter, signal, situation))
-        return found if turn is None else [*found, (turn, TURN_WEIGHT)]
+            own = self._counts.get(_Key(drafter, name, situation), UNKNOWN)
+            left = self._left_of(own, situation.kind)
+            levels.append((own, KIND_WEIGHT * own.unit))
+            evidence = own.weight * left + OTHER_KINDS * evidence / (evidence + OTHER_KINDS)
+        turn = self._turn.get(_Key(drafter, name, situation))
+        if turn is not None:
+            levels.append((turn, TURN_WEIGHT * turn.unit))
+        for counts, weight in levels[1:]:
+            _refine(rates, counts, weight)
+        return Estimate(rates, evidence, levels)
 
     def knows_confidence(self, drafter: str, bucket: int) -> bool:
         """Whether this drafter has ever said how sure it was at this temperature."""
         return (drafter, bucket) in self._bins
-
-    def best_known(self) -> dict[str, list[float]]:
-        """For each drafter the rates of its signal and temperature with the most evidence, in
-        exact turns of all kinds of text."""
-        found: dict[str, _Key] = {}
-        for key, record in self._records.items():
-            if key.situation.bucket >= LENIENT or key.situation.kind != ALL_KINDS:
-                continue
-            best = found.get(key.drafter)
-            if best is None or record.num_rounds > self._records[best].num_rounds:
-                found[key.drafter] = key
-        return {name: self.rates(name, key.signal, key.situation) for name, key in found.items()}
 
     def chance(self, drafter: str, bucket: int, confidence: float) -> float:
         """Estimated acceptance of a token the drafter is this confident of."""
@@ -274,25 +294,44 @@ class Acceptance:
         tried, accepted = bins[confidence_bin(confidence)] if bins else (0.0, 0.0)
         return (accepted + PRIOR_WEIGHT * confidence) / (tried + PRIOR_WEIGHT)
 
-    def _prior(self, drafter: str, signal: str, bucket: int) -> float:
+    def best_known(self) -> dict[str, list[float]]:
+        """For each drafter the rates of its signal and temperature with the most evidence, in
+        exact turns of all kinds of text."""
+        found: dict[str, tuple[float, _Key]] = {}
+        for key, counts in self._counts.items():
+            is_general = key.situation.bucket < LENIENT and key.situation.kind == ALL_KINDS
+            if is_general and counts.weight > found.get(key.drafter, (-1.0, key))[0]:
+                found[key.drafter] = counts.weight, key
+        return {name: self.rates(*key) for name, (_, key) in found.items()}
+
+    def _left_of(self, counts: Counts, kind: str) -> float:
+        """The share of these counts that is left after the rounds that passed since."""
+        return float(DISCOUNT ** max(0, self._clocks[kind] - counts.last_round))
+
+    def _neighbouring_rate(self, drafter: str, signal: str, bucket: int) -> float:
         """First-position rate of the nearest temperature that was seen, else PRIOR."""
-        for distance in (1, 2):
-            for near in (bucket - distance, bucket + distance):
-                record = self._records.get(_Key(drafter, signal, Situation(near)))
-                if record is not None and record.tried[0] >= 5.0:
-                    return record.accepted[0] / record.tried[0]
+        for near in (bucket - 1, bucket + 1, bucket - 2, bucket + 2):
+            counts = self._counts.get(_Key(drafter, signal, Situation(near)))
+            if counts is not None and counts.tried[0] >= 5.0 * counts.unit:
+                return counts.accepted[0] / counts.tried[0]
         return PRIOR
 
+    def _count_steps(self, drafter: str, nodes: float, steps: float) -> None:
+        sums = self._steps.setdefault(drafter, [0.0, 0.0])
+        sums[0] = sums[0] * DISCOUNT + nodes
+        sums[1] = sums[1] * DISCOUNT + steps
+
     def snapshot(self) -> dict[str, Any]:
+        """Plain JSON data."""
         records = [
             {
                 "drafter": key.drafter,
                 "signal": key.signal,
                 "bucket": key.situation.bucket,
                 "kind": key.situation.kind,
-                **record.as_row(),
+                **counts.as_row(),
             }
-            for key, record in self._records.items()
+            for key, counts in self._counts.items()
         ]
         bins = [
             {"drafter": drafter, "bucket": bucket, "cells": cells}
@@ -307,18 +346,26 @@ class Acceptance:
         found = cls()
         for row in state["records"]:
             situation = Situation(int(row["bucket"]), str(row["kind"]))
-            key = _Key(str(row["drafter"]), str(row["signal"]), situation)
-            found._records[key] = Record.from_row(DISCOUNT, row)
+            counts = Counts.from_row(row)
+            found._counts[_Key(str(row["drafter"]), str(row["signal"]), situation)] = counts
+            if situation.kind == ALL_KINDS:
+                found._count_steps(str(row["drafter"]), counts.drafted, counts.steps)
         for row in state["confidence"]:
-            cells = [_capped_cell(number(t), number(a)) for t, a in row["cells"]]
+            cells = [_capped_cell(_number(t), _number(a)) for t, a in row["cells"]]
             if len(cells) != CONFIDENCE_BINS:
                 raise ValueError("the confidence table has another size")
             found._bins[(str(row["drafter"]), int(row["bucket"]))] = cells
-        found._earlier = {str(kind): number(seen) for kind, seen in state.get("rounds", {}).items()}
+        seen = state.get("rounds", {})
+        found._earlier = {str(kind): _number(count) for kind, count in seen.items()}
         return found
 
 
-UNKNOWN = Record(1.0)  # never written to
+def _refine(rates: list[float], counts: Counts, weight: float) -> None:
+    """Shift the rates to what a finer level saw; `weight` is that of the rates, in its unit."""
+    for place, tried in enumerate(counts.tried):
+        if tried == 0.0:  # nor was anything behind it
+            break
+        rates[place] = (counts.accepted[place] + weight * rates[place]) / (tried + weight)
 
 
 def _capped_cell(tried: float, accepted: float) -> list[float]:
@@ -328,3 +375,16 @@ def _capped_cell(tried: float, accepted: float) -> list[float]:
 
 def _empty_bins() -> list[list[float]]:
     return [[0.0, 0.0] for _ in range(CONFIDENCE_BINS)]
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    if len(values) != MAX_POSITIONS:
+        raise ValueError("the acceptance record has another size")
+    return [_number(value) for value in values]
+
+
+def _number(value: Any) -> float:
+    found = float(value)
+    if not 0.0 <= found < float("inf"):
+        raise ValueError(f"{value} is no count")
+    return found

@@ -1,14 +1,16 @@
 """What a round costs on this machine, in ms: measured, interpolated, refined as it runs.
 
-Contract: `verify_ms(width, context)` is the whole round but for drafting, at `width` tokens in
-the target's forward (the root and the draft); `draft_ms(drafter, num_steps, context)` is
-`propose`. Both are None until measured. A measurement sets a cell; a round of normal running
-moves the width it ran at by a clamped share of its surprise, and everything by what all widths
-agree on, since a busy or throttled machine slows them alike. Noise makes rounds slower and never
-faster than they can be, so two rounds running that took far less than believed are believed at
-once: the machine was busy when it was measured. A width between two that were
-measured becomes a cell of its own when it runs, and is forgotten when those are measured again.
-State is plain data.
+Contract: `verify_ms(width, context)` is the whole round without drafting, at `width` tokens in the
+target's forward (the root and the draft). `draft_ms(drafter, num_steps, context)` is `propose`.
+Both are None until measured. A measurement sets a cell. A round of normal running moves the width
+it ran at by a clamped share of its surprise, and every width by the surprise that all widths share,
+because a busy or throttled machine slows them alike. Noise makes rounds slower, never faster than
+they can be: two rounds in a row that took far less than believed are believed at once, since the
+machine was busy when it was measured. A width between two measured ones becomes a cell of its own
+when it runs, and is forgotten when those are measured again. State is plain data.
+
+`at(context)` reads everything at one moment (`CostSnapshot`), so that costs compared with each
+other are consistent, and keeps the reading for KEPT_ROUNDS rounds: reading takes host time.
 
 Not here: taking the measurements (calibrate), deciding (controller).
 Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
@@ -16,12 +18,14 @@ Source: the clamped innovation follows the cost model of Ollama's speculative de
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16)
+MAX_DRAFT_TOKENS = WIDTHS[-1] - 1  # with the root as wide as the widest width measured
 OWN_RATE = 0.05  # how far one round moves its own width
 COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
 SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
@@ -30,6 +34,9 @@ MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for mo
 REFUTING = 0.6  # of the believed cost: rounds that took less refute it
 REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
 REFUTED_TO = 0.9  # of what is believed then, such rounds have taken
+KEPT_ROUNDS = 64  # that a reading serves
+CONTEXT_RATIO = 0.25  # of the logarithm: contexts within 28 % share a reading
+NEAR_CONTEXT = 256  # tokens: below it a context is short
 
 
 @dataclass
@@ -70,6 +77,7 @@ class Costs:
         self._refuting: dict[int | str, float] = {}
         # What was measured in this run: a width or a drafter, and the context.
         self._fresh = set[tuple[int | str, int]]()
+        self._readings: dict[int, tuple[int, CostSnapshot]] = {}
 
     @property
     def is_measured(self) -> bool:
@@ -83,7 +91,25 @@ class Costs:
         """Whether a step of it was ever measured."""
         return drafter in self._draft_step
 
+    def at(self, context: int) -> CostSnapshot | None:
+        """The costs at this context; None until measured."""
+        place = int(math.log(context + NEAR_CONTEXT) / CONTEXT_RATIO)
+        made, found = self._readings.get(place, (0, None))
+        if found is not None and self._num_observed - made < KEPT_ROUNDS:
+            return found
+        if not self.is_measured:
+            return None
+        known = [self.verify_ms(width, context) for width in range(1, MAX_DRAFT_TOKENS + 2)]
+        steps = {name: self.draft_ms(name, 1, context) for name in self._draft_step}
+        fresh = CostSnapshot(
+            tuple(ms for ms in known if ms is not None),
+            {name: ms for name, ms in steps.items() if ms is not None},
+        )
+        self._readings[place] = self._num_observed, fresh
+        return fresh
+
     def set_verify(self, width: int, context: int, verify_ms: float) -> None:
+        self._readings.clear()
         for between in self._between:
             del self._verify[between], self._scale[between]
             self._surprises.pop(between, None)
@@ -93,6 +119,7 @@ class Costs:
         self._fresh.add((width, context))
 
     def set_draft_step(self, drafter: str, context: int, step_ms: float) -> None:
+        self._readings.clear()
         # At least a nanosecond: a step too short for the clock is still no division by zero.
         step_ms = max(step_ms, 1e-6) / self._common
         self._draft_step.setdefault(drafter, Curve({})).points[context] = step_ms
@@ -227,6 +254,55 @@ class Costs:
                 costs.set_draft_step(str(drafter), int(context), _positive(ms))
         costs._fresh.clear()
         return costs
+
+
+class CostSnapshot:
+    """All costs at one context. verify_ms[γ]: a round of γ draft tokens without drafting, for γ of
+    0 to MAX_DRAFT_TOKENS. step_ms: one step of each drafter that was measured.
+
+    jump_ms: what a draft of any size takes besides its places; place_ms[i]: what place i takes.
+    Together they are the convex curve below verify_ms, which it touches where stopping can be best:
+    between two widths of one kernel a place is free, and none is worth stopping at."""
+
+    def __init__(self, verify_ms: tuple[float, ...], step_ms: Mapping[str, float]) -> None:
+        self.verify_ms = verify_ms
+        self.step_ms = step_ms
+        self.plain_ms = verify_ms[0]
+        self.jump_ms, self.place_ms = _jump_and_places(verify_ms)
+
+    def round_ms(self, drafter: str, num_tokens: float, num_steps: float) -> float:
+        """A round of this drafter; a mean number of tokens lies between two widths."""
+        return self.verified_ms(num_tokens) + num_steps * self.step_ms[drafter]
+
+    def verified_ms(self, num_tokens: float) -> float:
+        low = min(int(num_tokens), len(self.verify_ms) - 2)
+        share = num_tokens - low
+        return (1.0 - share) * self.verify_ms[low] + share * self.verify_ms[low + 1]
+
+    def round_ms_by_length(self, drafter: str, steps_a_token: float) -> list[float]:
+        """The round with 0, 1, … MAX_DRAFT_TOKENS draft tokens; at least one step for a draft."""
+        step_ms = self.step_ms[drafter]
+        return [
+            ms + step_ms * (max(1.0, steps_a_token * length) if length else 0.0)
+            for length, ms in enumerate(self.verify_ms)
+        ]
+
+
+def _jump_and_places(verify_ms: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
+    """The convex curve below the costs of 1, 2, … draft tokens as steps, and how far its start
+    lies above plain decoding and one such step."""
+    plain_ms, *drafted = verify_ms
+    for place in reversed(range(len(drafted) - 1)):  # a dear width may be passed by
+        drafted[place] = min(drafted[place], drafted[place + 1])
+    slopes = list[float]()
+    start = 0
+    while start < len(drafted) - 1:
+        ahead = range(start + 1, len(drafted))
+        slope, end = min(((drafted[n] - drafted[start]) / (n - start), -n) for n in ahead)
+        slopes += [max(0.0, slope)] * (-end - start)
+        start = -end
+    first = min(max(0.0, drafted[0] - plain_ms), slopes[0] if slopes else math.inf)
+    return max(0.0, drafted[0] - plain_ms - first), (first, *slopes)
 
 
 def _positive(ms: Any) -> float:

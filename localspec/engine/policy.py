@@ -1,350 +1,396 @@
-"""Decides the rounds of one turn.
+"""Chooses the drafter and the draft length of each round of a turn.
 
-Contract: a policy plans each round from what the controller has learnt and teaches it what came
-of it. The adaptive one takes the option with the highest expected rate; plain decoding is one
-of them. Within a round a drafter that knows its confidence goes on only while the next
-token's expected gain exceeds its cost at that rate. What lost is looked at again at doubling
-intervals, within PROBE_BUDGET of the time and an allowance where nothing is known, as long as what
-is not known of it leaves room to win. A drafter whose guess is free is scored every round, used or
-not.
+Contract: maximises expected tokens per ms, R(γ) = E(γ) / T(γ), over every drafter and every γ,
+plain decoding (γ = 0) among them. E comes from learnt acceptance, by drafter, signal, temperature
+bucket, kind of text and turn. T comes from costs measured on this machine.
 
-Not here: what is learnt over turns (controller), drafting.
-Source: the marginal rule is Dinkelbach's method on the rate, with the threshold form of SpecDec++
-(arXiv 2405.19715); scoring what was not used is full information as in arXiv 2510.20064.
+The rule
+- The option with the best mean rate is taken, less a margin that shrinks with its evidence.
+  Plain decoding needs no evidence; in a kind of text that is new the best of many drafters must
+  promise clearly more, since the best of many first estimates is mostly luck.
+- Whenever options are weighed, each is also drawn from its posterior (Thompson sampling). Where a
+  draw beats the best, one round explores it, if the `Budget` pays for the expected loss. The time
+  that the round really took is charged, less what its expected tokens are worth.
+- A drafter that has to read tokens it missed is charged for that (`CatchUp`).
+- Options are weighed every few rounds, so that this takes PLANNED of the time, and at once when a
+  draft in use falls behind plain decoding. Between, drafters whose signal varies are asked for it;
+  other rounds of plain decoding neither ask nor learn.
+- Within a round, a drafter that knows its confidence goes on while the next token's chance to
+  survive is worth more than its cost at the going rate.
+
+Not here: what is learnt (learnt), what an option is worth (options), drafting.
+Sources: R as a ratio of sums is the renewal-reward rate; Thompson 1933 for the draws; the rule
+within a round is Dinkelbach's method on R, with the threshold form of SpecDec++ (arXiv 2405.19715);
+scoring guesses that were not used is full information as in arXiv 2510.20064.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
-from itertools import chain
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
-from localspec.engine.acceptance import Situation, expected_tokens
-from localspec.engine.contenders import Contenders, Rest
-from localspec.engine.probing import Probing
-from localspec.engine.reasons import why_drafting, why_off
-from localspec.engine.shadow import Shadow
+from localspec.engine.acceptance import Situation
+from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.engine.learnt import ASKED_MS, NEARLY_CAUGHT_UP, Learnt, Peek
+from localspec.engine.options import Option
+from localspec.engine.reasons import (
+    PLAIN_LOOK,
+    UNMEASURED,
+    why_drafting,
+    why_exploring,
+    why_off,
+    why_silent,
+    why_unmeasured,
+)
 
-if TYPE_CHECKING:
-    from localspec.engine.controller import Controller, Option
-    from localspec.engine.prices import Prices
-
-HYSTERESIS = 1.03
-# The best of many first estimates is mostly luck, and of a single one is not. So in a kind of text
-# that is new the best of very many must promise this much over plain decoding, of n of them
-# 1 - 1/n as much, and after so many rounds half of that.
-CAUTION, CAUTIOUS_ROUNDS = 0.25, 200
-SPREAD = 0.7  # of what an option never looked at may turn out to be, in what is expected of it
-PLAIN_LOOK = 2  # rounds: the first after a draft is not like the others (controller)
-PREPARED_SHARE = 0.8  # of the best rate: who is below it does not read the prompt in advance
-FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET = 32, 0.005  # at another length of what won
-ASKED_MS = 0.01  # drafting that took less did not happen
+HYSTERESIS = 1.03  # times the rate of what is in use, for something else to replace it
+CAUTION, CAUTIOUS_ROUNDS = 0.2, 100  # over plain decoding in a new kind; halves by so many rounds
+PLANNED = 0.005  # share of the time for weighing options, and as much for asking signals
+LEAST_PERIOD, MOST_PERIOD = 4, 32  # rounds from one weighing to the next
+MOST_UNASKED = 4  # rounds: a repeat in the text must be noticed soon
+FAR = 0.8  # of the best rate: options below it are weighed four times more rarely
+FALLEN_BEHIND = 3.0  # plain steps that drafting may lose before options are weighed again
+LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
+LIKELY_REMAINING = 64  # tokens of a reply that are likely still to come
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
+MEMORY = 0.1  # of what planning takes: ten plans
+
+
+class FixedPolicy:
+    """The same plan every round, as asked; what comes of it teaches the controller."""
+
+    def __init__(self, learnt: Learnt, situation: Situation, plan: DraftPlan) -> None:
+        self._learnt = learnt
+        self._situation = situation
+        self._plan = plan
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        if self._plan.drafter == OFF:
+            return self._plan
+        signal = self._learnt.drafters[self._plan.drafter].signal(sequence)
+        return replace(self._plan, signal=signal)
+
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        return () if self._plan.drafter == OFF else (self._plan.drafter,)
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        self._learnt.learn(self._situation, outcome)
 
 
 class AdaptivePolicy:
-    """The controller's own choice, among all drafters or for one asked for by name."""
+    """The controller's own choice of one turn, among all drafters or for one asked for by name."""
 
     def __init__(
         self,
-        controller: Controller,
+        learnt: Learnt,
         situation: Situation,
         allowed: tuple[str, ...],
         may_be_off: bool,
         fixed_length: int | None,
         first_length: int | None = None,
     ) -> None:
-        self._controller = controller
+        self._learnt = learnt
         self._situation = situation
         self._allowed = allowed
         self._may_be_off = may_be_off
         self._fixed_length = fixed_length
         self._first_length = first_length
-        self._probing = controller.probing_in(situation)
-        self._length_probing = controller.length_probing.setdefault(
-            situation, Probing(FIRST_LENGTH_PROBE, LENGTH_PROBE_BUDGET)
-        )
-        self._looking = self._probing  # which of them the present look is charged to
-        self._contenders = controller.contenders.setdefault(situation, Contenders())
-        self._shadow = Shadow(controller, situation)
-        self._far: list[tuple[str, Hashable]] = []  # far behind this round, though asked
-        self._is_full_look = True
-        self._rest = controller.rests.setdefault(situation, Rest())
-        self._rest.end()  # the one of the turn before
-        self._is_planned = True  # this round
-        self._off_plan = DraftPlan(OFF, 0)
-        self._asked = DraftPlan(OFF, 0)
-        self._num_plain_looks_left = 0
-        self._look_ms, self._look_tokens = 0.0, 0  # of the look under way
-        self._options: list[Option] = []
-        self._settled: tuple[object, ...] | None = None  # what led to the last plan, if that is off
-        self._prices: Prices | None = None
-        self._plain_ms = 0.0
-        self._best_rate = 0.0
+        self._prices: CostSnapshot | None = None
+        self._signals: dict[str, Hashable] = {}
+        self._options: dict[tuple[str, Hashable], tuple[int, Option | None]] = {}  # with when due
+        self._plans: dict[tuple[str, Hashable], DraftPlan] = {}
+        self._read: dict[str, int] = {}  # tokens of the turn that each drafter has read
+        self._num_rounds = 0
+        self._until_weighed = self._until_asked = 0  # rounds
+        self._is_weighed = self._is_asked = False  # in this round
+        self._plan = DraftPlan(OFF, 0)
+        self._best: Option | None = None
+        self._going_rate = 0.0  # tokens per ms
+        self._is_exploring = False
+        self._trial_tokens = 1.0  # expected of the round that explores
+        self._behind_ms = 0.0  # what drafting lost to plain decoding since options were weighed
+        self._quiet_rounds, self._quiet_ms = 0, 0.0  # not learnt from yet
+        self._peek = Peek(learnt, situation)
+
+    # -- deciding ----------------------------------------------------------------------------
 
     def plan(self, sequence: Sequence) -> DraftPlan:
-        self._is_planned = not self._rest.goes_on()
-        if not self._is_planned:
-            return self._off_plan
-        if not self._reads_prices(sequence):
+        self._until_weighed -= 1
+        self._until_asked -= 1
+        self._is_weighed = self._until_weighed < 0
+        self._is_asked = self._is_weighed or self._until_asked < 0
+        if not self._is_asked:
+            return self._plan
+        if self._is_weighed and not self._reads_prices(sequence):
             return self._unmeasured(sequence)
-        if self._num_plain_looks_left > 0:
-            self._num_plain_looks_left -= 1
-            return self._asked
-        is_look_due = not self._may_be_off or self._probing.is_time
-        is_full = self._is_full_look = self._contenders.begin(is_look_due)
-        signals = self._signals(sequence)
-        state = (signals, self._prices, self._controller.acceptance.revision)
-        if is_full or state != self._settled:
-            self._options, contenders = self._weighed(signals)
-            self._asked = self._plan(self._options, contenders)
-            self._settled = state if self._asked is self._off_plan else None
-            if self._settled and not contenders:
-                self._rest.begin(self._plain_ms)
-        far = (option for place in self._far if (option := self._option(*place)))
-        self._shadow.cast(sequence, chain(self._options, far), self._asked.drafter)
-        return self._asked
+        if self._ask_signals(sequence) or self._is_weighed:
+            self._plan = self._decided(sequence)
+            self._set_periods()
+        return self._plan
 
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        """Those that could win if every token were accepted and that are not far behind as
-        things stand: the others read what they missed when they are looked at again. The one
-        asked for by name."""
-        if not self._may_be_off:
-            return self._allowed
-        if not self._reads_prices(sequence):
-            return ()
-        self._is_full_look = self._contenders.begin(wants_all=True)
-        options, _ = self._weighed(self._signals(sequence))
-        wanted = max((option.rate for option in options), default=0.0) * PREPARED_SHARE
-        hopeless = {
-            o.drafter for o in options if o.curve.ceiling * self._plain_ms <= 1.0 or o.rate < wanted
-        }
-        return tuple(name for name in self._allowed if name not in hopeless)
+        """The drafter that will be used as things stand; the one asked for by name. The others
+        catch up when they are tried."""
+        wanted = self._allowed
+        if self._may_be_off:
+            if not self._reads_prices(sequence):
+                return ()
+            self._is_weighed = True
+            self._ask_signals(sequence)
+            self._choose(sequence)
+            wanted = () if self._best is None else (self._best.drafter,)
+        self._read |= dict.fromkeys(wanted, len(sequence.tokens) - 1)
+        return wanted
 
-    def _plan(self, options: list[Option], contenders: list[Option]) -> DraftPlan:
-        """contenders: those of the options that are not far behind."""
-        if not options and not self._may_be_off:  # it may still have more to say than it signals
+    def _decided(self, sequence: Sequence) -> DraftPlan:
+        options = self._choose(sequence)
+        self._is_exploring = False
+        if self._is_weighed and self._may_be_off:
+            self._behind_ms = 0.0
+            self._peek.at(sequence, [o for o in options if o is not self._best])
+            trial = self._trial(sequence, options)
+            if trial is not None:
+                self._is_exploring = True
+                return trial
+        if self._best is not None:
+            return self._drafting(self._best)
+        if not self._may_be_off:  # it may still have more to say than it signals
             name, length = self._allowed[0], self._fixed_length or UNMEASURED_LENGTH
-            return DraftPlan(name, length, reason=f"{name}, as you chose: nothing to go by here.")
-        best = self._choose(contenders, 1.0 / self._plain_ms)
-        self._best_rate = 1.0 / self._plain_ms if best is None else best.rate
-        look = self._second_look(best, options) if self._may_be_off else None
-        if look is not None:
-            return look
-        if best is not None:
-            return self._drafting(best)
-        if self._is_full_look:
-            self._off_plan = DraftPlan(OFF, 0, reason=why_off(options, self._plain_ms))
-        return self._off_plan
+            return DraftPlan(name, length, reason=why_silent(name))
+        if self._is_weighed or self._plan.drafter != OFF or self._plan.is_probe:
+            return DraftPlan(OFF, 0, reason=why_off(options, self._known_prices.plain_ms))
+        return self._plan
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        step = outcome.step
-        if self._is_planned:
-            self._rest.planned(step.plan_ms)
-        self._controller.learn(self._situation, outcome)
-        if step.num_draft_tokens == 0 and self._asked.drafter != OFF:
-            self._controller.learn_of_nothing(self._situation, self._asked, step)
-        self._probing.ran(step.round_ms)
-        self._length_probing.ran(step.round_ms)
-        if self._is_planned and self._asked.is_probe:
-            self._charge(step)
-        self._shadow.score(sequence)
-
-    def _charge(self, step: Step) -> None:
-        """Count a look that has ended: plain decoding's takes PLAIN_LOOK rounds, and one that
-        proposed nothing has cost its asking, unless there was no room to ask."""
-        asked = self._asked
-        if asked.drafter != OFF and step.num_draft_tokens == 0 and step.draft_ms < ASKED_MS:
-            return
-        self._look_ms += step.round_ms
-        self._look_tokens += step.num_output_tokens
-        if self._num_plain_looks_left > 0:
-            return
-        loss_ms = self._look_ms - self._look_tokens / self._best_rate
-        num_rounds = PLAIN_LOOK if asked.drafter == OFF else 1
-        self._looking.probed((asked.drafter, asked.signal), loss_ms, self._look_ms, num_rounds)
-        self._look_ms, self._look_tokens = 0.0, 0
-
-    def _weighed(self, signals: dict[str, Hashable]) -> tuple[list[Option], list[Option]]:
-        """Every drafter that has something to propose, at its best length, and of these the
-        contenders. Between full looks the others are not weighed: both are the same then."""
-        options: list[Option] = []
-        self._far = []
-        for name, signal in signals.items():
-            if signal is None:
-                continue
-            if self._contenders.is_far(name, signal):
-                self._far.append((name, signal))
-            elif (option := self._option(name, signal)) is not None:
-                options.append(option)
-        if not self._is_full_look or not self._may_be_off:
-            return options, options
-        return options, self._contenders.weigh(signals, options, 1.0 / self._plain_ms)
-
-    def _signals(self, sequence: Sequence) -> dict[str, Hashable]:
-        drafters, need_not_ask = self._controller.drafters, self._contenders.need_not_ask
-        return {
-            name: drafters[name].signal(sequence)
-            for name in self._allowed
-            if not need_not_ask(name)
-        }
-
-    def _option(self, name: str, signal: Hashable) -> Option | None:
-        """The controller's option; None while its cost is not known."""
-        assert self._prices is not None, "prices are read before options are weighed"
-        return self._controller.option(
-            name, signal, self._situation, self._prices, self._fixed_length, self._first_length
-        )
-
-    def _reads_prices(self, sequence: Sequence) -> bool:
-        """Take up what rounds cost now; False until it is known."""
-        self._prices = self._controller.prices(self._situation.bucket, len(sequence.tokens) - 1)
-        if self._prices is None:
-            return False
-        self._plain_ms = self._prices.plain_ms
-        return True
-
-    def _choose(self, options: list[Option], plain_rate: float) -> Option | None:
-        """The best option, None for plain decoding; changes its mind only for HYSTERESIS."""
-        if not options:
-            return None
-        best = max(options, key=lambda option: option.rate)
-        rates = {option.drafter: option for option in options}
-        key = (self._situation, *((option.drafter, option.signal) for option in options))
-        incumbent = self._controller.incumbents.get(key)
-        if incumbent == OFF and self._may_be_off and best.rate <= HYSTERESIS * plain_rate:
-            return None
-        if incumbent in rates and best.rate <= HYSTERESIS * rates[incumbent].rate:
-            best = rates[incumbent]
-        bar = plain_rate * (1.0 + self._caution())
-        chosen = None if self._may_be_off and best.rate <= bar else best
-        self._controller.incumbents[key] = OFF if chosen is None else chosen.drafter
-        return chosen
+    def _choose(self, sequence: Sequence) -> list[Option]:
+        """Find the best option; returns all that have something to propose."""
+        found = [self._option(name, signal) for name, signal in self._signals.items()]
+        options = [option for option in found if option is not None]
+        plain_rate = 1.0 / self._known_prices.plain_ms
+        last, best, bar = self._best, None, 0.0
+        if self._may_be_off:
+            bar = plain_rate * (1.0 + self._caution()) * (HYSTERESIS if last is None else 1.0)
+        for option in options:
+            worth = self._worth(option, sequence)
+            if last is not None and option.drafter == last.drafter:
+                worth *= HYSTERESIS
+            if worth > bar:
+                best, bar = option, worth
+        self._best = best
+        self._going_rate = plain_rate if best is None else max(plain_rate, best.rate)
+        return options
 
     def _caution(self) -> float:
-        seen = self._controller.acceptance.num_seen(self._situation.kind)
         among = 1.0 - 1.0 / len(self._allowed)
+        seen = self._learnt.acceptance.num_seen(self._situation.kind)
         return CAUTION * among * CAUTIOUS_ROUNDS / (CAUTIOUS_ROUNDS + seen)
 
-    def _second_look(self, best: Option | None, options: list[Option]) -> DraftPlan | None:
-        """Now and then a round of what lost: a drafter that could win if it got better, or
-        plain decoding, whose cost is what every gain is measured against."""
-        self._looking = self._probing
-        other_length = None if best is None else self._other_length(best)
-        if other_length is not None:
-            self._looking = self._length_probing
-            return other_length
-        if not self._is_full_look or not self._probing.is_time:
-            return None
-        hopeful = [
-            option
-            for option in options
-            if option is not best
-            and self._promise(option) > self._best_rate
-            and self._probing.has_waited((option.drafter, option.signal))
-        ]
-        may_be_plain = best is not None and self._probing.has_waited((OFF, None))
-        if best and may_be_plain and (not hopeful or self._probing.num_probes % 2 == 1):
+    def _worth(self, option: Option, sequence: Sequence) -> float:
+        """Its rate, less what it takes to catch up over the rounds that are likely to come."""
+        if not self._may_be_off:
+            return option.rate
+        remaining = min(LIKELY_REMAINING, max(1, sequence.num_remaining))
+        extra_ms = self._catch_up_ms(option, sequence)
+        return remaining / (remaining / option.sure_rate + extra_ms)
+
+    def _catch_up_ms(self, option: Option, sequence: Sequence) -> float:
+        num_missed = len(sequence.tokens) - self._read.get(option.drafter, 0)
+        step_ms = self._known_prices.step_ms[option.drafter]
+        return self._learnt.catch_up.ms(option.drafter, num_missed, step_ms)
+
+    def _trial(self, sequence: Sequence, options: list[Option]) -> DraftPlan | None:
+        """A round of what lost, if a draw from its posterior wins and the budget pays for it."""
+        going, plain_ms = self._going_rate, self._known_prices.plain_ms
+        budget = self._learnt.budget(self._situation.bucket, plain_ms)
+        if self._best is not None and budget.is_plain_due:
             # Believed dearer than a round that drafts, it was measured wrongly: find that out.
-            took_ms = PLAIN_LOOK * min(self._plain_ms, best.round_ms)
-            lost_ms = took_ms - PLAIN_LOOK / self._best_rate
-            if not self._probing.is_due((OFF, None), lost_ms, took_ms):
-                return None
-            self._num_plain_looks_left = PLAIN_LOOK - 1
-            reason = "A round of plain decoding, to keep its cost measured."
-            return DraftPlan(OFF, 0, True, reason)
-        if not hopeful:
-            self._probing.put_off()
+            took_ms = min(plain_ms, self._best.round_ms[1])
+            if 2.0 * (took_ms - 1.0 / going) <= budget.saved_ms:
+                budget.look_at_plain()
+                self._trial_tokens = 1.0
+                self._until_weighed = 1  # two rounds: the first after a draft shows nothing
+                return DraftPlan(OFF, 0, True, PLAIN_LOOK)
+        top_rate, top = going, None
+        for option in options:
+            if option is self._best or option.ceiling <= going:
+                continue
+            rate, length = option.drawn(self._learnt.random)
+            if rate <= top_rate:
+                continue
+            length = min(length, max(option.length, LONGEST_TRIAL))
+            took_ms = option.round_ms[length] + self._catch_up_ms(option, sequence)
+            if took_ms - option.tokens(length) / going <= budget.saved_ms:
+                top_rate, top = rate, (option, length)
+        if top is None:
             return None
-        option = max(hopeful, key=self._promise)
-        loss_ms = option.round_ms * (1.0 - option.rate / self._best_rate)
-        if not self._probing.is_due((option.drafter, option.signal), loss_ms, option.round_ms):
-            return None
-        reason = f"A look at {option.drafter}: it lost before, things may have changed."
-        growth = self._growth(option)
-        return DraftPlan(
-            option.drafter, option.num_draft_tokens, True, reason, option.signal, growth=growth
-        )
-
-    def _promise(self, option: Option) -> float:
-        """The rate that a look may find: the further above what is believed, the less is known."""
-        known = self._controller.acceptance.evidence(option.drafter, option.signal, self._situation)
-        return min(option.curve.ceiling, option.rate * (1.0 + SPREAD / math.sqrt(1.0 + known)))
-
-    def _other_length(self, best: Option) -> DraftPlan | None:
-        """A round of the best drafter at about twice or half its length: a width whose cost was
-        measured wrongly would never be used again, and so never be found out."""
-        probing = self._length_probing
-        if self._fixed_length is not None or not probing.is_time:
-            return None
-        if self._shapes_itself(best):
-            return None
-        curve, length = best.curve.round_ms, best.num_draft_tokens
-        longer, shorter = min(len(curve) - 1, 2 * length + 1), max(1, length // 2)
-        tried = shorter if probing.num_probes % 2 == 1 and shorter != length else longer
-        rates = self._controller.acceptance.rates(best.drafter, best.signal, self._situation)
-        worth_ms = expected_tokens(rates, tried) / self._best_rate
-        looked_at, loss_ms = (best.drafter, best.signal), max(0.0, curve[tried] - worth_ms)
-        is_due = probing.has_waited(looked_at) and probing.is_due(looked_at, loss_ms, curve[tried])
-        if not is_due:
-            return None
-        noun = "token" if tried == 1 else "tokens"
-        reason = f"A look at {best.drafter} with {tried} {noun} a round, to keep its cost measured."
-        return DraftPlan(best.drafter, tried, True, reason, best.signal)
+        option, length = top
+        self._until_weighed, self._trial_tokens = 0, option.tokens(length)
+        shapes_itself = self._shapes_itself(option.drafter)
+        reason = why_exploring(option, length, shapes_itself)
+        if not option.is_free:
+            length = option.num_draft_tokens
+        growth = self._growth(option, going) if shapes_itself else None
+        return DraftPlan(option.drafter, length, True, reason, option.signal, growth=growth)
 
     def _drafting(self, option: Option) -> DraftPlan:
-        name, length = option.drafter, option.num_draft_tokens
-        shapes_itself = self._shapes_itself(option)
-        reason = why_drafting(option, self._plain_ms, shapes_itself)
+        """The plan that an option stands for, kept as long as the option."""
+        key = option.drafter, option.signal
+        if key in self._plans:
+            return self._plans[key]
+        name, length = key[0], option.num_draft_tokens
+        shapes_itself, rule, growth = self._shapes_itself(name), None, None
+        reason = why_drafting(option, self._known_prices.plain_ms, shapes_itself)
+        acceptance, bucket = self._learnt.acceptance, self._situation.bucket
         if shapes_itself:
-            growth = self._growth(option)
-            return DraftPlan(name, length, False, reason, option.signal, growth=growth)
-        knows_confidence = self._controller.acceptance.knows_confidence(
-            name, self._situation.bucket
-        )
-        if self._fixed_length is not None or not knows_confidence:
-            return DraftPlan(name, length, False, reason, option.signal)
-        # The length is an average; a confident draft may go further, an unsure one stops early.
-        reach = min(len(option.curve.round_ms) - 1, 2 * length + 2)
-        rule = self._marginal_rule(option)
-        return DraftPlan(name, reach, False, reason, option.signal, rule)
+            growth = self._growth(option, self._going_rate)
+        elif self._fixed_length is None and acceptance.knows_confidence(name, bucket):
+            # The length is an average; a confident draft may go further, an unsure one stops early.
+            rule = self._marginal_rule(option)
+            length = min(MAX_DRAFT_TOKENS, 2 * length + 2)
+        plan = DraftPlan(name, length, False, reason, option.signal, rule, growth)
+        self._plans[key] = plan
+        return plan
 
-    def _shapes_itself(self, option: Option) -> bool:
-        return self._controller.drafters[option.drafter].shapes_itself
+    def _shapes_itself(self, drafter: str) -> bool:
+        return self._learnt.drafters[drafter].shapes_itself
 
-    def _growth(self, option: Option) -> Growth | None:
-        """Prices at the going rate; None for a chain, and for a length that was asked for."""
-        if self._fixed_length is not None or not self._shapes_itself(option):
+    def _growth(self, option: Option, going: float) -> Growth | None:
+        """Prices at the going rate; None for a length that was asked for."""
+        if self._fixed_length is not None:
             return None
-        rate = max(option.rate, self._best_rate)
-        assert self._prices is not None, "prices are read before options are weighed"
-        return self._controller.growth(option, self._prices, self._situation.bucket, rate)
+        prices, bucket = self._known_prices, self._situation.bucket
+        return self._learnt.growth(option.drafter, prices, bucket, going)
 
     def _marginal_rule(self, option: Option) -> Callable[[int, float], bool]:
         """Go on while the next token's chance to survive exceeds its cost at the going rate."""
-        curve = option.curve.round_ms
-        acceptance, bucket = self._controller.acceptance, self._situation.bucket
-        rate = max(option.rate, 1.0 / self._plain_ms)
-        survival = 1.0
+        round_ms, first, going = option.round_ms, option.rates[0], self._going_rate
+        bucket, survival = self._situation.bucket, 1.0
+        chance_of = partial(self._learnt.acceptance.chance, option.drafter, bucket)
 
         def keep_drafting(index: int, confidence: float) -> bool:
             nonlocal survival
-            chance = acceptance.chance(option.drafter, bucket, confidence)
-            survival *= chance
-            drafted = index + 1
-            if drafted + 1 >= len(curve):
+            survival = (survival if index else 1.0) * chance_of(confidence)
+            length = index + 1
+            if length + 1 >= len(round_ms):
                 return False
-            return survival * option.acceptance > rate * (curve[drafted + 1] - curve[drafted])
+            return survival * first > going * (round_ms[length + 1] - round_ms[length])
 
         return keep_drafting
 
+    # -- what it is decided by ---------------------------------------------------------------
+
+    @property
+    def _known_prices(self) -> CostSnapshot:
+        assert self._prices is not None, "prices are read before options are weighed"
+        return self._prices
+
+    def _reads_prices(self, sequence: Sequence) -> bool:
+        """Take up what rounds cost now; False until it is known."""
+        costs = self._learnt.costs_at(self._situation.bucket)
+        self._prices = costs.at(len(sequence.tokens) - 1)
+        return self._prices is not None
+
+    def _ask_signals(self, sequence: Sequence) -> bool:
+        """Ask the drafters what they know before drafting: all of them when options are weighed,
+        else those whose signal varies. Returns whether a signal changed."""
+        learnt, signals, has_changed = self._learnt, self._signals, False
+        for name in self._allowed:
+            seen = learnt.signals.setdefault(name, set())
+            if self._is_weighed or len(seen) > 1:
+                signal = learnt.drafters[name].signal(sequence)
+                if name not in signals or signals[name] != signal:
+                    signals[name], has_changed = signal, True
+                    seen.add(signal)
+        return has_changed
+
+    def _set_periods(self) -> None:
+        """Rounds until signals are asked and options weighed again."""
+        allowed_ms = PLANNED * self._known_prices.plain_ms
+        learnt, name = self._learnt, self._plan.drafter
+        if self._is_weighed and not self._is_exploring:
+            period = int(learnt.weighing_ms / allowed_ms)
+            self._until_weighed = min(MOST_PERIOD, max(LEAST_PERIOD, period)) - 1
+        varies = name != OFF and len(learnt.signals.get(name, ())) > 1
+        unasked = 0 if varies else int(learnt.asking_ms / allowed_ms)
+        self._until_asked = min(MOST_UNASKED, unasked)
+
+    def _option(self, name: str, signal: Hashable) -> Option | None:
+        """What is learnt of it as an option, weighed anew when its time has come."""
+        if signal is None:
+            return None
+        due, option = self._options.get((name, signal), (-1, None))
+        if due > self._num_rounds:
+            return option
+        option = self._learnt.option(
+            name, signal, self._situation, self._known_prices, self._fixed_length,
+            self._first_length,
+        )  # fmt: skip
+        is_far = option is None or option.rate < FAR * self._going_rate
+        lasts = LEAST_PERIOD * (4 if is_far else 1)
+        self._options[name, signal] = self._num_rounds + lasts, option
+        self._plans.pop((name, signal), None)
+        return option
+
     def _unmeasured(self, sequence: Sequence) -> DraftPlan:
         if self._may_be_off:
-            return DraftPlan(OFF, 0, reason="Off: this machine has not been measured yet.")
+            self._until_weighed = MOST_PERIOD
+            self._plan = DraftPlan(OFF, 0, reason=UNMEASURED)
+            return self._plan
         name = self._allowed[0]
-        signal = self._controller.drafters[name].signal(sequence)
-        reason = f"{name}, as you chose; this machine has not been measured yet."
+        signal = self._learnt.drafters[name].signal(sequence)
         length = self._fixed_length or self._first_length or UNMEASURED_LENGTH
-        return DraftPlan(name, length, reason=reason, signal=signal)
+        return DraftPlan(name, length, reason=why_unmeasured(name), signal=signal)
+
+    # -- learning ----------------------------------------------------------------------------
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        step, plan, learnt = outcome.step, self._plan, self._learnt
+        self._num_rounds += 1
+        if plan.drafter == OFF and not self._is_asked and not self._is_exploring:
+            self._quiet_rounds += 1
+            self._quiet_ms += step.round_ms
+            return
+        if self._quiet_rounds:
+            learnt.acceptance.tick(self._situation.kind, self._quiet_rounds)
+        was_caught_up = self._was_caught_up(step, plan.drafter)
+        learnt.learn(self._situation, outcome, was_caught_up)
+        if plan.drafter != OFF and not step.num_draft_tokens:
+            learnt.learn_of_nothing(self._situation, plan, step)
+        if self._prices is not None:
+            self._account(step, plan, self._prices.plain_ms)
+        self._quiet_rounds, self._quiet_ms = 0, 0.0
+
+    def _account(self, step: Step, plan: DraftPlan, plain_ms: float) -> None:
+        """Charge a round that explored, and see whether drafting has fallen behind."""
+        learnt, drafted = self._learnt, plan.drafter != OFF
+        budget = learnt.budget(self._situation.bucket, plain_ms)
+        budget.earn(step.round_ms + self._quiet_ms, plain_ms)
+        budget.num_drafted += drafted
+        if self._is_exploring:
+            tokens = self._trial_tokens if step.num_draft_tokens else 1.0
+            budget.saved_ms -= max(0.0, step.round_ms - tokens / self._going_rate)
+            self._options.pop((plan.drafter, plan.signal), None)  # it is to be weighed anew
+        elif drafted and self._may_be_off:
+            self._behind_ms += step.round_ms - step.num_output_tokens * plain_ms
+            if self._behind_ms > FALLEN_BEHIND * plain_ms:
+                self._until_weighed = 0
+                self._options.pop((plan.drafter, plan.signal), None)
+        if self._is_weighed:
+            learnt.weighing_ms += MEMORY * (step.plan_ms - learnt.weighing_ms)
+        elif self._is_asked:
+            learnt.asking_ms += MEMORY * (step.plan_ms - learnt.asking_ms)
+
+    def _was_caught_up(self, step: Step, drafter: str) -> bool:
+        """Whether the round's drafter had read nearly all before; notes that it has by now."""
+        if drafter == OFF or step.draft_ms < ASKED_MS:
+            return True
+        num_missed = step.context_length + 1 - self._read.get(drafter, 0)
+        self._read[drafter] = step.context_length + 1
+        if num_missed <= NEARLY_CAUGHT_UP:
+            return True
+        costs = self._learnt.costs_at(self._situation.bucket)
+        usual_ms = costs.draft_ms(drafter, step.num_draft_steps or 1, step.context_length)
+        if usual_ms is not None:
+            self._learnt.catch_up.observe(drafter, num_missed, step.draft_ms - usual_ms)
+        return False

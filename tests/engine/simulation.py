@@ -1,28 +1,16 @@
-"""A clock and coins instead of models: rounds whose cost and acceptance are known exactly."""
+"""Coins instead of models: drafters of a known acceptance, played in a world of bench.worlds."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-import torch
-
-from localspec.core import (
-    AUTO,
-    OFF,
-    DraftPlan,
-    Outcome,
-    Proposal,
-    SamplingParams,
-    Sequence,
-    Step,
-    Verdict,
-    chain,
-)
+from localspec.bench.play import RIGHT, WRONG, Game
+from localspec.bench.worlds import World as CostWorld
+from localspec.core import AUTO, DraftPlan, Outcome, Proposal, SamplingParams, Sequence, Step, chain
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
-from localspec.engine.costs import WIDTHS, Costs
-from localspec.engine.prices import MAX_DRAFT_TOKENS
+from localspec.engine.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs
 
 PLAIN_MS = 10.0
 WIDTH_MS = 0.2  # each further token of a round's forward
@@ -40,49 +28,68 @@ class Simulated:
     shapes_itself = False
 
     def __init__(self, step_ms: float, rate: float, is_free: bool = False) -> None:
+        self.name = "simulated"
         self.step_ms = step_ms
         self.rate = rate
         self.is_free = is_free
         self.is_silent = False
         self.confidence: float | None = None
         self.foreseen: tuple[int, ...] = ()
+        self.random = random.Random(0)
 
     def signal(self, sequence: Sequence) -> str | None:
         return None if self.is_silent else "s"
 
-    def prepare(self, sequence: object) -> None:
+    def prepare(self, sequence: Sequence) -> None:
         pass
 
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         return self.foreseen if self.is_free else ()
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        raise AssertionError("nothing is drafted in a simulation")
+        tokens, is_right = list[int](), True
+        while len(tokens) < plan.num_draft_tokens:
+            is_right = is_right and self.random.random() < self.rate
+            tokens.append(RIGHT if is_right else WRONG)
+            may_stop = plan.keep_drafting is not None and self.confidence is not None
+            if may_stop and not plan.keep_drafting(len(tokens) - 1, self.confidence):  # type: ignore
+                break
+        said = None if self.confidence is None else (self.confidence,) * len(tokens)
+        return chain(tuple(tokens), confidences=said)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         pass
 
 
 class World:
-    """Rounds of simulated drafters under a real controller."""
+    """Rounds of simulated drafters under a real controller; their rates may change between runs."""
 
     def __init__(
-        self, drafters: dict[str, Simulated], seed: int = 1, is_measured: bool = True
+        self,
+        drafters: dict[str, Simulated],
+        seed: int = 1,
+        is_measured: bool = True,
+        noise: float = 0.0,
     ) -> None:
-        self.drafters = drafters
-        self.rng = random.Random(seed)
-        self.noise = 0.0
         self.kind = ""  # of the text of the turns to come
         costs = Costs()
-        if is_measured:
-            for width in WIDTHS:
-                costs.set_verify(width, 0, verify_ms(width - 1))
-            for name, drafter in drafters.items():
-                costs.set_draft_step(name, 0, drafter.step_ms)
+        for width in WIDTHS:
+            costs.set_verify(width, 0, verify_ms(width - 1))
+        for name, drafter in drafters.items():
+            costs.set_draft_step(name, 0, drafter.step_ms)
+            drafter.random = random.Random(f"{seed}/{name}")
         named: dict[str, Any] = dict(drafters)
-        self.controller = Controller(named, costs, Acceptance())
-        self.steps: list[Step] = []
-        self.reasons: list[str] = []
+        world = CostWorld("simulated", {}, (), costs.snapshot())
+        self.game = Game(world, named, random.Random(seed), jitter=noise)
+        self.controller = Controller(named, costs if is_measured else Costs(), Acceptance())
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.game.steps
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.game.reasons
 
     def run(
         self,
@@ -98,46 +105,7 @@ class World:
             policy = self.controller.policy(sampling, requested, length, kind=self.kind)
             while left > 0 and len(sequence.tokens) < TURN:
                 left -= 1
-                self._round(sequence, policy)
-
-    def _round(self, sequence: Sequence, policy: Any) -> None:
-        plan = policy.plan(sequence)
-        drafter = self.drafters.get(plan.drafter)
-        num_drafted, confidences = self._drafted(plan, drafter)
-        accepted = 0
-        while drafter and accepted < num_drafted and self.rng.random() < drafter.rate:
-            accepted += 1
-        jitter = 1.0 + self.noise * self.rng.uniform(-1.0, 1.0)
-        step = Step(
-            drafter=plan.drafter if num_drafted else OFF,
-            num_draft_tokens=num_drafted,
-            num_accepted_tokens=accepted,
-            num_output_tokens=accepted + 1,
-            draft_ms=jitter * (drafter.step_ms if drafter else 0.0) * num_drafted,
-            verify_ms=jitter * verify_ms(num_drafted),
-            context_length=len(sequence.tokens) - 1,
-            is_probe=plan.is_probe,
-            signal=plan.signal,
-            confidences=confidences,
-        )
-        sequence.append([9] * (accepted + 1))
-        proposal = chain((9,) * num_drafted, confidences=confidences)
-        verdict = Verdict(tuple(range(accepted)), 9)
-        policy.observe(sequence, Outcome(step, proposal, verdict, torch.empty(0)))
-        self.steps.append(step)
-        self.reasons.append(plan.reason)
-
-    def _drafted(
-        self, plan: DraftPlan, drafter: Simulated | None
-    ) -> tuple[int, tuple[float, ...] | None]:
-        if drafter is None or drafter.confidence is None:
-            return plan.num_draft_tokens, None
-        count = 0
-        while count < plan.num_draft_tokens:
-            count += 1
-            if plan.keep_drafting and not plan.keep_drafting(count - 1, drafter.confidence):
-                break
-        return count, (drafter.confidence,) * count
+                self.game.round(sequence, policy)
 
     def share(self, drafter: str, last: int | None = None) -> float:
         """Share of the rounds (the last ones) that this drafter drafted."""

@@ -17,9 +17,8 @@ from localspec.engine import verify
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate, steady_ms
 from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
+from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
 from localspec.engine.engine import Engine
-from localspec.engine.prices import MAX_DRAFT_TOKENS
 from localspec.engine.sampling import draw
 from tests.tiny import TableModel
 
@@ -69,10 +68,9 @@ def set_up(capacity: int) -> tuple[Engine, Controller]:
 
 
 def curve_of(controller: Controller, bucket: int) -> list[float]:
-    prices = controller.prices(bucket, 100)
-    found = prices and prices.curve("timed", steps_a_token=1.0)
-    assert found is not None
-    return found.round_ms
+    prices = controller.costs_at(bucket).at(100)
+    assert prices is not None
+    return prices.round_ms_by_length("timed", steps_a_token=1.0)
 
 
 def test_costs_are_those_of_the_machine() -> None:
@@ -152,7 +150,7 @@ def test_after_two_measurements_no_round_is_priced_by_guessing_beyond_them() -> 
     for _ in range(3):
         next(phrases)
     phrases.close()
-    prices = controller.prices(0, 100)
+    prices = controller.costs.at(100)
     assert prices is not None and min(prices.verify_ms) >= 0.8 * prices.plain_ms
     assert prices.verify_ms[-1] > 5.0 * prices.plain_ms, "the widest was measured second"
 

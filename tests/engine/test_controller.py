@@ -11,9 +11,9 @@ import torch
 
 from localspec.core import AUTO, OFF, Outcome, Proposal, SamplingParams, Step, Verdict, chain
 from localspec.engine.acceptance import Acceptance, Situation
-from localspec.engine.controller import Controller, best_length, expected_tokens
-from localspec.engine.costs import Costs
-from tests.engine.simulation import Simulated, World, best_fixed_rate, verify_ms
+from localspec.engine.controller import Controller
+from localspec.speculation import best_length, expected_tokens
+from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
 
 COLD, HOT = SamplingParams(0.0), SamplingParams(1.0)
 
@@ -85,7 +85,7 @@ def test_what_can_never_pay_is_never_tried() -> None:
 
 def test_drafting_names_its_expected_gain() -> None:
     world = World({"d": Simulated(0.5, 0.9)})
-    world.run(100, COLD)
+    world.run(15, COLD)
     assert "d:" in world.reasons[-1] and "x of plain decoding expected" in world.reasons[-1]
 
 
@@ -253,19 +253,16 @@ def test_a_look_at_plain_decoding_takes_two_rounds() -> None:
     assert starts and all(looks[i + 1] for i in starts)
 
 
-def test_what_is_known_elsewhere_is_taken_up_once_rounds_have_a_price() -> None:
+def test_what_is_known_elsewhere_is_where_a_first_turn_starts() -> None:
     learnt = World({"d": Simulated(1.0, 0.9)})
     learnt.run(100, COLD)
     elsewhere = learnt.controller.acceptance.snapshot()
-    drafters, place = learnt.controller.drafters, Situation(0)
-    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
+    drafters, costs = learnt.controller.drafters, learnt.controller.costs
+    controller = Controller(drafters, costs, Acceptance(), costs, elsewhere)
     controller.policy(COLD, AUTO, None)
-    assert not controller.acceptance.is_known(place), "nothing has a price yet"
-    controller.costs = controller.sampled_costs = learnt.controller.costs
-    controller.policy(COLD, AUTO, None)
-    assert controller.acceptance.rates("d", "s", place)[0] == pytest.approx(0.9, abs=0.1)
-    assert controller.probing_in(place).allowance == 0.0, "there is less to find out"
-    assert Controller(drafters, Costs(), Acceptance()).probing_in(place).allowance > 0.0
+    assert controller.acceptance.rates("d", "s", Situation(0))[0] == pytest.approx(0.9, abs=0.1)
+    assert controller.budget(0, PLAIN_MS).saved_ms == 0.0, "there is less to find out"
+    assert Controller(drafters, costs, Acceptance()).budget(0, PLAIN_MS).saved_ms > 0.0
 
 
 @pytest.mark.parametrize("shapes_itself", [True, False])
@@ -278,7 +275,29 @@ def test_what_a_drafter_runs_for_a_token_is_learnt_whether_or_not_it_makes_chain
     world = World({"d": drafter})
     for _ in range(50):
         world.controller.acceptance.observe("d", "s", Situation(0), 4, 3, 10.0, num_steps=8)
-    prices = world.controller.prices(0, 128)
+    prices = world.controller.costs.at(128)
     assert prices is not None
     option = world.controller.option("d", "s", Situation(0), prices, fixed_length=5)
-    assert option is not None and option.round_ms == pytest.approx(verify_ms(5) + 5 * 2 * 1.0)
+    assert option is not None and option.round_ms[5] == pytest.approx(verify_ms(5) + 5 * 2 * 1.0)
+
+
+def test_a_hot_stretch_does_not_shorten_the_drafts_of_a_cold_one() -> None:
+    """Of a drafter asked for by name: what one temperature teaches does not stick to another."""
+    drafter = Simulated(1.0, 0.9)
+    world = World({"d": drafter})
+    world.run(200, COLD, "d")
+    before = world.steps[-1].num_draft_tokens
+    drafter.rate = 0.1
+    world.run(400, SamplingParams(1.2), "d")
+    assert world.steps[-1].num_draft_tokens < before
+    drafter.rate = 0.9
+    world.run(5, COLD, "d")
+    assert world.steps[-1].num_draft_tokens >= before - 1
+
+
+def test_a_reason_says_of_a_rate_that_nothing_was_tried() -> None:
+    world = World({"d": Simulated(1.0, 0.9)})
+    world.run(1, COLD, "d")
+    assert "assumed" in world.reasons[0] and "not tried" in world.reasons[0]
+    world.run(60, COLD, "d")
+    assert "assumed" not in world.reasons[-1] and "accepted" in world.reasons[-1]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
-from localspec.engine.costs import Costs, Curve
+from localspec.engine.costs import (
+    KEPT_ROUNDS,
+    MAX_DRAFT_TOKENS,
+    WIDTHS,
+    Costs,
+    CostSnapshot,
+    Curve,
+)
 
 
 def measured() -> Costs:
@@ -210,3 +218,78 @@ def test_fast_rounds_apart_refute_nothing() -> None:
         costs.observe(1, 100, 10.0)
     found = costs.plain_ms(100)
     assert found is not None and found > 7.0
+
+
+# all costs at one moment
+
+
+def table(plain_ms: float = 10.0) -> Costs:
+    costs = Costs()
+    for width in WIDTHS:
+        costs.set_verify(width, 0, plain_ms + 0.2 * (width - 1))
+    costs.set_draft_step("d", 0, 1.5)
+    return costs
+
+
+def reading(costs: Costs) -> CostSnapshot:
+    found = costs.at(100)
+    assert found is not None
+    return found
+
+
+def test_a_round_is_its_forward_and_its_steps() -> None:
+    prices = reading(table())
+    by_length = prices.round_ms_by_length("d", steps_a_token=1.0)
+    assert len(by_length) == MAX_DRAFT_TOKENS + 1
+    assert by_length[0] == prices.plain_ms == pytest.approx(10.0)
+    assert by_length[4] == prices.round_ms("d", 4, 4) == pytest.approx(10.8 + 4 * 1.5)
+    assert prices.round_ms("d", 2.5, 1) == pytest.approx(10.5 + 1.5), "a mean lies between"
+    assert prices.place_ms == pytest.approx([0.2] * MAX_DRAFT_TOKENS)
+    assert prices.jump_ms == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_tree_runs_at_least_once_and_less_often_than_it_has_tokens() -> None:
+    by_length = reading(table()).round_ms_by_length("d", steps_a_token=0.25)
+    assert by_length[2] == pytest.approx(10.4 + 1.5)
+    assert by_length[8] == pytest.approx(11.6 + 2 * 1.5)
+
+
+def test_a_jump_from_one_token_to_several_is_charged_once() -> None:
+    """As where another kernel serves several tokens: 10 ms for one, 16 for two, then 0.1 each."""
+    costs = Costs()
+    for width in WIDTHS:
+        costs.set_verify(width, 0, 10.0 if width == 1 else 16.0 + 0.1 * (width - 2))
+    assert reading(costs).place_ms == pytest.approx([0.1] * MAX_DRAFT_TOKENS)
+    assert reading(costs).jump_ms == pytest.approx(5.9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_jump_and_places_never_cost_more_than_the_forward_and_rise(seed: int) -> None:
+    """Also where a width costs more than a wider one, as between two kernels."""
+    rng = random.Random(seed)
+    costs, verify_ms = Costs(), 10.0
+    for width in WIDTHS:
+        verify_ms += rng.choice((0.0, 0.1, 3.0, -1.0 if 2 < width < 16 else 0.0)) * rng.random()
+        verify_ms = max(verify_ms, costs.plain_ms(0) or 0.0)
+        costs.set_verify(width, 0, verify_ms)
+    prices = reading(costs)
+    totals = [prices.plain_ms + prices.jump_ms + ms for ms in accumulate(prices.place_ms)]
+    assert list(prices.place_ms[1:]) == sorted(prices.place_ms[1:])
+    for total, true in zip(totals, prices.verify_ms[1:], strict=True):
+        assert total <= true + 1e-9
+    assert totals[-1] == pytest.approx(prices.verify_ms[-1])
+
+
+def test_a_reading_serves_a_while_near_its_context_until_something_is_measured() -> None:
+    costs = table()
+    first = costs.at(100)
+    assert costs.at(110) is first and costs.at(4000) is not first
+    for _ in range(KEPT_ROUNDS):
+        costs.observe(1, 100, 12.0)
+    later = reading(costs)
+    assert later is not first and later.plain_ms > 10.0
+    assert costs.set_draft_step("new", 0, 2.0) is None and "new" in reading(costs).step_ms
+
+
+def test_nothing_is_read_from_a_table_that_is_empty() -> None:
+    assert Costs().at(100) is None

@@ -7,13 +7,10 @@ import torch
 
 from localspec.core import Outcome, Proposal, SamplingParams, Sequence, Step, Verdict, chain
 from localspec.engine.acceptance import Situation
-from localspec.engine.controller import (
-    USUAL_NODES,
-    Controller,
-    judged,
-    was_tried_beyond,
-)
-from localspec.engine.prices import KEPT_ROUNDS, MAX_DRAFT_TOKENS, Prices
+from localspec.engine.controller import Controller
+from localspec.engine.costs import KEPT_ROUNDS, MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.engine.learnt import judged, was_tried_beyond
+from localspec.engine.options import USUAL_NODES
 from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
 
 TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
@@ -62,8 +59,8 @@ def test_a_tree_teaches_by_depth_by_confidence_and_by_steps() -> None:
     assert acceptance.steps_a_token("tree") == pytest.approx(0.5)
 
 
-def prices_of(controller: Controller) -> Prices:
-    found = controller.prices(0, 100)
+def prices_of(controller: Controller) -> CostSnapshot:
+    found = controller.costs.at(100)
     assert found is not None
     return found
 
@@ -80,11 +77,12 @@ def test_steps_are_what_drafting_is_charged_by() -> None:
     controller = played.controller
     first = controller.option("tree", "s", HERE, prices_of(controller))
     assert first is not None
-    assert first.round_ms == pytest.approx(10.0 + USUAL_NODES * WIDTH_MS + 1.0)
+    assert first.round_ms[USUAL_NODES] == pytest.approx(10.0 + USUAL_NODES * WIDTH_MS + 1.0)
     for _ in range(KEPT_ROUNDS):
         controller.learn(HERE, outcome(TREE, (1,)))
     dearer = controller.option("tree", "s", HERE, prices_of(controller))
-    assert dearer is not None and dearer.round_ms > first.round_ms + 0.9, "two steps for four"
+    assert dearer is not None
+    assert dearer.round_ms[4] > first.round_ms[4] + 0.9, "two steps for four"
 
 
 def test_prices_are_what_width_and_steps_cost_at_the_going_rate() -> None:
@@ -93,8 +91,8 @@ def test_prices_are_what_width_and_steps_cost_at_the_going_rate() -> None:
     prices = prices_of(controller)
     option = controller.option("tree", "s", HERE, prices)
     assert option is not None and option.num_draft_tokens == MAX_DRAFT_TOKENS
-    growth = controller.growth(option, prices, 0, rate=0.2)
-    assert growth is not None and len(growth.node_prices) == MAX_DRAFT_TOKENS
+    growth = controller.growth("tree", prices, 0, rate=0.2)
+    assert len(growth.node_prices) == MAX_DRAFT_TOKENS
     assert growth.node_prices == pytest.approx([0.2 * WIDTH_MS] * MAX_DRAFT_TOKENS)
     assert growth.step_price == pytest.approx(0.2 * 1.0)
     assert growth.chance(0.6) == pytest.approx(0.6)
@@ -136,8 +134,7 @@ def test_the_best_of_many_is_found_though_others_look_better_at_first() -> None:
     """Eight ways; the best is dearer than four of them. 2500 rounds, the learning included."""
     reached = []
     for seed in range(8):
-        played = World(MANY, seed)
-        played.noise = 0.1
+        played = World(MANY, seed, noise=0.1)
         played.run(2500, COLD)
         reached.append(played.rate() / best_fixed_rate(MANY))
     assert sum(reached) / len(reached) >= 0.95 and min(reached) >= 0.85, reached

@@ -9,8 +9,7 @@ import torch
 
 from localspec.core import AUTO, SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.engine.acceptance import LENIENT, Situation, temperature_bucket
-from localspec.engine.controller import bucket_of
+from localspec.engine.acceptance import LENIENT, Situation, bucket_of, temperature_bucket
 from localspec.engine.engine import Engine
 from localspec.leniency import Factor, Threshold
 from tests.engine.simulation import Simulated, World
@@ -58,7 +57,7 @@ def test_the_first_length_holds_for_the_first_round_only(first: int) -> None:
     sequence = sequence_of()
     lengths = []
     for _ in range(30):
-        world._round(sequence, policy)
+        world.game.round(sequence, policy)
         lengths.append(world.steps[-1].num_draft_tokens)
     assert lengths[0] == first
     usual = World({"d": Simulated(0.2, 0.9)})

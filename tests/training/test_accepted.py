@@ -8,7 +8,7 @@ import pytest
 
 from localspec.backend import Message
 from localspec.core import Sequence
-from localspec.engine.acceptance import Acceptance, Situation
+from localspec.engine.acceptance import Acceptance
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.options import LoadOptions
@@ -30,7 +30,7 @@ def test_every_drafter_is_measured_and_the_file_can_be_read(tmp_path: Path) -> N
     found, why = read_accepted(out, origin.marks)
     assert why is None and found is not None
     learnt = Acceptance.restored(found)
-    assert learnt.is_known(Situation(0)) and not learnt.is_known(Situation(2))
+    assert learnt.is_known(0) and not learnt.is_known(2)
     assert any(line.startswith("eagle: 1 prompts at T 0") for line in said)
 
 

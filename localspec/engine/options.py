@@ -1,0 +1,124 @@
+"""What may be chosen for a round, and what it is expected to bring.
+
+Contract: an `Option` is one drafter with one signal at its best length; `option_of` weighs it from
+what is believed of its acceptance and what its rounds cost. Pure: nothing is learnt here.
+
+Not here: which option is taken (controller).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from random import Random
+
+from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
+from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.speculation import best_length, expected_tokens
+
+MARGIN = 0.15  # of an untried option's rate, taken off before it is compared with others
+DRAW_SHARPNESS = 0.5  # of the evidence in a draw: acceptance differs from turn to turn
+USUAL_NODES = 4  # of a drafter that shapes its drafts, before its rounds have shown
+UNKNOWN_STEPS = 0.25  # of such a drafter, a token
+
+
+@dataclass(frozen=True)
+class Option:
+    """num_draft_tokens: its length; of a drafter that shapes its drafts, as far as it may go.
+    rate: expected tokens per ms. rates: acceptance by position. evidence: rounds behind it.
+    round_ms[γ]: what its rounds cost. length: the γ of the model's rate, `model_rate`, which `rate`
+    corrects by what its rounds really gave. is_free: whether the controller chooses γ."""
+
+    drafter: str
+    signal: Hashable
+    num_draft_tokens: int
+    rate: float
+    rates: list[float]
+    evidence: float
+    round_ms: list[float]
+    length: int
+    model_rate: float
+    is_free: bool
+
+    @property
+    def sure_rate(self) -> float:
+        """The rate less a margin for what was not tried."""
+        return self.rate * (1.0 - MARGIN / math.sqrt(1.0 + self.evidence))
+
+    @property
+    def ceiling(self) -> float:
+        """Tokens per ms if every draft token were accepted."""
+        return max((n + 1) / ms for n, ms in enumerate(self.round_ms) if n)
+
+    def drawn(self, random: Random) -> tuple[float, int]:
+        """(rate, length) for an acceptance drawn from the posterior. The draw is of the first
+        position; the others follow it as powers: r ** (log drawn / log mean)."""
+        mean = min(0.99, max(0.01, self.rates[0]))
+        weight = DRAW_SHARPNESS * self.evidence + PRIOR_WEIGHT
+        found = random.betavariate(mean * weight, (1.0 - mean) * weight)
+        power = math.log(min(0.999, max(0.001, found))) / math.log(mean)
+        rates = [min(0.999, rate) ** power for rate in self.rates]
+        if self.is_free:
+            length, rate = best_length(rates, self.round_ms)
+        else:
+            length = self.length
+            rate = expected_tokens(rates, length) / self.round_ms[length]
+        return self.rate * rate / self.model_rate, length
+
+    def tokens(self, length: int) -> float:
+        """Expected of a round of this length."""
+        return self.rate / self.model_rate * expected_tokens(self.rates, length)
+
+
+def option_of(
+    drafter: str,
+    signal: Hashable,
+    prices: CostSnapshot,
+    belief: Estimate,
+    steps_a_token: float | None,
+    shapes_itself: bool,
+    fixed_length: int | None = None,
+    first_length: int | None = None,
+) -> Option:
+    """The drafter at its best length, or at the one asked for. first_length: the length of a chain
+    before its first round. steps_a_token: how often it runs for each token, None: not known."""
+    rates, evidence, _ = belief
+    if steps_a_token is None:
+        steps_a_token = UNKNOWN_STEPS if shapes_itself else 1.0
+    round_ms = prices.round_ms_by_length(drafter, steps_a_token)
+    if fixed_length is not None:
+        length = min(fixed_length, MAX_DRAFT_TOKENS)
+    else:
+        length = USUAL_NODES if shapes_itself else best_length(rates, round_ms)[0]
+    model_rate = expected_tokens(rates, length) / round_ms[length]
+    rate, num_draft_tokens = model_rate, fixed_length or length
+    if fixed_length is None:
+        rate = _observed_rate(drafter, prices, belief, length, steps_a_token)
+        if shapes_itself:
+            num_draft_tokens = MAX_DRAFT_TOKENS
+        elif first_length is not None and evidence == 0.0:
+            num_draft_tokens = min(first_length, MAX_DRAFT_TOKENS)
+    is_free = fixed_length is None and not shapes_itself
+    return Option(
+        drafter, signal, num_draft_tokens, rate, rates, evidence, round_ms, length, model_rate,
+        is_free,
+    )  # fmt: skip
+
+
+def _observed_rate(
+    drafter: str, prices: CostSnapshot, belief: Estimate, length: int, steps_a_token: float
+) -> float:
+    """Tokens per ms of the drafter's own rounds; where they are few, of the expected round.
+
+    What its rounds really gave is weighed against the expectation by position: positions late in
+    a draft are reached by confident drafts only, and look better than they are."""
+    tokens, drafted = expected_tokens(belief.rates, length), float(length)
+    steps = max(1.0, steps_a_token * length)
+    for counts, weight in belief.levels:
+        if counts.num_rounds > 0.0:
+            total = counts.num_rounds + weight
+            tokens = (counts.tokens + weight * tokens) / total
+            drafted = (counts.drafted + weight * drafted) / total
+            steps = (counts.steps + weight * steps) / total
+    return tokens / prices.round_ms(drafter, min(drafted, MAX_DRAFT_TOKENS), steps)
