@@ -22,22 +22,13 @@ import torch
 from localspec.errors import LocalspecError, MemoryShortage, ModelError
 from localspec.forward.fingerprint import require_trained_for
 from localspec.forward.heads.files import CONFIG
+from localspec.speculation import expected_tokens
 from localspec.training.draft import DraftRecipe, load_draft
 from localspec.training.recipe import Recipe, load_recipe
 from localspec.training.rows import TokenRow, make_batches, padded
 from localspec.training.target import Target
 
 DIGITS = 4  # of expected tokens a round; finer differences are rounding
-
-
-def expected_tokens(acceptance: Sequence[float], length: int | None = None) -> float:
-    """Of a round with `length` draft tokens, None: as many as there are rates. acceptance: of each
-    position, given that all before it were accepted. The target's own token counts."""
-    total, survival = 1.0, 1.0
-    for rate in acceptance[:length]:
-        survival *= rate
-        total += survival
-    return total
 
 
 @dataclass(frozen=True)
@@ -55,7 +46,8 @@ class Judgement:
 
     @property
     def expected_tokens(self) -> float:
-        return expected_tokens(self.acceptance)
+        """Of a round with every position drafted."""
+        return expected_tokens(self.acceptance, len(self.acceptance))
 
     @property
     def rank(self) -> tuple[float, float]:

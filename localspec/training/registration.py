@@ -27,7 +27,7 @@ from localspec.errors import LocalspecError, ModelError, StoreError
 from localspec.files import replacing
 from localspec.forward.fingerprint import fingerprint
 from localspec.forward.heads.files import head_kind
-from localspec.training.judging import Rival, expected_tokens
+from localspec.training.judging import Judgement, Rival
 from localspec.training.run import TrainResult
 
 MIN_ACCEPTANCE = 0.005  # of the first draft token; below it the figure reads 0 %
@@ -52,7 +52,7 @@ def register(
     if better is not None:
         return None, _why_rival_stays(result, better)
     before = artifact.before
-    if before is not None and expected_tokens(artifact.acceptance) <= expected_tokens(before):
+    if before is not None and result.judgement.expected_tokens <= _tokens(before):
         return None, "It got no better than the draft it began with, so that one stays in use."
     try:
         write = register_draft if artifact.kind == "draft" else register_head
@@ -65,15 +65,13 @@ def summary(result: TrainResult, profile: str | None, notice: str | None) -> str
     """What a person reads at the end of a training."""
     artifact, better = result.artifact, _better_rival(result)
     rates = ", ".join(f"{rate:.0%}" for rate in artifact.acceptance)
-    tokens = expected_tokens(artifact.acceptance)
+    tokens = result.judgement.expected_tokens
     lines = [
         f"The {artifact.kind} is in {result.folder}.",
         f"Held out, accepted by position: {rates}; {tokens:.2f} tokens a round.",
     ]
     if artifact.before is not None:
-        lines.append(
-            f"Before this training: {expected_tokens(artifact.before):.2f} tokens a round."
-        )
+        lines.append(f"Before this training: {_tokens(artifact.before):.2f} tokens a round.")
     lines += [_rival_line(rival) for rival in result.rivals if rival is not better]
     if profile is not None:
         lines.append(
@@ -81,6 +79,10 @@ def summary(result: TrainResult, profile: str | None, notice: str | None) -> str
             "`python -m localspec train report` says what it gains here."
         )
     return "\n".join([*lines, *([] if notice is None else [notice])])
+
+
+def _tokens(acceptance: tuple[float, ...]) -> float:
+    return Judgement(acceptance, 0.0).expected_tokens
 
 
 def _flag(result: TrainResult) -> str:

@@ -30,8 +30,8 @@ from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.model import LanguageModel
 from localspec.forward.weights import Bits, check_folder, load_model
+from localspec.speculation import expected_tokens
 from localspec.training.artifact import Artifact, read_artifact
-from localspec.training.judging import expected_tokens
 
 Report = Callable[[str], None]
 CACHE_LENGTH = 1024  # tokens the cache holds while measuring, at most

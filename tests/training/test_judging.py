@@ -13,6 +13,8 @@ from localspec.training.run import train
 from tests.training.conftest import Said
 from tests.training.test_run import settings
 
+pytestmark = pytest.mark.slow  # trains
+
 TINY = {"hidden_size": 4}
 
 

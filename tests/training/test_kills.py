@@ -24,6 +24,8 @@ from localspec.training.train_loop import TrainLoop
 from tests.training.conftest import Said
 from tests.training.test_run import settings
 
+pytestmark = pytest.mark.slow  # trains
+
 
 class Killed(BaseException):
     """What no handler in the program catches."""
@@ -172,7 +174,6 @@ train(settings(target, prompts, folder, num_steps=400), print)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_a_process_killed_outright_is_continued_by_another(
     target_folder: Path, prompts: Path, tmp_path: Path, root: Path, said: Said

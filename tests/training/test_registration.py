@@ -68,11 +68,12 @@ def test_a_target_that_no_profile_knows_gets_one_of_its_own(
     target.mkdir()
     path = register_head(settings, target.name, target, head(tmp_path / "m", "medusa"))
     found = load_profiles(settings.profile_folders)[path.stem]
-    assert found.model == str(target)
+    assert found.models[found.default].folder == target
     assert found.models[found.default].heads == ((tmp_path / "m").resolve(),)
     register_draft(settings, target.name, target, tmp_path / "distilled")
     again = load_profiles(settings.profile_folders)[path.stem]
-    assert again.drafts == (str(tmp_path / "distilled"),)
+    (draft_id,) = again.models[again.default].drafts
+    assert again.models[draft_id].folder == tmp_path / "distilled"
     assert again.models[again.default].heads == found.models[found.default].heads
 
 

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from localspec.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
 from localspec.training.artifact import Artifact, deliver
-from localspec.training.judging import expected_tokens
 from localspec.training.report import (
     LengthGain,
     ReportTarget,
@@ -25,11 +24,6 @@ from tools.demo_pair.tokenizer import save_tokenizer
 
 def gain(*lengths: LengthGain, plain_ms: float = 10.0) -> ResultGain:
     return ResultGain("out", "draft_model", "t", (0.8, 0.7), None, plain_ms, lengths, False)
-
-
-def test_expected_tokens_count_the_target_s_own() -> None:
-    assert expected_tokens((0.5, 0.5), 0) == 1.0
-    assert expected_tokens((0.5, 0.5), 2) == pytest.approx(1.75)
 
 
 def test_the_best_length_is_named_with_its_gain() -> None:

@@ -14,14 +14,16 @@ from tokenizers import Tokenizer
 
 from localspec.errors import ConfigError, DraftMismatch, MemoryShortage
 from localspec.forward.weights import load_model
+from localspec.speculation import expected_tokens
 from localspec.training import run as run_file
 from localspec.training.artifact import read_artifact
 from localspec.training.prompt_files import read_prompts
-from localspec.training.report import expected_tokens
 from localspec.training.run import TrainSettings, train
 from localspec.training.train_loop import TrainLoop
 from localspec.training.work_folder import alone_in
 from tests.training.conftest import Said, make_folder
+
+pytestmark = pytest.mark.slow  # trains
 
 
 def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> TrainSettings:
