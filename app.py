@@ -204,11 +204,11 @@ def _version_of(package: str) -> str | None:
 
 
 def _open_browser(address: str, is_wanted: bool) -> None:
-    if is_wanted and _has_screen():
+    if is_wanted and has_screen():
         webbrowser.open(address)
 
 
-def _has_screen() -> bool:
+def has_screen() -> bool:
     """Without a screen a text browser would take over the terminal."""
     if sys.platform in ("win32", "darwin"):
         return True

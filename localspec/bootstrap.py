@@ -137,7 +137,7 @@ def prepare(environment: Environment, say: Say) -> None:
     if environment.is_complete():
         return
     try:
-        with _lock(environment.root / ".venv.lock", say):
+        with lock(environment.root / ".venv.lock", say):
             if not environment.is_complete():  # the other start may have finished it meanwhile
                 _install(environment, say)
     except OSError as error:
@@ -217,7 +217,7 @@ def _install(environment: Environment, say: Say) -> None:
     say(f"Installing {environment.requirements} into .venv (once; some minutes) ...")
     environment.unfinished_mark.touch()
     environment.log.unlink(missing_ok=True)  # pip appends to it
-    command = [str(environment.python), "-m", "pip", *_pip_arguments(environment, has_card)]
+    command = [str(environment.python), "-m", "pip", *pip_arguments(environment, has_card)]
     # stdout is for the result of the command alone.
     ended = subprocess.run(command, stdout=sys.stderr, cwd=environment.root)
     if ended.returncode:
@@ -264,7 +264,7 @@ def _is_of_this_python(environment: Environment) -> bool:
     return values.get("version", "").split(".")[:2] == [str(n) for n in sys.version_info[:2]]
 
 
-def _pip_arguments(environment: Environment, has_card: bool) -> list[str]:
+def pip_arguments(environment: Environment, has_card: bool) -> list[str]:
     options = ["--disable-pip-version-check", "--no-input", "--log", str(environment.log)]
     if IS_WINDOWS and has_card:
         # A build for CPUs that is already here satisfies the pin; --upgrade prefers CUDA's.
@@ -295,7 +295,7 @@ def _is_inside(environment: Environment) -> bool:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, say: Say) -> Iterator[None]:
+def lock(path: Path, say: Say) -> Iterator[None]:
     """Hold the file's lock; the operating system releases it if this process dies."""
     with path.open("a+b") as file:
         if not _try_lock(file):

@@ -80,19 +80,19 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
             f"A context of {wanted} tokens was asked for, but {source.target_name} can use "
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
-    device = _device(hardware, torch)
+    device = device_of(hardware, torch)
     bits = QUANTISED.get(options.dtype or "")
-    dtype = _dtype(None if bits else options.dtype, hardware, torch)
+    dtype = dtype_of(None if bits else options.dtype, hardware, torch)
     return Place(hardware, device, dtype, bits, wanted)
 
 
-def _device(hardware: Hardware, torch: Any) -> Any:
+def device_of(hardware: Hardware, torch: Any) -> Any:
     """Torch's device for the GPU that was chosen; torch may number GPUs in another order."""
     index = torch_index(hardware.gpu, torch) if hardware.gpu is not None else None
     return torch.device(hardware.device) if index is None else torch.device("cuda", index)
 
 
-def _dtype(name: str | None, hardware: Hardware, torch: Any) -> Any:
+def dtype_of(name: str | None, hardware: Hardware, torch: Any) -> Any:
     """The precision asked for; else bf16 where the device computes in it, fp32 elsewhere."""
     from localspec.forward.weights import DTYPES
 

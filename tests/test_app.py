@@ -139,7 +139,7 @@ def test_the_browser_opens_where_there_is_a_screen(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr(app, "_has_screen", lambda: has_screen)
+    monkeypatch.setattr(app, "has_screen", lambda: has_screen)
     app.announce("http://127.0.0.1:1/", opens_browser=True).join()
     app.announce("http://127.0.0.1:1/", opens_browser=False).join()
     assert len(opened) == int(has_screen)
@@ -187,23 +187,19 @@ def test_the_suite_fails_if_any_part_fails_and_pytest_comes_last(
     assert ran[-1] == ("pytest", "-k", "fast")
 
 
-@pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((1, 0), 1), ((0, 5), 5)])
-def test_the_whole_suite_runs_in_two_parts_and_either_can_fail_it(
-    monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], expected: int
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], suite.WHOLE),
+        (["--quick"], suite.QUICK),
+        (["--quick", "-x"], (*suite.QUICK, "-x")),
+        (["-k", "fast"], ("-k", "fast")),
+    ],
+)
+def test_the_suite_is_run_whole_quick_or_as_told(
+    arguments: list[str], expected: tuple[str, ...]
 ) -> None:
-    ran: list[tuple[str, ...]] = []
-
-    def run(module: str, *arguments: str) -> int:
-        ran.append(arguments)
-        return codes[len(ran) - 1] if module == "pytest" else 0
-
-    monkeypatch.setattr(suite, "ensure_environment", lambda *_: None)
-    monkeypatch.setattr(suite, "CHECKS", ())
-    monkeypatch.setattr(suite, "run", run)
-    assert suite.main([]) == expected
-    most, of_the_page = ran
-    assert of_the_page and all((suite.ROOT / file).is_file() for file in of_the_page)
-    assert most == ("-n", "2", *(f"--ignore={file}" for file in of_the_page))
+    assert suite.pytest_arguments(arguments) == expected
 
 
 def test_the_suite_sets_up_with_the_development_requirements(

@@ -202,8 +202,8 @@ def test_the_lock_of_a_killed_start_is_free_again(checkout: Checkout) -> None:
         [
             sys.executable,
             "-c",
-            "import pathlib, time\nfrom localspec.bootstrap import _lock\n"
-            f"with _lock(pathlib.Path({str(lock)!r}), print):\n"
+            "import pathlib, time\nfrom localspec.bootstrap import lock\n"
+            f"with lock(pathlib.Path({str(lock)!r}), print):\n"
             "    print('held', flush=True)\n    time.sleep(60)\n",
         ],
         cwd=ROOT,
@@ -276,7 +276,7 @@ def test_only_windows_with_a_card_asks_pytorchs_own_index(
     has_index: bool,
 ) -> None:
     monkeypatch.setattr(bootstrap, "IS_WINDOWS", is_windows)
-    arguments = bootstrap._pip_arguments(checkout.environment(), has_card)
+    arguments = bootstrap.pip_arguments(checkout.environment(), has_card)
     assert (WINDOWS_CUDA_INDEX in arguments) is has_index
 
 
@@ -288,7 +288,7 @@ def test_a_card_put_in_later_asks_for_the_other_build_on_windows_alone(
     before = checkout.environment().fingerprint()
     monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: True)
     assert (checkout.environment().fingerprint() != before) is is_windows
-    arguments = bootstrap._pip_arguments(checkout.environment(), has_card=True)
+    arguments = bootstrap.pip_arguments(checkout.environment(), has_card=True)
     assert ("--upgrade" in arguments) is is_windows, "the build for CPUs satisfies the pin"
 
 

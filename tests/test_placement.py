@@ -1,21 +1,34 @@
-"""A target that does not fit is refused with what would, or loaded all the same where the person
-says so."""
+"""A target that does not fit is refused with what would, or loaded anyway where the person says so;
+the number of threads is chosen by a clock that the step itself moves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from localspec import placement
-from localspec.errors import MemoryShortage
+from localspec.errors import ConfigError, MemoryShortage
 from localspec.load import open_local_backend
-from localspec.machine.hardware import probe
+from localspec.machine.hardware import Host, probe
+from localspec.machine.plans import PlanRequest, room_for
 from localspec.options import LoadOptions
-from localspec.placement import Place, check_target, needed_bytes
+from localspec.placement import (
+    Place,
+    candidates,
+    check_target,
+    choose_threads,
+    device_of,
+    dtype_of,
+    needed_bytes,
+    require_threads,
+)
+from tests.machine.fake_nvml import CPU_BUILD, GIB, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.machine.test_shapes import LLAMA_8B
 from tests.tiny import tiny_llama
 
 CONTEXT = 4096
@@ -35,12 +48,6 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: free)
 
 
-def changed(place: Place, **fields: Any) -> Place:
-    from dataclasses import replace
-
-    return replace(place, **fields)
-
-
 def test_what_fits_is_no_matter(
     monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
 ) -> None:
@@ -51,7 +58,7 @@ def test_what_fits_is_no_matter(
 def test_a_refusal_names_the_longest_context_that_would_fit(
     monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
 ) -> None:
-    with_free(monkeypatch, needed_bytes(target, changed(place, context_length=1024)) + 1)
+    with_free(monkeypatch, needed_bytes(target, replace(place, context_length=1024)) + 1)
     with pytest.raises(MemoryShortage, match=r"is free on .*\. A context of 1024 tokens .*fit"):
         check_target(target, place, anyway=False)
 
@@ -59,8 +66,8 @@ def test_a_refusal_names_the_longest_context_that_would_fit(
 def test_a_refusal_names_the_fewer_bits_that_would_fit(
     monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
 ) -> None:
-    short = changed(place, context_length=512)
-    with_free(monkeypatch, needed_bytes(target, changed(short, bits=4)))
+    short = replace(place, context_length=512)
+    with_free(monkeypatch, needed_bytes(target, replace(short, bits=4)))
     with pytest.raises(MemoryShortage) as refused:
         check_target(target, short, anyway=False)
     assert "4-bit weights would fit" in str(refused.value)
@@ -83,3 +90,94 @@ def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(
     backend = open_local_backend(options, None, lambda phrase: None)
     notice = next(each for each in backend.describe().notices if "as you chose" in each)
     assert "is free" in notice and "the system may end" in notice
+
+
+def test_on_a_mac_models_are_placed_on_mps_in_float16_and_never_quantised() -> None:
+    apple = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
+    hardware = probe(FakeNvml(failing={"nvmlInit": 12}), apple, CPU_BUILD)
+    assert device_of(hardware, torch) == torch.device("mps")
+    assert dtype_of(None, hardware, torch) == torch.float16
+    assert PlanRequest(LLAMA_8B, room_for(hardware), full="fp16").precisions == ("fp16",)
+
+
+# -- threads --------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def chosen(step_s: dict[int, float], default: int, beside_page: bool = False) -> int:
+    """What is chosen where a step takes so long with each number of threads."""
+    now = 0.0
+    torch.set_num_threads(default)
+
+    def step() -> None:
+        nonlocal now
+        now += step_s[torch.get_num_threads()]
+
+    found = choose_threads(step, beside_page, clock=lambda: now)
+    assert torch.get_num_threads() == found
+    return found
+
+
+def test_candidates_go_down_by_halves() -> None:
+    assert candidates(12) == [12, 6, 3, 1]
+    assert candidates(1) == [1]
+
+
+def test_the_fastest_is_taken() -> None:
+    assert chosen({4: 2.0, 2: 1.0, 1: 3.0}, default=4) == 2
+
+
+def test_torch_keeps_its_own_number_unless_another_is_clearly_better() -> None:
+    assert chosen({2: 1.1, 1: 1.0}, default=2) == 2
+    assert chosen({2: 1.2, 1: 1.0}, default=2) == 1
+
+
+def test_a_slow_step_is_timed_few_times() -> None:
+    taken = []
+
+    def step() -> None:
+        taken.append(torch.get_num_threads())
+
+    torch.set_num_threads(1)
+    choose_threads(step, clock=lambda: 2.0 * len(taken))
+    assert len(taken) == 2
+
+
+def test_a_core_is_left_to_the_page_unless_all_are_worth_much_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert candidates(12, beside_page=True) == [12, 11, 6, 3, 1]
+    assert candidates(2, beside_page=True) == [2, 1] and candidates(1, beside_page=True) == [1]
+    assert chosen({2: 1.0, 1: 1.4}, default=2) == 2
+    assert chosen({2: 1.0, 1: 1.4}, default=2, beside_page=True) == 1
+    assert chosen({2: 1.0, 1: 1.9}, default=2, beside_page=True) == 2
+    assert chosen({1: 1.0}, default=1, beside_page=True) == 1
+
+
+def test_beside_a_page_far_fewer_threads_must_still_be_clearly_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    steps = {8: 1.0, 7: 1.05, 4: 0.95, 2: 1.5, 1: 3.0}
+    assert chosen(steps, default=8, beside_page=True) == 7
+    assert chosen({**steps, 4: 0.7}, default=8, beside_page=True) == 4
+
+
+def test_where_cores_are_free_none_needs_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody said how many threads there may be, on a machine with more."""
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert chosen({2: 1.0, 1: 1.1}, default=2, beside_page=True) == 2
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_000_000])
+def test_threads_that_cannot_be_started_are_refused_by_their_flag(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"--threads is {count}, but must lie between 1 and"):
+        require_threads("--threads", count)
+    assert require_threads("--threads", 1) == 1

@@ -95,7 +95,7 @@ def _system(hardware: Hardware) -> Iterator[Finding]:
 
 def _packages(hardware: Hardware, torch_error: str | None) -> Iterator[Finding]:
     for name in PACKAGES:
-        version = _version(name)
+        version = version_of(name)
         if version is None:
             fix = "Run: python app.py (it installs)."
             yield _missing(name, "The package is not installed.", fix)
@@ -131,7 +131,7 @@ def _devices(hardware: Hardware) -> Iterator[Finding]:
 
 
 def _bitsandbytes() -> Iterator[Finding]:
-    version = _version("bitsandbytes")
+    version = version_of("bitsandbytes")
     if version is None:
         yield _missing(
             "bitsandbytes",
@@ -197,7 +197,7 @@ def _profiles(settings: Settings) -> Iterator[Finding]:
         yield _missing("profiles", "No model profile was found.", fix)
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -209,7 +209,7 @@ class Downloads:
                 process = self._process = self._start(model_id)
             try:
                 with process:
-                    _read(process, lambda line, name=model_id: self._take(name, line))  # type: ignore[misc]
+                    _read(process, lambda line, name=model_id: self.take_line(name, line))  # type: ignore[misc]
                 self._settle(model_id, process)
             finally:
                 with self._changed:
@@ -228,8 +228,8 @@ class Downloads:
             encoding="utf-8",
         )
 
-    def _take(self, model_id: str, line: dict[str, Any]) -> None:
-        """One line of the worker."""
+    def take_line(self, model_id: str, line: dict[str, Any]) -> None:
+        """Take in one line of the process that fetches."""
         with self._changed:
             known = self._downloads.get(model_id)
             if known is None or known.state not in RUNNING:  # paused: what still comes is old
@@ -239,7 +239,7 @@ class Downloads:
                 self._put(replace(_as_held(model_id, found), state="fetching"))
                 self._keep()
             elif "file" in line:
-                self._put(_advanced(known, line))
+                self._put(advanced(known, line))
             elif "fault" in line:
                 self._put(self._stopped(known, "failed", DownloadFault(**line["fault"])))
             elif "folder" in line:
@@ -293,7 +293,7 @@ def _as_held(model_id: str, found: Survey) -> Download:
     return Download(model_id, "paused", files, found.num_bytes)
 
 
-def _advanced(known: Download, line: Mapping[str, Any]) -> Download:
+def advanced(known: Download, line: Mapping[str, Any]) -> Download:
     """After one report of progress. While a file is checked, its bytes are all here."""
     phase = line["phase"]
     files = tuple(

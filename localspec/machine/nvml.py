@@ -199,7 +199,7 @@ class _Reader:
                 by_process[each.pid] = max(known or 0, int(used)) if used is not None else known
         ours = own_processes() if by_process else frozenset()
         users = [
-            GpuUser(_name_of(pid), used) for pid, used in by_process.items() if pid not in ours
+            GpuUser(process_name(pid), used) for pid, used in by_process.items() if pid not in ours
         ]
         return tuple(sorted(users, key=lambda user: -(user.used_bytes or 0)))
 
@@ -224,7 +224,7 @@ def own_processes() -> frozenset[int]:
     return frozenset((me.pid, *(child.pid for child in me.children(recursive=True))))
 
 
-def _name_of(pid: int) -> str | None:
+def process_name(pid: int) -> str | None:
     import psutil
 
     try:

@@ -12,8 +12,13 @@ from typing import Any
 
 import pynvml
 
+from localspec.machine.hardware import Host, TorchBuild
+
 GIB = 2**30
 ALL_ERRORS = (*range(1, 30), 999)
+LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
+CUDA_BUILD = TorchBuild("2.13.0", "13.0")
+CPU_BUILD = TorchBuild("2.13.0+cpu", None)
 
 
 class FakeNvml:
@@ -38,6 +43,7 @@ class FakeNvml:
         self.num_gpus = num_gpus
         self.num_mig = num_mig
         self.is_open = False
+        self.millijoules = 2_500
 
     def _maybe_fail(self, name: str) -> None:
         if name in self.failing:
@@ -119,6 +125,15 @@ class FakeNvml:
         if self.driver_model is None:  # as on Linux
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.driver_model
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self._maybe_fail("nvmlDeviceGetHandleByUUID")
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self._maybe_fail("nvmlDeviceGetTotalEnergyConsumption")
+        self.millijoules += 2_500
+        return self.millijoules
 
 
 FUNCTIONS = tuple(

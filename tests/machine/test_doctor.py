@@ -12,12 +12,11 @@ import pytest
 from localspec.config import settings_for
 from localspec.machine import doctor
 from localspec.machine.doctor import doctor_report, never_run, render
-from localspec.machine.hardware import Host, TorchBuild, probe
-from tests.machine.fake_nvml import GIB, FakeNvml
+from localspec.machine.hardware import probe
+from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, LINUX, FakeNvml
 
-LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
-GPU = probe(FakeNvml(), LINUX, TorchBuild("2.13.0", "13.0"))
-CPU = probe(FakeNvml(failing={"nvmlInit": 18}), LINUX, TorchBuild("2.13.0+cpu", None))
+GPU = probe(FakeNvml(), LINUX, CUDA_BUILD)
+CPU = probe(FakeNvml(failing={"nvmlInit": 18}), LINUX, CPU_BUILD)
 
 
 def names(report: dict[str, list[dict[str, str]]], part: str) -> set[str]:
@@ -68,8 +67,8 @@ def test_a_home_that_is_a_file_is_missing(tmp_path: Path) -> None:
 def test_bitsandbytes_absent_or_old_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, words: str
 ) -> None:
-    real = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda n: version if n == package else real(n))
+    real = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda n: version if n == package else real(n))
     report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
     (found,) = [each for each in report["missing"] if each["name"] == package]
     assert words in found["fact"] and "0.50" in found["fix"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy
+import psutil
 import pytest
 from safetensors.numpy import save_file
 
@@ -139,17 +138,20 @@ def test_a_paused_download_goes_on_from_where_it_was(
     assert int(asked.removeprefix("bytes=").removesuffix("-")) > 100_000
 
 
-@pytest.mark.parametrize("state", ["paused", "waiting", "failed"])
-def test_what_an_ended_process_still_says_changes_nothing(desk: Downloads, state: Any) -> None:
-    """Its last lines may be read after a click on Pause, or even after one on Continue."""
-    known = Download(MODEL, state, (FileProgress("a", 9, 5),), 9)
-    desk._put(known)
+def test_what_an_ended_process_still_says_changes_nothing(
+    path: Path, environment: dict[str, str]
+) -> None:
+    """Its last lines may be read after a click on Pause."""
+    save_unfinished(path, {MODEL: Survey(MODEL, COMMIT, (HubFile("a", 9, "x", True),))})
+    desk = Downloads(path, environment)
+    known = desk.find(MODEL)
+    assert known is not None and known.state == "paused"
     for line in (
         {"file": "a", "bytes": 7, "phase": "fetching"},
         {"folder": "/somewhere"},
         {"fault": {"code": "other", "text": "No.", "remedy": "None."}},
     ):
-        desk._take(MODEL, line)
+        desk.take_line(MODEL, line)
     assert desk.find(MODEL) == known
 
 
@@ -159,8 +161,8 @@ def test_after_a_kill_the_next_start_offers_to_continue(
     hub.pace_s = 0.1
     desk.ask(MODEL)
     in_part(desk)
-    assert desk._process is not None
-    os.kill(desk._process.pid, signal.SIGKILL)
+    (worker,) = psutil.Process().children()
+    worker.kill()
     failed = wait(lambda: (found := desk.find(MODEL)) and found.state == "failed" and found)
     assert failed.fault.code == "worker_ended" and "Continue" in failed.fault.remedy
     again = Downloads(path, environment)
@@ -189,13 +191,15 @@ def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[st
     assert worker.wait(30) != 0
 
 
-def test_cancel_deletes_the_part_and_forgets(desk: Downloads, hub: HubStub, cache: Path) -> None:
+def test_cancel_deletes_the_part_and_forgets(
+    desk: Downloads, hub: HubStub, cache: Path, path: Path
+) -> None:
     hub.pace_s = 0.1
     desk.ask(MODEL)
     in_part(desk)
     desk.cancel(MODEL)
     assert desk.downloads == () and not list(cache.rglob("*.incomplete"))
-    assert load_unfinished(desk._path) == {}
+    assert load_unfinished(path) == {}
 
 
 def test_a_dropped_download_says_so_and_a_click_continues_it(desk: Downloads, hub: HubStub) -> None:
@@ -226,7 +230,7 @@ def test_nothing_starts_by_itself(path: Path, hub: HubStub, environment: dict[st
     save_unfinished(path, {MODEL: None})
     again = Downloads(path, environment)
     assert [each.state for each in again.downloads] == ["paused"]
-    assert hub.requests == [] and again._process is None
+    assert hub.requests == [] and psutil.Process().children() == []
     again.close()
 
 
@@ -266,10 +270,10 @@ def test_small_files_one_after_the_other_have_no_speed(monkeypatch: pytest.Monke
     for name in ("a", "b"):
         for phase in ("fetching", "checking", "done"):
             line = {"file": name, "bytes": sizes[name], "phase": phase}
-            known = app_side._advanced(known, line)
+            known = app_side.advanced(known, line)
             assert known.bytes_per_s is None
     for have in (500_000, 1_000_000):
-        known = app_side._advanced(known, {"file": "large", "bytes": have, "phase": "fetching"})
+        known = app_side.advanced(known, {"file": "large", "bytes": have, "phase": "fetching"})
     assert known.bytes_per_s == 500_000.0
     assert "500 kB/s" in in_words(known)
 

@@ -11,22 +11,21 @@ from typing import Any
 import pytest
 
 from localspec.machine import nvml
-from localspec.machine.hardware import Host, TorchBuild, confirmed_by_torch, found_line, probe
+from localspec.machine.hardware import Host, confirmed_by_torch, found_line, probe
 from localspec.machine.plans import full_precision, room_for
-from tests.machine.fake_nvml import GIB, FakeNvml
+from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 
-LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, False)
 MAC = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
 NAMES = {11: "chrome", 12: "Xorg", 13: "gnome-shell", 14: "python3", 15: "firefox-bin"}
 
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_name_of", NAMES.get)
+    monkeypatch.setattr(nvml, "process_name", NAMES.get)
 
 
 def line(nvml: FakeNvml, host: Host = LINUX) -> str:
-    return found_line(probe(nvml, host, TorchBuild("2.13.0", "13.0")))
+    return found_line(probe(nvml, host, CUDA_BUILD))
 
 
 def mib(amount: int) -> int:
@@ -63,7 +62,7 @@ def test_the_engine_this_program_started_is_not_another_program() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         processes = ((child.pid, mib(4096)), (os.getpid(), mib(100)), (14, mib(512)))
-        gpu = probe(FakeNvml(processes=processes), LINUX, TorchBuild("2.13.0", "13.0")).gpu
+        gpu = probe(FakeNvml(processes=processes), LINUX, CUDA_BUILD).gpu
         assert gpu is not None and gpu.used_by_others_bytes == mib(512)
         assert [user.name for user in gpu.users or ()] == ["python3"]
     finally:
@@ -79,7 +78,7 @@ def test_without_a_gpu_the_processor_is_named() -> None:
 
 
 def a_mac() -> Any:
-    return probe(FakeNvml(failing={"nvmlInit": 12}), MAC, TorchBuild("2.13.0", None))
+    return probe(FakeNvml(failing={"nvmlInit": 12}), MAC, CPU_BUILD)
 
 
 def test_a_mac_plans_for_its_gpu_in_shared_memory_and_half_precision() -> None:
@@ -94,9 +93,7 @@ def test_a_mac_plans_for_its_gpu_in_shared_memory_and_half_precision() -> None:
 
 def test_an_intel_mac_has_no_such_gpu() -> None:
     intel = Host("Darwin", "25.0", "x86_64", "Intel", 4, 16 * GIB, 8 * GIB)
-    assert (
-        probe(FakeNvml(failing={"nvmlInit": 12}), intel, TorchBuild("2.13.0", None)).device == "cpu"
-    )
+    assert probe(FakeNvml(failing={"nvmlInit": 12}), intel, CPU_BUILD).device == "cpu"
 
 
 @pytest.mark.parametrize(("is_there", "device"), [(True, "mps"), (False, "cpu")])
@@ -107,16 +104,3 @@ def test_a_mac_whose_torch_lacks_mps_falls_back_and_says_so(is_there: bool, devi
     found = confirmed_by_torch(a_mac(), torch)
     assert found.device == device
     assert is_there or "cannot use the Apple GPU" in found.notices[-1]
-
-
-def test_on_a_mac_models_are_placed_on_mps_in_float16_and_never_quantised() -> None:
-    import torch
-
-    from localspec.machine.plans import PlanRequest
-    from localspec.placement import _device, _dtype
-    from tests.machine.test_shapes import LLAMA_8B
-
-    hardware = a_mac()
-    assert _device(hardware, torch) == torch.device("mps")
-    assert _dtype(None, hardware, torch) == torch.float16
-    assert PlanRequest(LLAMA_8B, room_for(hardware), full="fp16").precisions == ("fp16",)

@@ -21,11 +21,16 @@ from localspec.machine.hardware import (
     read_host,
     torch_index,
 )
-from localspec.machine.nvml import SENTENCES
-from tests.machine.fake_nvml import ALL_ERRORS, FUNCTIONS, GIB, FakeNvml
-
-LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
-CUDA_BUILD = TorchBuild("2.13.0", "13.0")
+from localspec.machine.nvml import SENTENCES, energy_counter
+from tests.machine.fake_nvml import (
+    ALL_ERRORS,
+    CPU_BUILD,
+    CUDA_BUILD,
+    FUNCTIONS,
+    GIB,
+    LINUX,
+    FakeNvml,
+)
 
 
 def found(nvml: FakeNvml, host: Host = LINUX, build: TorchBuild = CUDA_BUILD) -> Hardware:
@@ -158,7 +163,7 @@ def test_unreadable_mig_instances_leave_the_cpu_and_a_sentence() -> None:
 
 
 def test_a_cpu_build_of_torch_leaves_the_gpu_alone_and_says_so() -> None:
-    hardware = found(FakeNvml(), build=TorchBuild("2.13.0+cpu", None))
+    hardware = found(FakeNvml(), build=CPU_BUILD)
     assert hardware.device == "cpu" and hardware.gpu is None and len(hardware.gpus) == 1
     assert "2.13.0+cpu" in hardware.notices[0] and "CUDA build" in hardware.notices[0]
 
@@ -256,3 +261,23 @@ def test_the_hosts_figures_make_sense() -> None:
     host = read_host()
     assert 0 < host.ram_available_bytes <= host.ram_total_bytes
     assert host.num_cpu_cores >= 1 and host.cpu_name
+
+
+# -- energy ---------------------------------------------------------------------------------
+
+
+def test_the_energy_counter_answers_in_joules_each_time_anew() -> None:
+    joules = energy_counter("GPU-1", FakeNvml())
+    assert (joules(), joules()) == (5.0, 7.5)
+
+
+def test_without_a_gpu_no_counter_is_read() -> None:
+    assert energy_counter(None)() is None
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEnergyConsumption"]
+)
+def test_energy_that_the_driver_refuses_is_unknown(name: str) -> None:
+    for code in ALL_ERRORS:
+        assert energy_counter("GPU-1", FakeNvml(failing={name: code}))() is None

@@ -11,17 +11,16 @@ import pytest
 
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError
-from localspec.machine.hardware import Hardware, Host, TorchBuild, probe
+from localspec.machine.hardware import Hardware, probe
 from localspec.machine.plan_report import make_plans, render
 from localspec.machine.plans import full_precision, room_for
 from localspec.machine.sources import find_model
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement
-from tests.machine.fake_nvml import GIB, FakeNvml
+from tests.machine.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
 
-LINUX = Host("Linux", "6.8.0", "x86_64", "A CPU", 8, 32 * GIB, 20 * GIB, True)
-GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, TorchBuild("2.13.0", "13.0"))
-CPU = probe(FakeNvml(failing={"nvmlInit": 12}), LINUX, TorchBuild("2.13.0", "13.0"))
+GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, CUDA_BUILD)
+CPU = probe(FakeNvml(failing={"nvmlInit": 12}), LINUX, CUDA_BUILD)
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 256,
