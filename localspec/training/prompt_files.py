@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from localspec.backend import Message
@@ -18,6 +19,7 @@ from localspec.config import PROJECT_FOLDER
 from localspec.prompt_rows import read_prompt_rows
 
 SHIPPED = PROJECT_FOLDER / "assets" / "training_prompts.jsonl"  # by tools.demo_pair.dialogues
+DEFAULT_SEED = 1  # of the command line
 FORMS = '{"prompt": "..."}, {"turns": ["...", ...]} or {"messages": [{"role", "content"}, ...]}'
 
 
@@ -38,9 +40,13 @@ def read_prompts(path: Path) -> list[TrainingPrompt]:
     return read_prompt_rows(path, _prompt, FORMS)
 
 
-def shipped_prompts(count: int) -> list[TrainingPrompt]:
-    """The first `count` of the prompts that ship with localspec, or all of them."""
-    return read_prompts(SHIPPED)[:count] if count else []
+def shipped_prompts(count: int, seed: int) -> list[TrainingPrompt]:
+    """The first `count` of the prompts that ship with localspec, or all of them. seed: of their
+    order; DEFAULT_SEED keeps the file's."""
+    found = read_prompts(SHIPPED) if count else []
+    if seed != DEFAULT_SEED:
+        Random(seed).shuffle(found)
+    return found[:count]
 
 
 def _prompt(row: Any) -> TrainingPrompt:

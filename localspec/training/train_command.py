@@ -154,7 +154,7 @@ def measure_acceptance(
     """Measure what is accepted of each drafter, and write it. Raises LocalspecError."""
     numbers = listed_numbers(temperatures)
     prompts = [one for path in prompt_files for one in read_prompts(path.expanduser())]
-    prompts += shipped_prompts(made_up)
+    prompts += shipped_prompts(made_up, seed)
     if not prompts:
         raise ConfigError(
             "There is nothing to ask the target. Give --prompts with a .jsonl file or --made-up "
@@ -208,7 +208,7 @@ def _require_places(request: TrainRequest, out: Path, work: Path, profiles: Path
 
 def _prompts(request: TrainRequest, settings: Settings) -> list[TrainingPrompt]:
     found = [one for path in request.prompts for one in read_prompts(path.expanduser())]
-    shipped = shipped_prompts(request.made_up)
+    shipped = shipped_prompts(request.made_up, request.seed)
     if len(shipped) < request.made_up:
         to_stderr(f"{len(shipped)} made-up prompts ship with localspec; all of them are used.")
     found += shipped

@@ -171,7 +171,8 @@ def test_an_empty_file_is_refused(content: str, tmp_path: Path) -> None:
 
 
 def test_made_up_requests_end_with_a_question_and_more_of_them_keep_the_first() -> None:
-    found = shipped_prompts(30)
+    found = shipped_prompts(30, seed=1)
     assert len(found) == 30 and all(one.opening[-1].role == "user" for one in found)
-    assert shipped_prompts(10) == found[:10] and shipped_prompts(0) == []
-    assert len(shipped_prompts(1_000_000)) == 2000
+    assert shipped_prompts(10, seed=1) == found[:10] and shipped_prompts(0, seed=1) == []
+    assert len(shipped_prompts(1_000_000, seed=1)) == 2000
+    assert shipped_prompts(30, seed=2) == shipped_prompts(40, seed=2)[:30] != found

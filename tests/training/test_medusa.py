@@ -11,11 +11,18 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes
 from localspec.training.head_recipe import HeadRecipe
 from localspec.training.medusa import make
-from localspec.training.target import Lesson, Teacher
-from tests.heads import lesson_of, rates, teacher_of, train, written_by
+from localspec.training.target import Lesson
+from tests.heads import (
+    counting_lesson,
+    identity_teacher,
+    lesson_of,
+    rates,
+    teacher_of,
+    train,
+    written_by,
+)
 from tests.tiny import Plans, play, tiny_llama, with_cache
 
 STARTS = ((5, 9, 12, 5, 9), (3, 7, 5, 9, 2), (1, 2, 14, 4, 5))
@@ -27,22 +34,9 @@ def target() -> Decoder:
     return with_cache(tiny_llama(vocab_size=16, later=0.3))
 
 
-def identity_teacher() -> Teacher:
-    """A target whose logits are its states: what is asked of whom can be read off them."""
-    return Teacher(
-        TargetSizes(SIZE, SIZE, 1), lambda ids: torch.eye(SIZE)[ids], lambda rows: 9.0 * rows
-    )
-
-
-def counting_lesson(length: int = 6) -> Lesson:
-    """A text that counts up modulo SIZE, by a target that says so."""
-    tokens = (torch.arange(length + 1) % SIZE)[None]
-    return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(SIZE)[tokens[:, 1:]]})
-
-
 def shifting() -> HeadRecipe:
     """Head k, given the state that says x, says x + k: right about a text that counts up."""
-    recipe = make(identity_teacher(), {"num_heads": 3}, 0)
+    recipe = make(identity_teacher(SIZE), {"num_heads": 3}, 0)
     with torch.no_grad():
         for head in range(3):
             onward = torch.eye(SIZE).roll(head + 1, 0)
@@ -51,7 +45,7 @@ def shifting() -> HeadRecipe:
 
 
 def test_head_k_is_asked_for_the_token_k_places_after_the_root() -> None:
-    teacher, lesson = identity_teacher(), counting_lesson()
+    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
     assert rates(shifting().acceptance(teacher, lesson)) == [1.0, 1.0, 1.0]
     assert rates(make(teacher, {"num_heads": 3}, 0).acceptance(teacher, lesson)) == [0.0, 0.0, 0.0]
     fresh = make(teacher, {"num_heads": 3}, 0).loss(teacher, lesson)
@@ -59,7 +53,7 @@ def test_head_k_is_asked_for_the_token_k_places_after_the_root() -> None:
 
 
 def test_a_position_is_tried_only_where_all_before_agreed() -> None:
-    teacher, lesson = identity_teacher(), counting_lesson()
+    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
     recipe = shifting()
     with torch.no_grad():
         recipe.module.weight[1] = 0.0  # the second head is wrong everywhere
@@ -68,7 +62,7 @@ def test_a_position_is_tried_only_where_all_before_agreed() -> None:
 
 
 def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:
-    teacher, lesson = identity_teacher(), counting_lesson()
+    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
     half = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
     recipe = make(teacher, {"num_heads": 3}, 0)
     quiet = Lesson(lesson.tokens, half, lesson.features)
@@ -81,7 +75,7 @@ def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:
 
 
 def test_a_lesson_shorter_than_the_heads_reach_is_taken() -> None:
-    teacher, lesson = identity_teacher(), counting_lesson(2)
+    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 2)
     recipe = make(teacher, {"num_heads": 3}, 0)
     assert recipe.loss(teacher, lesson).isfinite()
     assert [tried for _, tried in recipe.acceptance(teacher, lesson)] == [1.0, 0.0, 0.0]

@@ -11,11 +11,19 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes
 from localspec.training.head_recipe import HeadRecipe
 from localspec.training.mtp import make
-from localspec.training.target import Lesson, Teacher
-from tests.heads import lesson_of, random_texts, rates, teacher_of, train, written_by
+from localspec.training.target import Lesson
+from tests.heads import (
+    counting_lesson,
+    identity_teacher,
+    lesson_of,
+    random_texts,
+    rates,
+    teacher_of,
+    train,
+    written_by,
+)
 from tests.tiny import VOCAB_SIZE, Plans, play, tiny_llama, with_cache
 
 STARTS = ((5, 9, 12, 5, 9), (30, 7, 5, 9, 2), (1, 2, 44, 4, 5))
@@ -27,22 +35,9 @@ def target() -> Decoder:
     return with_cache(tiny_llama())
 
 
-def identity_teacher() -> Teacher:
-    """A target whose logits are its states: what is asked of whom can be read off them."""
-    return Teacher(
-        TargetSizes(SIZE, SIZE, 1), lambda ids: torch.eye(SIZE)[ids], lambda rows: 9.0 * rows
-    )
-
-
-def counting_lesson(length: int = 7) -> Lesson:
-    """A text that counts up modulo SIZE, by a target that says so."""
-    tokens = (torch.arange(length + 1) % SIZE)[None]
-    return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(SIZE)[tokens[:, 1:]]})
-
-
 def counting() -> HeadRecipe:
     """A module without attention or feed-forward that adds one to the token embedded."""
-    recipe = make(identity_teacher(), {"num_heads": 1, "ffn_size": 4, "num_steps": 3}, 0)
+    recipe = make(identity_teacher(SIZE), {"num_heads": 1, "ffn_size": 4, "num_steps": 3}, 0)
     with torch.no_grad():
         for name in ("output", "down", "input"):
             recipe.module[name].weight.zero_()
@@ -51,7 +46,7 @@ def counting() -> HeadRecipe:
 
 
 def test_each_step_is_asked_for_the_token_after_the_one_embedded() -> None:
-    teacher, lesson = identity_teacher(), counting_lesson()
+    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 7)
     assert rates(counting().acceptance(teacher, lesson)) == [1.0] * 5
     fresh = make(teacher, {"num_heads": 1, "ffn_size": 4}, 0)
     assert max(rates(fresh.acceptance(teacher, lesson))) < 1.0
@@ -60,12 +55,15 @@ def test_each_step_is_asked_for_the_token_after_the_one_embedded() -> None:
 
 def test_step_s_is_counted_where_a_draft_of_that_length_can_be() -> None:
     """Of a text of n predicted tokens, a draft's token s has n - 1 - s places."""
-    tried = [tried for _, tried in counting().acceptance(identity_teacher(), counting_lesson())]
+    tried = [
+        tried
+        for _, tried in counting().acceptance(identity_teacher(SIZE), counting_lesson(SIZE, 7))
+    ]
     assert tried == [6.0, 5.0, 4.0, 3.0, 2.0]
 
 
 def test_weights_of_zero_are_neither_learnt_from_nor_counted() -> None:
-    teacher, lesson, recipe = identity_teacher(), counting_lesson(), counting()
+    teacher, lesson, recipe = identity_teacher(SIZE), counting_lesson(SIZE, 7), counting()
     quiet = Lesson(lesson.tokens, torch.zeros(1, 7), lesson.features)
     assert bool(recipe.loss(teacher, quiet) == 0.0)
     assert [tried for _, tried in recipe.acceptance(teacher, quiet)] == [0.0] * 5
@@ -73,7 +71,7 @@ def test_weights_of_zero_are_neither_learnt_from_nor_counted() -> None:
 
 def test_a_draft_ends_where_the_text_goes_another_way_than_the_target() -> None:
     """What the target would say after its own choice is not in the lesson then."""
-    teacher, lesson, recipe = identity_teacher(), counting_lesson(), counting()
+    teacher, lesson, recipe = identity_teacher(SIZE), counting_lesson(SIZE, 7), counting()
     features = lesson.features[LAST].clone()
     # The target says 5 where the text goes on with 4; the module says 4 and is wrong there.
     features[0, 3] = torch.eye(SIZE)[5]
