@@ -1,17 +1,16 @@
-"""What localspec remembers: the log in SQLite, and ways to take it elsewhere.
+"""The log in SQLite, its exports and imports.
 
-    store       sessions, conversations, turns: written whole or not at all
-    export      CSV, JSONL, Markdown, or a consistent copy of the database
+    store          sessions, messages, turns: each write whole or not at all
+    conversations  the list of conversations, imports
+    export         CSV, JSONL, Markdown, or a consistent copy of the database
+    log_file       reads a log file for replay and training, without opening it as a store
 
-    rows        the nouns of the log and how they become rows
-    schema      the tables, as migrations        queries     the longer questions
-    opening     a file that may be absent, damaged, locked, read-only or newer becomes a log
-    connection  one connection for all threads   faults      what an error means to a person
-    contents    one moment of the log            markdown    the report
-    history     the list of conversations        search      its index, and what was typed
-    writes      the steps of a turn              withheld    texts that are not written down
-    presets     named settings                   imports     conversations from elsewhere
-    copies      the log in another file          drafted     what the rounds proposed
+    rows           types of the log and their rows    queries    the longer SQL
+    schema         the tables, as migrations          search     the index of texts
+    opening        makes a log of any file            faults     messages for SQLite's errors
+    connection     transactions for all threads       presets    named settings
+    contents       one moment of the log              markdown   the report
+    unlogged       texts that are not written         drafted    proposals of a turn, packed
 
-Others use store and export. Nothing here knows of engines, models or pages.
+Nothing here knows of engines, models or pages.
 """

@@ -1,11 +1,9 @@
-"""The log's two SQLite connections, shared by threads: transactions, and errors in plain words.
+"""The two SQLite connections of the log, shared by threads: transactions, errors as sentences.
 
-Contract: `writing` is one immediate transaction, kept whole or rolled back; `reading` is for
-single statements, `snapshot` makes several see one moment. One thread at a time writes, one reads;
-readers do not wait for a writer that waits for another program. SQLite's errors leave as
-StoreErrors only.
-
-Not here: what is written.
+Contract: `writing` is one immediate transaction, committed whole or rolled back; `reading` is for
+single statements; `snapshot` makes several see one moment. One thread at a time writes, one reads;
+readers do not wait for a writer that waits for another program. SQLite's errors become
+StoreErrors.
 """
 
 from __future__ import annotations
@@ -51,12 +49,12 @@ class Tables:
             raise missing(table, row_id)
 
     def roll_back(self) -> None:
-        if self.conn.in_transaction:  # a full disk may have ended it already
+        if self.conn.in_transaction:  # SQLite may have ended it already when the disk was full
             self.conn.execute("ROLLBACK")
 
     @contextmanager
     def waiting(self, wait_ms: int | None) -> Iterator[None]:
-        """Wait no longer than this for another program; None: as long as usual."""
+        """Wait at most this long for another program's lock; None: the usual time."""
         if wait_ms is None:
             yield
             return
@@ -80,15 +78,15 @@ class SharedConnection:
         self._is_closed = False
 
     def close(self) -> None:
-        # The writer last: it folds the -wal into the file, which a reader cannot.
+        # The writer last: it writes the -wal into the file, which a reader cannot.
         with self._writer.lock, self._reader.lock:
             self._is_closed = True
             self._reader.conn.close()
             self._writer.conn.close()
 
     def fold_log(self) -> None:
-        """Fold the -wal into the file and empty it, so that it keeps nothing that was deleted. A
-        reader elsewhere may put it off until the end."""
+        """Write the -wal into the file and empty it, so that it holds no deleted text. Another
+        process that reads may delay this until the log is closed."""
         with self._writer.lock, self.explained():
             self._writer.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 

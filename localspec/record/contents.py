@@ -1,7 +1,7 @@
 """One moment of the log, read for an export.
 
-Contract: everything in a Contents was true at the same time. A session's scope is its turns, and
-whole the conversations they belong to: earlier messages were part of every prompt.
+Contract: all parts of a Contents are of the same moment. The scope of a session is its turns, with
+the whole conversations they belong to: earlier messages were part of every prompt.
 """
 
 from __future__ import annotations

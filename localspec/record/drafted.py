@@ -1,10 +1,9 @@
-"""What the rounds of a turn drafted, packed for the log.
+"""The drafted tokens of a turn, packed for the log.
 
-Contract: `pack` and `unpack` are each other's inverse, but for chances, which are kept to a
-thousandth. Packed it is zlib over one JSON object, whose lists run over all drafted tokens of the
-turn in order; a round has as many of them as its step says. `texts` holds each token's text once.
-Measured on the demo pair and its drafters: 9 to 13 bytes a drafted token in replies of 70 tokens,
-about 7 in long ones.
+Contract: `unpack` inverts `pack`, but for probabilities, which are rounded to a thousandth. The
+format is zlib over one JSON object, whose lists have an item for each drafted token of the turn in
+order; `sizes` has the number of them in each round, `texts` each token's text once. A drafted token
+takes 7 to 13 bytes.
 
 Not here: what the numbers mean (backend.DraftedToken).
 """
@@ -27,7 +26,7 @@ OUTCOMES = {letter: outcome for outcome, letter in LETTERS.items()}
 @dataclass(frozen=True)
 class TokenRecord:
     """lengths: characters of the reply by output token, empty where not known. start: characters
-    of the reply that stood before this turn. rounds: what each proposed."""
+    of the reply before this turn. rounds: what each proposed."""
 
     lengths: tuple[int, ...]
     rounds: tuple[tuple[DraftedToken, ...], ...]
@@ -52,7 +51,7 @@ def pack(record: TokenRecord) -> bytes:
 
 
 def unpack(packed: bytes) -> TokenRecord | None:
-    """None for what this program cannot read."""
+    """None for data that this program cannot read."""
     try:
         data = json.loads(zlib.decompress(packed))
         if data["version"] != VERSION:

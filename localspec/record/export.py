@@ -1,14 +1,14 @@
-"""Take the log elsewhere: CSV, JSONL, Markdown, or a consistent copy of the database.
+"""Exports of the log: CSV, JSONL, Markdown, or a consistent copy of the database.
 
-Contract: `export` writes one moment of the log, whole, or leaves `out` as it was: the file is made
-beside its place under another name and renamed into it. Files are private to their owner (0600),
-UTF-8, and use the names of `core.TurnStats`. Unknown is an empty cell, null, or a dash.
+Contract: `export` writes one moment of the log, whole, or leaves `out` as it was. Files are private
+to their owner (0600), UTF-8, and use the names of `backend.TurnStats`. Unknown is an empty cell,
+null, or a dash.
 
     csv       one row for each turn: settings, numbers, machine, prompt and reply
     jsonl     one object a line with its "type": export (with the version of the format), session,
               conversation, message (parents first, all branches), turn (with tokens, provenance
               and steps); texts are exact. Conversations can be imported from it
-    markdown  to be read (markdown)
+    markdown  a report for people (markdown)
     sqlite    the database itself
 
 Not here: SQL. Formula rule: OWASP, "CSV injection".
@@ -17,19 +17,19 @@ Not here: SQL. Formula rule: OWASP, "CSV injection".
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from localspec.errors import StoreError
-from localspec.files import place_of
+from localspec.files import replacing
 from localspec.record.contents import Contents, Scope, read_contents
 from localspec.record.markdown import markdown_lines
+from localspec.record.opening import create_private
 from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean
 from localspec.record.store import Store
 
@@ -39,7 +39,7 @@ EXPORT_VERSION = 1  # of the JSONL format, which can be imported again
 Format = Literal["csv", "jsonl", "markdown", "sqlite"]
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
-# The session's device is left to the turn, which knows it better.
+# The turn's device is more exact than the session's.
 MACHINE_COLUMNS = tuple(one.name for one in fields(SessionInfo) if one.name != "device")
 CSV_COLUMNS = (
     "turn_id",
@@ -81,16 +81,12 @@ def _refuse_the_log_itself(store: Store, out: Path) -> None:
 def _replace(out: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a private file beside `out`, then rename it into place."""
     try:
-        out = place_of(out)
-        handle, name = tempfile.mkstemp(prefix=".localspec-", suffix=".part", dir=out.parent)
-        os.close(handle)
-        part = Path(name)
-        try:
+        if not out.absolute().parent.is_dir():  # a typing error must not make folders
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        with replacing(out) as part:
+            part.unlink(missing_ok=True)  # of an export that was killed
+            create_private(part)
             write(part)
-            part.replace(out)
-        finally:
-            with suppress(FileNotFoundError):  # the usual case: it was renamed
-                part.unlink()
     except OSError as error:
         raise StoreError(
             f"The export {out} cannot be written: {error.strerror or error}. Choose a file in a "
@@ -101,8 +97,6 @@ def _replace(out: Path, write: Callable[[Path], None]) -> None:
 def _write_text(path: Path, contents: Contents, write: Callable[[TextIO, Contents], None]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         write(file, contents)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _write_csv(file: TextIO, contents: Contents) -> None:
@@ -130,7 +124,7 @@ def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def csv_cell(value: object) -> object:
-    """The value as a spreadsheet may safely open it: text never starts a formula, numbers stay
+    """The value as a spreadsheet can safely open it: text never starts a formula, numbers stay
     numbers, a flag is 0 or 1."""
     if isinstance(value, bool):
         return int(value)

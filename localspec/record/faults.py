@@ -1,9 +1,9 @@
-"""What an error of SQLite or the file system means to a person: fact and remedy.
+"""Fact and remedy for an error of SQLite or the file system.
 
-Contract: `diagnose` knows every error; one it has no words for keeps SQLite's own.
+Contract: `diagnose` takes every error; an unknown one keeps SQLite's own message.
 
-Not here: what is done about it (opening, store). Source: sqlite.org/rescode.html; messages rather
-than codes, because the errors of files and of SQLite then need one table.
+Source: sqlite.org/rescode.html. By message and not by code, so that file errors and SQLite's share
+one table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], Fault], ...] = (
     (
         ("FOREIGN KEY",),
         Fault(
-            "it has nothing under that number, being newer than the page",
+            "it has no row of that number, for it is newer than the page",
             "Reload the page and start a new chat.",
         ),
     ),

@@ -1,10 +1,8 @@
-"""The log as a report to be read: the machine, then each conversation with its numbers.
+"""The log as a Markdown report: the machine, then each conversation with its numbers.
 
-Contract: pure; Contents in, lines out. Messages stand in block quotes, so that headings or tables
-inside them cannot pass for the report's own. Unknown is a dash. An export of one conversation
-begins with its settings as YAML, where unknown is null.
-
-Not here: the other branches of a conversation, which are only counted.
+Contract: pure; Contents in, lines out. Messages are block quotes, so that headings or tables inside
+them are not the report's own. Unknown is a dash. An export of one conversation begins with its
+settings as YAML, where unknown is null. Other branches of a conversation are only counted.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ SETTINGS = (
     "workload",
     "leniency",
 )
-# Names of people's words for it, and where it stands.
+# Names of the YAML settings, and their columns.
 FRONT_MATTER = {
     "model": "model",
     "draft": "draft",
@@ -96,8 +94,8 @@ def markdown_lines(contents: Contents) -> Iterator[str]:
 
 
 def _front_matter(contents: Contents) -> Iterator[str]:
-    """One conversation as YAML before the text: with what settings it was made. A setting that
-    changed on the way has its values in order; gamma is the mean really drafted."""
+    """The settings of one conversation as YAML. A setting that changed has its values in order;
+    gamma is the mean number of draft tokens."""
     one = contents.conversations[0]
     shown = {message.id for message in _branch(contents.messages[one.id], one.tip_message_id)}
     turns = [turn for turn in contents.turns if turn["message_id"] in shown]
@@ -113,7 +111,7 @@ def _front_matter(contents: Contents) -> Iterator[str]:
 
 
 def _yaml(value: object) -> str:
-    """A scalar of YAML; JSON's are among them, but for three characters that end a line there."""
+    """A YAML scalar: that of JSON, but for three characters that end a line in YAML."""
     text = json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)
     for end in "\x85\u2028\u2029":
         text = text.replace(end, f"\\u{ord(end):04x}")
@@ -134,7 +132,7 @@ def _conversation_lines(conversation: Conversation, contents: Contents) -> Itera
     turn_of = {turn["message_id"]: turn for turn in turns}
     yield f"## Conversation {conversation.id}: {_cell(conversation.title)}"
     yield ""
-    yield f"Begun {conversation.created_at_utc}."
+    yield f"Started {conversation.created_at_utc}."
     yield ""
     if turns:
         yield "### Settings"

@@ -1,16 +1,16 @@
-"""Turn a path into a log that works, whatever lies there.
+"""Opens a log at a path, whatever the path holds.
 
 Contract: `open_log` always returns a migrated log and never destroys bytes.
 
     absent or older          created, or migrated in one transaction
     damaged                  set aside with its -wal and -shm, a fresh one started
-    read-only, locked        a log in memory that begins as a copy of the file
+    read-only, locked        a log in memory that starts as a copy of the file
     from a newer version     a log in memory; the file is not touched
     no folder, no disk       a log in memory
 
-Every case but the first adds a notice for the person: fact, reason, remedy.
+Every case but the first adds a notice: fact, reason, remedy.
 
-Not here: rows. Source: sqlite.org/wal.html, sqlite.org/pragma.html.
+Source: sqlite.org/wal.html, sqlite.org/pragma.html.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Opened:
 
 
 class _NewerSchema(Exception):
-    """The file has migrations this program does not know; the message names the last."""
+    """The file has migrations that this program does not know; the message names the last."""
 
 
 def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
@@ -96,11 +96,11 @@ def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
 
 
 def create_private(path: Path) -> None:
-    """Make the file, if it is not there, so that no moment exists in which others may read it.
+    """Make the file, if it is absent, readable by its owner alone from the first moment.
 
-    SQLite gives its -wal and -shm the same mode; those that lie there already get it here. On
-    Windows modes mean nothing: there the file is private by where it lies, for a person's folder
-    of application data is closed to other users; a --home elsewhere is as open as its folder."""
+    SQLite gives its -wal and -shm the same mode; existing ones get it here. On Windows modes have
+    no effect: the file is private because a person's folder of application data is; a --home
+    elsewhere is as open as its folder."""
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     for suffix in ("", *SIDE_FILES):
         with suppress(OSError):  # not there, a disk without modes, or another owner's file
@@ -108,9 +108,9 @@ def create_private(path: Path) -> None:
 
 
 def _examine(path: Path, busy_timeout_ms: int) -> tuple[str, ...]:
-    """Set a damaged file aside and say so; raise _NewerSchema for one we must not touch.
+    """Set a damaged file aside and say so; raise _NewerSchema for a newer one.
 
-    Looks through a read-only connection: closing that one never writes to what it found."""
+    By a read-only connection: closing it never writes to the file."""
     if not path.exists() or path.stat().st_size == 0:
         return ()
     with closing(connect(_read_only(path), busy_timeout_ms)) as db:
@@ -140,8 +140,8 @@ def _damage(db: Database) -> str | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the file and its side files. Side files first: a stale -wal beside a new file of the
-    same name would be read into it."""
+    """Rename the file and its side files. Side files first: SQLite would read a stale -wal into a
+    new file of the same name."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     kept = path.with_name(f"{path.name}.corrupt-{stamp}")
     for suffix in (*SIDE_FILES, ""):
@@ -165,8 +165,9 @@ def _open_file(path: Path, busy_timeout_ms: int) -> Database:
 
 
 def _prepare(db: Database) -> Database:
-    """Migrate, and mark what a crash left half-written. One immediate transaction, so that two
-    processes starting together take turns, and a file we cannot write fails here, not later."""
+    """Migrate, and mark the drafts that a crash left. One immediate transaction, so that two
+    processes that start together wait for each other, and a file that cannot be written fails
+    here."""
     conn = db.conn
     conn.execute("BEGIN IMMEDIATE")
     try:
@@ -191,7 +192,7 @@ def _in_memory() -> Database:
 
 
 def _in_memory_copy(path: Path) -> tuple[Database, bool]:
-    """A log in memory that begins with what the file holds, where the file can be read."""
+    """A log in memory, and whether it is a copy of the file: it is where the file can be read."""
     # A read-only folder refuses even readers of a WAL database, except as immutable.
     for mode in ("mode=ro", "immutable=1"):
         memory = connect(":memory:")
@@ -201,7 +202,7 @@ def _in_memory_copy(path: Path) -> tuple[Database, bool]:
             if _damage(memory) is None and not unknown_migrations(memory):
                 return _prepare(memory), True
         except sqlite3.Error:
-            pass  # the caller tells the person that the log is not the file
+            pass  # the notice says that the log is not the file
         memory.close()
     return _in_memory(), False
 
@@ -220,7 +221,7 @@ def _newer_notice(path: Path, migration: str) -> str:
 
 def _memory_notice(path: Path, error: Exception, is_copy: bool) -> str:
     fault = diagnose(error)
-    seen = "Earlier chats are shown as they were. " if is_copy else ""
+    seen = "Earlier chats are shown. " if is_copy else ""
     return (
         f"The log {path} cannot be written: {fault.fact}. {seen}This session is kept in memory "
         f"only and is lost on closing; export it to keep it. {fault.remedy}"

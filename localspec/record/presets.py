@@ -1,8 +1,7 @@
-"""Named sets of sampling settings with a system prompt, kept beside the conversations.
+"""Presets: named sets of sampling settings with a system prompt.
 
-Contract: a name is a line of text of at most 80 characters and names one preset; saving under a
-name that is there replaces it. Values are refused before they are stored. Raises RequestError,
-StoreError.
+Contract: a name is a line of at most 80 characters; saving under an existing name replaces the
+preset. Values out of range are refused before they are stored. Raises RequestError, StoreError.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Preset:
             )
         if self.max_tokens < 1:
             raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
-        # The one place that knows the ranges.
+        # The ranges are checked there.
         SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -74,6 +73,6 @@ class Presets:
             tables.execute(SAVE, *bind(asdict(kept)))
 
     def delete(self, name: str) -> None:
-        """Nothing happens where there is none of that name."""
+        """No effect where there is none of that name."""
         with self._db.writing() as tables:
             tables.execute("DELETE FROM preset WHERE name = ?", clean(" ".join(name.split())))

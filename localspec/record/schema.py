@@ -1,12 +1,12 @@
-"""The tables of the log, as an ordered list of migrations that only ever grows.
+"""The tables of the log, as an ordered list of migrations.
 
-Contract: a migration that has shipped is never edited; a change is a new function at the end.
+Contract: a shipped migration is never edited; a change is a new function at the end.
 Each runs in one transaction together with the record of having run. Tables are STRICT; unknown
 is NULL; times are in ms, sizes in bytes, timestamps UTC in ISO 8601, flags 0 or 1; columns named
 `token_ids`, `provenance`, `drafted_by`, `signal`, `leniency`, `state` (of calibration) and
-`text_exact` hold JSON. The names of numbers are those of `core.TurnStats`.
+`text_exact` hold JSON. The names of numbers are those of `backend.TurnStats`. Opens in Datasette.
 
-Not here: any reading or writing of rows. Opens in Datasette as it is.
+Not here: reading and writing rows (store).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ CREATE TABLE calibration (
 ) STRICT
 """
 
-# Ratios of sums, never means of ratios: a long turn counts for what it is.
+# Ratios of sums, not means of ratios, so that long turns weigh more.
 TURN_BY_TEMPERATURE = """
 CREATE VIEW turn_by_temperature AS
 SELECT
@@ -191,16 +191,16 @@ LENIENCY_COLUMNS = (
 
 @MIGRATIONS()
 def m003_leniency(db: Database) -> None:
-    """What lenient checking accepts says nothing of exact checking: the view tells them apart."""
+    """The view separates lenient turns, whose acceptance says nothing of exact ones."""
     view = TURN_BY_TEMPERATURE.replace("    temperature,\n", "    temperature,\n    exact,\n")
     by_exactness = f"{view.rstrip()}, exact\n"
     for statement in (*LENIENCY_COLUMNS, "DROP VIEW turn_by_temperature", by_exactness):
         db.conn.execute(statement)
 
 
-# `is_logged` is 0 where the person had logging of text switched off: `text` is then empty.
-# `continues_message_id`: the unfinished reply that this turn went on writing; its message begins
-# with that one's text, its numbers and tokens are those of the new part alone.
+# `is_logged` is 0 where logging of text was switched off: `text` is then empty.
+# `continues_message_id`: the unfinished reply that this turn continued; its message begins with
+# that one's text, its numbers and tokens are those of the new part alone.
 CONVERSATION_COLUMNS = (
     "ALTER TABLE conversation ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0"
     " CHECK (is_pinned IN (0, 1))",
@@ -212,7 +212,7 @@ CONVERSATION_COLUMNS = (
     "ALTER TABLE turn ADD COLUMN continued_from TEXT CHECK (continued_from IN ('tokens', 'text'))",
     "CREATE INDEX turn_by_continued ON turn (continues_message_id)"
     " WHERE continues_message_id IS NOT NULL",
-    # Both ways down the tree, and what a deletion must look for.
+    # For walks down the tree, and for the checks of a deletion.
     "CREATE INDEX message_below ON message (parent_id)",
     "CREATE INDEX conversation_by_tip ON conversation (tip_message_id)",
 )
@@ -233,7 +233,7 @@ CREATE TABLE preset (
 
 @MIGRATIONS()
 def m004_history_and_presets(db: Database) -> None:
-    """The index of texts is not part of it: it is made where it can be (search)."""
+    """The index of texts is made apart, where SQLite has FTS5 (search)."""
     for statement in (*CONVERSATION_COLUMNS, PRESET):
         db.conn.execute(statement)
 
@@ -252,6 +252,6 @@ def m005_drafted_tokens_and_energy(db: Database) -> None:
 
 
 def unknown_migrations(db: Database) -> list[str]:
-    """Names applied to this database that this program does not have: it is newer than we are."""
+    """Migrations applied to this database that this program does not have: it is newer."""
     known = {migration.name for migration in MIGRATIONS._migrations}
     return [applied.name for applied in MIGRATIONS.applied(db) if applied.name not in known]

@@ -1,14 +1,13 @@
-"""Finding conversations by what was written in them: the index of texts, and what was typed.
+"""Search in the texts of conversations: the index, and the syntax of a search.
 
 Contract: `ensure_index` makes the index complete where this SQLite has FTS5; where it has not,
-`drop_triggers` takes away what keeps it in step, and a later start with FTS5 builds it anew. A
-reply enters the index when it has ended. All words must be in one message, the last one may be
-only begun. What stands between double quotes is found as it is written, a star at the end of a
-word says that it is only begun; whatever else is typed is text, never syntax. What FTS5's
-tokenizer does not see as words (signs, emoji, scripts without spaces) and every search without
-FTS5 goes by LIKE, which reads all texts and ignores case for the letters A to Z only.
+`drop_triggers` removes its triggers, and a later start with FTS5 builds it again. A reply is
+indexed when it has ended. All words must be in one message; the last one may be a prefix. Text
+between double quotes is a phrase, a star at the end of a word makes it a prefix; all else is text,
+never syntax. Signs, emoji and scripts without spaces, which are no words to FTS5's tokenizer, and
+every search without FTS5 use LIKE, which reads all texts and ignores case for A to Z only.
 
-Not here: the list of conversations (history). Source: sqlite.org/fts5.html, 4.4.3 and 7.
+Not here: the list of conversations (conversations). Source: sqlite.org/fts5.html, 4.4.3 and 7.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from localspec.record.connection import Tables
 from localspec.record.rows import clean
 
-# A view, so that a rebuild leaves growing replies out as the triggers do.
+# A view, so that a rebuild excludes growing replies as the triggers do.
 INDEX = (
     "CREATE VIEW message_search_source AS SELECT id, text FROM message WHERE state <> 'draft'",
     """
@@ -57,14 +56,14 @@ REBUILD = "INSERT INTO message_search (message_search) VALUES ('rebuild')"
 OPTIMIZE = "INSERT INTO message_search (message_search) VALUES ('optimize')"
 
 NO_INDEX_NOTICE = (
-    "Search reads every text one by one, because this Python's SQLite comes without FTS5. It finds "
-    "the same words, only more slowly. A Python from python.org has FTS5."
+    "Search reads every text, because this Python's SQLite has no FTS5. It finds the same words, "
+    "but more slowly. A Python from python.org has FTS5."
 )
 
-# Scripts written without spaces: to FTS5 a whole clause of them is one word.
+# Scripts without spaces: FTS5 takes a whole clause of them for one word.
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
 PLAIN_WORD = re.compile(rf"(?:(?![{UNSPACED}_])\w)+")
-# A phrase between quotes, of which the second may still be to come, or a word.
+# A phrase between quotes, of which the second may still be missing, or a word.
 TYPED = re.compile(r'"(?P<phrase>[^"]*[^"\s][^"]*)(?:"(?!\S)|$)|(?P<word>\S+)')
 MAX_WORDS = 12
 SNIPPET_BEFORE = 32
@@ -81,7 +80,7 @@ def has_fts5(conn: sqlite3.Connection) -> bool:
 
 
 def drop_triggers(conn: sqlite3.Connection) -> None:
-    """Without FTS5: a trigger without its module would make every write fail."""
+    """Without FTS5, whose absence would make every write fail in a trigger."""
     for name in TRIGGER_NAMES:
         conn.execute(f"DROP TRIGGER IF EXISTS {name}")
 
@@ -101,17 +100,17 @@ def ensure_index(conn: sqlite3.Connection) -> None:
 
 @dataclass(frozen=True)
 class Query:
-    """What was typed. texts: words and phrases as they are to be found. begun: those of the words
-    that may be only the beginning of one."""
+    """A parsed search. texts: the words and phrases. prefixes: those that may be only the beginning
+    of a word."""
 
     texts: tuple[str, ...]
-    begun: frozenset[str] = frozenset()
+    prefixes: frozenset[str] = frozenset()
 
 
 def parsed(typed: str) -> Query:
-    """The words and phrases to be found, in the letters that the texts were written in."""
+    """The words and phrases of a search, with their case."""
     typed = clean(typed)
-    texts, begun = list[str](), set[str]()
+    texts, prefixes = list[str](), set[str]()
     for found in list(TYPED.finditer(typed))[:MAX_WORDS]:
         phrase, word = found["phrase"], found["word"]
         text = " ".join(phrase.split()) if phrase is not None else word
@@ -119,8 +118,8 @@ def parsed(typed: str) -> Query:
         text = text[:-1] if has_star else text
         texts.append(text)
         if has_star or (found.end() == len(typed) and not found.group().endswith('"')):
-            begun.add(text)
-    return Query(tuple(texts), frozenset(begun))
+            prefixes.add(text)
+    return Query(tuple(texts), frozenset(prefixes))
 
 
 def find(tables: Tables, wanted: Query, is_indexed: bool) -> dict[int, int]:
@@ -132,7 +131,7 @@ def find(tables: Tables, wanted: Query, is_indexed: bool) -> dict[int, int]:
         clauses.append(
             "message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"
         )
-        values.append(match_of(indexed, wanted.begun))
+        values.append(match_of(indexed, wanted.prefixes))
     for word in others:
         clauses.append("message.text LIKE ? ESCAPE '\\'")
         values.append(like_of(word))
@@ -148,9 +147,9 @@ def _is_plain(text: str) -> bool:
     return all(PLAIN_WORD.fullmatch(word) for word in text.split())
 
 
-def match_of(words: Sequence[str], begun: Collection[str]) -> str:
-    """The FTS5 expression that asks for these words and phrases, whatever they contain."""
-    quoted = ['"' + word.replace('"', '""') + '"' + "*" * (word in begun) for word in words]
+def match_of(words: Sequence[str], prefixes: Collection[str]) -> str:
+    """The FTS5 expression for these words and phrases, whatever they contain."""
+    quoted = ['"' + word.replace('"', '""') + '"' + "*" * (word in prefixes) for word in words]
     return " ".join(quoted)
 
 

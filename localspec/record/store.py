@@ -16,7 +16,6 @@ transactions (connection), the list of conversations (conversations), formats (e
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -343,8 +342,6 @@ class Store:
         if has_deleted or any(number is not None for number in scope.values()):
             with self._db.explained():
                 _keep_only(path, scope)
-        with path.open("rb+") as copy:
-            os.fsync(copy.fileno())  # VACUUM INTO does not
 
     def _insert(
         self,

@@ -11,7 +11,7 @@ from localspec.bench.replay import render, run_replay, run_worlds
 from localspec.bench.worlds import alternating
 from localspec.core import Step
 from localspec.errors import ConfigError
-from tests.record.test_steps import log_of
+from tests.record.test_log_file import log_of
 
 PLAIN = (Step("off", 0, 0, 1, 0.0, 10.0, 100),) * 4
 GOOD = (Step("draft_model", 4, 4, 5, 4.0, 11.0, 104, signal="model"),) * 6

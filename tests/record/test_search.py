@@ -83,7 +83,7 @@ def test_words_are_found_with_the_index(store: Store, typed: str) -> None:
 @pytest.mark.parametrize("typed", FOUND)
 def test_words_are_found_without_the_index(tmp_path: Path, without_fts5: None, typed: str) -> None:
     with closing(open_store(tmp_path)) as store:
-        assert any("without FTS5" in notice for notice in store.notices)
+        assert any("has no FTS5" in notice for notice in store.notices)
         fill(store)
         assert titles(store, typed) == FOUND[typed]
 

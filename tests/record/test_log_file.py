@@ -1,17 +1,31 @@
-"""Rounds come back from the log as they were written, and reading touches nothing."""
+"""Rounds, replies and learnt states are read from a log file as they were written, and reading
+changes nothing."""
 
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlite_utils import Database
 
-from localspec.backend import TurnStats
+from localspec.backend import Message, TurnStats
+from localspec.config import settings_for
 from localspec.core import Step
 from localspec.errors import StoreError
-from localspec.record.log_file import read_states, read_turns
-from localspec.record.store import STATE_KEY, SessionInfo, Store, TurnEnd, TurnSettings
+from localspec.record.log_file import learnt_states, read_replies, read_states, read_turns
+from localspec.record.schema import MIGRATIONS
+from localspec.record.store import (
+    STATE_KEY,
+    ContinuedReply,
+    SessionInfo,
+    Store,
+    TurnEnd,
+    TurnSettings,
+)
+from tests.record.samples import begin, finish, open_store
+from tests.record.test_schema import VERSION_3
 
 STEPS = (
     Step("draft_model", 4, 2, 3, 1.5, 20.0, 100, signal="model"),
@@ -106,3 +120,89 @@ def test_what_is_no_log_is_said_and_nothing_is_made(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database at all, but long enough to be read" * 20)
     with pytest.raises(StoreError, match="cannot be read"):
         read_turns(tmp_path / "text.db")
+
+
+def test_every_finished_reply_comes_with_its_branch(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    turn = begin(store, "first")
+    finish(store, turn, "one")
+    conversation = store.conversations()[0].id
+    asked = store.add_user_message(conversation, turn.message_id, "second \ud800")
+    session = store.start_session(SessionInfo())
+    finish(store, store.begin_turn(session, conversation, asked, TurnSettings()), "two")
+    found = read_replies(tmp_path / "localspec.db")
+    assert [reply.text for reply in found] == ["one", "two"]
+    assert found[0].before == (Message("system", "Be brief."), Message("user", "first"))
+    branch = (
+        Message("user", "first"),
+        Message("assistant", "one"),
+        Message("user", "second \ud800"),
+    )
+    assert found[1].before == branch
+    store.close()
+
+
+def test_replies_that_failed_or_say_nothing_are_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    finish(store, begin(store, "a"), "  ")
+    finish(store, begin(store, "b"), "half", finish_reason="error")
+    begin(store, "c")  # still a draft
+    finish(store, begin(store, "d"), "stopped early", finish_reason="cancelled")
+    assert [reply.text for reply in read_replies(tmp_path / "localspec.db")] == ["stopped early"]
+    store.close()
+
+
+def test_deleted_unwritten_and_superseded_replies_are_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    finish(store, begin(store, "deleted"), "gone")
+    store.conversation_list.delete(1)
+    cut = begin(store, "cut")
+    finish(store, cut, "half", finish_reason="length")
+    asked = store.branch(cut.message_id)[0]
+    begun = ContinuedReply(cut.message_id, "half")
+    place = asked.conversation_id, asked.id
+    finish(store, store.begin_turn(1, *place, TurnSettings(), begun), "half and whole")
+    store.logs_text = False
+    finish(store, begin(store, "unwritten"), "unwritten too")
+    half_written = begin(store, "unwritten")
+    store.logs_text = True
+    finish(store, half_written, "an answer to nothing")
+    assert [reply.text for reply in read_replies(tmp_path / "localspec.db")] == ["half and whole"]
+    store.close()
+
+
+def test_a_log_of_an_older_program_is_read_as_it_is(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before="m004_history_and_presets")
+        db.conn.executescript(VERSION_3)
+    assert [reply.text for reply in read_replies(old)] == ["answered", "an\0other"]
+
+
+def test_a_home_without_a_log_is_said_and_none_is_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="There is no log"):
+        read_replies(tmp_path / "localspec.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_reading_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    finish(store, begin(store, "a"), "b")
+    store.close()
+    path = tmp_path / "localspec.db"
+    before = path.read_bytes()
+    read_replies(path)
+    assert path.read_bytes() == before
+    Store.open(path).close()
+
+
+def test_what_was_kept_is_read_back(tmp_path: Path) -> None:
+    store = Store.open(settings_for(tmp_path).database)
+    store.save_state(STATE_KEY, {"a | b": {"version": 1}})
+    store.close()
+    assert learnt_states(tmp_path) == {"a | b": {"version": 1}}
+
+
+def test_asking_a_home_without_a_log_makes_none(tmp_path: Path) -> None:
+    assert learnt_states(tmp_path) == {} == learnt_states(None)
+    assert list(tmp_path.iterdir()) == []
