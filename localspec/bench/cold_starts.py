@@ -1,8 +1,8 @@
 """The first replies of fresh starts: `bench --cold-starts N`.
 
 Contract: every start is a process of its own with nothing learnt, not even in a home: it loads,
-measures costs where the turn needs them as the commands do, and answers SHORT_PROMPT and then one
-usual prompt. Starts of `auto` and of plain decoding alternate, and which goes first alternates
+measures costs as the app does before the first reply (for plain decoding too, since that warms the
+forwards up), and answers SHORT_PROMPT and then one usual prompt. Starts of `auto` and of plain decoding alternate, and which goes first alternates
 too. The ratio of a pair is that of their decode rates; reported is the median over the pairs.
 """
 
@@ -52,6 +52,8 @@ def first_replies(
     from localspec.workloads import recognise
 
     backend = open_local_backend(options, None, lambda _: None)
+    for _ in backend.calibrate(Event()):
+        pass
     found = list[FirstReply]()
     for prompt in prompts:
         request = Request(
@@ -61,9 +63,6 @@ def first_replies(
             drafter=drafter,
             workload=recognise(prompt),
         )
-        if backend.lacks_costs(request):
-            for _ in backend.calibrate(Event()):
-                pass
         stats = [chunk.stats for chunk in backend.generate(request, Event())][-1]
         found.append(
             FirstReply(
