@@ -2,8 +2,9 @@
 
 Contract: every start is a process of its own with nothing learnt, not even in a home: it loads,
 measures costs as the app does before the first reply (for plain decoding too, since that warms the
-forwards up), and answers SHORT_PROMPT and then one usual prompt. Starts of `auto` and of plain decoding alternate, and which goes first alternates
-too. The ratio of a pair is that of their decode rates; reported is the median over the pairs.
+forwards up), and answers SHORT_PROMPT and then one usual prompt. Starts of `auto` and of plain
+decoding alternate, and which goes first alternates too. The ratio of a pair is that of their decode
+rates; reported is the median over the pairs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from localspec.bench.cases import (
 )
 from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwidth
 from localspec.bench.exactness import Difference, judge
-from localspec.bench.host_time import host_time
 from localspec.bench.results import (
     PromptResult,
     Results,
@@ -39,7 +38,7 @@ from localspec.bench.results import (
 from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply, Runner
 from localspec.bench.settings import BenchSettings
 from localspec.config import settings_for
-from localspec.core import AUTO, OFF
+from localspec.core import OFF
 from localspec.engine.calibrate import calibrate
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.options import LoadOptions
@@ -66,18 +65,13 @@ def run_bench(
     parse_arms(settings.arms, others.arms if others else None)  # typing errors before loading
     prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
     bench = open_bench_engine(options, settings.home, report)
-    cases, skipped = fitting_cases(
-        prompts, bench.render, settings.max_tokens, bench.context_length
-    )
-    if not cases:
-        raise ConfigError(f"None of the prompts can be measured: {skipped[0]['reason']}")
     result = compare(bench, prompts, settings, report, others, keep)
     if result["ending"] is not None:
         return result  # whoever stopped it does not want to wait for more
     if keep is not None:
         _kept(keep, {**result, "ending": "costs were not measured apart yet."}, report)
     try:
-        return with_extras(result, extras(bench, cases, settings, report))
+        return with_extras(result, extras(bench, report))
     except KeyboardInterrupt:
         ending = "stopped by hand before costs were measured apart; the comparison is whole."
     except FAILURES as error:
@@ -99,6 +93,8 @@ def compare(
     cases, skipped = fitting_cases(
         prompts, bench.render, settings.max_tokens, bench.context_length
     )
+    if not cases:
+        raise ConfigError(f"None of the prompts can be measured: {skipped[0]['reason']}")
     results = Results(arms, settings.temperatures, bench.precision, refused, skipped)
     comparison = Comparison(bench, settings, results, others, report)
     checkpoint = Checkpoint(keep, report)
@@ -172,12 +168,12 @@ class Comparison:
             if not arm.is_other_engine:
                 runner = EngineRunner(self._bench, arm.drafter, arm.num_draft_tokens)
                 self._runners[arm.name] = runner
-        for arm in self._usable() if cases else []:
+        for arm in self._usable():
             self._report(f"warming up {arm.name}")
             self._attempt(arm, cases[0], self._settings.temperatures[0], WARM_UP_TOKENS)
         if is_restored:
             self._controller_state = "warm (learnt earlier, from the home)"
-        elif self._settings.warm_prompts and cases:
+        elif self._settings.warm_prompts:
             self._learn(cases)
 
     def measure(self, cases: Sequence[Case]) -> Iterator[PromptResult]:
@@ -283,24 +279,14 @@ class Comparison:
         return tuple(difference for difference in judged if difference is not None)
 
 
-def extras(
-    bench: BenchEngine, cases: Sequence[Case], settings: BenchSettings, report: Report
-) -> dict[str, Any]:
-    """What is measured apart from the arms, since measuring takes time itself: bandwidth, the cost
-    of a round by its width, and host time. Some seconds on a small model; the target's cache is
-    empty afterwards."""
+def extras(bench: BenchEngine, report: Report) -> dict[str, Any]:
+    """What is measured apart from the arms: how fast memory is read, and the cost of a round by its
+    width. Some seconds on a small model; the target's cache is empty afterwards."""
     report("measuring how fast memory can be read")
     bandwidth = read_bandwidth(bench.engine.target.device)
     report("measuring what a round costs by its width")
-    costs = cost_curve(bench)
-    report("measuring the host's time of a round")
-    known = {OFF, AUTO, *bench.engine.drafters}
-    names = [name for name in settings.arms if name.partition("@")[0] in known]
-    host = host_time(bench, cases, parse_arms(names), settings.temperatures, settings.max_tokens)
-    bench.engine.target.cache.rollback(0)
     return {
-        "costs": costs,
-        "host": host,
+        "costs": cost_curve(bench),
         "bandwidth_bytes_per_second": bandwidth,
         "bytes_per_token": bytes_per_token(bench),
     }

@@ -140,8 +140,8 @@ def _num_real_differences(
 
 def latency_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
     """What a reader waits for and what a token costs. Waits are pooled over all replies;
-    rate_low, rate_high: half of the prompts lie between these rates. Host time and the share of
-    bandwidth are measured apart (`with_extras`)."""
+    rate_low, rate_high: half of the prompts lie between these rates. The share of bandwidth is
+    measured apart (`with_extras`)."""
     waits = [wait for reply in replies for wait in inter_token_ms(reply.token_times_ms)]
     first = [reply.ttft_ms for reply in replies if reply.ttft_ms is not None]
     peaks = [r.peak_memory_bytes for r in replies if r.peak_memory_bytes is not None]
@@ -154,6 +154,7 @@ def latency_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
     ]
     prefill_rate = rate(prompts)
     known = [(r.energy_joules, len(r.tokens)) for r in replies if r.energy_joules is not None]
+    hosts = [(r.host_ms, r.num_rounds) for r in replies if r.host_ms is not None and r.num_rounds]
     return {
         "rate_low": quartiles[0],
         "rate_high": quartiles[2],
@@ -162,7 +163,7 @@ def latency_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
         "itl_p50_ms": percentile(waits, 0.50),
         "itl_p95_ms": percentile(waits, 0.95),
         "itl_p99_ms": percentile(waits, 0.99),
-        "host_ms_per_round": None,
+        "host_ms_per_round": ratio(sum(ms for ms, _ in hosts), sum(count for _, count in hosts)),
         "peak_memory_bytes": max(peaks, default=None),
         "energy_joules_per_token": ratio(
             sum(joules for joules, _ in known), sum(count for _, count in known)
@@ -269,13 +270,11 @@ def _to_foreseen(timed: Mapping[str, Sequence[Timed]]) -> float | None:
 
 def with_extras(result: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a comparison with what was measured apart, filled into its rows too."""
-    host = {(each["arm"], each["temperature"]): each["host_ms_per_round"]
-            for each in extras["host"]}  # fmt: skip
-    made = list[dict[str, Any]]()
-    for row in result["rows"]:
-        host_ms = host.get((row["arm"], row["temperature"]), row["host_ms_per_round"])
-        share = bandwidth_share(row, extras) if row["arm"] == OFF else None
-        made.append({**row, "host_ms_per_round": host_ms, "bandwidth_share": share})
+    shares = [bandwidth_share(row, extras) if row["arm"] == OFF else None for row in result["rows"]]
+    made = [
+        {**row, "bandwidth_share": share}
+        for row, share in zip(result["rows"], shares, strict=True)
+    ]
     return {**result, "rows": made, **extras}
 
 

@@ -21,7 +21,7 @@ import torch
 
 from localspec.backend import DrafterStatus, TurnStats
 from localspec.bench.cases import Case
-from localspec.core import DraftPlan, Policy, Round, SamplingParams
+from localspec.core import DraftPlan, Round, SamplingParams
 from localspec.core import Sequence as Turn
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
@@ -59,8 +59,9 @@ class MeasuredReply:
     tokens: the output. decided: the same with the end-of-text token where the model wrote one.
     prefill_ms: until the first token can be decoded. ttft_ms: from the request to the first output
     token. token_times_ms: when each output token came, from the start of decoding; tokens of one
-    round come together. accepted_lengths: draft tokens accepted, for each round that drafted.
-    draft_ms, drafted_verify_ms: what those rounds took for drafting, and for everything else.
+    round come together. host_ms: of the decoding, what was neither drafting nor verification:
+    planning, learning and bookkeeping. accepted_lengths: draft tokens accepted, for each round that
+    drafted. draft_ms, drafted_verify_ms: what those rounds took for drafting, and for the rest.
     """
 
     tokens: tuple[int, ...]
@@ -74,6 +75,7 @@ class MeasuredReply:
     ttft_ms: float | None = None
     token_times_ms: tuple[float, ...] = ()
     num_rounds: int | None = None
+    host_ms: float | None = None
     peak_memory_bytes: int | None = None
     energy_joules: float | None = None
     accepted_lengths: tuple[int, ...] = ()
@@ -148,35 +150,6 @@ def empty_caches(engine: Engine, prompt: Sequence[int]) -> None:
         engine.target.cache.rollback(0)  # a self-draft writes into it
 
 
-@dataclass(frozen=True)
-class PrefilledTurn:
-    """A turn whose prompt was read, ready to decode."""
-
-    turn: Turn
-    policy: Policy
-    prefill_ms: float
-
-
-def prefilled_turn(
-    bench: BenchEngine,
-    controller: Controller,
-    drafter: str,
-    num_draft_tokens: int | None,
-    case: Case,
-    sampling: SamplingParams,
-    max_tokens: int,
-) -> PrefilledTurn:
-    """Empty the caches, then let the target and the drafters read the prompt."""
-    engine, never = bench.engine, threading.Event()
-    empty_caches(engine, case.prompt)
-    turn = engine.start(case.prompt, sampling, max_tokens, bench.end_ids)
-    started = perf_counter()
-    engine.prefill(turn, never)
-    policy = controller.policy(sampling, drafter, num_draft_tokens, kind=case.workload)
-    engine.prepare(turn, policy, never)
-    return PrefilledTurn(turn, policy, 1000.0 * (perf_counter() - started))
-
-
 def run_engine(
     bench: BenchEngine,
     controller: Controller,
@@ -187,12 +160,18 @@ def run_engine(
     max_tokens: int,
 ) -> MeasuredReply:
     """One reply of our engine. Raises what the engine raises."""
-    memory = MemoryGauge()
-    ready = prefilled_turn(bench, controller, drafter, num_draft_tokens, case, sampling, max_tokens)
+    engine, never, memory = bench.engine, threading.Event(), MemoryGauge()
+    empty_caches(engine, case.prompt)
+    turn = engine.start(case.prompt, sampling, max_tokens, bench.end_ids)
+    started = perf_counter()
+    engine.prefill(turn, never)
+    policy = controller.policy(sampling, drafter, num_draft_tokens, kind=case.workload)
+    engine.prepare(turn, policy, never)
+    prefill_ms = 1000.0 * (perf_counter() - started)
     joules_before = bench.joules()
     rounds, ends_ms = list[Round](), list[float]()
     started = perf_counter()
-    for each in bench.engine.decode(ready.turn, ready.policy, threading.Event()):
+    for each in engine.decode(turn, policy, never):
         ends_ms.append(1000.0 * (perf_counter() - started))
         rounds.append(each)
     decode_ms = 1000.0 * (perf_counter() - started)
@@ -204,16 +183,17 @@ def run_engine(
     times_ms = tuple(end for each, end in zip(rounds, ends_ms, strict=True) for _ in each.tokens)
     return MeasuredReply(
         tokens=tuple(token for each in rounds for token in each.tokens),
-        decided=tuple(ready.turn.tokens[ready.turn.prompt_length :]),
+        decided=tuple(turn.tokens[turn.prompt_length :]),
         decode_ms=decode_ms,
         num_drafts=stats.num_drafts,
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,
-        prefill_ms=ready.prefill_ms,
+        prefill_ms=prefill_ms,
         num_prompt_tokens=len(case.prompt),
-        ttft_ms=ready.prefill_ms + times_ms[0] if times_ms else None,
+        ttft_ms=prefill_ms + times_ms[0] if times_ms else None,
         token_times_ms=times_ms,
         num_rounds=len(rounds),
+        host_ms=decode_ms - sum(e.step.round_ms - e.step.plan_ms for e in rounds),
         peak_memory_bytes=memory.peak_bytes(),
         energy_joules=None
         if joules_before is None or joules_after is None

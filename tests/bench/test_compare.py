@@ -133,12 +133,6 @@ def test_a_prompt_that_does_not_fit_is_counted_and_not_cut(bench: BenchEngine) -
     assert (result["machine"]["num_prompts"], result["machine"]["num_skipped"]) == (3, 1)
 
 
-def test_when_nothing_fits_the_report_is_empty_and_says_so(bench: BenchEngine) -> None:
-    result = compare(bench, [Prompt("long", "chat", "x" * 250)], settings(), silent)
-    assert result["machine"]["num_prompts"] == 0
-    assert rows_of(result, "off")[0]["tokens_per_second"] is None
-
-
 def test_stopping_by_hand_keeps_what_was_measured_whole(bench: BenchEngine) -> None:
     def stop(phrase: str) -> None:
         if phrase.startswith("[2/"):
@@ -167,15 +161,9 @@ def test_what_was_compared_is_kept_when_what_follows_ends_badly(
     assert rows_of(result, "auto")[0]["num_prompts"] == len(PROMPTS)
 
 
-def test_a_command_whose_prompts_all_do_not_fit_is_refused(
-    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
-    monkeypatch.setattr(
-        "localspec.bench.compare.load_prompts", lambda *_: [Prompt("long", "chat", "x" * 250)]
-    )
+def test_a_comparison_whose_prompts_all_do_not_fit_is_refused(bench: BenchEngine) -> None:
     with pytest.raises(ConfigError, match=r"None of the prompts.*250 tokens"):
-        run_bench(LoadOptions(), settings(), silent)
+        compare(bench, [Prompt("long", "chat", "x" * 250)], settings(), silent)
 
 
 def test_arms_start_warm_from_what_was_learnt_earlier(bench: BenchEngine) -> None:
@@ -273,8 +261,7 @@ def test_what_is_measured_apart_is_json(
     monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
     monkeypatch.setattr("localspec.bench.compare.read_bandwidth", lambda _: 1e9)
     monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
-    result = run_bench(LoadOptions(), settings(arms=("off", "ngram@1-2", "auto")), silent)
-    assert [each["arm"] for each in result["host"]] == ["off", "auto", "ngram@1", "ngram@2"]
+    result = run_bench(LoadOptions(), settings(arms=("off",)), silent)
     assert result["bandwidth_bytes_per_second"] == 1e9 and result["costs"]["by_context"]
     assert rows_of(result, "off")[0]["host_ms_per_round"] > 0.0 and result["ending"] is None
     json.dumps(result, allow_nan=False)

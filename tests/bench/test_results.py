@@ -172,6 +172,11 @@ def test_memory_is_the_highest_and_energy_is_shared_by_all_tokens() -> None:
     assert (found["peak_memory_bytes"], found["energy_joules_per_token"]) == (9, 1.0)
 
 
+def test_host_time_is_a_ratio_of_sums_over_rounds() -> None:
+    found = latency_columns([known(host_ms=3.0), known(host_ms=5.0, num_rounds=1), known()])
+    assert found["host_ms_per_round"] == 2.0
+
+
 def test_the_spread_is_that_of_the_middle_half_of_the_prompts() -> None:
     found = latency_columns([known(decode_ms=4000.0 / rate) for rate in (1, 2, 3, 4, 5)])
     assert (found["rate_low"], found["rate_high"]) == (pytest.approx(2), pytest.approx(4))
@@ -267,7 +272,6 @@ def test_a_cell_of_few_prompts_without_a_token_is_made_all_the_same(num_prompts:
 
 EXTRAS: dict[str, Any] = {
     "costs": {},
-    "host": [{"arm": "off", "temperature": 0.0, "host_ms_per_round": 0.2, "num_rounds": 9}],
     "bandwidth_bytes_per_second": 10_000.0,
     "bytes_per_token": {"weight_bytes": 30.0, "kv_bytes_per_context_token": 2.0},
 }
@@ -288,7 +292,6 @@ def test_the_share_of_bandwidth_counts_weights_and_the_cache_in_use() -> None:
 def test_extras_are_filled_into_the_rows_they_belong_to() -> None:
     result = {"rows": [row(), row(temperature=0.7), row("auto")], "ending": None}
     found = with_extras(result, EXTRAS)
-    assert [each["host_ms_per_round"] for each in found["rows"]] == [0.2, None, None]
     assert [each["bandwidth_share"] is None for each in found["rows"]] == [False, False, True]
     assert found["costs"] == {} and found["ending"] is None
     assert result["rows"][0]["bandwidth_share"] is None, "the given result stays as it was"

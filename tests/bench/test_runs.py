@@ -52,6 +52,13 @@ def test_tokens_of_one_round_arrive_together(bench: BenchEngine) -> None:
     assert len(set(found.token_times_ms)) == found.num_rounds < len(found.tokens)
 
 
+def test_host_time_is_what_is_neither_drafting_nor_verification(bench: BenchEngine) -> None:
+    found = run(bench, "draft_model", 3)
+    assert found.host_ms is not None and found.decode_ms is not None
+    assert found.draft_ms is not None and found.drafted_verify_ms is not None
+    assert 0.0 < found.host_ms < found.decode_ms - found.draft_ms
+
+
 def test_the_first_token_comes_after_the_prompt_and_the_first_round(bench: BenchEngine) -> None:
     found = run(bench, "draft_model", 3)
     assert found.num_prompt_tokens == 5
