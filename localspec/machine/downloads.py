@@ -57,15 +57,19 @@ class FileProgress:
 
 @dataclass(frozen=True)
 class Download:
-    """One model as it is now. num_bytes: None until the hub has said it. samples: (seconds,
-    bytes) of the last seconds and of the file that is being fetched, oldest first."""
+    """One model as it is now. survey: None until the hub was asked. samples: (seconds, bytes) of
+    the last seconds and of the file that is being fetched, oldest first."""
 
     model_id: str
     state: State
     files: tuple[FileProgress, ...] = ()
-    num_bytes: int | None = None
+    survey: Survey | None = None
     fault: DownloadFault | None = None
     samples: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def num_bytes(self) -> int | None:
+        return None if self.survey is None else self.survey.num_bytes
 
     @property
     def have_bytes(self) -> int:
@@ -106,16 +110,12 @@ class Downloads:
         self._environment = dict(environment or {})
         self._changed = threading.Condition()
         self._downloads: dict[str, Download] = {}
-        self._surveys: dict[str, Survey] = {}
         self._process: subprocess.Popen[str] | None = None
         self._running: str | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
         for model_id, found in load_unfinished(path).items():
-            held = Download(model_id, "paused") if found is None else _as_held(model_id, found)
-            self._downloads[model_id] = held
-            if found is not None:
-                self._surveys[model_id] = found
+            self._downloads[model_id] = _as_held(Download(model_id, "paused", survey=found))
 
     @property
     def downloads(self) -> tuple[Download, ...]:
@@ -159,7 +159,7 @@ class Downloads:
             known = self._downloads.get(model_id)
             if known is None or not known.is_under_way:
                 return
-            self._put(self._stopped(known, "paused", None))
+            self._put(_stopped(known, "paused", None))
             if self._running == model_id and self._process is not None:
                 self._process.terminate()
 
@@ -169,12 +169,11 @@ class Downloads:
         with self._changed:
             while self._running == model_id:
                 self._changed.wait(0.1)
-            self._downloads.pop(model_id, None)
-            found = self._surveys.pop(model_id, None)
+            known = self._downloads.pop(model_id, None)
             self._keep()
-        if found is not None:
-            for file in found.files:
-                found.place.part(file).unlink(missing_ok=True)
+        if known is not None and known.survey is not None:
+            for file in known.survey.files:
+                known.survey.place.part(file).unlink(missing_ok=True)
 
     def forget(self, model_id: str) -> None:
         """Take one that is over off the list."""
@@ -235,13 +234,13 @@ class Downloads:
             if known is None or known.state not in RUNNING:  # paused: what still comes is old
                 return
             if "survey" in line:
-                self._surveys[model_id] = found = Survey.from_dict(line["survey"])
-                self._put(replace(_as_held(model_id, found), state="fetching"))
+                found = Survey.from_dict(line["survey"])
+                self._put(_as_held(replace(known, survey=found, state="fetching")))
                 self._keep()
             elif "file" in line:
                 self._put(advanced(known, line))
             elif "fault" in line:
-                self._put(self._stopped(known, "failed", DownloadFault(**line["fault"])))
+                self._put(_stopped(known, "failed", DownloadFault(**line["fault"])))
             elif "folder" in line:
                 self._put(replace(known, state="done"))
                 self._keep()
@@ -251,21 +250,15 @@ class Downloads:
         with self._changed:
             known = self._downloads.get(model_id)
             if known is not None and known.state in RUNNING and not self._is_closed:
-                self._put(self._stopped(known, "failed", _vanished(process)))
-
-    def _stopped(self, known: Download, state: State, fault: DownloadFault | None) -> Download:
-        """With what is really here; the last report may be old."""
-        found = self._surveys.get(known.model_id)
-        held = known if found is None else _as_held(known.model_id, found)
-        return replace(held, state=state, fault=fault, samples=())
+                self._put(_stopped(known, "failed", _vanished(process)))
 
     def _put(self, download: Download) -> None:
         self._downloads[download.model_id] = download
 
     def _keep(self) -> None:
-        waiting = [one.model_id for one in self._downloads.values() if one.state != "done"]
+        unfinished = [each for each in self._downloads.values() if each.state != "done"]
         try:
-            save_unfinished(self._path, {each: self._surveys.get(each) for each in waiting})
+            save_unfinished(self._path, {each.model_id: each.survey for each in unfinished})
         except OSError as error:  # the parts are kept all the same; a new click finds them
             log.warning("unfinished downloads cannot be remembered: %s", error)
 
@@ -287,10 +280,18 @@ def _vanished(process: subprocess.Popen[str]) -> DownloadFault:
     )
 
 
-def _as_held(model_id: str, found: Survey) -> Download:
-    held = found.held_bytes()
-    files = tuple(FileProgress(one.name, one.num_bytes, held[one.name]) for one in found.files)
-    return Download(model_id, "paused", files, found.num_bytes)
+def _as_held(known: Download) -> Download:
+    """With the bytes that are really on this disk."""
+    if known.survey is None:
+        return known
+    held = known.survey.held_bytes()
+    files = [FileProgress(e.name, e.num_bytes, held[e.name]) for e in known.survey.files]
+    return replace(known, files=tuple(files))
+
+
+def _stopped(known: Download, state: State, fault: DownloadFault | None) -> Download:
+    """The last report may be old, so what is here is read from the disk."""
+    return replace(_as_held(known), state=state, fault=fault, samples=())
 
 
 def advanced(known: Download, line: Mapping[str, Any]) -> Download:

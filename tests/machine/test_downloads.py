@@ -247,13 +247,17 @@ def test_the_list_keeps_what_belongs_to_a_download(path: Path) -> None:
     assert load_unfinished(path) == kept
 
 
+def of_size(num_bytes: int) -> Survey:
+    return Survey(MODEL, COMMIT, (HubFile("a", num_bytes, "x", True),))
+
+
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
     samples: tuple[tuple[float, int], ...] = ()
     for second, have in ((0.0, 0), (100.0, 1_000_000), (102.0, 5_000_000)):
         samples = with_sample(samples, second, have)
     assert samples[0] == (100.0, 1_000_000), "older ones are dropped"
     files = (FileProgress("a", 9_000_000, 5_000_000),)
-    found = Download(MODEL, "fetching", files, 9_000_000, samples=samples)
+    found = Download(MODEL, "fetching", files, of_size(9_000_000), samples=samples)
     assert (found.bytes_per_s, found.seconds_left) == (2e6, 2.0)
     assert in_words(found) == "5 of 9 MB, 2.0 MB/s, 2 s left"
     unknown = Download(MODEL, "fetching", files, None)
@@ -280,7 +284,8 @@ def test_small_files_one_after_the_other_have_no_speed(monkeypatch: pytest.Monke
 
 def test_how_much_is_here_is_said_in_one_unit_where_it_can_be() -> None:
     def said(have: int, total: int | None) -> str:
-        return so_far(Download(MODEL, "paused", (FileProgress("a", 5, have),), total))
+        survey = None if total is None else of_size(total)
+        return so_far(Download(MODEL, "paused", (FileProgress("a", 5, have),), survey))
 
     assert said(3_100_000_000, 5_000_000_000) == "3.1 of 5.0 GB"
     assert said(900_000_000, 5_000_000_000) == "900 MB of 5.0 GB"
