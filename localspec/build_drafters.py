@@ -28,8 +28,8 @@ from localspec.placement import Place, load_at, refuse_shortage
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Foreign, Parts
+    from localspec.forward.graphs import Capturing, GraphPool
     from localspec.forward.model import LanguageModel
-    from localspec.forward.pool import Capturing, GraphPool
 
 Report = Callable[[str], None]
 
@@ -134,7 +134,7 @@ def _code_of(error: Exception) -> OffCode:
 
 def pool_of(place: Place) -> GraphPool | None:
     """Where forwards are captured; None on devices that have no graphs."""
-    from localspec.forward.pool import CudaGraphPool
+    from localspec.forward.graphs import CudaGraphPool
 
     return CudaGraphPool(place.device) if place.device.type == "cuda" else None
 
@@ -216,7 +216,7 @@ def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]
     target that ships modules of its own brings them along."""
     from localspec.forward.fingerprint import require_trained_for
     from localspec.forward.heads.files import head_kind
-    from localspec.forward.heads.mtp_native import ships_mtp
+    from localspec.forward.heads.mtp import ships_mtp
 
     found, odd = dict[str, Path](), list[DrafterStatus]()
     for folder in source.heads:

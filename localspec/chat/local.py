@@ -38,7 +38,7 @@ from localspec.errors import ContextOverflow, EngineLost, LocalspecError, Reques
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.controller import Controller
     from localspec.engine.engine import Engine
-    from localspec.forward.pool import Capturing
+    from localspec.forward.graphs import Capturing
 
 
 def _no_counter() -> float | None:

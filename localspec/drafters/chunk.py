@@ -27,10 +27,9 @@ from localspec.drafters.drafting import fitted
 from localspec.drafters.warp import GREEDY, Knobs, Warp, drawn, knobs_of, warp_of, warped
 from localspec.engine.sampling import uniforms
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import buckets
+from localspec.forward.graphs import GraphFault, GraphPool, Shelf, Work, buckets
 from localspec.forward.model import prefill
-from localspec.forward.pool import GraphFault, GraphPool, Shelf, Work, uploaded
-from localspec.forward.static import Window, undisturbed, zero_beyond
+from localspec.forward.static import Window, undisturbed, uploaded, zero_beyond
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
 RULED_SIZE = 2  # under a stop rule: what is drawn beyond its stop is wasted

@@ -24,9 +24,8 @@ from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
-from localspec.forward.heads.eagle import KIND
+from localspec.forward.heads.eagle import KIND, EagleHead
 from localspec.forward.heads.eagle_files import load_head
-from localspec.forward.heads.eagle_pairs import EagleHead
 from localspec.forward.model import LanguageModel
 
 NUM_CHILDREN = 8  # candidates of one node

@@ -31,7 +31,7 @@ from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder, Segment
 from localspec.forward.model import LanguageModel
-from localspec.forward.partial import EarlyExit
+from localspec.forward.partial_forward import EarlyExit
 
 MAX_CANDIDATES = 6
 MAX_LENGTH = 8  # of a draft, in the estimate

@@ -20,8 +20,7 @@ from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG
-from localspec.forward.heads.mtp import MtpHead, read_mtp
-from localspec.forward.heads.mtp_native import read_native
+from localspec.forward.heads.mtp import MtpHead, read_mtp, read_native
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from localspec.core import Outcome, Sequence
 from localspec.drafters.lookup import Lookup
+from localspec.forward.graphs import GraphPool
 from localspec.forward.model import LanguageModel
-from localspec.forward.pool import GraphPool
 
 
 class DrafterBase:

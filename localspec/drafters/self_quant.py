@@ -20,8 +20,7 @@ from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import autoregress, chunks_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.forward.model import LanguageModel
-from localspec.forward.quantised import Kind
-from localspec.forward.twins import cheapest_format, quantised_twin
+from localspec.forward.quantise import Kind, cheapest_format, quantised_twin
 
 
 class SelfQuantDrafter(DrafterBase):

@@ -11,18 +11,14 @@ Not here: attention, masks, models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 
 from localspec.errors import CacheError
 from localspec.forward.features import Features
-
-if TYPE_CHECKING:
-    from localspec.forward.partial_forward import Begun
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,55 @@ def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
         else:
             high = middle
     return low
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Rows that only the first blocks of a decoder have seen: tokens from position `start` on after
+    the first `depth` blocks of `owner`, the weights.
+
+    It stands in the cache whose slots it wrote, and the cache drops it as soon as anything else is
+    written. So it is valid for its tokens whenever the cache ends where it starts: to end there
+    with another text before it, something had to be written.
+
+    hidden: layer -> [n, d] for layer depth - 1 and those below it that are followed."""
+
+    owner: object
+    start: int
+    depth: int
+    tokens: tuple[int, ...]
+    hidden: Mapping[int, torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    def first(self, size: int) -> Begun:
+        """The first `size` of the rows."""
+        hidden = {layer: rows[:size] for layer, rows in self.hidden.items()}
+        return replace(self, tokens=self.tokens[:size], hidden=hidden)
+
+    def within(
+        self, owner: object, start: int, tokens: Sequence[int], wanted: frozenset[int]
+    ) -> Begun | None:
+        """The rows that a chain of `tokens` from `start` on begins with, None if there are none.
+
+        At least one token is left to run from the first block on. wanted: layers whose states the
+        forward must give."""
+        size = min(common_prefix_length(self.tokens, tokens), len(tokens) - 1)
+        needed = {layer for layer in wanted if 0 <= layer < self.depth}
+        is_same = owner is self.owner and start == self.start
+        return self.first(size) if is_same and size > 0 and needed <= self.hidden.keys() else None
+
+    def then(self, later: Begun) -> Begun:
+        """Both in a row; `later` alone where it does not start within or right after this one."""
+        size = later.start - self.start  # fewer than it has after a rollback within them
+        is_same = later.owner is self.owner and later.depth == self.depth
+        if not is_same or not 0 < size <= self.size or later.hidden.keys() != self.hidden.keys():
+            return later
+        kept = self.first(size)
+        hidden = {i: torch.cat((kept.hidden[i], rows)) for i, rows in later.hidden.items()}
+        return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
 
 
 class KVCache:

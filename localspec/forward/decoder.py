@@ -7,7 +7,7 @@ with a cache of its own, share the products and are attended to one by one. `run
 hidden states of the layers that are asked for. Rows that a draft by the first layers has begun
 (cache.begun) are gone on with from where it left them, where they are a prefix of a chain.
 
-Not here: the first layers as a model (partial), taking weights over from transformers (takeover),
+Not here: the first layers as a model (partial_forward), taking weights over (from_transformers),
 captured graphs (graphs).
 """
 
@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.cache import KVCache
+from localspec.forward.cache import Begun, KVCache
 from localspec.forward.features import LAST, Features
 from localspec.forward.linear import Linear
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.partial_forward import Begun, finish
 from localspec.forward.tree import additive_mask, depths
 
 # layer, queries [n, heads, head_dim], keys and values [n, 2 * kv_heads, head_dim]
@@ -177,7 +176,7 @@ class Decoder:
             else:
                 rest = Segment(segments[0].cache, ids[begun.size :])
                 below = self._attention([rest], [starts[0] + begun.size])
-                rows, hidden = finish(self, begun, ids, (cos, sin), (below, attend), wanted)
+                rows, hidden = self._finish(begun, ids, cos, sin, (below, attend), wanted)
             logits = self._logits(rows, segments, hidden, LAST in wanted)
             _write_features(segments, starts, hidden)
         return Output(logits, hidden)
@@ -216,6 +215,24 @@ class Decoder:
         if len(segments) > 1 or chain.parents is not None or chain.cache.begun is None:
             return None
         return chain.cache.begun.within(self.weights, chain.cache.length, chain.tokens, wanted)
+
+    def _finish(
+        self,
+        begun: Begun,
+        ids: Sequence[int],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attends: tuple[Attend, Attend],
+        wanted: frozenset[int],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """As `layers`, of a chain of tokens that begins with the rows of `begun`: the lower blocks
+        for the others, the upper ones for all. attends: of the others, and of all."""
+        last, size = begun.depth - 1, begun.size
+        rest = (self.embed(ids[size:]), cos[size:], sin[size:], attends[0])
+        _, lower = self.layers(*rest, wanted | {last}, end=begun.depth)
+        hidden = {layer: torch.cat((begun.hidden[layer], new)) for layer, new in lower.items()}
+        rows, upper = self.layers(hidden[last], cos, sin, attends[1], wanted, first=begun.depth)
+        return rows, {**hidden, **upper}
 
     def _projected(
         self, block: Block, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor

@@ -7,11 +7,21 @@ setting it does not know is refused with the reason, and the transformers path s
 the mathematics is guessed: rotations are computed by the module's own code.
 
 Not here: the forward (decoder), loading files (weights).
+
+`tune` tries whether single rows are better served by a second, plain copy of the weights. Plain
+decoding is one row a step and lives off the memory's bandwidth; checking a draft is several rows
+and wants the packed layout. Which wins for one row depends on the processor and on whether the
+model fits its cache, so a pass of one row through all packed layers is timed in either form, and
+plain copies are kept where that pass is clearly faster and the memory is there. CPU only; a second
+or so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +30,7 @@ from torch import nn
 from localspec.errors import ModelError
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Block, Decoder, Weights
-from localspec.forward.linear import fused
+from localspec.forward.linear import PackedLinear, fused
 from localspec.forward.norm import RootMeanSquareNorm
 
 
@@ -156,3 +166,55 @@ def _empty(layers: list[Any]) -> None:
 
 def _unsuited(reason: str) -> ModelError:
     return ModelError(f"The native decoder does not take this model: {reason}.")
+
+
+MARGIN = 1.05
+PASSES = 5
+MOST_SECONDS = 2.0  # for either form
+
+
+@torch.inference_mode()
+def tune(
+    decoder: Decoder, spare_bytes: int | None, clock: Callable[[], float] = perf_counter
+) -> bool:
+    """Keep plain weights for single rows if that pays; whether it did. spare_bytes: memory that
+    may be used for them, None for as much as they need. clock: seconds, monotonic."""
+    layers = [each for each in decoder.linears() if isinstance(each, PackedLinear)]
+    needed = sum(layer.weight_bytes for layer in layers)
+    if not layers or (spare_bytes is not None and needed > spare_bytes):
+        return False
+    plain = [_plain(layer, decoder) for layer in layers]
+    packed_s = _pass_seconds(layers, clock)
+    _keep(layers, plain)
+    pays = packed_s > MARGIN * _pass_seconds(layers, clock)
+    if not pays:
+        _keep(layers, [None] * len(layers))
+    return pays
+
+
+def _plain(layer: PackedLinear, decoder: Decoder) -> torch.Tensor:
+    """The layer's weight as [out, in]; an output head tied to the embedding shares its table."""
+    weight: torch.Tensor = layer.dense().weight
+    table = decoder.weights.embedding
+    if layer is decoder.weights.head and torch.equal(weight, table):
+        return table
+    return weight.detach()
+
+
+def _keep(layers: Sequence[PackedLinear], plain: Sequence[torch.Tensor | None]) -> None:
+    for layer, weight in zip(layers, plain, strict=True):
+        layer.rows_alone = weight
+
+
+def _pass_seconds(layers: Sequence[PackedLinear], clock: Callable[[], float]) -> float:
+    sizes = {layer.in_features for layer in layers}
+    rows = {size: torch.ones(1, size, dtype=layers[0].dtype) for size in sizes}
+    times, begun = list[float](), clock()
+    for _ in range(PASSES + 1):  # the first warms up
+        started = clock()
+        for layer in layers:
+            layer(rows[layer.in_features])
+        times.append(clock() - started)
+        if clock() - begun > MOST_SECONDS and len(times) > 1:
+            break
+    return median(times[1:])

@@ -19,7 +19,6 @@ import torch
 from localspec.errors import ModelError
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
-from localspec.forward.scaling import scaled
 from localspec.forward.tree import causal_mask, depths, tree_mask
 
 PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
@@ -143,6 +142,23 @@ class CausalLM:
             torch.tensor([places], device=self.device),
             tree_mask(parents, start, self.device),
         )
+
+
+def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:
+    """What a family does to its logits behind the output embedding, as its config tells it: divided
+    (Granite), multiplied (Cohere) or capped (Gemma 2). A family that does something else is not
+    known here; whoever depends on it compares with a forward first.
+
+    logits: [..., V] fp32, as the output embedding gives them. config: of transformers."""
+    text = config.get_text_config()
+    divisor = getattr(text, "logits_scaling", None)
+    factor = getattr(text, "logit_scale", None)
+    cap = getattr(text, "final_logit_softcapping", None)
+    if divisor:
+        logits = logits / divisor
+    if factor:
+        logits = logits * factor
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:

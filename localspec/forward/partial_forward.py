@@ -1,91 +1,63 @@
-"""Rows that only the first blocks of a decoder have seen, and how the rest is made up for.
+"""The first layers of a decoder as a model of their own: what an early exit drafts with.
 
-Contract: a `Begun` stands in the cache whose slots it wrote (`KVCache.begun`), and the cache drops
-it as soon as anything else is written. So what is found there is valid for its tokens whenever the
-cache ends where it starts: to end there with another text before it, something had to be written.
-`within` says what of it a chain may go on from, `finish` runs
-the lower blocks for the chain's other rows and the upper ones for all.
+Contract: `EarlyExit` is a Decoder of the whole one's first `depth` blocks, its final norm and its
+head, over the very same KV cache, without a weight of its own. It writes keys and values of these
+layers only, so its tokens must be rolled back before the whole decoder runs; their slots stay as
+they are. It notes the rows it has begun in `cache.begun`, and a chain that the whole decoder runs
+next over the same tokens from the same place on goes on from them (Decoder.run). Whatever else is
+written to the cache makes them void.
 
-Not here: who begins rows (partial), when to go on from them (decoder).
+It writes no features: those of upper layers it cannot know, and verification writes them all.
+
+Not here: which depth, and drafting (drafters.early_exit).
+Source: LayerSkip (arXiv 2404.16710), whose verification reuses the exit's keys and values too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from localspec.forward.cache import common_prefix_length
-
-if TYPE_CHECKING:
-    from localspec.forward.decoder import Attend, Decoder
-
-Hidden = dict[int, torch.Tensor]
+from localspec.forward.cache import Begun
+from localspec.forward.decoder import Decoder, Segment
 
 
-@dataclass(frozen=True)
-class Begun:
-    """Tokens from position `start` on after the first `depth` blocks of `owner`, the weights.
+class EarlyExit(Decoder):
+    """The first `depth` blocks of `whole`."""
 
-    hidden: layer -> [n, d] for layer depth - 1 and those below it that are followed."""
+    def __init__(self, whole: Decoder, depth: int) -> None:
+        assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
+        super().__init__(
+            replace(whole.weights, blocks=whole.weights.blocks[:depth]),
+            whole.cache,
+        )
+        self.depth = depth
+        self._whole = whole.weights
 
-    owner: object
-    start: int
-    depth: int
-    tokens: tuple[int, ...]
-    hidden: Mapping[int, torch.Tensor]
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        num_logits: int | None = None,
+    ) -> torch.Tensor:
+        """See Decoder.forward; the logits are the exit's."""
+        segment = Segment(self.cache, tokens, parents, num_logits)
+        earlier = self.cache.begun  # opening the cache makes it void
+        with self.cache.append(tokens) as start:
+            cos, sin = self._rotations([segment], [start])
+            attend = self._attention([segment], [start])
+            rows, hidden = self.layers(self.embed(tokens), cos, sin, attend, self._kept())
+            (logits,) = self._logits(rows, [segment], {}, False)
+        if parents is None:
+            begun = Begun(self._whole, start, self.depth, tuple(tokens), hidden)
+            self.cache.begun = begun if earlier is None else earlier.then(begun)
+        return logits
 
-    @property
-    def size(self) -> int:
-        return len(self.tokens)
-
-    def first(self, size: int) -> Begun:
-        """The first `size` of the rows."""
-        hidden = {layer: rows[:size] for layer, rows in self.hidden.items()}
-        return replace(self, tokens=self.tokens[:size], hidden=hidden)
-
-    def within(
-        self, owner: object, start: int, tokens: Sequence[int], wanted: frozenset[int]
-    ) -> Begun | None:
-        """The rows that a chain of `tokens` from `start` on begins with, None if there are none.
-
-        At least one token is left to run from the first block on. wanted: layers whose states the
-        forward must give."""
-        size = min(common_prefix_length(self.tokens, tokens), len(tokens) - 1)
-        needed = {layer for layer in wanted if 0 <= layer < self.depth}
-        is_same = owner is self.owner and start == self.start
-        return self.first(size) if is_same and size > 0 and needed <= self.hidden.keys() else None
-
-    def then(self, later: Begun) -> Begun:
-        """Both in a row; `later` alone where it does not start within or right after this one."""
-        size = later.start - self.start  # fewer than it has after a rollback within them
-        is_same = later.owner is self.owner and later.depth == self.depth
-        if not is_same or not 0 < size <= self.size or later.hidden.keys() != self.hidden.keys():
-            return later
-        kept = self.first(size)
-        hidden = {i: torch.cat((kept.hidden[i], rows)) for i, rows in later.hidden.items()}
-        return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
-
-
-def finish(
-    whole: Decoder,
-    begun: Begun,
-    tokens: Sequence[int],
-    turns: tuple[torch.Tensor, torch.Tensor],
-    attends: tuple[Attend, Attend],
-    wanted: frozenset[int],
-) -> tuple[torch.Tensor, Hidden]:
-    """As Decoder.layers, of a chain of `tokens` that begins with the rows of `begun`.
-
-    turns: cos and sin of all tokens. attends: of the tokens that were not begun, and of all."""
-    cos, sin = turns
-    below, above = attends
-    last = begun.depth - 1
-    rows = whole.embed(tokens[begun.size :])
-    rest = (rows, cos[begun.size :], sin[begun.size :])
-    _, lower = whole.layers(*rest, below, wanted | {last}, end=begun.depth)
-    hidden = {layer: torch.cat((begun.hidden[layer], new)) for layer, new in lower.items()}
-    rows, upper = whole.layers(hidden[last], cos, sin, above, wanted, first=begun.depth)
-    return rows, {**hidden, **upper}
+    def _kept(self) -> frozenset[int]:
+        """The layer that is gone on from, and those below that somebody follows."""
+        features = self.cache.features
+        followed = () if features is None else features.layers
+        return frozenset((self.depth - 1, *(i for i in followed if 0 <= i < self.depth)))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,18 @@ import torch.nn.functional as F
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Attend, Decoder
 from localspec.forward.features import LAST
-from localspec.forward.pool import uploaded
 from localspec.forward.tree import additive_mask, depths
 
 Slots = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+def uploaded(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new host tensor of `values`, in memory that a GPU can fetch it from without a wait.
+
+    New each time: torch keeps such memory until the copy is over, whereas a buffer of our own
+    could be written to again before the device has read it.
+    """
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def every_slot(cache: KVCache) -> Slots:

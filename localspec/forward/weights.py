@@ -21,9 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError
 from localspec.forward.cache import KVCache, kv_dtype
-from localspec.forward.from_transformers import take_over
+from localspec.forward.from_transformers import take_over, tune
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
-from localspec.forward.weight_layout import tune
 
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -23,7 +23,7 @@ from torch.nn import functional
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
-from localspec.forward.scaling import scaled
+from localspec.forward.model import scaled
 from localspec.forward.weights import Bits, load_module, read_config
 from localspec.training.rows import Batch
 

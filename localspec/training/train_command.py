@@ -22,7 +22,7 @@ from localspec.errors import ConfigError, ModelError, StoreError
 from localspec.flags import listed_numbers, to_stderr
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.heads.files import head_kind
-from localspec.forward.heads.mtp_native import ships_mtp
+from localspec.forward.heads.mtp import ships_mtp
 from localspec.forward.model import kv_shape
 from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible

@@ -21,8 +21,7 @@ from localspec.drafters.chunk import SIZES, ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter, autoregress
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import CapturedDecoder
-from localspec.forward.pool import CudaGraphPool, UncapturedPool
+from localspec.forward.graphs import CapturedDecoder, CudaGraphPool, UncapturedPool
 from localspec.forward.static import every_slot
 from tests.drafters.test_warp import SAMPLINGS
 from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu

@@ -23,7 +23,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.partial import EarlyExit
+from localspec.forward.partial_forward import EarlyExit
 from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
 
 NAME = EarlyExitDrafter.name

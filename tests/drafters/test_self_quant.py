@@ -27,7 +27,7 @@ from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.errors import NumericsError
 from localspec.forward.decoder import Decoder
-from localspec.forward.quantised import Kind
+from localspec.forward.quantise import Kind
 from tests.tiny import tiny_llama, with_cache
 
 NAME = SelfQuantDrafter.name

@@ -8,8 +8,14 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
+    GraniteForCausalLM,
     MambaConfig,
     MistralConfig,
     MistralForCausalLM,
@@ -19,8 +25,11 @@ from transformers import (
 
 from localspec.errors import CacheError, ModelError
 from localspec.forward.cache import KVCache
+from localspec.forward.features import LAST
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill
-from tests.tiny import on_transformers, tiny_llama
+from localspec.training import target as training_target
+from localspec.training.target import Target
+from tests.tiny import CPU, on_transformers, tiny_llama
 
 CLOSE: Any = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
@@ -227,3 +236,55 @@ def test_a_window_that_is_switched_off_is_accepted() -> None:
     assert kv_shape(Qwen2Config(use_sliding_window=False), 32).num_layers == 32
     unlimited = MistralConfig(sliding_window=None)
     assert kv_shape(unlimited, 32).num_kv_heads == 8
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+IDS = [3, 1, 4, 1, 5]
+
+
+def granite() -> Any:
+    return GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0))
+
+
+def cohere() -> Any:
+    kinds = {"layer_types": ["full_attention"] * 2, "logit_scale": 0.25}
+    return Cohere2ForCausalLM(Cohere2Config(**SIZES, **kinds))
+
+
+def gemma() -> Any:
+    """Capped so low that the cap shows."""
+    kinds = {"layer_types": ["full_attention"] * 2, "final_logit_softcapping": 0.5}
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, **kinds))
+
+
+@pytest.mark.parametrize("family", [granite, cohere, gemma])
+def test_the_head_gives_the_logits_of_the_forward(family: Any, tmp_path: Any) -> None:
+    torch.manual_seed(3)
+    made = family().eval().requires_grad_(False)
+    model = CausalLM(made, KVCache(kv_shape(made.config, 64), torch.float32, CPU))
+    features = model.follow([LAST])
+    own = model.forward(IDS)
+    rows = features.rows(LAST, 0, len(IDS))
+    assert torch.allclose(model.head(rows), own, atol=1e-5)
+    assert torch.allclose(Target(made, tmp_path).teacher().head(rows), own, atol=1e-5)
+    training_target.require_known_head(Target(made, tmp_path))
+
+
+def test_a_head_that_is_not_known_is_refused_before_anything_is_trained(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    made = granite().eval().requires_grad_(False)
+    monkeypatch.setattr(training_target, "scaled", lambda logits, config: logits)
+    with pytest.raises(ModelError, match="not known here"):
+        training_target.require_known_head(Target(made, tmp_path))

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
+from localspec.forward.graphs import UncapturedPool, Work
 from localspec.forward.model import kv_shape
-from localspec.forward.pool import UncapturedPool, Work
 from tests.tiny import tiny_llama
 
 NO_GPU = pytest.mark.skipif(

@@ -10,8 +10,8 @@ import torch
 
 from localspec.forward.decoder import Segment
 from localspec.forward.features import LAST
+from localspec.forward.heads.eagle import EagleHead
 from localspec.forward.heads.eagle_files import load_head
-from localspec.forward.heads.eagle_pairs import EagleHead
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.eagle import make, read_layers
 from localspec.training.head_recipe import HeadRecipe

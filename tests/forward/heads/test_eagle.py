@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
+from localspec.forward.heads.eagle import EagleHead
 from localspec.forward.heads.eagle_files import load_head
-from localspec.forward.heads.eagle_pairs import EagleHead
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from tests.drafters.random_eagle import write_random
 from tests.tiny import tiny_llama, with_cache

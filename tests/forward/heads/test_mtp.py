@@ -1,5 +1,6 @@
 """A multi-token-prediction module computes while drafting what it computed in training, and files
-that do not fit are refused in words."""
+that do not fit are refused in words.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +12,26 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
+from localspec.drafters.mtp import MtpDrafter
+from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG, WEIGHTS, TargetSizes, write_head
-from localspec.forward.heads.mtp import KIND, MtpHead, MtpShape, MtpWeights, read_mtp
+from localspec.forward.heads.mtp import (
+    KIND,
+    MtpHead,
+    MtpShape,
+    MtpWeights,
+    read_mtp,
+    read_native,
+    ships_mtp,
+)
+from localspec.forward.weights import load_model
 from localspec.training.head_recipe import HeadRecipe
 from localspec.training.mtp import make
 from tests.heads import lesson_of, random_texts, teacher_of
@@ -186,3 +201,182 @@ def test_a_module_for_another_target_is_refused(
     write_head(tmp_path, KIND, sizes, recipe.settings, recipe.module.state_dict())
     with pytest.raises(ModelError, match=said):
         read_mtp(tmp_path, model)
+
+
+SIZE, VOCAB = 48, 64
+
+
+class Shipped(nn.Module):
+    """The names of MiMo's module, around transformers' own layer."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            setattr(self, name, Qwen2RMSNorm(SIZE, eps=config.rms_norm_eps))
+        self.input_proj = nn.Linear(2 * SIZE, SIZE, bias=False)
+        self.layer = Qwen2DecoderLayer(config, layer_idx=0)
+
+    def forward(self, states: torch.Tensor, embedded: torch.Tensor, rotation: Any) -> torch.Tensor:
+        joined = torch.cat((self.hidden_layernorm(states), self.token_layernorm(embedded)), -1)
+        mask = torch.full((states.shape[0],) * 2, float("-inf")).triu(1)[None, None]
+        rows = self.layer(self.input_proj(joined)[None], mask, position_embeddings=rotation)
+        return self.final_layernorm(rows)[0]
+
+
+def shipped() -> tuple[Any, Shipped]:
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=SIZE,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rope_theta=640000.0,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    model, module = Qwen2ForCausalLM(config).eval(), Shipped(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return model, module
+
+
+def write(folder: Path, model: Any, module: Shipped, **settings: Any) -> Path:
+    """As the published repository holds it: one checkpoint for both."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mimo", "num_nextn_predict_layers": 1, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in module.state_dict().items():
+        tensors[f"model.mtp_layers.0.{name.removeprefix('layer.')}"] = tensor.clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def change(folder: Path, by: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    by(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[Path, Decoder, Any, Shipped]:
+    model, module = shipped()
+    return write(tmp_path, model, module), with_cache(model, 32), model, module
+
+
+def test_the_shipped_module_computes_what_it_should(
+    parts: tuple[Path, Decoder, Any, Shipped],
+) -> None:
+    folder, target, model, module = parts
+    torch.manual_seed(8)
+    states, tokens = torch.randn(6, SIZE), [5, 9, 1, 2, 60, 3]
+    embedded = target.embed(tokens).clone()
+    with torch.no_grad():
+        wanted = module(states, embedded, model.model.rotary_emb(states, torch.arange(6)[None]))
+    head = MtpHead(read_native(folder, target), 32)
+    found = [head.advance(tokens[:4], states[:4], embedded[:4])]
+    found += [
+        head.advance(tokens[i : i + 1], states[i : i + 1], embedded[i : i + 1]) for i in (4, 5)
+    ]
+    assert torch.allclose(torch.cat(found), wanted, atol=1e-4)
+
+
+def test_a_folder_says_whether_it_ships_a_module(
+    parts: tuple[Path, Decoder, Any, Shipped], tmp_path: Path
+) -> None:
+    folder = parts[0]
+    assert ships_mtp(folder)
+    change(folder, lambda t: [t.pop(name) for name in list(t) if "mtp" in name])
+    assert not ships_mtp(folder)
+    with pytest.raises(ModelError, match="ships no multi-token-prediction module"):
+        read_native(folder, parts[1])
+    assert not ships_mtp(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.layers.61.eh_proj.weight", "DeepSeek-V3 or GLM-4.5"),
+        ("mtp.fc.weight", "Qwen3-Next or Qwen3.5"),
+        ("model.mtp_block.0.mlp.gate.weight", "ERNIE 4.5"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(
+    parts: tuple[Path, Decoder, Any, Shipped], name: str, said: str
+) -> None:
+    folder, target = parts[:2]
+    change(folder, lambda t: [t.pop(key) for key in list(t) if "mtp_layers" in key])
+    change(folder, lambda t: t.update({name: torch.zeros(1)}))
+    assert ships_mtp(folder)
+    with pytest.raises(ModelError, match=said):
+        read_native(folder, target)
+
+
+Tensors = dict[str, torch.Tensor]
+FIRST = "model.mtp_layers.0."
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        (lambda t: t.pop(f"{FIRST}input_proj.weight"), r"lacks input_proj\.weight"),
+        (lambda t: t.pop(f"{FIRST}self_attn.k_proj.bias"), r"lacks self_attn\.k_proj\.bias"),
+        (lambda t: t.update({f"{FIRST}mlp.gate.weight": torch.zeros(1)}), r"mlp\.gate\.weight"),
+        (
+            lambda t: t.update({f"{FIRST}self_attn.k_proj.weight": torch.zeros(8, 3)}),
+            "do not go together",
+        ),
+        (lambda t: t.update({f"{FIRST}mlp.down_proj.weight": torch.zeros(8, 3)}), "down.weight"),
+        (lambda t: t[f"{FIRST}input_proj.weight"].fill_(float("inf")), "no numbers"),
+    ],
+)
+def test_native_tensors_that_do_not_fit_are_refused(
+    parts: tuple[Path, Decoder, Any, Shipped], by: Callable[[Tensors], Any], said: str
+) -> None:
+    change(parts[0], by)
+    with pytest.raises(ModelError, match=said):
+        read_native(parts[0], parts[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hidden_act": "gelu"}, "its activation is gelu"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "turned by yarn"),
+        ({"use_sliding_window": True}, "a window only"),
+        ({"num_attention_heads": 0}, "num_heads = 0"),
+        ({"rms_norm_eps": "small"}, "norm_epsilon = 'small'"),
+    ],
+)
+def test_settings_that_change_the_mathematics_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    model, module = shipped()
+    with pytest.raises(ModelError, match=said):
+        read_native(write(tmp_path, model, module, **settings), with_cache(model, 32))
+
+
+def test_a_module_without_bias_is_read(parts: tuple[Path, Decoder, Any, Shipped]) -> None:
+    folder, target = parts[:2]
+    change(folder, lambda t: [t.pop(name) for name in list(t) if "mtp" in name and "bias" in name])
+    found = read_native(folder, target)
+    assert not found.shape.has_bias and "qkv.bias" not in found.tensors
+
+
+def test_the_model_itself_is_loaded_without_running_its_code(tmp_path: Path) -> None:
+    """MiMo's config names code of its own and a family transformers does not know; it is Qwen2."""
+    model, module = shipped()
+    code = {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+    folder = write(tmp_path, model, module, auto_map=code)
+    opened = load_model(folder, torch.float32, torch.device("cpu"), 32)
+    assert opened.notice is None, "the native decoder runs it"
+    tokens = [5, 9, 1, 2, 60, 3]
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor([tokens])).logits[0]
+    assert torch.allclose(opened.model.forward(tokens), wanted, atol=1e-4)
+    drafter = MtpDrafter.build(Parts(opened.model, heads={"mtp": folder}))
+    assert drafter.memory_bytes > 0

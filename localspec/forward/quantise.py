@@ -1,16 +1,17 @@
-"""A cheaper copy of a model that shares with it whatever is not quantised.
+"""A cheaper copy of a loaded model that shares with it whatever is not quantised, cache included.
 
-Contract: `quantised_copy` returns a module of the same shape whose linear layers are 4-bit (NF4
-by bitsandbytes) or int8 (torch's own kernels, CPU only). Embedding, norms, output head and every
-layer whose shape the format cannot take are the very tensors of the original, so a copy costs
-`quantised_bytes` and no more. The original is read, never written. Every quantised layer is
-compared with its original once, when it is made. `cheapest_kind` says which of the two this
+Contract: `quantised_twin` gives a model over the original's KV cache whose linear layers are 4-bit
+(NF4 by bitsandbytes) or int8 (torch's own kernels, CPU only), and the bytes it holds of its own.
+Embedding, norms, output head and every layer whose shape the format cannot take are the original's
+tensors. The original is read, never written. Both forwards have twins: the native decoder keeps its
+fused layers, the transformers path gets a copy of the module. Every quantised layer is compared
+with its original once, when it is made. `cheapest_format` says which of the two formats this
 machine runs faster.
 
-A copy lives as long as the process: bitsandbytes repacks its weights in place and cannot save
+A twin lives as long as the process: bitsandbytes repacks its weights in place and cannot save
 them afterwards, so `state_dict` refuses.
 
-Not here: caches, drafting, 4-bit or 8-bit targets.
+Not here: drafting with a twin (drafters.self_quant), 4-bit or 8-bit targets.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
@@ -31,6 +32,9 @@ import torch
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.forward.decoder import Decoder
+from localspec.forward.linear import Linear, ModuleLinear
+from localspec.forward.model import CausalLM, LanguageModel
 
 Kind = Literal["nf4", "int8"]
 
@@ -91,7 +95,10 @@ def quantised_copy(module: Any, kind: Kind) -> Any:
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     twin = copy.deepcopy(module, dict(shared)).eval()  # structure only: tensors are not copied
     suited = [path for path, linear in _named_linears(twin) if suits(linear, kind)]
-    _check_share(module, suited, kind)
+    outer = {id(module.get_input_embeddings().weight), id(module.get_output_embeddings().weight)}
+    body = sum(weight.numel() for weight in module.parameters() if id(weight) not in outer)
+    quantised = sum(module.get_submodule(path).weight.numel() for path in suited)
+    _require_share(quantised, body, kind)
     with torch.no_grad():
         for path in suited:
             twin.set_submodule(path, quantised_layer(twin.get_submodule(path), kind))
@@ -162,11 +169,6 @@ def suits(linear: nn.Linear, kind: Kind) -> bool:
     return linear.in_features % NF4_BLOCK == 0 and linear.out_features % NF4_ROWS == 0
 
 
-def module_linears(module: Any) -> Iterator[nn.Linear]:
-    """Every plain linear layer of a transformers module but the output head."""
-    return (linear for _, linear in _named_linears(module))
-
-
 def _check_device(device: torch.device, kind: Kind) -> None:
     if kind == "int8" and device.type != "cpu":
         raise ModelError(
@@ -180,16 +182,13 @@ def _check_device(device: torch.device, kind: Kind) -> None:
         )
 
 
-def _check_share(module: Any, suited: Sequence[str], kind: Kind) -> None:
-    """Refuse a copy that would still be mostly the original."""
-    outer = {id(module.get_input_embeddings().weight), id(module.get_output_embeddings().weight)}
-    body = sum(weight.numel() for weight in module.parameters() if id(weight) not in outer)
-    quantised = sum(module.get_submodule(path).weight.numel() for path in suited)
-    if quantised < MIN_QUANTISED_SHARE * body:
+def _require_share(num_quantised: int, num_weights: int, kind: Kind) -> None:
+    """Raises ModelError for a copy that would still be mostly the original."""
+    if num_quantised < MIN_QUANTISED_SHARE * max(1, num_weights):
         shapes = f" NF4 takes layers of {NF4_BLOCK} x n inputs and {NF4_ROWS} x n outputs."
         raise ModelError(
-            f"Only {quantised / max(1, body):.0%} of the layer weights could be quantised, so the "
-            "copy would draft no faster than the model itself."
+            f"Only {num_quantised / max(1, num_weights):.0%} of the layer weights could be "
+            f"quantised to {kind}, so the copy would draft no faster than the model itself."
             + (shapes if kind == "nf4" else " Its weights lie in no plain linear layers.")
             + " Use another drafter."
         )
@@ -336,3 +335,64 @@ def _pass_ms(
             layer(row)
         times.append(1000.0 * (clock() - started))
     return median(times[1:]) * everything / covered
+
+
+@dataclass(frozen=True)
+class Twin:
+    """model: over its original's cache. weight_bytes: what it holds beside its original."""
+
+    model: LanguageModel
+    weight_bytes: int
+
+
+def quantised_twin(model: LanguageModel, kind: Kind) -> Twin:
+    """Quantise now. Raises ModelError where the format, the shapes or the device forbid it."""
+    if isinstance(model, Decoder):
+        return _decoder_twin(model, kind)
+    module = _module_of(model)
+    copied = quantised_copy(module, kind)
+    return Twin(CausalLM(copied, model.cache), quantised_bytes(copied))
+
+
+def cheapest_format(model: LanguageModel) -> KindChoice:
+    """The format whose step is cheapest on this model's device. Raises ModelError."""
+    if isinstance(model, Decoder):
+        return cheapest_kind(lambda: _dense(model), model.device)
+    module = _module_of(model)
+    return cheapest_kind(lambda: (one for _, one in _named_linears(module)), model.device)
+
+
+def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
+    held = 0
+    num_weights = num_quantised = 0
+
+    def change(linear: Linear) -> Linear:
+        nonlocal held, num_weights, num_quantised
+        dense = linear.dense()
+        if dense is None:  # quantised already: it stays as it is
+            return linear
+        num_weights += dense.weight.numel()
+        if not suits(dense, kind):
+            return linear
+        num_quantised += dense.weight.numel()
+        made = quantised_layer(dense, kind)
+        held += layer_bytes(made)
+        return ModuleLinear(made, layer_bytes(made))
+
+    twin = model.with_linears(change)
+    _require_share(num_quantised, num_weights, kind)
+    return Twin(twin, held)
+
+
+def _dense(model: Decoder) -> Iterator[nn.Linear]:
+    for block in model.weights.blocks:
+        for linear in block.linears:
+            dense = linear.dense()
+            if dense is not None:
+                yield dense
+
+
+def _module_of(model: LanguageModel) -> nn.Module:
+    assert isinstance(model, CausalLM), "a model runs natively or on transformers"
+    module: nn.Module = model.module
+    return module

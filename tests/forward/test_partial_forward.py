@@ -17,13 +17,12 @@ from localspec.core import OFF, DraftPlan, Outcome, Proposal, SamplingParams, ch
 from localspec.core import Sequence as Turn
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError
-from localspec.forward.cache import KVCache
+from localspec.forward.cache import Begun, KVCache
 from localspec.forward.decoder import Decoder, Segment
 from localspec.forward.features import LAST
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.linear import PlainLinear
-from localspec.forward.partial import EarlyExit
-from localspec.forward.partial_forward import Begun
+from localspec.forward.partial_forward import EarlyExit
 from localspec.forward.static import zero_beyond
 from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import TracingPool

@@ -20,8 +20,8 @@ from transformers.models.llama.modeling_llama import (
 
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
+from localspec.forward.heads.eagle import EagleHead
 from localspec.forward.heads.eagle_files import load_head
-from localspec.forward.heads.eagle_pairs import EagleHead
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

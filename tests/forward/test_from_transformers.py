@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from localspec.forward.decoder import Decoder
+from localspec.forward.from_transformers import PASSES, tune
 from localspec.forward.linear import PackedLinear
-from localspec.forward.weight_layout import PASSES, tune
 from tests.tiny import tiny_llama, with_cache
 
 TEXT = [3, 14, 15, 9, 26]

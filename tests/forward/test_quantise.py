@@ -13,12 +13,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from localspec.errors import ModelError
-from localspec.forward import quantised
-from localspec.forward.quantised import (
+from localspec.forward import quantise
+from localspec.forward.quantise import (
     Int8Linear,
     Kind,
     cheapest_kind,
-    module_linears,
     quantised_bytes,
     quantised_copy,
 )
@@ -42,7 +41,9 @@ def narrow_llama() -> Any:
 
 
 def linears(module: Any) -> Callable[[], Iterator[nn.Linear]]:
-    return lambda: module_linears(module)
+    head = module.get_output_embeddings()
+    layers = [one for one in module.modules() if type(one) is nn.Linear and one is not head]
+    return lambda: iter(layers)
 
 
 def biased_qwen() -> Any:
@@ -143,7 +144,7 @@ def test_int8_takes_no_more_memory_than_it_declares() -> None:
     """24 layers of 1024 x 1024 in a process of their own; 2 MiB for everything else."""
     script = (
         "import ctypes, psutil, torch\n"
-        "from localspec.forward.quantised import Int8Linear\n"
+        "from localspec.forward.quantise import Int8Linear\n"
         "def held():\n"
         "    ctypes.CDLL('libc.so.6').malloc_trim(0)\n"
         "    return psutil.Process().memory_info().rss\n"
@@ -193,7 +194,7 @@ def test_a_missing_operator_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
     def absent(linear: nn.Linear) -> torch.Tensor:
         raise AttributeError("no operator quantize_per_channel")
 
-    monkeypatch.setattr(quantised, "_per_row_int8", absent)
+    monkeypatch.setattr(quantise, "_per_row_int8", absent)
     with pytest.raises(ModelError, match=r"int8 kernels do not run here .* another drafter"):
         quantised_copy(tiny_llama(), "int8")
 
@@ -223,7 +224,7 @@ def test_nothing_is_fetched_and_nothing_is_logged_on_import() -> None:
         "trap = types.ModuleType('kernels')\n"
         "trap.get_kernel = lambda *a, **k: print('ASKED')\n"
         "sys.modules['kernels'] = trap\n"
-        "from localspec.forward.quantised import _bitsandbytes\n"
+        "from localspec.forward.quantise import _bitsandbytes\n"
         "_bitsandbytes()\n"
         "assert sys.modules['kernels'] is trap\n"
         "print('done')\n"
@@ -238,7 +239,7 @@ def clock_of(*pass_seconds: float) -> Iterator[float]:
     """A clock by which each format's passes take the given time, NF4's first."""
     now = 0.0
     for seconds in pass_seconds:
-        for _ in range(quantised.TIMED_PASSES + 1):
+        for _ in range(quantise.TIMED_PASSES + 1):
             yield now
             now += seconds
             yield now
@@ -271,7 +272,7 @@ def test_a_format_that_cannot_be_used_leaves_the_choice_to_the_other() -> None:
 
 
 def test_a_timed_part_stands_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantised, "TIMED_WEIGHTS", 1)  # one layer: q, 64 x 64 of 73,728
+    monkeypatch.setattr(quantise, "TIMED_WEIGHTS", 1)  # one layer: q, 64 x 64 of 73,728
     ticks = clock_of(0.001, 0.002)
     choice = cheapest_kind(linears(tiny_llama()), CPU, clock=lambda: next(ticks))
     assert choice.nf4_ms == pytest.approx(1.0 * 73_728 / 4_096)
