@@ -11,7 +11,7 @@ captured, a repetition penalty, the context's end); the caller then drafts token
 The capture itself has never run on CUDA hardware: no GPU was at hand. The chunk's own arithmetic
 is exercised on a CPU.
 
-Not here: recording (forward.pool), catching up with the sequence (the drafters).
+Not here: recording (forward.graphs), catching up with the sequence (the drafters).
 """
 
 from __future__ import annotations

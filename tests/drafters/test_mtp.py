@@ -20,7 +20,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.mtp import MtpHead, read_mtp
 from tests.drafters.random_mtp import write_random
-from tests.forward.heads.test_mtp_native import shipped, write
+from tests.forward.heads.test_mtp import shipped, write
 from tests.tiny import Plans, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 30, 7, 41)
