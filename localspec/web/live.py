@@ -128,7 +128,7 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
 def _of_speedup(stats: TurnStats) -> str:
     if stats.num_steps and not stats.num_draft_tokens:
         return "nothing drafted"  # any difference is then chance
-    return "without drafting: 1 ×" if stats.speedup is not None else "not measured yet"
+    return "vs no drafting" if stats.speedup is not None else "not measured yet"
 
 
 def _reason(status: Status, view: TurnView | None) -> str:
@@ -242,9 +242,9 @@ def footer(row: Mapping[str, Any]) -> str:
     """The line under a finished reply, from its row in the log."""
     parts = [number(row["tokens_per_second"], " tok/s")]
     if row["speedup"] is not None and row["num_draft_tokens"]:
-        parts.append(f"{row['speedup']:.2f} × the speed without drafting")
+        parts.append(f"speedup {row['speedup']:.2f} ×")
     if row["num_draft_tokens"]:
-        parts.append(f"{percent(row['acceptance_rate'])} of guesses right")
+        parts.append(f"{percent(row['acceptance_rate'])} accepted")
         parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
         parts.append(str(row["drafter"]))
     elif row["num_output_tokens"]:

@@ -8,7 +8,6 @@ which Gradio could reach beyond this machine or this page is switched off in `ma
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import secrets
 import socket
@@ -22,7 +21,7 @@ from localspec.errors import SetupError
 from localspec.web.guard.environment import settle
 from localspec.web.guard.password import Password
 from localspec.web.guard.policy import App
-from localspec.web.guard.security import Guard
+from localspec.web.guard.security import Guard, is_loopback
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 STYLES = ("page", "live", "tokens", "stats", "race", "models")
@@ -67,16 +66,6 @@ def serve(
             server.run(sockets=[bound])
         finally:
             service.close()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach a server listening there."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, which may point anywhere
-        return False
 
 
 def _door(host: str, password: str | None) -> Password | None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from localspec.web.guard.routes import OPEN, SHUT
+from localspec.web.guard.routes import OPEN
 from tests.web.checks import ask, num_rows
 from tests.web.conftest import TOKEN, Open, Site, until
+from tests.web.guard.shut_routes import SHUT
 
 pytestmark = pytest.mark.slow
 

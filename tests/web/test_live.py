@@ -185,8 +185,7 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 def test_the_line_under_a_reply() -> None:
     assert footer(ROW).startswith(
-        "100.0 tok/s · 2.00 × the speed without drafting · 75 % of guesses right · γ 4.0 · "
-        "draft_model"
+        "100.0 tok/s · speedup 2.00 × · 75 % accepted · γ 4.0 · draft_model"
     )
     assert "without drafting" in footer(OFF) and "×" not in footer(OFF)
     assert " tokens more" in footer({**ROW, "continues_message_id": 3}), "the new part's alone"

@@ -16,6 +16,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
+
 Scope = MutableMapping[str, Any]
 MessageDict = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MessageDict]]
@@ -23,15 +25,15 @@ Send = Callable[[MessageDict], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
-FIXED_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
-    (b"x-dns-prefetch-control", b"off"),  # else a link in a reply is looked up unasked
-)
+FIXED_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "x-dns-prefetch-control": "off",  # else a link in a reply is looked up unasked
+}
 RULES = (
     "default-src 'self'",
     "img-src 'self' data: blob:",  # Gradio's ticks are data:, a plot on its way to a file is blob:
@@ -58,25 +60,24 @@ def script_hashes(html: bytes) -> tuple[str, ...]:
     return tuple(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
-def content_policy(scripts: tuple[str, ...] = ()) -> bytes:
+def content_policy(scripts: tuple[str, ...] = ()) -> str:
     """The content policy, with the hashes of the inline scripts that may run."""
-    return "; ".join((*RULES, " ".join((SCRIPT_RULE, *scripts)))).encode()
+    return "; ".join((*RULES, " ".join((SCRIPT_RULE, *scripts))))
 
 
-def with_headers(send: Send, policy: bytes | None = None) -> Send:
+def with_headers(send: Send, policy: str | None = None) -> Send:
     """A `send` that adds the fixed headers and drops every permission for other origins."""
 
     async def wrapped(message: MessageDict) -> None:
         if message["type"] == "http.response.start":
-            given = [
-                pair
-                for pair in message.get("headers", [])
-                if not pair[0].lower().startswith(b"access-control-")
-            ]
-            names = {name.lower() for name, _ in given}
-            fixed = [pair for pair in FIXED_HEADERS if pair[0] not in names]
-            added = [*fixed, (b"content-security-policy", policy or content_policy())]
-            message = {**message, "headers": [*given, *added]}
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            for name in {name.lower() for name in headers}:
+                if name.startswith("access-control-"):
+                    del headers[name]
+            for name, value in FIXED_HEADERS.items():
+                headers.setdefault(name, value)
+            headers["content-security-policy"] = policy or content_policy()
+            message = {**message, "headers": headers.raw}
         await send(message)
 
     return wrapped

@@ -1,11 +1,9 @@
-"""Every path this server answers, and every path of Gradio's that it does not.
+"""Every path that this server answers.
 
-Contract: what is not in OPEN is refused, so a route that a new Gradio or a new file of ours
-brings stays shut until it is listed here. SHUT names the routes of Gradio that were looked at
-and decided against; a test compares both lists with what Gradio really mounts. A part in braces
-stands for one plain name: no slash, no leading dot, nothing that could lead out of a folder.
-
-Uploads are shut: files attached to a message are read in the browser and sent as its text.
+Contract: what is not in OPEN is refused, so a route that a new Gradio or a new file of ours brings
+stays shut until it is listed here; a test compares the list with what Gradio really mounts. A part
+in braces stands for one plain name: no slash, no leading dot, nothing that could lead out of a
+folder. Uploads are shut: files attached to a message are read in the browser and sent as its text.
 """
 
 from __future__ import annotations
@@ -51,19 +49,14 @@ OPEN = (
     Route("GET", "/live", "the figures of the strip"),
     Route("GET", "/export", "what was logged, as a file"),
     Route("GET", "/tokens", "where each token of a reply came from"),
-    Route("GET", "/audit", "how a replay without speculation goes"),
-    Route("POST", "/audit", "begin one", SMALL_BYTES),
-    Route("DELETE", "/audit", "end one", SMALL_BYTES),
-    Route("GET", "/report", "figures and plots, as a file"),
+    Route("GET", "/audit", "how a replay without drafting stands"),
+    Route("POST", "/audit", "begins one; it only compares", SMALL_BYTES),
+    Route("DELETE", "/audit", "stops one", SMALL_BYTES),
+    Route("GET", "/report", "figures and plots, as a file without any text of a message"),
     Route("POST", IMPORT_PATH, "conversations out of a file", FILE_BYTES, is_file=True),
     Route("GET", "/localspec/{name}", "our script, style and icon"),
     Route("GET", "/models", "what the Models tab shows"),
     Route("POST", "/models", "what a button of that tab asks", SMALL_BYTES),
-    Route("GET", "/tokens", "where each token of a logged reply came from"),
-    Route("GET", "/audit", "how a replay without speculation stands"),
-    Route("POST", "/audit", "begins one; it only compares"),
-    Route("DELETE", "/audit", "stops one"),
-    Route("GET", "/report", "what was measured, as a file without any text of a message"),
     # Gradio's. Its page also knows ?deep_link=, which names a folder on the disk.
     Route("GET", "/", "the page", query=frozenset({"c", "__theme"})),
     Route("GET", "/config", "the page's parts, read again after a lost connection"),
@@ -79,75 +72,6 @@ OPEN = (
     Route("POST", "/gradio_api/cancel", "the page gave up on an event", SMALL_BYTES),
     Route("POST", "/gradio_api/reset", "the same, of an iterator", SMALL_BYTES),
 )
-
-UPLOADS = "no file comes in: attachments are read in the browser"
-FILES = "no file of this machine is handed out by its path"
-CLIENTS = "for programs; the page is the only client of its queue"
-CODE = "an editor of the page's own code; whoever reaches it runs what he likes"
-LOGINS = "Gradio's own accounts; the key of the launch does this"
-UNUSED = "not needed by the page"
-SHUT: dict[str, tuple[str, ...]] = {
-    UPLOADS: (
-        "POST /gradio_api/upload",
-        "GET /gradio_api/upload_progress",
-        "POST /gradio_api/process_recording",
-        "POST /gradio_api/stream/{event_id}",
-        "POST /gradio_api/stream/{event_id}/close",
-    ),
-    FILES: (
-        "GET /gradio_api/file={path_or_url:path}",
-        "HEAD /gradio_api/file={path_or_url:path}",
-        "GET /gradio_api/file/{path:path}",
-        "GET /gradio_api/proxy={url_path:path}",
-        "HEAD /gradio_api/proxy={url_path:path}",
-        "GET /gradio_api/deep_link",
-        "GET /gradio_api/custom_component/{id}/{environment}/{type}/{file_name}",
-        "GET /gradio_api/stream/{session_hash}/{run}/{component_id}/playlist.m3u8",
-        "GET /gradio_api/stream/{session_hash}/{run}/{component_id}/{segment_id}.{ext}",
-        "GET /gradio_api/stream/{session_hash}/{run}/{component_id}/playlist-file",
-        "GET /static/{path:path}",  # but for its scripts
-        "GET /svelte/{path:path}",
-    ),
-    CLIENTS: (
-        "POST /gradio_api/api/{api_name}",
-        "POST /gradio_api/call/{api_name}",
-        "POST /gradio_api/call/v2/{api_name}",
-        "GET /gradio_api/call/{api_name}/{event_id}",
-        "GET /gradio_api/call/v2/{api_name}/{event_id}",
-        "GET /gradio_api/queue/status",
-        "GET /gradio_api/info",
-        "GET /gradio_api/openapi.json",
-        "POST /gradio_api/component_server",
-    ),
-    CODE: (
-        "GET /gradio_api/vibe-code",
-        "POST /gradio_api/vibe-code",
-        "POST /gradio_api/vibe-edit",
-        "POST /gradio_api/undo-vibe-edit",
-        "POST /gradio_api/vibe-starter-queries",
-    ),
-    LOGINS: (
-        "POST /login",
-        "GET /logout",
-        "GET /gradio_api/user",
-        "GET /gradio_api/login_check",
-        "GET /gradio_api/token",
-    ),
-    UNUSED: (
-        "HEAD /",
-        "GET /robots.txt",
-        "GET /pwa_icon",
-        "GET /pwa_icon/{size}",
-        "GET /manifest.json",
-        "GET /monitoring",
-        "GET /monitoring/summary",
-        "GET /monitoring/{key}",
-        "GET /gradio_api/startup-events",
-        "GET /gradio_api/theme.css",
-        "GET /gradio_api/runs",
-        "GET /gradio_api/dev/reload",
-    ),
-}
 
 
 def route_of(method: str, path: str) -> Route | None:

@@ -11,6 +11,11 @@ moves on by itself, since a SameSite=Strict cookie is not sent on a redirect tha
 program's page began. Where localspec listens beyond loopback, the token is good on this machine
 only, and everyone else is asked for the password.
 
+Requests are read and answers written with Starlette's own classes. Its middleware is not used:
+TrustedHostMiddleware ignores the port and cannot read an IPv6 host, so another server on this
+machine would pass; SessionMiddleware keeps data in a signed cookie, where here one secret of the
+launch is compared.
+
 Sources: jupyter_server security documentation; fetch.spec.whatwg.org (Sec-Fetch-Site, Origin).
 """
 
@@ -20,8 +25,12 @@ import asyncio
 import hmac
 import ipaddress
 import secrets
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from localspec.web.guard.bodies import Bodies, Gone, Refused, refuse_files, replayed
 from localspec.web.guard.password import FORM, Password, Tries, password_in
@@ -53,8 +62,10 @@ NO_KEY = (
     "This page needs the key of its launch. Open the address that localspec printed when it "
     "started."
 )
+OLD_ADDRESS = "This address belongs to an earlier start of localspec."
 NO_ROUTE = "localspec does not use this path."
-Pairs = list[tuple[bytes, bytes]]
+NO_STORE = {"cache-control": "no-store"}
+CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 
 class Guard:
@@ -90,30 +101,29 @@ class Guard:
             await send({"type": "websocket.close", "code": 4403})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in scope["headers"]}
+        headers = Headers(scope=scope)
         path, method = scope["path"], scope["method"]
         if not self._is_our_host(scope, headers):
-            await _answer(send, 403, NOT_HERE)
+            await _answer(scope, send, 403, NOT_HERE)
         elif not _is_from_our_page(scope, headers):
-            await _answer(send, 403, NOT_OURS)
+            await _answer(scope, send, 403, NOT_OURS)
         elif method == "GET" and path == HEALTH_PATH:
             await self._app(scope, receive, with_headers(send))
         elif method == "GET" and path == "/" and b"token=" in scope["query_string"]:
             await self._welcome(scope, send)
         elif method == "POST" and path == LOGIN_PATH and self._password is not None:
-            await self._log_in(self._password, scope, headers, receive, send)
-        elif not self._has_cookie(scope, headers):
+            await self._log_in(self._password, scope, receive, send)
+        elif not self._has_cookie(scope):
             await self._ask_for_the_key(scope, send)
         elif (route := route_of(method, path)) is None:
-            await _answer(send, 403, NO_ROUTE)
+            await _answer(scope, send, 403, NO_ROUTE)
         else:
-            await self._pass_on(route, scope, headers, receive, send)
+            await self._pass_on(route, scope, receive, send)
 
     # who is asking
 
-    def _is_our_host(self, scope: Scope, headers: dict[str, str]) -> bool:
-        names = [name.decode("latin-1") for name, _ in scope["headers"]]
-        if any(names.count(name) > 1 for name in SINGLE):
+    def _is_our_host(self, scope: Scope, headers: Headers) -> bool:
+        if any(len(headers.getlist(name)) > 1 for name in SINGLE):
             return False
         host = headers.get("host", "").lower()
         return host in self._hosts or host == self._own_address(scope)
@@ -126,15 +136,8 @@ class Guard:
             return None
         return f"[{server[0]}]:{self._port}" if ":" in server[0] else f"{server[0]}:{self._port}"
 
-    def _has_cookie(self, scope: Scope, headers: dict[str, str]) -> bool:
-        jar: SimpleCookie = SimpleCookie()
-        try:
-            jar.load(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        if self._cookie not in jar:
-            return False
-        value = jar[self._cookie].value
+    def _has_cookie(self, scope: Scope) -> bool:
+        value = Request(scope).cookies.get(self._cookie, "")
         if self._password is not None and _is_same(value, self._guest_key):
             return True
         return self._token_counts(scope) and _is_same(value, self._token)
@@ -146,71 +149,68 @@ class Guard:
 
     async def _ask_for_the_key(self, scope: Scope, send: Send) -> None:
         if self._password is not None and scope["method"] == "GET" and scope["path"] == "/":
-            await _ask_for_the_password(send, 401, "localspec runs on another machine here.")
+            await _ask_for_the_password(scope, send, "localspec runs on another machine here.")
         else:
-            await _answer(send, 401, NO_KEY)
+            await _answer(scope, send, 401, NO_KEY)
 
     async def _welcome(self, scope: Scope, send: Send) -> None:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         if not (self._token_counts(scope) and _is_same(given.pop("token", ""), self._token)):
-            await _answer(send, 401, "This address belongs to an earlier start of localspec.")
+            await _answer(scope, send, 401, OLD_ADDRESS)
             return
         page = route_of("GET", "/")
         assert page is not None and page.query is not None
         rest = urlencode({name: value for name, value in given.items() if name in page.query})
         target = f"/?{rest}" if rest else "/"
         head = f'<meta http-equiv="refresh" content="0; url={target}">'
-        link = f'<a href="{target}">Open localspec</a>'
-        await _answer(send, 200, link, head, [self._cookie_header(self._token)])
+        answer = _page(200, f'<a href="{target}">Open localspec</a>', head)
+        self._set_cookie(answer, self._token)
+        await _send(answer, scope, send)
 
-    async def _log_in(
-        self,
-        password: Password,
-        scope: Scope,
-        headers: dict[str, str],
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _log_in(self, password: Password, scope: Scope, receive: Receive, send: Send) -> None:
         address = (scope.get("client") or ("unknown", 0))[0]
-        try:
-            form = await self._bodies.read(receive, headers.get("content-length"), LOGIN_BYTES)
-        except Gone:
-            return
-        except Refused as refused:
-            await _answer(send, refused.status, str(refused), extra=[(b"connection", b"close")])
+        form = await self._body(scope, receive, send, LOGIN_BYTES)
+        if form is None:
             return
         wait_s = self._tries.wait_s(address)
         if wait_s > 0:
             sentence = f"Too many wrong passwords. Try again in {wait_s:.0f} seconds."
-            retry = [(b"retry-after", str(int(wait_s) + 1).encode())]
-            await _answer(send, 429, sentence, extra=retry)
+            await _answer(scope, send, 429, sentence, {"retry-after": str(int(wait_s) + 1)})
             return
         self._tries.begin(address)
         if not await asyncio.to_thread(password.is_right, password_in(form)):
-            await _ask_for_the_password(send, 401, "That is not the password.")
+            await _ask_for_the_password(scope, send, "That is not the password.")
             return
         self._tries.forget(address)
-        onwards = [self._cookie_header(self._guest_key), (b"location", b"/")]
-        await _answer(send, 303, "Open localspec.", extra=onwards)
+        answer = _page(303, "Open localspec.", headers={"location": "/"})
+        self._set_cookie(answer, self._guest_key)
+        await _send(answer, scope, send)
 
-    def _cookie_header(self, value: str) -> tuple[bytes, bytes]:
-        cookie = f"{self._cookie}={value}; Path=/; HttpOnly; SameSite=Strict"
-        return (b"set-cookie", cookie.encode())
+    def _set_cookie(self, answer: Response, value: str) -> None:
+        answer.set_cookie(self._cookie, value, path="/", httponly=True, samesite="strict")
+
+    async def _body(
+        self, scope: Scope, receive: Receive, send: Send, max_bytes: int, may_be_file: bool = True
+    ) -> bytes | None:
+        """The body of the request; None when it was refused, which is answered here, or when the
+        sender went away."""
+        try:
+            length = Headers(scope=scope).get("content-length")
+            body = await self._bodies.read(receive, length, max_bytes)
+            if not may_be_file:
+                refuse_files(body)
+        except Gone:
+            return None
+        except Refused as refused:
+            await _answer(scope, send, refused.status, str(refused), CLOSE)
+            return None
+        return body
 
     # what our page gets
 
-    async def _pass_on(
-        self, route: Route, scope: Scope, headers: dict[str, str], receive: Receive, send: Send
-    ) -> None:
-        try:
-            length = headers.get("content-length")
-            body = await self._bodies.read(receive, length, route.max_bytes)
-            if not route.is_file:
-                refuse_files(body)
-        except Gone:
-            return
-        except Refused as refused:
-            await _answer(send, refused.status, str(refused), extra=[(b"connection", b"close")])
+    async def _pass_on(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._body(scope, receive, send, route.max_bytes, route.is_file)
+        if body is None:
             return
         inner = _without_hearsay(scope, route)
         receive = replayed(body, receive)
@@ -234,7 +234,7 @@ class Guard:
             await send_page(message)
 
 
-def _is_from_our_page(scope: Scope, headers: dict[str, str]) -> bool:
+def _is_from_our_page(scope: Scope, headers: Headers) -> bool:
     if "upgrade" in headers:  # a WebSocket; there is none here
         return False
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -259,7 +259,10 @@ def _is_this_machine(scope: Scope) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this very machine's, also as IPv4 within IPv6."""
+    """Whether nobody but this machine is reached there, also as IPv4 within IPv6. Of names, which
+    may point anywhere, only localhost."""
+    if host.lower() == "localhost":
+        return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -301,21 +304,26 @@ def _unkept(send: Send, path: str) -> Send:
     return wrapped
 
 
-async def _ask_for_the_password(send: Send, status: int, sentence: str) -> None:
+async def _ask_for_the_password(scope: Scope, send: Send, sentence: str) -> None:
     # Under no-referrer a browser would send the form with Origin: null.
-    await _answer(send, status, f"{sentence}{FORM}", extra=[(b"referrer-policy", b"same-origin")])
+    await _answer(scope, send, 401, f"{sentence}{FORM}", {"referrer-policy": "same-origin"})
 
 
 async def _answer(
-    send: Send, status: int, sentence: str, head: str = "", extra: Pairs | None = None
+    scope: Scope, send: Send, status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    body = PAGE.format(head=head, sentence=sentence).encode()
-    headers = [
-        (b"content-type", b"text/html; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-        *(extra or []),
-    ]
-    send = with_headers(send)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await _send(_page(status, sentence, headers=headers), scope, send)
+
+
+def _page(
+    status: int, sentence: str, head: str = "", headers: Mapping[str, str] | None = None
+) -> HTMLResponse:
+    text = PAGE.format(head=head, sentence=sentence)
+    return HTMLResponse(text, status, {**NO_STORE, **(headers or {})})
+
+
+async def _send(answer: Response, scope: Scope, send: Send) -> None:
+    async def nothing() -> MessageDict:
+        raise AssertionError("a short answer reads nothing")
+
+    await answer(scope, nothing, with_headers(send))

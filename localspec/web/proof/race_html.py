@@ -36,7 +36,8 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
     phase = _cut_words(lane) if is_cut else PHASES[lane.phase] or _ending(lane)
     name = LANES[lane.name]
     if lane.name == "speculative" and stats is not None and stats.num_steps:
-        name += " (nothing drafted)" if stats.drafter == OFF else f" by {stats.drafter}"
+        is_off = stats.drafter == OFF
+        name = f"{name} (nothing drafted)" if is_off else f"Drafted by {stats.drafter}"
     order = "first" if lane.place == 1 else "second"
     verb = "runs" if lane.phase == "waiting" else "ran"
     figures = (

@@ -18,8 +18,8 @@ from localspec.web.guard.password import (
     Tries,
     password_in,
 )
-from localspec.web.guard.security import Guard
-from localspec.web.server import allowed_hosts, is_loopback, serve
+from localspec.web.guard.security import Guard, is_loopback
+from localspec.web.server import allowed_hosts, serve
 
 WORDS = "correct horse battery"
 TOKEN = "the-token-of-this-launch"
@@ -86,7 +86,7 @@ def test_the_right_password_gives_a_strict_cookie_that_opens_the_page() -> None:
     status, headers, _ = remote.log_in(WORDS)
     assert (status, headers["location"]) == (303, "/")
     cookie, _, rest = headers["set-cookie"].partition("; ")
-    assert rest == "Path=/; HttpOnly; SameSite=Strict" and TOKEN not in cookie
+    assert rest == "HttpOnly; Path=/; SameSite=strict" and TOKEN not in cookie
     assert remote.ask(path="/live", cookie=cookie)[::2] == (200, b"secret")
 
 

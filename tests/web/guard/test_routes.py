@@ -11,8 +11,9 @@ import pytest
 
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
-from localspec.web.guard.routes import OPEN, SHUT, route_of
+from localspec.web.guard.routes import OPEN, route_of
 from tests.fakes import FakeBackend, session_info
+from tests.web.guard.shut_routes import SHUT
 
 HOST = "127.0.0.1:7860"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT")

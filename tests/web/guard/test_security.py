@@ -166,7 +166,7 @@ def test_the_token_becomes_a_strict_cookie_and_leaves_the_address() -> None:
     inner = Inner()
     status, headers, body = call(inner, {}, "/", query=f"token={TOKEN}&c=3")
     assert (status, inner.calls) == (200, 0)
-    assert headers["set-cookie"] == (f"localspec_7860={TOKEN}; Path=/; HttpOnly; SameSite=Strict")
+    assert headers["set-cookie"] == (f"localspec_7860={TOKEN}; HttpOnly; Path=/; SameSite=strict")
     assert b"url=/?c=3" in body and TOKEN.encode() not in body
 
 
@@ -318,7 +318,7 @@ def test_only_the_scripts_of_the_page_itself_are_allowed_inline() -> None:
     hashes = script_hashes(html)
     assert len(hashes) == 2
     assert all(one in received["content-security-policy"] for one in hashes)
-    script_part = content_policy().decode().split("script-src")[1].split(";")[0]
+    script_part = content_policy().split("script-src")[1].split(";")[0]
     assert "unsafe-inline" not in script_part
 
 
