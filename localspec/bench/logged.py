@@ -1,19 +1,16 @@
-"""Worlds out of a log: the texts people really had, as far as their rounds tell.
+"""Makes worlds of a log, from the texts people really had, as far as the logged rounds show.
 
-Contract: one world for each combination of models and machine in the log, its turns in the log's
-order, so that what alternated then alternates again. Of a drafter that drafted a stretch the
-accepted tokens are right and the first rejected one is wrong, as logged. All other positions are
-drawn: a guess is right at the rate of that drafter's known guesses nearby in the turn, shrunk
-towards its rate over the whole log. Costs are the stored calibration's where exactly one fits the
-combination, else the medians of the logged rounds.
+Contract: one world for each combination of models and machine in the log, with its turns in the
+order of the log. Where a drafter drafted, its accepted tokens are right and the first rejected one
+is wrong, as logged. All other positions are drawn: a guess is right at the rate of that drafter's
+known guesses nearby in the turn, shrunk towards its rate over the whole log. Costs are those of the
+stored calibration where exactly one fits the combination, else medians of the logged rounds.
 
-What a log does not tell is assumed, and the result says so: confidences (drawn as in worlds), what
-a lookup would have met where another drafter was used (the signal of its nearest round within
-SIGNAL_REACH tokens, nothing beyond), and a drafter's guesses in turns it never drafted. A log of
-`auto` shows a drafter where it was chosen, so at its best: replay compares policies, it does not
-foretell a rate.
-
-Not here: reading the file (record.steps), playing (play).
+What a log does not show is assumed, and the result says so: confidences (drawn as in `worlds`),
+what a lookup would have found where another drafter was used (the signal of its nearest round
+within SIGNAL_REACH tokens, nothing beyond), and the guesses of a drafter in turns in which it never
+drafted. A log of `auto` shows a drafter where it was chosen, which is where it does best: replay
+compares policies, it does not predict a rate.
 """
 
 from __future__ import annotations
@@ -127,7 +124,7 @@ def _known(drafter: str, turn: LoggedTurn, start: int) -> Known:
         if step.drafter == drafter:
             accepted = step.num_accepted_tokens
             known |= dict.fromkeys(range(position, position + accepted), True)
-            # A round cut short by the end of the turn says nothing of the token after it.
+            # A round cut short by the end of the turn does not show the token after it.
             is_whole = step.num_output_tokens == accepted + 1
             if is_whole and accepted < step.num_draft_tokens:
                 known[position + accepted] = False
@@ -136,13 +133,13 @@ def _known(drafter: str, turn: LoggedTurn, start: int) -> Known:
 
 
 def _rates(known: Known, start: int, length: int, whole: float) -> list[float]:
-    """At each position the share of right guesses nearby, nearer ones counting more."""
+    """At each position the share of right guesses nearby; weights fall with the distance."""
     tried, right = [WHOLE_WEIGHT] * length, [WHOLE_WEIGHT * whole] * length
     for places in (range(length), range(length - 1, -1, -1)):
         weight = weighted = 0.0
         for place in places:
             weight, weighted = weight * FADE, weighted * FADE
-            tried[place] += weight  # without the guess here, which confidences must not know
+            tried[place] += weight  # without this guess: a confidence does not know its outcome
             right[place] += weighted
             if start + place in known:
                 weight += 1.0
@@ -151,7 +148,7 @@ def _rates(known: Known, start: int, length: int, whole: float) -> list[float]:
 
 
 def _confidence(random: Random, rate: float, is_right: bool) -> float:
-    """What a calibrated drafter said of a guess that came out so: the chance given the outcome."""
+    """The confidence of a calibrated drafter in a guess with this outcome."""
     low, high = rate * CONCENTRATION + is_right, (1.0 - rate) * CONCENTRATION + (not is_right)
     return random.betavariate(max(low, 1e-3), max(high, 1e-3))
 
@@ -185,7 +182,7 @@ def _costs(
             if costs.is_measured:
                 return costs.snapshot(), "stored calibration"
         except (LookupError, ValueError, TypeError, AttributeError):
-            pass  # then the rounds themselves say what they cost
+            pass  # then the logged rounds are the source
     return _costs_of_rounds([step for turn in turns for step in turn.steps])
 
 
@@ -213,7 +210,7 @@ def _costs_of_rounds(steps: Sequence[LoggedStep]) -> tuple[Mapping[str, Any] | N
 
 
 def _up_to_widest(widths: Mapping[int, float]) -> dict[int, float]:
-    """With the widest width there is, by the slope over all: beyond it nothing is free."""
+    """Extended to the widest width by the slope over all, since wider rounds are not free."""
     made, last = dict(widths), max(widths)
     if last < WIDTHS[-1]:
         slope = max(0.0, widths[last] - widths[1]) / (last - 1)

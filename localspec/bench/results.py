@@ -15,6 +15,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
+from localspec.backend import TurnStats
 from localspec.bench.arms import Arm
 from localspec.bench.cases import Case
 from localspec.bench.exactness import Difference
@@ -91,9 +92,11 @@ def rows(results: Results) -> list[dict[str, Any]]:
 def _figures(arm: str, temperature: float, chosen: Sequence[PromptResult]) -> dict[str, Any]:
     replies = [each.replies[arm] for each in chosen]
     decode_rate = rate([_timed(reply) for reply in replies])
-    accepted, drafts = (
-        sum(reply.num_accepted_tokens for reply in replies),
-        sum(reply.num_drafts for reply in replies),
+    drafting = TurnStats(
+        num_prompt_tokens=sum(reply.num_prompt_tokens or 0 for reply in replies),
+        num_drafts=sum(reply.num_drafts for reply in replies),
+        num_draft_tokens=sum(reply.num_draft_tokens for reply in replies),
+        num_accepted_tokens=sum(reply.num_accepted_tokens for reply in replies),
     )
     to_off = median_ratio(list(paired_ratios(arm, chosen)))
     return {
@@ -103,8 +106,8 @@ def _figures(arm: str, temperature: float, chosen: Sequence[PromptResult]) -> di
         "ratio_to_off": to_off.value,
         "ratio_low": to_off.low,
         "ratio_high": to_off.high,
-        "acceptance_rate": ratio(accepted, sum(reply.num_draft_tokens for reply in replies)),
-        "mean_accepted_length": 1.0 + accepted / drafts if drafts else None,
+        "acceptance_rate": drafting.acceptance_rate,
+        "mean_accepted_length": drafting.mean_accepted_length,
         "repetition": repetition(reply.tokens for reply in replies),
         "identical_to_off": _num_real_differences(arm, temperature, chosen),
         **latency_columns(replies),

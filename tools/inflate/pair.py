@@ -121,7 +121,7 @@ def inflate(
         orders.append(Order("draft", source_draft, pair.draft, noise, seed + 1))
     plans = [(order, _enlargement(order)) for order in orders]
     needed_bytes = sum(_bytes_of(order, plan) for order, plan in plans)
-    with _appearing_whole(out, needed_bytes) as folder:
+    with _written_whole(out, needed_bytes) as folder:
         made = {order.role: _write(order, plan, folder / order.role, report)
                 for order, plan in plans}  # fmt: skip
         result = {"size": size, "noise": noise, "seed": seed, "draft": None, **made}
@@ -229,7 +229,7 @@ def _opened(folder: Path) -> tuple[Callable[[str], Tensor], frozenset[str]]:
 
 
 @contextmanager
-def _appearing_whole(out: Path, needed_bytes: int) -> Iterator[Path]:
+def _written_whole(out: Path, needed_bytes: int) -> Iterator[Path]:
     """A folder beside `out` that becomes it at the end, or is removed."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there and not empty. Give another folder with --out.")
@@ -241,20 +241,20 @@ def _appearing_whole(out: Path, needed_bytes: int) -> Iterator[Path]:
             f"{free_bytes / 1024**3:.1f} GiB free. Choose a smaller size or another disk with "
             "--out."
         )
-    growing = out.with_name(f".{out.name}.growing")
-    if growing.exists():  # of a run that was killed, or of one under way: no telling which
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    if unfinished.exists():  # of a run that was killed, or of one that still writes
         raise ConfigError(
-            f"{growing} is left from a run that did not end, or belongs to one under way. "
+            f"{unfinished} is left from a run that did not end, or belongs to one under way. "
             "Remove it, or give another folder with --out."
         )
-    growing.mkdir()
+    unfinished.mkdir()
     try:
-        yield growing
+        yield unfinished
         if out.exists():
             out.rmdir()
-        growing.rename(out)
+        unfinished.rename(out)
     except BaseException:
-        shutil.rmtree(growing, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 

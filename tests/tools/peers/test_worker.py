@@ -122,7 +122,7 @@ def test_ctrl_c_while_waiting_ends_the_worker(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker._answers, "get", interrupt)
+    monkeypatch.setattr("queue.Queue.get", interrupt)
     with pytest.raises(KeyboardInterrupt):
         worker.ask(REQUEST, 20.0)
     assert not is_alive(worker.process_id)
