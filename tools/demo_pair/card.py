@@ -125,7 +125,7 @@ def data(facts: CardFacts) -> str:
     )
     return (
         "## Data\n\nAbout half of the tokens are dialogues generated from templates in\n"
-        "`localspec/training/dialogues/`. The rest comes from openly licensed text (credits in\n"
+        "`tools/demo_pair/dialogues/`. The rest comes from openly licensed text (credits in\n"
         "NOTICE):\n\n"
         f"| source | licence |\n|---|---|\n{rows}\n"
     )
