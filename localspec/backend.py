@@ -1,11 +1,11 @@
-"""The seam between an engine and the rest: what is asked for, what comes back.
+"""The seam between an engine and the rest: requests, chunks of replies, statistics.
 
-Contract: the local engine, an engine elsewhere and the fake of the tests are all a `Backend`;
-the page, the log and the command line know nothing else of them. Unknown is None, never 0.
+Contract: the local engine, an engine in another process and the fake of the tests are all a
+`Backend`; the page, the log and the command line use only that. Unknown is None, never 0.
 Counts follow vLLM's definitions: `acceptance_rate` = accepted / drafted, `mean_accepted_length` =
 1 + accepted / num_drafts (the bonus token counted), `draft_share` = accepted / output tokens.
 
-Not here: what the engine and the drafters speak of among themselves (core).
+Not here: the types of the engine and the drafters (core).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Phase = Literal["loading", "prefill", "decode", "done"]
 OffCode = Literal[
     "does_not_pay",  # drafting would not be faster here
     "no_room",  # the reply was over before anything could be drafted
-    "nothing_to_propose",  # no drafter has anything to say to this text
-    "no_memory",  # what drafted was given up, or did not fit
-    "no_draft",  # nothing that could draft is there
-    "incompatible_vocabulary",  # the draft chosen reads other tokens
+    "nothing_to_propose",  # no drafter has anything to propose for this text
+    "no_memory",  # the drafters were unloaded, or did not fit
+    "no_draft",  # there is nothing that could draft
+    "incompatible_vocabulary",  # the chosen draft has another vocabulary
     "switched_off",  # the person chose plain decoding
     "measuring",  # this machine has not been measured yet
     "engine_restarted",  # the engine has just been started again
@@ -49,9 +49,9 @@ class Request:
 
     messages: the whole conversation, the person's newest message last.
     drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
-    controller choose it each round. first_num_draft_tokens: γ until acceptance was learnt here.
-    workload: the kind of text, for which acceptance is learnt apart; "" is none in particular.
-    continues: the last message is a reply to go on with, and only what follows it is answered.
+    controller choose it each round. first_num_draft_tokens: γ until acceptance is learnt.
+    workload: the kind of text, by which acceptance is learnt separately; "" where it is unknown.
+    continues: the last message is a reply to be continued; the chunks hold its new part only.
     begun_tokens: the ids of that reply where they are known; its text is encoded again where they
     are not, or do not spell it.
     """
@@ -81,8 +81,8 @@ class Request:
 
 @dataclass(frozen=True)
 class OffReason:
-    """Why nothing drafts. code: a fixed word, for pages and figures. text: the reason as a
-    sentence. remedy: what the person can do about it, "" where nothing needs doing."""
+    """Why nothing drafts. code: a fixed word for pages and statistics. text: the reason as a
+    sentence. remedy: what the person can do, "" where nothing needs doing."""
 
     code: OffCode
     text: str
@@ -93,13 +93,13 @@ class OffReason:
 class TurnStats:
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
-    drafter: the one that drafted most of the tokens so far, OFF when nothing was drafted.
+    drafter: the one that drafted most of the tokens, OFF when nothing was drafted.
     speedup: against this machine's measured plain decoding at this context; None until measured.
     exact: False where the request asked for leniency; num_lenient_tokens: output tokens that exact
     checking would have refused.
-    reason: why this drafter and γ, in plain words. off: why nothing was drafted, None where
-    something was or as long as nothing is known. continued_from: whether a reply was gone on with
-    from its own tokens or from its text encoded again; None for one from the start.
+    reason: why this drafter and γ, as a sentence. off: why nothing was drafted, None where
+    something was or nothing is known yet. continued_from: whether a reply was continued from its
+    own tokens or from its text encoded again; None for one from the start.
     """
 
     num_prompt_tokens: int
@@ -112,7 +112,7 @@ class TurnStats:
     prefill_ms: float | None = None
     ttft_ms: float | None = None
     decode_ms: float = 0.0
-    plain_decode_ms: float | None = None  # what the decoded tokens would have taken plainly
+    plain_decode_ms: float | None = None  # of plain decoding for the same tokens
     exact: bool = True
     num_lenient_tokens: int = 0
     energy_joules: float | None = None  # of the whole card over this turn, None without a counter
@@ -174,14 +174,14 @@ class TurnStats:
 DraftOutcome = Literal["accepted", "rejected", "not_reached"]
 
 
-class DraftedToken(NamedTuple):  # a round has up to 15; a frozen dataclass takes thrice as long
-    """One token that a round proposed, and what became of it.
+class DraftedToken(NamedTuple):  # up to 15 a round; a frozen dataclass takes three times as long
+    """One token that a round proposed, and its outcome.
 
     text: of this token alone, U+FFFD where it is only a part of a character, "" where it was not
-    looked at. parent: place in the round's draft of the token before, -1 for the first.
-    confidence: the drafter's own guess that it is right. acceptance: the probability with which
-    the check accepts it where it stands, None where it was not looked at. not_reached: an earlier
-    one was rejected, a sibling was taken, or the reply had ended.
+    verified. parent: index in the round's draft of the token before, -1 for the first.
+    confidence: the drafter's own probability that it is right. acceptance: the probability with
+    which verification accepts it, None where it was not verified. not_reached: an earlier token was
+    rejected, a sibling was accepted, or the reply had ended.
     """
 
     token: int
@@ -207,12 +207,12 @@ class Chunk:
 
     text: new text, complete characters only, "" while a character is still incomplete.
     tokens, provenance: the new output ids (without end-of-text) and TARGET or the drafter's
-    name for each. lengths: how many characters of the text each of these tokens completed; what
-    `text` has beyond them belongs to the token before. drafted: what this round proposed.
+    name for each. lengths: how many characters of the text each of these tokens completed; the rest
+    of `text` belongs to the token before. drafted: what this round proposed.
     step: the round behind this chunk, None outside decoding.
     finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
-    is_relieved: None unless memory ran out; True: something was given up, so that the next turn
-    has more room; False: this backend has nothing left to give up.
+    is_relieved: None unless memory ran out; True: memory was freed for the next turn; False: this
+    backend can free no more.
     """
 
     phase: Phase
@@ -275,13 +275,12 @@ class Backend(Protocol):
     def describe(self) -> Description: ...
 
     def is_alive(self) -> bool:
-        """False once nothing can be asked of it any more and another must be opened; the calls
-        then raise EngineLost."""
+        """False once the engine is lost; all calls then raise EngineLost."""
         ...
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Prompt tokens of a conversation, counted before anything is sent. A last message of
-        the assistant counts as a reply to go on with."""
+        """Prompt tokens of a conversation. A last message of the assistant counts as a reply to be
+        continued."""
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:

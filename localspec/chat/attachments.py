@@ -1,14 +1,12 @@
-"""Text files that go into a message: read, named and fenced.
+"""Text files attached to a message: read, named and fenced.
 
-Contract: `with_attachments` gives the message with each file behind it, under its name, in a fence
+Contract: `with_attachments` returns the message followed by each file, under its name, in a fence
 that nothing in the file can close. A name is shown and never opened: folders, control characters
-and characters that turn the direction of writing are taken out of it. UTF-8 and UTF-16 (this one
-with its mark) are read; anything else, and what holds NUL or mostly control characters, is refused
-with the file's name. Nothing is cut. Pure; raises RequestError.
+and characters that change the direction of writing are removed. UTF-8, and UTF-16 with a byte order
+mark, are read; other encodings and files with NUL or many control characters are refused by name.
+Nothing is cut. Pure; raises RequestError.
 
-Drafting from the conversation itself (n-gram) is at its best here: answers quote the file.
-
-Not here: choosing files (the page), the length of the context (service.gauge).
+Not here: choosing files (the page), the length of the context (service.context_usage).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ MAX_FILES = 10
 MAX_FILE_BYTES = 1_000_000
 MAX_TOTAL_BYTES = 2_000_000
 MAX_NAME_LENGTH = 100
-MAX_CONTROL_SHARE = 0.02  # of characters that no text file has, such as form-feed's neighbours
+MAX_CONTROL_SHARE = 0.02  # of the characters; text files have hardly any
 
 # The longer mark first: UTF-32's begins with UTF-16's.
 MARKS = (
@@ -41,21 +39,21 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file as it came. name: as the person's machine calls it; only shown."""
+    """A file as uploaded. name: on the person's machine; only shown."""
 
     name: str
     data: bytes
 
 
 def with_attachments(text: str, files: Sequence[Attachment]) -> str:
-    """The message with the files behind it; the message itself where there are none."""
+    """The message followed by the files; the message itself where there are none."""
     _refuse_too_much(files)
     parts = [_fenced(shown_name(file.name), text_of(file)) for file in files]
     return "\n\n".join([*([text] if text.strip() else []), *parts]) if parts else text
 
 
 def text_of(file: Attachment) -> str:
-    """The file's text with plain line ends."""
+    """The file's text with LF line ends."""
     encoding = next((name for mark, name in MARKS if file.data.startswith(mark)), "utf-8")
     try:
         text = file.data.decode(encoding)
@@ -67,14 +65,14 @@ def text_of(file: Attachment) -> str:
         ) from None
     if "\0" in text or _control_share(text) > MAX_CONTROL_SHARE:
         raise RequestError(
-            f"{shown_name(file.name)} is no text file: it holds characters that only programs "
-            "read. Attach its text instead."
+            f"{shown_name(file.name)} is not a text file: it has binary characters. Attach its "
+            "text instead."
         )
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def shown_name(name: str) -> str:
-    """The last part of a name, as a line of plain text."""
+    """The last part of a path, as a line of plain text."""
     last = re.split(r"[/\\]", name)[-1]
     kept = "".join(" " if unicodedata.category(c) in HIDDEN else c for c in last)
     return " ".join(kept.replace("`", "'").split())[:MAX_NAME_LENGTH] or "file"

@@ -1,22 +1,23 @@
-"""Conversations out of an exported file, checked whole before anything is stored.
+"""Reads conversations from an exported file, all of it before anything is stored.
 
-Contract: reads our JSONL export, which holds conversations whole, with all their branches
-(record.export), and JSON as other programs write it: one conversation, or a list of them, as an
-object with "messages" of "role" and "content". Statistics are left where they are, for they belong
-to the machine that measured them. A reply that was being written counts as interrupted. Pure;
-raises RequestError that names the place in the file.
+Contract: reads our JSONL export, which has conversations with all their branches (record.export),
+and the JSON of other programs: one conversation or a list of them, as an object with "messages" of
+"role" and "content". Statistics are not imported: they belong to the machine that measured them. A
+reply that was being written becomes interrupted. Pure; raises RequestError that names the place in
+the file. CSV and Markdown have only a part of a conversation and are not read.
 
-Not here: storing (record.imports). CSV and Markdown hold only a part and are not read.
+Not here: storing (record.conversations).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from localspec.backend import Role
 from localspec.chat.journal import title_line
 from localspec.chat.turn import title_of
 from localspec.errors import RequestError
@@ -32,8 +33,8 @@ Table = dict[str, Any]
 
 @dataclass
 class _Draft:
-    """A conversation while its messages come in, by their numbers in the file. continued: of
-    replies that another one begins with."""
+    """A conversation while the file is read. messages: with their parents, by number in the file.
+    continued: numbers of the replies that another one continues."""
 
     where: str
     table: Table
@@ -43,11 +44,11 @@ class _Draft:
 
 
 def read_conversations(data: bytes) -> list[ImportedConversation]:
-    """Every conversation of the file that has a message, in its order."""
+    """Every conversation of the file that has a message, in order."""
     if len(data) > MAX_BYTES:
         raise RequestError(
-            f"The file has {len(data):,} bytes, but at most {MAX_BYTES:,} can be taken in at once. "
-            "Export one conversation at a time, under Stats, and import these files."
+            f"The file has {len(data):,} bytes, but at most {MAX_BYTES:,} can be imported. Export "
+            "one conversation at a time, under Stats, and import these files."
         )
     try:
         text = data.decode("utf-8-sig")
@@ -92,9 +93,7 @@ def _add_message(draft: _Draft, where: str, table: Table) -> None:
     state = _choice(where, table, "state", (*STATES, "draft"))
     message = ImportedMessage(
         parent=None,
-        role="user"
-        if _choice(where, table, "role", ("user", "assistant")) == "user"
-        else "assistant",
+        role=_role(_choice(where, table, "role", ("user", "assistant"))),
         text=_text(where, table, "text"),
         state="interrupted" if state == "draft" else state,  # type: ignore[arg-type]
         created_at_utc=_time(where, table),
@@ -103,7 +102,7 @@ def _add_message(draft: _Draft, where: str, table: Table) -> None:
 
 
 def _add_turn(draft: _Draft, where: str, table: Table) -> None:
-    """Of a turn only what belongs to the conversation is taken."""
+    """Only what belongs to the conversation."""
     if table.get("continues_message_id") is not None:
         draft.continued.add(_number(where, table, "continues_message_id"))
     if isinstance(table.get("system_prompt"), str):
@@ -119,7 +118,7 @@ def _finished(draft: _Draft) -> ImportedConversation:
     messages = []
     for number in kept:
         parent, message = draft.messages[number]
-        messages.append(_placed(message, None if parent is None else places[parent]))
+        messages.append(replace(message, parent=None if parent is None else places[parent]))
     prompt = draft.table.get("system_prompt")
     return ImportedConversation(
         title=title_line(_text(draft.where, draft.table, "title")) or _title(messages),
@@ -128,12 +127,6 @@ def _finished(draft: _Draft) -> ImportedConversation:
         system_prompt=prompt if isinstance(prompt, str) else draft.system_prompt,
         is_pinned=draft.table.get("is_pinned") is True,
         created_at_utc=_time(draft.where, draft.table),
-    )
-
-
-def _placed(message: ImportedMessage, parent: int | None) -> ImportedMessage:
-    return ImportedMessage(
-        parent, message.role, message.text, message.state, message.created_at_utc
     )
 
 
@@ -158,15 +151,14 @@ def _plain(where: str, table: Table) -> ImportedConversation:
     for place, turn in enumerate(turns, 1):
         at = f"{where}, message {place}"
         if not isinstance(turn, dict):
-            raise _wrong(at, "something else than an object")
+            raise _wrong(at, "something other than an object")
         role = _choice(at, turn, "role", ("system", "user", "assistant"))
         text = _content(at, turn)
         if role == "system":
             prompt = text if prompt is None else f"{prompt}\n\n{text}"
             continue
         parent = len(messages) - 1 if messages else None
-        who = "user" if role == "user" else "assistant"
-        messages.append(ImportedMessage(parent, who, text, "complete"))  # type: ignore[arg-type]
+        messages.append(ImportedMessage(parent, _role(role), text, "complete"))
     if not messages:
         raise _wrong(where, "a system prompt and no message")
     title = table.get("title")
@@ -175,7 +167,7 @@ def _plain(where: str, table: Table) -> ImportedConversation:
 
 
 def _content(where: str, turn: Table) -> str:
-    """The text, also where it comes in parts."""
+    """The text, also where it is a list of parts."""
     content = turn.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
@@ -183,6 +175,10 @@ def _content(where: str, turn: Table) -> str:
     if not isinstance(content, str):
         raise _wrong(where, 'no text under "content"')
     return content
+
+
+def _role(name: str) -> Role:
+    return "user" if name == "user" else "assistant"
 
 
 def _title(messages: list[ImportedMessage]) -> str:
@@ -193,7 +189,7 @@ def _title(messages: list[ImportedMessage]) -> str:
 
 
 def _tables(text: str) -> Iterator[tuple[str, Table]]:
-    """Every object of the file with its place: one, a list of them, or one a line."""
+    """Every object of the file with its place: a single one, a list, or one a line."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -216,7 +212,7 @@ def _lines(text: str) -> Iterator[tuple[str, Table]]:
 
 def _object(where: str, item: object) -> Table:
     if not isinstance(item, dict):
-        raise _wrong(where, "something else than a JSON object")
+        raise _wrong(where, "something other than a JSON object")
     return item
 
 
@@ -256,8 +252,5 @@ def _time(where: str, table: Table) -> str | None:
 
 
 def _wrong(where: str, what: str) -> RequestError:
-    return RequestError(
-        f"{where} of the import has {what}, so nothing was taken in. {REMEDY}"
-        if where != "The file"
-        else f"The file has {what}, so nothing was taken in. {REMEDY}"
-    )
+    of_import = "" if where == "The file" else " of the import"
+    return RequestError(f"{where}{of_import} has {what}, so nothing was imported. {REMEDY}")

@@ -256,8 +256,6 @@ class ChatService(LogService):
             return None
         return context_usage(backend, loaded, self.messages(handle), text, settings)
 
-    gauge = context_usage
-
     def import_conversations(self, data: bytes) -> list[int]:
         """Store the conversations of an exported file, all or none; the new handles. Raises
         RequestError, StoreError."""

@@ -1,15 +1,15 @@
-"""From messages to token ids and from token ids back to text.
+"""Messages to token ids, and token ids back to text.
 
-`ChatTemplate` wraps the tokenizer of one model folder: the model's own chat template, which ids
+`ChatTemplate` wraps the tokenizer of one model folder: the model's own chat template, the ids that
 end a reply, and a `Detokenizer` that never shows half a character.
 
 Contract: a conversation without control-token text renders to exactly the ids of transformers'
-`apply_chat_template`. Control-token text that somebody typed ("<|im_end|>") reaches the model as
-ordinary text: it can neither end a message nor open another. A control token is one that the
-tokenizer marks special, or one that the chat template itself writes (Qwen's "<tool_call>").
+`apply_chat_template`. Typed control-token text ("<|im_end|>") reaches the model as ordinary text:
+it can neither end a message nor begin another. A control token is one that the tokenizer marks
+special, or one that the chat template itself writes (Qwen's "<tool_call>"). Code of a model's
+repository is never run.
 
-Not here: sampling, stop strings (stops), and the decision that a reply has ended. Repository code
-is never run.
+Not here: sampling, stop strings (reply_text), the end of a reply (engine).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ PROBE = "localspec"
 class ChatTemplate:
     """The chat format of one model.
 
-    tokenizer: a transformers tokenizer backed by the `tokenizers` library. end_ids: ids that
-    the model's files name as ends of text; the token that the template writes after a reply
-    and the tokenizer's own end of text are added. Raises ModelError without a chat template.
+    tokenizer: a transformers tokenizer of the `tokenizers` library. end_ids: the end-of-text ids of
+    the model's files; the token that the template writes after a reply and the tokenizer's own end
+    of text are added. Raises ModelError without a chat template.
     """
 
     def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
@@ -53,7 +53,7 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._encoder: Tokenizer = tokenizer.backend_tokenizer
-        # A tokenizer.json may carry a training-time length limit; obeying it would cut silently.
+        # A tokenizer.json may have a length limit of its training, which would cut silently.
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self._source: str = tokenizer.get_chat_template()
@@ -69,7 +69,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
-        """Read the tokenizer of a model folder. Raises ModelError with what is missing."""
+        """Read the tokenizer of a model folder. Raises ModelError."""
         from transformers import AutoTokenizer  # heavy: seconds, and it brings torch
 
         try:
@@ -84,24 +84,24 @@ class ChatTemplate:
         return cls(tokenizer, end_ids_of_folder(folder))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the whole conversation and the opening of the reply. Raises RequestError when the
-        template refuses the conversation or the text cannot be encoded."""
+        """Ids of the conversation and the beginning of the reply. Raises RequestError where the
+        template refuses the conversation or a text cannot be encoded."""
         shield = _Shield([message.content for message in messages], self._source)
         shielded = [self._shield(message, shield) for message in messages]
         return self._encode_shielded(self._apply(shielded, add_generation_prompt=True), shield)
 
     def encode_reply(self, text: str) -> list[int]:
-        """Ids of the text of a reply as the model writes it after `render`; guarded like there."""
+        """Ids of a reply's text as it follows `render`; typed control tokens stay text."""
         shield = _Shield([text], self._source)
         reply = self._shield(Message("assistant", text), shield)
         return self._encode_shielded(reply.content, shield)
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of plain text, without template; control-token text is not guarded here."""
+        """Ids of plain text without template; control-token text becomes control tokens."""
         return list(self._encode(text).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of all tokens at once, control tokens left out."""
+        """Text of all tokens, without control tokens."""
         return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
 
     def detokenizer(self) -> Detokenizer:
@@ -126,8 +126,8 @@ class ChatTemplate:
         return str(rendered)
 
     def _shield(self, message: Message, shield: _Shield) -> Message:
-        """Put a private character in the place of each control token that was typed."""
-        # What the model itself wrote keeps its "<think>": the template looks for it there.
+        """Replace each typed control token by a private character."""
+        # A reply keeps its "<think>", which the template looks for.
         controls = self._special if message.role == "assistant" else self._controls
         content = message.content
         while spans := list(self._find(content, controls)):
@@ -136,22 +136,21 @@ class ChatTemplate:
         return replace(message, content=content)
 
     def _find(self, text: str, controls: Mapping[int, str]) -> Iterator[tuple[int, int, int]]:
-        """(start, end, id) of every control token that the tokenizer sees in `text`."""
+        """(start, end, id) of every control token that the tokenizer finds in `text`."""
         encoding = self._encode(text)
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token not in controls:
                 continue
             found = text[start:end]
-            # Unknown characters also encode to a special id, but they are no control text.
+            # Unknown characters also encode to a special id, but are no control text.
             if controls[token] == self._tokenizer.unk_token and found.strip() != controls[token]:
                 continue
             yield start + len(found) - len(found.lstrip()), start + len(found.rstrip()), token
 
     def _encode_shielded(self, text: str, shield: _Shield) -> list[int]:
-        """Encode with the template's control tokens as control, the typed ones as text.
+        """Encode the template's control tokens as control tokens and typed ones as text.
 
-        One call encodes the whole, so that merges and leading-space rules are the usual ones.
-        """
+        In one call, so that merges and leading spaces are the usual ones."""
         if not shield.texts:
             return list(self._encode(text).ids)
         if self._aliased is None:
@@ -206,12 +205,12 @@ class _Shield:
 
 
 class _AliasedEncoder:
-    """A copy of a tokenizer whose control tokens answer to names that nobody can type."""
+    """A copy of a tokenizer whose control tokens have names that nobody can type."""
 
     def __init__(self, encoder: Tokenizer, controls: Mapping[int, str]) -> None:
         from tokenizers import Tokenizer  # heavy: only needed when control text was typed
 
-        nonce = secrets.token_hex(8)  # drawn anew each run, so that it cannot be known
+        nonce = secrets.token_hex(8)  # drawn in each run, so that it is not known
         self.alias = {token: f"<{nonce}:{token}>" for token in controls}
         self._controls = controls
         plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
@@ -220,7 +219,7 @@ class _AliasedEncoder:
             if added["id"] in self.alias:
                 added |= {"content": self.alias[added["id"]], "special": True, **plain}
         self._encoder: Tokenizer = Tokenizer.from_str(json.dumps(state))
-        # The copy numbers its added tokens anew: translate back by name.
+        # The copy numbers its added tokens differently: translate back by name.
         self._original: dict[int | None, int] = {
             self._encoder.token_to_id(added["content"]): added["id"]
             for added in state["added_tokens"]
@@ -232,8 +231,8 @@ class _AliasedEncoder:
             original = self._original.get(token)
             if original is None and token in self._controls and token != unknown_id:
                 raise RequestError(
-                    f'The text "{self._controls[token]}" can only be read as a control token by '
-                    "this model's tokenizer. Write it differently, for example with a space in it."
+                    f'This model\'s tokenizer reads the text "{self._controls[token]}" only as a '
+                    "control token. Write it differently, for example with a space in it."
                 )
             tokens.append(token if original is None else original)
         return tokens
@@ -242,8 +241,8 @@ class _AliasedEncoder:
 class Detokenizer:
     """Text of a growing reply, complete characters only.
 
-    Everything pushed and flushed together equals the decoded whole. Tokens of the last piece
-    shown are decoded again with the next, because leading spaces depend on what stands before.
+    All pushed and flushed text together equals the decoded whole. The tokens of the last piece are
+    decoded again with the next, because leading spaces depend on the tokens before.
     """
 
     def __init__(self, encoder: Tokenizer) -> None:
@@ -259,18 +258,18 @@ class Detokenizer:
         return "" if text.endswith(REPLACEMENT) else self._show(text)
 
     def begin(self, tokens: Sequence[int], shown: str) -> None:
-        """Go on after these tokens, of whose text so much was shown."""
+        """Continue after these tokens, of which `shown` is the text shown."""
         self._window, self._num_skipped = list(tokens), len(shown)
 
     def flush(self) -> str:
-        """What is left at the end of the reply, half a character as U+FFFD."""
+        """The rest at the end of the reply, half a character as U+FFFD."""
         return self._show(self._decode(self._window))
 
     def _show(self, text: str) -> str:
         shown = self._decode(self._window[: self._num_shown])
         new = text[len(shown) + self._num_skipped :]
         self._num_skipped = 0
-        # A token without text (a control token) must not push the last real one out of sight.
+        # Tokens without text (control tokens) must not displace the last one with text.
         if new:
             self._window = self._window[self._num_shown :]
         self._num_shown = len(self._window)
@@ -281,7 +280,7 @@ class Detokenizer:
 
 
 def end_ids_of_folder(folder: Path) -> frozenset[int]:
-    """End-of-text ids named by generation_config.json and config.json; none if absent."""
+    """End-of-text ids of generation_config.json and config.json; none if absent."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = folder / name

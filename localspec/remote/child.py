@@ -1,12 +1,12 @@
-"""A backend whose engine runs in a process of its own.
+"""A backend whose engine runs in its own process.
 
 Contract: localspec.backend.Backend, every method passed on by name. A thread of this process
-takes in what the engine says, so the engine never waits for whoever reads a reply; what waits
-here is bounded by the length of the reply. A cancel reaches the engine within CANCEL_LOOK_S, also
-while nobody reads. When the engine ends by itself, is killed or says that it is lost, every call
-raises EngineLost and `is_alive` is False. Nothing heavy is imported here.
+receives the engine's messages, so the engine never waits for the reader of a reply; the queue is
+bounded by the length of the reply. A cancel reaches the engine within CANCEL_LOOK_S. When the
+engine ends, is killed or reports that it is lost, every call raises EngineLost and `is_alive` is
+False. Imports nothing heavy.
 
-Not here: opening another engine (chat.keeper), the other end (engine).
+Not here: opening another engine (chat.backend_lifecycle), the other end (engine).
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ChildBackend:
 
     @classmethod
     def open(cls, opening: wire.Opening, report: Callable[[str], None]) -> ChildBackend:
-        """Start the process and wait until its backend is there. Raises what opening it raised,
-        EngineLost if the process ends, and whatever `report` raises, which gives it up; `report`
-        is called several times a second, with a new phrase or the last one."""
+        """Start the process and wait until its backend is open. Raises what opening it raised,
+        EngineLost if the process ends, and whatever `report` raises, which ends the process;
+        `report` is called several times a second, with a new phrase or the last one."""
         context = multiprocessing.get_context("spawn")
         pipe, far_end = context.Pipe()
         process = context.Process(
@@ -129,7 +129,7 @@ class ChildBackend:
         return found
 
     def close(self) -> None:
-        """End the process: asked at first, forced after CLOSE_S. All its memory is free then."""
+        """End the process, by force after CLOSE_S. All its memory is free then."""
         self._is_closed = True
         try:
             self._send(wire.Close())
@@ -139,7 +139,7 @@ class ChildBackend:
             self._process.join(CLOSE_S)
         self._kill()
 
-    # how they are passed on
+    # calls
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         call_id, pending = self._begin(method, arguments, None)
@@ -173,7 +173,7 @@ class ChildBackend:
     ) -> tuple[int, _Pending]:
         call_id, pending = next(self._ids), _Pending(cancel)
         self._pending[call_id] = pending
-        if self._loss is not None:  # after the entry: the listener may just have told all others
+        if self._loss is not None:  # after the entry: the listener may have informed all others
             self._pending.pop(call_id, None)
             raise self._loss
         self._send(wire.Call(call_id, method, arguments, cancel is not None))
@@ -200,7 +200,7 @@ class ChildBackend:
             raise self._loss or self._how_it_ended() from None
 
     def _listen(self) -> None:
-        """Take in what the engine says until it hangs up."""
+        """Distribute the engine's messages until it hangs up."""
         while True:
             try:
                 message = wire.receive(self._pipe)
@@ -220,7 +220,7 @@ class ChildBackend:
         except EngineLost:
             log.debug("the engine ended before it could be cancelled")
 
-    # its end
+    # the end of the process
 
     def _how_it_ended(self) -> EngineLost:
         self._process.join(EXIT_S)

@@ -1,11 +1,11 @@
-"""The engine's own process: opens a backend and answers calls over a pipe until told to end.
+"""The engine's process: opens a backend and answers calls over a pipe until it is closed.
 
-Contract: one call at a time has the backend, in the order asked; those in BESIDE, which need no
-engine, are answered meanwhile. What a stream yields goes out with what follows within FLUSH_S,
-the first few at once; the engine waits for its reader only when the pipe itself is full. When the
-other end hangs up, for whatever reason, this process ends at once: no engine outlives its page.
+Contract: the backend gets one call at a time, in order; calls in BESIDE, which need no engine, are
+answered meanwhile. The items of a stream are sent in groups within FLUSH_S, the first few at once;
+the engine waits for its reader only when the pipe is full. When the other end hangs up, this
+process ends at once: no engine outlives its page.
 
-Not here: the other end (child), what a backend does.
+Not here: the other end (child).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from localspec.errors import EngineLost, LocalspecError
 from localspec.remote import wire
 
 BESIDE = frozenset({"count_tokens", "pieces"})
-FLUSH_S = 0.04  # a page looks about twelve times a second
-AT_ONCE = 4  # the first of a stream: somebody waits for the first words
-LOST_CODE = 3  # exit code after the engine said itself that it is lost
+FLUSH_S = 0.04  # a page reads about twelve times a second
+AT_ONCE = 4  # items at the start of a stream, for the first words
+LOST_CODE = 3  # exit code after the engine reported that it is lost
 
 log = logging.getLogger(__name__)
 
 
 def run(pipe: Connection, opening: wire.Opening) -> None:
-    """The whole life of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then says Close
+    """The main function of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then sends Close
     if sys.stderr is not None:  # a program without a console has none
         faulthandler.enable()
     engine = _Engine(pipe)
@@ -53,7 +53,7 @@ def run(pipe: Connection, opening: wire.Opening) -> None:
     engine.serve(backend, engine.calls)
     backend.close()
     pipe.close()
-    os._exit(0)  # taking torch down in good order takes a second and gives nothing
+    os._exit(0)  # an orderly exit of torch takes a second
 
 
 class _Engine:
@@ -67,12 +67,12 @@ class _Engine:
         self._cancels: dict[int, threading.Event] = {}
 
     def listen(self) -> None:
-        """Sort what arrives, until the other end is gone."""
+        """Queue incoming messages until the other end hangs up."""
         while True:
             try:
                 message = wire.receive(self._pipe)
             except wire.Hangup:
-                os._exit(0)  # whatever is under way: nobody is left to read it
+                os._exit(0)  # nobody is left to read a reply
             if isinstance(message, wire.Call):
                 if message.is_stream:
                     self._cancels[message.call_id] = threading.Event()
@@ -93,7 +93,7 @@ class _Engine:
         try:
             function: Callable[..., Backend] = vars(importlib.import_module(module))[name]
             backend = function(**opening.keywords, report=self._report)
-        except Exception as error:  # the edge of this process: the other one says why
+        except Exception as error:  # the edge of this process: the other one shows it
             self._send(_explained(0, error))
             return None
         self._send(wire.Opened())
@@ -106,8 +106,8 @@ class _Engine:
                 self._answer(backend, call)
             except EngineLost as error:
                 self._send(wire.fault_of(call.call_id, error))
-                os._exit(LOST_CODE)  # a device in that state can spoil even an orderly end
-            except Exception as error:  # the edge of this process: the other one deals with it
+                os._exit(LOST_CODE)  # a lost device may hang an orderly exit
+            except Exception as error:  # the edge of this process: the other one handles it
                 self._send(_explained(call.call_id, error))
             finally:
                 self._cancels.pop(call.call_id, None)

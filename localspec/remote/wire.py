@@ -1,10 +1,10 @@
-"""What is said over the pipe between the page's process and the engine's.
+"""The messages between the page's process and the engine's, over a pipe.
 
-Contract: plain picklable values both ways. Errors of errors.py and Python's own arrive as
-themselves, with their message and their fields; anything else as a RuntimeError that names it.
-Either end may vanish at any moment: `receive` then raises Hangup, `send` too.
+Contract: plain picklable values. Errors of errors.py and Python's own keep their type, message and
+fields; any other error becomes a RuntimeError that names it. When the other end is gone, `receive`
+and `send` raise Hangup.
 
-Not here: who asks what when (child, engine).
+Not here: the order of messages (child, engine).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Hangup(Exception):
 
 @dataclass(frozen=True)
 class Opening:
-    """How the engine's process opens its backend. function: "package.module:name", imported there
-    alone, so that the page's process stays light; called with the keywords and `report`."""
+    """How the engine's process opens its backend. function: "package.module:name", imported only
+    there; called with the keywords and `report`."""
 
     function: str
     keywords: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Opened:
-    """The backend is there and takes calls."""
+    """The backend is open and takes calls."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a call returned, None at the end of a stream."""
+    """The result of a call, None at the end of a stream."""
 
     call_id: int
     value: Any
@@ -86,7 +86,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Items:
-    """What a stream yielded since the last Items, in order."""
+    """The items of a stream since the last message, in order."""
 
     call_id: int
     values: list[Any]
@@ -114,7 +114,7 @@ def fault_of(call_id: int, error: Exception) -> Fault:
 
 
 def error_of(fault: Fault) -> Exception:
-    """The error again, as the caller would have met it in one process."""
+    """The error as the caller would have got it in one process."""
     found = vars(errors).get(fault.name) or vars(builtins).get(fault.name)
     if not isinstance(found, type) or not issubclass(found, Exception):
         return RuntimeError(f"{fault.name}: {fault.message}")

@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "not UTF-8": (b"\xff\xfe\x00", "not a text in UTF-8"),
     "not JSON": (b"hello", "Line 1 of the import has no JSON"),
     "cut off": (jsonl(CONVERSATION, MESSAGE)[:-3], "Line 2 of the import has no JSON"),
-    "a number": (b"3", "something else than a JSON object"),
+    "a number": (b"3", "something other than a JSON object"),
     "a list of numbers": (b"[1, 2]", "Item 1"),
     "too deep": (b"[" * 100_000, "no JSON"),
     "no messages": (b"{}", 'no "messages"'),
