@@ -1,10 +1,10 @@
 """The shape of a model, and the bytes that follow from it.
 
 Contract: a ModelShape is read from a `config.json` or written in a profile; parameter and
-KV-cache counts are exact arithmetic on it, no weight is opened. Families whose layers are not
-laid out as below are refused, because a wrong count is worse than none.
+KV-cache counts are exact arithmetic on it, no weight is opened. Families whose layers have another
+layout than those below are refused, because a wrong count is worse than none.
 
-Does not say what fits (planner) and does not load anything. Imports nothing heavy.
+Not here: what fits (planner), loading.
 Source: the modelling files of transformers 5.23; totals checked against published shapes in
 tests/machine/test_shapes.py.
 """
@@ -97,6 +97,15 @@ class ModelShape:
     # -- parameters -------------------------------------------------------------------------
 
     @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, and of the values, of one layer."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def embedding_params(self) -> int:
         """The embedding and, unless tied to it, the output head."""
         return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
@@ -104,9 +113,7 @@ class ModelShape:
     @property
     def attention_weights(self) -> int:
         """Weights of q, k, v and o of one layer, without biases."""
-        query = self.num_heads * self.head_dim
-        key_value = self.num_kv_heads * self.head_dim
-        return self.hidden_size * (2 * query + 2 * key_value)
+        return self.hidden_size * 2 * (self.query_width + self.kv_width)
 
     @property
     def num_expert_layers(self) -> int:
@@ -131,11 +138,9 @@ class ModelShape:
     @property
     def small_params(self) -> int:
         """Norms, biases and routers."""
-        query = self.num_heads * self.head_dim
-        key_value = self.num_kv_heads * self.head_dim
         layer = NORMS_PER_LAYER.get(self.family, 2) * self.hidden_size
         layer += 2 * self.head_dim if self.has_qk_norm else 0
-        layer += query + 2 * key_value if self.has_qkv_bias else 0
+        layer += self.query_width + 2 * self.kv_width if self.has_qkv_bias else 0
         layer += self.hidden_size if self.has_output_bias else 0
         layer += 2 * self.intermediate_size + self.hidden_size if self.has_mlp_bias else 0
         routers = self.hidden_size * self.num_experts * self.num_expert_layers
@@ -149,8 +154,7 @@ class ModelShape:
     @property
     def widest_linear_params(self) -> int:
         """The largest single linear weight, embeddings and head apart."""
-        query = self.num_heads * self.head_dim
-        return self.hidden_size * max(self.intermediate_size, query)
+        return self.hidden_size * max(self.intermediate_size, self.query_width)
 
     @property
     def active_width(self) -> int:
@@ -178,16 +182,14 @@ class ModelShape:
 
     @property
     def _row_scale_bytes(self) -> int:
-        query = self.num_heads * self.head_dim
-        key_value = self.num_kv_heads * self.head_dim
-        attention_rows = query + 2 * key_value + self.hidden_size
+        attention_rows = self.query_width + 2 * self.kv_width + self.hidden_size
         mlp_rows = 2 * self.intermediate_size + self.hidden_size
         dense_layers = self.num_layers - self.num_expert_layers
         rows = self.num_layers * attention_rows + dense_layers * mlp_rows
         return INT8_ROW_BYTES * rows
 
     def kv_bytes_per_token(self, full: Precision = "bf16") -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * FULL_BYTES[full]
+        return 2 * self.num_layers * self.kv_width * FULL_BYTES[full]
 
     def kv_bytes(self, num_tokens: int, full: Precision = "bf16") -> int:
         return self.kv_bytes_per_token(full) * num_tokens
