@@ -9,7 +9,7 @@ and some were never measured. With --home the learnt state is read from there an
 without one the run starts cold. Nothing else is logged.
 
 Not here: the commands of `bench` and `train` (bench.commands, training.commands). Heavy imports
-stand inside the functions, so that --help answers at once.
+are inside the functions, so that --help answers at once.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def default_home() -> Path:
 
 def settings_for(home: Path | None = None) -> Settings:
     """Settings with the given home, or the operating system's place for application data.
-    A person's own profiles lie in HOME/profiles/models and come before the shipped ones."""
+    A person's own profiles are in HOME/profiles/models and come before the shipped ones."""
     chosen = (home or default_home()).expanduser()
     return Settings(chosen, (chosen / "profiles" / "models", SHIPPED_PROFILES))
 

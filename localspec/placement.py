@@ -5,7 +5,7 @@ Contract: `Place` says device, precision and context; `load_at` opens a folder t
 `return_memory` gives back what nothing uses any more.
 
 `choose_threads` times a step of the loaded model with torch's own number and with fewer threads,
-and leaves torch at the fastest; torch's choice stands unless another is better by MARGIN, so that
+and leaves torch at the fastest; torch's choice is kept unless another is better by MARGIN, so that
 what was learnt with it stays valid. Beside a page, which is drawn while a reply is written, all
 cores are used only where all but one would be slower by WORTH_ALL: every operation waits for its
 slowest thread, and one whose core draws a page is slow. On two cores with the demo model both are

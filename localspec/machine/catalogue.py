@@ -176,7 +176,7 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
 
 
 def cached_model(cached: CachedModel) -> AvailableModel:
-    """A model of the cache that no profile knows: its licence stands on its page."""
+    """A model of the cache that no profile knows: its page states its licence."""
     return AvailableModel(
         shape=shape_from_folder(cached.folder, cached.id),
         license=None,
@@ -220,7 +220,7 @@ def smaller_offer(
     it fits is checked when it is loaded.
 
     target, precision: of what is loaded, as a description names them. None where nothing smaller
-    is known that lies on this machine.
+    is known that is on this machine.
     """
     fewer = FEWER_BITS.get(precision)
     if fewer is not None:
@@ -229,7 +229,7 @@ def smaller_offer(
     found = _next_smaller(options.model or target, profiles)
     if found is None:
         return None
-    text = f"{found.name} is smaller and lies on this machine."
+    text = f"{found.name} is smaller and already on this machine."
     return Offer(text, LoadOptions(model=found.name, context=options.context, home=options.home))
 
 

@@ -319,7 +319,7 @@ def advanced(known: Download, line: Mapping[str, Any]) -> Download:
 
 def load_unfinished(path: Path) -> dict[str, Survey | None]:
     """By model; None where the hub was never reached. A file that cannot be read is an empty one:
-    the parts lie in the hub's cache, and a new click continues them."""
+    the parts are in the hub's cache, and a new click continues them."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         return {

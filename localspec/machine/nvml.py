@@ -66,7 +66,7 @@ class Gpu:
 
     used_by_others_bytes: memory of other processes, as far as the driver tells them apart.
     users: those processes, the largest first; None where the driver does not tell.
-    has_display: a screen hangs on it, or Windows draws with it (WDDM).
+    has_display: a screen is connected to it, or Windows draws with it (WDDM).
     has_unified_memory: it shares the RAM and has no memory figure of its own.
     """
 
@@ -194,7 +194,7 @@ class _Reader:
             processes = self.ask(lambda q=question: q(handle))  # type: ignore[misc]
             if processes is None:
                 return None
-            for each in processes:  # a process may stand in both lists
+            for each in processes:  # a process may be in both lists
                 known, used = by_process.get(each.pid), each.usedGpuMemory
                 by_process[each.pid] = max(known or 0, int(used)) if used is not None else known
         ours = own_processes() if by_process else frozenset()

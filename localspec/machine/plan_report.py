@@ -86,7 +86,7 @@ def offered_ids(profiles: Iterable[Profile]) -> list[str]:
 
 def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: str) -> PlanReport:
     """The best plan of each (model, drafter). Between models the planner has no measure of
-    quality, so size stands in; less than half the context asked for comes last."""
+    quality, so size ranks them; less than half the context asked for comes last."""
     found = list[tuple[tuple[bool, int], Plan]]()
     for request in requests:
         report, first = plan(request), dict[str, Plan]()

@@ -6,8 +6,8 @@ sentence on what would fit. Sizes of downloads are exact where the hub was asked
 from the shape and marked so. Unknown stays None.
 
 The first card: of open licence and free to fetch without an agreement; on a GPU a pair rather than
-a lone model; then the largest, since size stands in for quality between families. On a processor
-models are limited to what it reads in time.
+a lone model; then the largest, since size is the only measure of quality between families. On a
+processor models are limited to what it reads in time.
 
 A gain that was not measured is a range: the best draft length under careful and under hopeful
 assumptions. The assumed acceptances span what is published for drafts of the same family and for
@@ -64,7 +64,7 @@ DTYPES: Mapping[Precision, str] = {
 
 @dataclass(frozen=True)
 class AvailableModel:
-    """A model that can be had. page: on the hub, None for what ships or lies in a folder."""
+    """A model that can be had. page: on the hub, None for what ships or is in a folder."""
 
     shape: ModelShape
     license: str | None
@@ -279,8 +279,8 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
 
 
 def _chosen(snapshot: Snapshot, report: PlanReport, wanted_context: int) -> Plan:
-    """The planner's first; on a GPU the first with a draft model that keeps half the context, for
-    there a pair is what is looked for, and what it gives up stands in its reason."""
+    """The planner's first; on a GPU, where a pair is wanted, the first with a draft model that
+    keeps half the context."""
     pairs = [
         each
         for each in report.plans
@@ -316,7 +316,7 @@ def _card(snapshot: Snapshot, model: AvailableModel, chosen: Plan, refusal: str 
 
 
 def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:
-    if model.page is None:  # it ships with the program, or lies in a folder
+    if model.page is None:  # it ships with the program, or is in a folder
         return Part(shape.name, 0, True, True)
     if shape.name in snapshot.cached:
         return Part(shape.name, snapshot.cached[shape.name], True, True)

@@ -53,7 +53,7 @@ class KnownModel:
 
 
 def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:
-    """A profile's model, named by its id, by the folder it lies in or by the id's last part."""
+    """A profile's model, named by its id, by its folder or by the id's last part."""
     entries = [entry for profile in profiles.values() for entry in profile.models.values()]
     exact = next((entry for entry in entries if entry.id == name), None)
     folder = Path(name).expanduser()
@@ -68,7 +68,7 @@ def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:
 
 
 def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
-    """The model that a folder or an id stands for. Raises ConfigError for a name nobody knows,
+    """The model of a folder or an id. Raises ConfigError for an unknown name,
     ModelError for a folder that cannot be read."""
     entry = find_entry(name, profiles)
     if entry is not None:
