@@ -23,6 +23,7 @@ def settings(tmp_path: Path, out: Path, *prompts: TrainingPrompt) -> AcceptedSet
     return AcceptedSettings(load, prompts, (0.0,), 8, out)
 
 
+@pytest.mark.slow  # loads every drafter of the demo model
 def test_every_drafter_is_measured_and_the_file_can_be_read(tmp_path: Path) -> None:
     out, said = tmp_path / "new" / "accepted.json", list[str]()
     origin, measured = measure_accepted(settings(tmp_path, out, ASKED), said.append)
