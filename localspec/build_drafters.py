@@ -150,15 +150,13 @@ def capturable(model: LanguageModel, pool: GraphPool | None) -> LanguageModel:
 
 def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Capturing, ...]:
     """Everything that captures graphs, the target first: plain decoding gains from it at once."""
-    from localspec.drafters.draft_model import DraftModelDrafter
-    from localspec.drafters.self_quant import SelfQuantDrafter
+    from localspec.drafters.parts import DrafterBase
     from localspec.forward.graphs import CapturedDecoder
 
     found: list[Capturing] = [target] if isinstance(target, CapturedDecoder) else []
     for drafter in drafters.values():
-        if isinstance(drafter, DraftModelDrafter | SelfQuantDrafter):
-            found += [drafter.chunks] if drafter.chunks is not None else []
-            found += [drafter.model] if isinstance(drafter.model, CapturedDecoder) else []
+        if isinstance(drafter, DrafterBase):
+            found += drafter.captures
     return tuple(found)
 
 

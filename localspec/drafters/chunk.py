@@ -8,6 +8,10 @@ other, and a draft ends with the first token that fails: what the chunk drew bey
 unseen, so the rule has looked at nothing later. `propose` is None where no graph serves (not yet
 captured, a repetition penalty, the context's end); the caller then drafts token by token.
 
+Which warps a graph holds is fixed (`Warp`), since sorting a vocabulary that nobody cuts would cost;
+their values are inputs, so that one graph serves every setting. Penalties need the history and are
+left to the uncaptured draft.
+
 The capture itself has never run on CUDA hardware: no GPU was at hand. The chunk's own arithmetic
 is exercised on a CPU.
 
@@ -24,8 +28,7 @@ import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
 from localspec.drafters.drafting import fitted
-from localspec.drafters.warp import GREEDY, Knobs, Warp, drawn, knobs_of, warp_of, warped
-from localspec.engine.sampling import uniforms
+from localspec.engine.sampling import uniforms, warped
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import GraphFault, GraphPool, Shelf, Work, buckets
 from localspec.forward.model import prefill
@@ -37,6 +40,64 @@ FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to take in
 AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
 KNOBS = 4  # where the parts of a chunk's input begin
 UNIFORMS = 8
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Which warps a row goes through; none but softmax when greedy."""
+
+    is_sampled: bool = False
+    has_top_k: bool = False
+    has_top_p: bool = False
+    has_min_p: bool = False
+
+    def example(self) -> SamplingParams:
+        """Settings of this kind."""
+        return SamplingParams(
+            temperature=0.8 if self.is_sampled else 0.0,
+            top_k=20 if self.has_top_k else 0,
+            top_p=0.9 if self.has_top_p else 1.0,
+            min_p=0.05 if self.has_min_p else 0.0,
+        )
+
+
+GREEDY = Warp()
+
+
+def warp_of(sampling: SamplingParams) -> Warp:
+    if sampling.temperature == 0.0:
+        return GREEDY
+    return Warp(True, sampling.top_k > 0, sampling.top_p < 1.0, sampling.min_p > 0.0)
+
+
+def knobs_of(sampling: SamplingParams, vocab_size: int) -> tuple[float, float, float, float]:
+    """Temperature, top-k, top-p, min-p; those that are not in use are never read."""
+    top_k = max(1, min(sampling.top_k, vocab_size))
+    return sampling.temperature, float(top_k), sampling.top_p, sampling.min_p
+
+
+def probabilities(logits: torch.Tensor, warp: Warp, knobs: torch.Tensor) -> torch.Tensor:
+    """What `sampling.distributions` makes of one row, [V] fp32, with the settings read from the
+    device: [4] as `knobs_of` lays them out. Plain softmax when greedy: its peak is the token, its
+    height the confidence."""
+    if not warp.is_sampled:
+        return torch.softmax(logits, dim=-1)
+    temperature, top_p, min_p = (knobs[i : i + 1].float() for i in (0, 2, 3))
+    scaled = (logits - logits.amax()) / temperature  # a tiny temperature must not overflow
+    cuts = (
+        knobs[1:2].long() if warp.has_top_k else None,
+        top_p if warp.has_top_p else None,
+        min_p if warp.has_min_p else None,
+    )
+    return warped(scaled[None], *cuts)[0]
+
+
+def drawn(probs: torch.Tensor, best: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The id at `uniform` ([1] fp64, in [0, 1)) of the cumulative sum of probs [V], as [1].
+    best: [1], the likeliest id, for the case that uniform * total rounds up to the total."""
+    cumulative = probs.double().cumsum(dim=0)
+    place = torch.searchsorted(cumulative, cumulative[-1:] * uniform, right=True)  # [1]
+    return torch.where(place == probs.shape[0], best, place)
 
 
 @dataclass(frozen=True)
@@ -104,8 +165,7 @@ class StaticChunk:
 
     def _draft(self, row: torch.Tensor, step: int) -> torch.Tensor:
         logits = fitted(self._window.logits(row)[0].float(), self._vocab_size)  # [V]
-        knobs = Knobs.of(self._inputs[KNOBS:UNIFORMS])
-        probs = warped(logits, self._warp, knobs)
+        probs = probabilities(logits, self._warp, self._inputs[KNOBS:UNIFORMS])
         confidence, token = probs.max(dim=-1, keepdim=True)  # [1] each
         if self._warp.is_sampled:
             token = drawn(probs, token, self._inputs[UNIFORMS + step : UNIFORMS + step + 1])

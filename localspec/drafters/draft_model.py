@@ -17,6 +17,7 @@ from localspec.drafters.drafting import Drafting
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
+from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import LanguageModel, prefill
 
 
@@ -46,6 +47,10 @@ class DraftModelDrafter(DrafterBase):
     def memory_bytes(self) -> int:
         held = 0 if self.chunks is None else self.chunks.buffer_bytes
         return held + self.model.weight_bytes + self.model.cache.kv_bytes
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        return captures_of(self.model, self.chunks)
 
     def signal(self, sequence: Sequence) -> str | None:
         room = self.model.cache.shape.capacity - len(sequence.tokens)
@@ -84,6 +89,12 @@ def chunks_of(model: LanguageModel, parts: Parts) -> ChunkedDraft | None:
     if parts.pool is None or not isinstance(model, Decoder):
         return None
     return ChunkedDraft(model, parts.target.vocab_size, parts.pool)
+
+
+def captures_of(model: LanguageModel, chunks: ChunkedDraft | None) -> tuple[Capturing, ...]:
+    """The draft loop first: it spares more than the single step."""
+    step = (model,) if isinstance(model, CapturedDecoder) else ()
+    return step if chunks is None else (chunks, *step)
 
 
 def autoregress(

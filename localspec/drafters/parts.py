@@ -14,7 +14,7 @@ from typing import Protocol
 
 from localspec.core import Outcome, Sequence
 from localspec.drafters.lookup import Lookup
-from localspec.forward.graphs import GraphPool
+from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
 
 
@@ -25,6 +25,11 @@ class DrafterBase:
     @property
     def memory_bytes(self) -> int:
         return 0
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        """What of it can be captured as graphs in idle time."""
+        return ()
 
     def prepare(self, sequence: Sequence) -> None:
         """Nothing to take in."""

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
-from localspec.drafters.draft_model import autoregress, chunks_of
+from localspec.drafters.draft_model import autoregress, captures_of, chunks_of
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.forward.graphs import Capturing
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import Kind, cheapest_format, quantised_twin
 
@@ -51,6 +52,10 @@ class SelfQuantDrafter(DrafterBase):
     @property
     def memory_bytes(self) -> int:
         return self._weight_bytes + (0 if self.chunks is None else self.chunks.buffer_bytes)
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        return captures_of(self.model, self.chunks)
 
     def signal(self, sequence: Sequence) -> str | None:
         return "model" if self._room(sequence) > 0 else None

@@ -35,14 +35,32 @@ def distributions(
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
     if sampling.temperature < TINY_TEMPERATURE:  # less the maximum, or it would overflow
         logits = logits - logits.amax(dim=-1, keepdim=True)
-    scaled = logits if sampling.temperature == 1.0 else logits / sampling.temperature
-    if sampling.top_k:
-        scaled = _keep_top_k(scaled, sampling.top_k)
+    return warped(
+        logits if sampling.temperature == 1.0 else logits / sampling.temperature,
+        sampling.top_k or None,
+        sampling.top_p if sampling.top_p < 1.0 else None,
+        sampling.min_p or None,
+    )
+
+
+def warped(
+    scaled: torch.Tensor,
+    top_k: int | torch.Tensor | None,
+    top_p: float | torch.Tensor | None,
+    min_p: float | torch.Tensor | None,
+) -> torch.Tensor:
+    """Probabilities from logits over the temperature, [n, V], under the cuts that are not None.
+
+    A cut is a number, or a tensor of one element on the device, so that one recorded graph serves
+    every setting of it.
+    """
+    if top_k is not None:
+        scaled = _keep_top_k(scaled, top_k)
     probs = torch.softmax(scaled, dim=-1)
-    if sampling.top_p < 1.0:
-        probs = _keep_top_p(probs, sampling.top_p)
-    if sampling.min_p > 0.0:
-        floor = sampling.min_p * probs.amax(dim=-1, keepdim=True)
+    if top_p is not None:
+        probs = _keep_top_p(probs, top_p)
+    if min_p is not None:
+        floor = min_p * probs.amax(dim=-1, keepdim=True)
         probs = _renormalise(probs.masked_fill(probs < floor, 0.0))
     return probs
 
@@ -63,13 +81,17 @@ def penalised(
     return changed
 
 
-def _keep_top_k(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    size = min(top_k, logits.shape[-1])
-    threshold = logits.topk(size, dim=-1).values[:, -1:]  # [n, 1]
+def _keep_top_k(logits: torch.Tensor, top_k: int | torch.Tensor) -> torch.Tensor:
+    if isinstance(top_k, int):
+        size = min(top_k, logits.shape[-1])
+        threshold = logits.topk(size, dim=-1).values[:, -1:]  # [n, 1]
+    else:  # a number that the host does not know takes a whole sort
+        ordered = logits.sort(dim=-1, descending=True).values
+        threshold = ordered.index_select(-1, top_k - 1)  # [n, 1]
     return logits.masked_fill(logits < threshold, float("-inf"))
 
 
-def _keep_top_p(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+def _keep_top_p(probs: torch.Tensor, top_p: float | torch.Tensor) -> torch.Tensor:
     """The smallest set of most likely tokens that reaches top_p; ties fall to the lower id."""
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered  # mass ahead of each token

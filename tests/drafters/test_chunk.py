@@ -23,7 +23,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool, UncapturedPool
 from localspec.forward.static import every_slot
-from tests.drafters.test_warp import SAMPLINGS
+from tests.drafters.test_chunk_sampling import SAMPLINGS
 from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
 from tests.tiny import VOCAB_SIZE, Plans, agreeing_draft, play, tiny_llama, with_cache
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from localspec.core import SamplingParams
-from localspec.drafters.warp import Knobs, Warp, drawn, knobs_of, warp_of, warped
+from localspec.drafters.chunk import Warp, drawn, knobs_of, probabilities, warp_of
 from localspec.engine.sampling import distributions, draw
 
 SAMPLINGS = {
@@ -28,11 +28,11 @@ SAMPLINGS = {
 def test_warps_are_those_of_the_engine(name: str, spread: float) -> None:
     sampling = SAMPLINGS[name]
     logits = spread * torch.randn(40, 97, generator=torch.Generator().manual_seed(1))
-    knobs = Knobs.of(torch.tensor(knobs_of(sampling, 97), dtype=torch.float64))
+    knobs = torch.tensor(knobs_of(sampling, 97), dtype=torch.float64)
     wanted_with = sampling if sampling.temperature > 0.0 else SamplingParams(1.0)
     wanted = distributions(logits, wanted_with, [[]] * 40)
     for row, expected in zip(logits, wanted, strict=True):
-        found = warped(row, warp_of(sampling), knobs)
+        found = probabilities(row, warp_of(sampling), knobs)
         assert torch.allclose(found, expected, atol=1e-6)
         assert torch.equal(found > 0, expected > 0), "the same tokens are cut"
 
@@ -40,9 +40,9 @@ def test_warps_are_those_of_the_engine(name: str, spread: float) -> None:
 def test_equal_logits_are_cut_alike() -> None:
     row = torch.tensor([1.0, 3.0, 3.0, 1.0, 3.0, 0.0])
     for sampling in (SamplingParams(1.0, top_k=2), SamplingParams(1.0, top_p=0.5)):
-        knobs = Knobs.of(torch.tensor(knobs_of(sampling, 6), dtype=torch.float64))
+        knobs = torch.tensor(knobs_of(sampling, 6), dtype=torch.float64)
         expected = distributions(row[None], sampling, [[]])[0]
-        assert torch.allclose(warped(row, warp_of(sampling), knobs), expected)
+        assert torch.allclose(probabilities(row, warp_of(sampling), knobs), expected)
 
 
 def test_drawing_is_the_engines_drawing() -> None:
