@@ -12,7 +12,7 @@ Not here: the thread (worker), the backend's states (backend_lifecycle), the log
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from localspec.backend import Backend, Request
 from localspec.chat import branches
@@ -238,8 +238,8 @@ class ChatService(LogService):
         """Make the newest end of the branch through this message the conversation's tip. Raises
         RequestError while a reply is being written or waits to be recorded; StoreError."""
         conversation = self.journal.conversation(handle)
-        is_pending = conversation.pending and not self.journal.flush()
-        if is_pending or self.running(handle) is not None:
+        is_running = self.running(handle) is not None
+        if is_running or (conversation.pending and not self.journal.flush()):
             raise RequestError(
                 "A reply of this conversation is still being written or recorded. Wait for its "
                 "end or stop it, then choose another branch."
@@ -260,20 +260,6 @@ class ChatService(LogService):
         """Store the conversations of an exported file, all or none; the new handles. Raises
         RequestError, StoreError."""
         return self.store.conversation_list.add_imported(read_conversations(data))
-
-    def send(
-        self, handle: int | None, text: str, settings: ReplySettings, interval_s: float = 0.08
-    ) -> Iterator[TurnView]:
-        """`submit`, then the views until the end. Closing the iterator stops the reply."""
-        reply = self.submit(handle, text, settings)
-        if reply is None:
-            return
-        try:
-            while not reply.done.wait(interval_s):
-                yield reply.view
-            yield reply.view
-        finally:
-            self.stop(reply)
 
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue. No effect once it is over."""

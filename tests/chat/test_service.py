@@ -114,17 +114,17 @@ def test_a_message_sent_while_loading_waits_and_is_answered(start: Start) -> Non
     assert reply.view.finish_reason == "eos"
 
 
-def test_closing_the_iterator_stops_within_a_round_and_stores_what_there_is(start: Start) -> None:
+def test_stop_ends_a_reply_within_a_round_and_stores_what_there_is(start: Start) -> None:
     service = start(Script(round_s=0.02))
     backend = ready(service)
-    views = service.send(None, "hi", ReplySettings(), interval_s=0.005)
-    view = next(view for view in views if view.text)
-    views.close()  # type: ignore[attr-defined]
-    until(lambda: service.current is None)
+    reply = service.submit(None, "hi", ReplySettings())
+    assert reply is not None
+    text = until(lambda: reply.view.text)
+    service.stop(reply)
+    assert reply.done.wait(WAIT_S)
     num_rounds = backend.num_rounds
-    assert service.latest is not None
-    assert service.latest.view.finish_reason == "cancelled"
-    assert service.latest.view.text.startswith(view.text)
+    assert service.latest is reply and service.current is None
+    assert reply.view.finish_reason == "cancelled" and reply.view.text.startswith(text)
     time.sleep(0.1)
     assert backend.num_rounds == num_rounds
     assert service.journal.flush()

@@ -133,7 +133,7 @@ def test_a_file_of_twenty_megabytes_comes_in_and_a_broken_one_is_refused(
     for name, content in (("big.json", json.dumps(talk)), ("bad.json", "{")):
         (tmp_path / name).write_text(content)
         page.page.set_input_files("#ls-import-file", tmp_path / name)
-        said = "One chat was imported." if name == "big.json" else "nothing was taken in"
+        said = "One chat was imported." if name == "big.json" else "nothing was imported"
         page.page.locator(".ls-toast", has_text=said).wait_for()
     page.wait_for("of 20,000,013 characters")
     assert all("409" in error for error in page.errors)
