@@ -229,7 +229,7 @@ def test_the_enlarged_demo_target_writes_the_same_text(
         small = load_module(demo / role, torch.float32, CPU)
         large = load_module(tmp_path / "out" / role, torch.float32, CPU)
         texts = [
-            each.generate(prompt, max_new_tokens=32, do_sample=False, eos_token_id=None)
+            each.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None)
             for each in (small, large)
         ]
         assert torch.equal(*texts)

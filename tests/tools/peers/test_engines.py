@@ -27,6 +27,8 @@ from tools.peers import llama_cpp, vllm
 from tools.peers.engines import FURTHER_LENGTHS, other_engines
 from tools.peers.worker import Worker
 
+pytestmark = pytest.mark.slow  # starts child processes
+
 FAKE = Path(__file__).parent / "fake_peer.py"
 CASE = Case("a", "chat", (3, 9, 14), 77)
 GREEDY = SamplingParams()

