@@ -33,9 +33,8 @@ from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH
 from localspec.web.guard.security import is_loopback
 from localspec.web.live import HardwareLine, live_state
 from localspec.web.models.models_controller import ModelsController
-from localspec.web.proof.audits import Audits
 from localspec.web.proof.report import report_zip
-from localspec.web.proof.tokens import token_view
+from localspec.web.proof.tokens import Audits, token_view
 
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())

@@ -1,23 +1,29 @@
-"""The data behind the token view: `/tokens?message=ID` as JSON.
+"""The data behind the token view: where each token of a reply came from, and its replay.
 
 Contract: everything comes from the log; where an older log lacks the text of single tokens, the
 loaded model is asked, if it is the one that wrote them and free within a moment. Numbers are given
-raw, and shown by static/tokens.js as text nodes only.
+raw; static/tokens.js shows them as text nodes. A replay without drafting runs in the service's
+queue, only compares, and is kept, one for each reply.
 
-Not here: what came from where (provenance).
+Not here: the kinds of tokens (provenance), what a replay is (chat.audit).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from localspec.backend import Backend
-from localspec.chat.service import ChatService
-from localspec.web.proof.provenance import KINDS, Missed, Provenance, Run, ShownRound, provenance_of
+from localspec.chat import audit
+from localspec.chat.service import ChatService, Task
+from localspec.errors import StoreError
+from localspec.web.proof.provenance import KINDS, Provenance, Run, ShownRound, provenance_of
 
 ASK_S = 2.0  # how long the model may be waited for
+MAX_KEPT = 50  # replays
 
 
 def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
@@ -70,16 +76,7 @@ def _round(shown: ShownRound) -> dict[str, Any]:
         "ms": shown.ms,
         "is_probe": shown.is_probe,
         "not_reached": shown.num_not_reached,
-        "missed": [_missed(one) for one in shown.missed],
-    }
-
-
-def _missed(missed: Missed) -> dict[str, Any]:
-    return {
-        "text": missed.text,
-        "instead": missed.instead,
-        "acceptance": missed.acceptance,
-        "confidence": missed.confidence,
+        "missed": [asdict(one) for one in shown.missed],
     }
 
 
@@ -128,3 +125,52 @@ def _ask_for_pieces(
     if not task.done.wait(ASK_S):
         task.cancel.set()
     return found[0] if found else None
+
+
+class Audits:
+    """The replays of this server, by message id."""
+
+    def __init__(self, service: ChatService) -> None:
+        self._service = service
+        self._kept: OrderedDict[int, tuple[audit.Replay, Task]] = OrderedDict()
+
+    def start(self, message_id: int) -> dict[str, Any]:
+        """Queue a replay, unless one is under way or it cannot be. Raises StoreError."""
+        known = self._kept.get(message_id)
+        if known is None or known[1].done.is_set():
+            refusal = self._refusal(message_id)
+            if refusal is not None:
+                return {"state": "refused", "text": refusal}
+            replay = self._service.replay(message_id)
+            task = self._service.enqueue("a replay without drafting", replay.run)
+            self._kept[message_id] = replay, task
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return self.state(message_id)
+
+    def state(self, message_id: int) -> dict[str, Any]:
+        known = self._kept.get(message_id)
+        if known is None:
+            return {"state": "none", "text": ""}
+        replay, task = known
+        if not task.done.is_set():
+            return {"state": "running", "text": "Replaying without drafting …"}
+        if replay.finding is None:
+            text = replay.refusal or task.error or "The replay was stopped."
+            return {"state": "failed", "text": text}
+        return {"state": replay.finding.outcome, "text": audit.sentence(replay.finding)}
+
+    def stop(self, message_id: int) -> dict[str, Any]:
+        known = self._kept.get(message_id)
+        if known is not None:
+            known[1].cancel.set()
+        return self.state(message_id)
+
+    def _refusal(self, message_id: int) -> str | None:
+        row = self._service.turn_of(message_id)
+        if row is None:
+            raise StoreError("The log has no such reply.")
+        loaded = self._service.status().description
+        if loaded is None:
+            return "No model is loaded. Wait until it is, then try again."
+        return audit.why_not(row, loaded.target, loaded.dtype)

@@ -63,7 +63,7 @@ class Summary:
 
 
 def expected_length(acceptance_rate: float, num_draft_tokens: float) -> float:
-    """(1 - α^(γ+1)) / (1 - α), which is γ + 1 at α = 1."""
+    """(1 - α^(γ+1)) / (1 - α), which is γ + 1 at α = 1; a mean γ need not be whole."""
     if acceptance_rate >= 1.0:
         return num_draft_tokens + 1.0
     survival: float = acceptance_rate ** (num_draft_tokens + 1.0)

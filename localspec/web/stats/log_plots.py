@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from localspec.backend import Description
 from localspec.drafters.registry import colour_of
 from localspec.plots import Axes, Group, Series, bars, lines
+from localspec.speculation import expected_tokens, interpolated
 from localspec.web.stats import figures as stats
 
 Row = Mapping[str, Any]
@@ -206,7 +206,8 @@ def cost_curves(calibration: Mapping[str, Any] | None, context_length: int) -> l
     for name, points in calibration["draft_step_ms"].items():
         step_ms = at(points, context_length)
         round_ms = [
-            _between(widths, gamma + 1) + gamma * step_ms for gamma in range(MAX_DRAFT_TOKENS + 1)
+            interpolated(widths, gamma + 1) + gamma * step_ms
+            for gamma in range(MAX_DRAFT_TOKENS + 1)
         ]
         pays = tuple(
             break_even(round_ms[gamma] / round_ms[0], gamma)
@@ -217,23 +218,12 @@ def cost_curves(calibration: Mapping[str, Any] | None, context_length: int) -> l
 
 
 def at(points: Points, context_length: int) -> float:
-    """ms at this context: on straight lines between what was measured, flat outside."""
-    return _between({int(context): ms for context, ms in points.items()}, context_length)
-
-
-def _between(values: Mapping[int, float], place: int) -> float:
-    known = sorted(values)
-    if place <= known[0]:
-        return values[known[0]]
-    for left, right in pairwise(known):
-        if place <= right:
-            share = (place - left) / (right - left)
-            return values[left] + share * (values[right] - values[left])
-    return values[known[-1]]
+    """ms at this context, interpolated between what was measured."""
+    return interpolated({int(context): ms for context, ms in points.items()}, context_length)
 
 
 def break_even(cost: float, num_draft_tokens: int) -> float | None:
-    """The alpha at which a round gives as many tokens as it costs plain steps."""
+    """The α at which a round gives as many tokens as it costs steps without drafting."""
     if cost <= 1.0:
         return 0.0
     if cost > num_draft_tokens + 1:
@@ -241,7 +231,7 @@ def break_even(cost: float, num_draft_tokens: int) -> float | None:
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        if stats.expected_length(middle, num_draft_tokens) < cost:
+        if expected_tokens([middle] * num_draft_tokens, num_draft_tokens) < cost:
             low = middle
         else:
             high = middle

@@ -1,9 +1,9 @@
-"""Which parts of a message are code, so that everything else can be kept from becoming markup.
+"""Which parts of a message are code. Everything else is then kept from becoming markup.
 
-Contract: pure. Only what every Markdown parser takes for code is called so: fences of backticks or
-tildes, at the margin or within a list item; lines indented by four where no list is open; code
-within a line. What is in doubt is called plain: there a sign is written so that it stays a sign,
-which in code would be seen, but nothing that is no code can be taken for it.
+Contract: pure. Only what every Markdown parser reads as code counts: fences of backticks or tildes,
+at the margin or within a list item; lines indented by four where no list is open; code within a
+line. A doubtful part counts as text: its signs are then escaped, which would be visible in code,
+but text is never mistaken for code.
 
 Source: spec.commonmark.org/0.31.2, 4.4, 4.5, 5.2 and 6.1.
 """
@@ -20,7 +20,7 @@ FENCE = re.compile(r" *(`{3,}(?=[^`]*$)|~{3,})")
 MARKER = re.compile(r" *(?:[-+*]|(\d{1,9})[.)])(?: {1,4}(?=\S)| |$)")
 INLINE = re.compile(r"(?<![\\`])(`{1,2})(?!`)[^\n]+?(?<!`)\1(?!`)")
 INDENT = 4
-DEEPEST = 64  # of code that is known by its indent alone; what lies deeper is no code of anybody's
+DEEPEST = 64  # largest indent that marks code
 
 
 class Fence(NamedTuple):

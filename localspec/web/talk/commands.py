@@ -1,8 +1,8 @@
 """What our own scripts ask of the page: open, search, rename, edit, branch, presets.
 
-Contract: a command is plain data from the browser, `{"do": name, ...}`, and is taken as a
-stranger's: unknown ones do nothing, wrong values are refused in a sentence. Each answers with
-what changed on the page (`Shown`), never with an exception.
+Contract: a command is plain data from the browser, `{"do": name, ...}`, and is not trusted: unknown
+ones do nothing, wrong values are refused in a sentence. Each answers with what changed on the page
+(`Shown`), never with an exception.
 
 Not here: sending and following a turn (handlers), how clicks become commands (static/*.js).
 """

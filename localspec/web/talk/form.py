@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import gradio as gr
@@ -92,16 +92,9 @@ def preset_of(name: str, form: Form) -> Preset:
 
 def with_preset(form: Form, preset: Preset) -> Form:
     """The form with the preset's values, the other fields as they are."""
-    return replace(
-        form,
-        system_prompt=preset.system_prompt,
-        temperature=preset.temperature,
-        top_p=preset.top_p,
-        top_k=preset.top_k,
-        min_p=preset.min_p,
-        repetition_penalty=preset.repetition_penalty,
-        max_tokens=preset.max_tokens,
-    )
+    values = asdict(preset)
+    del values["name"]
+    return replace(form, **values)
 
 
 def _whole(name: str, written: str | None, low: int, high: int) -> int | None:

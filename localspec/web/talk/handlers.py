@@ -25,7 +25,7 @@ from localspec.web.proof.provenance import lookups
 from localspec.web.talk import sending
 from localspec.web.talk.form import Form
 from localspec.web.talk.history import Row, history_html
-from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may_be_praised
+from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may_be_looked_up
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
 
@@ -263,7 +263,7 @@ class Handlers:
             return []
         rows = {row["message_id"]: row for row in self.service.turn_rows(handle)}
         for message_id, row in rows.items():
-            counts = may_be_praised(row)
+            counts = may_be_looked_up(row)
             row["num_looked_up"] = self.service.num_from(message_id, lookups()) if counts else 0
         return chat_messages(shown, rows, is_running=reply is not None)
 

@@ -5,7 +5,7 @@ entities and images as the characters they are; `formulas` marks what is surely 
 amount in dollars stays one. Notes are `<p class="ls-footer">` (`ls-own` under the person's), a part
 of their own, so that an open code fence cannot swallow them and copying can leave them out
 (static/live.js).
-Links of class `ls-do` are the page's small buttons: static/chat.js turns a click into a command.
+Links of class `ls-do` are small buttons: static/chat.js turns a click into a command.
 
 Not here: which messages there are (chat/service), what a click does (commands).
 """
@@ -25,7 +25,7 @@ from localspec.web.talk.code import pieces
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
 MAX_NESTING = 16  # of quotes and lists; deeper is written out, since parsers recurse
-SHONE = 0.3  # of a reply that was looked up, from which on it is worth saying
+MIN_SHARE_LOOKED_UP = 0.3  # of a reply; less is not mentioned
 
 # What copying and KaTeX know an inline formula by: an invisible separator beside the dollar.
 MARK = "\u2063"
@@ -134,7 +134,7 @@ def _reply_parts(message: ShownMessage, row: dict[str, Any] | None, is_last: boo
     parts = [ENDINGS[message.state]] if message.state in ENDINGS else []
     if row is not None and row["num_output_tokens"]:
         parts.append(html.escape(footer(row)))
-        parts.append(html.escape(_shone(row)))
+        parts.append(html.escape(_looked_up(row)))
     if message.message_id is None:
         return parts
     if is_last and _can_go_on(message, row):
@@ -151,17 +151,17 @@ def _can_go_on(message: ShownMessage, row: dict[str, Any] | None) -> bool:
     return bool(message.text) and (message.state in CAN_GO_ON or is_cut)
 
 
-def may_be_praised(row: dict[str, Any]) -> bool:
-    """Whether so much of a reply may have been looked up that it is worth counting."""
-    share = row["draft_share"]
-    info = REGISTRY.get(row["drafter"])
-    return info is not None and info.copies_text and share is not None and share >= SHONE
+def may_be_looked_up(row: dict[str, Any]) -> bool:
+    """Whether enough of a reply may have been looked up that the tokens are worth counting."""
+    share, info = row["draft_share"], REGISTRY.get(row["drafter"])
+    copies = info is not None and info.copies_text
+    return copies and share is not None and share >= MIN_SHARE_LOOKED_UP
 
 
-def _shone(row: dict[str, Any]) -> str:
-    """A word of praise where looking words up did much of the work."""
+def _looked_up(row: dict[str, Any]) -> str:
+    """How much was looked up, where that is a good part of the reply."""
     share = row["num_looked_up"] / row["num_output_tokens"]
-    return f"{percent(share)} looked up in earlier text" if share >= SHONE else ""
+    return f"{percent(share)} looked up in earlier text" if share >= MIN_SHARE_LOOKED_UP else ""
 
 
 def _branches(message: ShownMessage) -> str:

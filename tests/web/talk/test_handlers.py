@@ -143,10 +143,10 @@ SLOW = replace(FORM, max_tokens=512.0)
 
 
 @pytest.mark.parametrize(
-    ("drafter", "is_praised"), [("ngram", True), ("chained", False), ("draft_model", False)]
+    ("drafter", "is_mentioned"), [("ngram", True), ("chained", False), ("draft_model", False)]
 )
-def test_a_reply_is_praised_for_what_the_log_says_was_looked_up(
-    service: ChatService, drafter: str, is_praised: bool
+def test_a_reply_mentions_what_the_log_says_was_looked_up(
+    service: ChatService, drafter: str, is_mentioned: bool
 ) -> None:
     """The fake's `chained` names no other maker: none of its tokens was a copy."""
     handlers = handlers_of(service)
@@ -158,7 +158,7 @@ def test_a_reply_is_praised_for_what_the_log_says_was_looked_up(
         return await handlers.settle("page")
 
     shown = asyncio.run(run())
-    assert ("looked up in earlier text" in str(shown.chat)) is is_praised
+    assert ("looked up in earlier text" in str(shown.chat)) is is_mentioned
 
 
 def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:

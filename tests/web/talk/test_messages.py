@@ -18,7 +18,7 @@ from localspec.web.talk.messages import (
     chat_messages,
     file_size,
     formulas,
-    may_be_praised,
+    may_be_looked_up,
     parted,
 )
 
@@ -124,7 +124,7 @@ def test_nothing_can_be_edited_while_a_reply_is_written_or_before_it_is_stored()
     assert notes(person("x", None, ())) == ""
 
 
-def test_looking_up_is_praised_for_what_was_looked_up_alone() -> None:
+def test_only_what_was_looked_up_is_mentioned_as_such() -> None:
     shone = {**ROW, "num_output_tokens": 100, "num_looked_up": 64}
     assert "64 % looked up in earlier text" in notes(reply(), shone)
     assert "looked up" not in notes(reply(), {**shone, "num_looked_up": 10})
@@ -139,7 +139,7 @@ def test_looking_up_is_praised_for_what_was_looked_up_alone() -> None:
 def test_only_what_may_have_been_copied_is_counted(
     drafter: str, share: float | None, is_worth_it: bool
 ) -> None:
-    assert may_be_praised({**ROW, "drafter": drafter, "draft_share": share}) is is_worth_it
+    assert may_be_looked_up({**ROW, "drafter": drafter, "draft_share": share}) is is_worth_it
 
 
 def test_an_error_is_shown_as_text() -> None:
