@@ -1,16 +1,31 @@
-"""Expected speedup from measured costs, against values worked out by hand."""
+"""The formulas of speculative decoding, against values worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from localspec.speculation import Measurement
+from localspec.speculation import Measurement, best_length, expected_tokens, interpolated
 
 FLAT = {1: 10.0, 2: 10.0, 4: 10.0, 8: 10.0}
 
 
 def measured(acceptance: float, step_ms: float, verify_ms: dict[int, float]) -> Measurement:
     return Measurement("t", "bf16", verify_ms, {"d": step_ms}, {"d": (acceptance,)})
+
+
+def test_expected_tokens_are_the_geometric_sum() -> None:
+    assert expected_tokens((0.8,), 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
+    assert expected_tokens((1.0,), 5) == 6.0
+    assert expected_tokens((0.9, 0.5), 3) == pytest.approx(1 + 0.9 + 0.45 + 0.225)
+
+
+def test_costs_between_measured_widths_are_on_a_line() -> None:
+    assert interpolated({1: 10.0, 4: 16.0}, 2) == pytest.approx(12.0)
+    assert interpolated({1: 10.0, 4: 16.0}, 5) == 16.0, "the nearest beyond them"
+
+
+def test_the_best_length_has_the_most_tokens_per_ms() -> None:
+    assert best_length((0.5,), (1.0, 1.0, 2.0, 9.0)) == (1, 1.5)
 
 
 def test_a_free_and_perfect_draft_gives_the_widest_verification() -> None:
