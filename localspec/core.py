@@ -337,5 +337,5 @@ class Drafter(Protocol):
         ...
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Learn from a finished round, whoever drafted it."""
+        """Learn from a finished round that it drafted."""
         ...

@@ -16,6 +16,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+NEGLIGIBLE = 1e-3
+
 
 def expected_tokens(acceptance: Sequence[float], num_draft_tokens: int) -> float:
     """E(γ): the bonus or corrected token, and each draft token's chance to survive."""
@@ -28,7 +30,7 @@ def expected_tokens(acceptance: Sequence[float], num_draft_tokens: int) -> float
 
 def best_length(acceptance: Sequence[float], round_ms: Sequence[float]) -> tuple[int, float]:
     """γ >= 1 with the highest R(γ), and that R. round_ms[γ]: what a round with γ draft tokens
-    takes."""
+    takes. Tokens whose chance to survive is NEGLIGIBLE are not drafted."""
     best, best_rate, expected, survival = 1, 0.0, 1.0, 1.0
     last = len(acceptance) - 1
     for length in range(1, len(round_ms)):
@@ -36,6 +38,8 @@ def best_length(acceptance: Sequence[float], round_ms: Sequence[float]) -> tuple
         expected += survival
         if expected > best_rate * round_ms[length]:
             best, best_rate = length, expected / round_ms[length]
+        if survival < NEGLIGIBLE:
+            break
     return best, best_rate
 
 

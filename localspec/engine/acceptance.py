@@ -171,6 +171,7 @@ class Acceptance:
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clocks: dict[str, int] = defaultdict(int)  # rounds of each kind, and of ALL_KINDS
         self._earlier: dict[str, float] = {}  # rounds of each kind in earlier runs
+        self.revision = 0  # changes whenever a draft teaches something
         self._steps: dict[str, list[float]] = {}  # drafter -> [tokens drafted, steps]
 
     def expect(self, shipped: Acceptance) -> None:
@@ -211,6 +212,7 @@ class Acceptance:
         nodes = float(num_tried) if num_nodes is None else num_nodes
         steps = nodes if num_steps is None else num_steps
         tokens = 1 + (num_accepted if num_used is None else min(num_used, num_accepted))
+        self.revision += 1
         self._count_steps(drafter, nodes, steps)
         key = _Key(drafter, str(signal), situation)
         turn = self._turn.get(key)

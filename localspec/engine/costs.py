@@ -268,6 +268,7 @@ class CostSnapshot:
         self.verify_ms = verify_ms
         self.step_ms = step_ms
         self.plain_ms = verify_ms[0]
+        self._rounds: dict[tuple[str, float], tuple[list[float], float]] = {}
         self.jump_ms, self.place_ms = _jump_and_places(verify_ms)
 
     def round_ms(self, drafter: str, num_tokens: float, num_steps: float) -> float:
@@ -279,13 +280,19 @@ class CostSnapshot:
         share = num_tokens - low
         return (1.0 - share) * self.verify_ms[low] + share * self.verify_ms[low + 1]
 
-    def round_ms_by_length(self, drafter: str, steps_a_token: float) -> list[float]:
-        """The round with 0, 1, … MAX_DRAFT_TOKENS draft tokens; at least one step for a draft."""
-        step_ms = self.step_ms[drafter]
-        return [
-            ms + step_ms * (max(1.0, steps_a_token * length) if length else 0.0)
-            for length, ms in enumerate(self.verify_ms)
-        ]
+    def rounds(self, drafter: str, steps_a_token: float) -> tuple[list[float], float]:
+        """The round with 0, 1, … MAX_DRAFT_TOKENS draft tokens, at least one step for a draft; and
+        tokens per ms if every draft token were accepted."""
+        key = drafter, steps_a_token
+        if key not in self._rounds:
+            step_ms = self.step_ms[drafter]
+            round_ms = [
+                ms + step_ms * (max(1.0, steps_a_token * length) if length else 0.0)
+                for length, ms in enumerate(self.verify_ms)
+            ]
+            ceiling = max((n + 1) / ms for n, ms in enumerate(round_ms) if n)
+            self._rounds[key] = round_ms, ceiling
+        return self._rounds[key]
 
 
 def _jump_and_places(verify_ms: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -110,6 +111,7 @@ class Engine:
             self.target.cache.reuse(sequence.tokens[:-1])
 
     def _round(self, sequence: Sequence, policy: Policy) -> Round:
+        """Plan, draft, verify, commit, learn."""
         base = len(sequence.tokens) - 1
         assert self.target.cache.length == base, "the cache must hold all tokens but the root"
         started = perf_counter()
@@ -120,37 +122,14 @@ class Engine:
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
         logits = self._forward(sequence, proposal)
         verdict = self._judge(sequence, proposal, logits)
-        self.target.cache.keep(base, (0, *(node + 1 for node in verdict.path)))
-        root_to_end = [*(proposal.tokens[node] for node in verdict.path), verdict.next_token]
-        kept = sequence.append(root_to_end)
-        lenient = tuple(place for place in verdict.lenient if place < len(kept))
-        self.target.cache.rollback(min(self.target.cache.length, len(sequence.tokens) - 1))
-        if not verdict.is_whole:
-            zero_beyond(self.target.cache)
-        num_accepted = min(verdict.accepted_length, len(kept))
-        step = Step(
-            drafter=plan.drafter if proposal.tokens else OFF,
-            num_draft_tokens=len(proposal.tokens),
-            num_accepted_tokens=num_accepted,
-            num_output_tokens=len(kept),
-            draft_ms=1000.0 * (drafted - planned),
-            verify_ms=1000.0 * (perf_counter() - drafted + planned - started),
-            context_length=base,
-            is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
-            signal=plan.signal,
-            confidences=proposal.confidences,
-            num_draft_steps=proposal.num_draft_steps,
-            num_lenient_tokens=len(lenient),
-            plan_ms=1000.0 * (planned - started),
-        )
+        kept = self._commit(sequence, base, proposal, verdict)
+        times = _Times(started, planned, drafted, perf_counter())
+        step = _measured(plan, proposal, verdict, kept, times, base)
         outcome = Outcome(step, proposal, verdict, logits)
         policy.observe(sequence, outcome)
-        for drafter in self.drafters.values():
-            drafter.observe(sequence, outcome)
-        makers = proposal.makers or (plan.drafter,) * len(proposal.tokens)
-        accepted = tuple(makers[node] for node in verdict.path[:num_accepted])
-        provenance = accepted + (TARGET,) * (len(kept) - num_accepted)
-        return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
+        if proposal.tokens:
+            self.drafters[plan.drafter].observe(sequence, outcome)
+        return _yielded(plan, outcome, kept)
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, nor past the end of the context."""
@@ -176,6 +155,61 @@ class Engine:
         if sequence.sampling.leniency is not None:
             return verify_leniently(proposal, rows, sequence.rng, sequence.sampling.leniency)
         return verify(proposal, rows, sequence.rng)
+
+    def _commit(
+        self, sequence: Sequence, base: int, proposal: Proposal, verdict: Verdict
+    ) -> list[int]:
+        """Take the accepted path and the next token into sequence and cache, cut where the turn
+        ends; returns the output tokens."""
+        cache = self.target.cache
+        cache.keep(base, (0, *(node + 1 for node in verdict.path)))
+        kept = sequence.append(
+            [*(proposal.tokens[node] for node in verdict.path), verdict.next_token]
+        )
+        cache.rollback(min(cache.length, len(sequence.tokens) - 1))
+        if not verdict.is_whole:
+            zero_beyond(cache)
+        return kept
+
+
+class _Times(NamedTuple):
+    """Moments of one round, in seconds."""
+
+    started: float
+    planned: float
+    drafted: float
+    ended: float
+
+
+def _measured(
+    plan: DraftPlan, proposal: Proposal, verdict: Verdict, kept: list[int], times: _Times, base: int
+) -> Step:
+    plan_ms = 1000.0 * (times.planned - times.started)
+    return Step(
+        drafter=plan.drafter if proposal.tokens else OFF,
+        num_draft_tokens=len(proposal.tokens),
+        num_accepted_tokens=min(verdict.accepted_length, len(kept)),
+        num_output_tokens=len(kept),
+        draft_ms=1000.0 * (times.drafted - times.planned),
+        verify_ms=1000.0 * (times.ended - times.drafted) + plan_ms,
+        context_length=base,
+        is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
+        signal=plan.signal,
+        confidences=proposal.confidences,
+        num_draft_steps=proposal.num_draft_steps,
+        num_lenient_tokens=sum(place < len(kept) for place in verdict.lenient),
+        plan_ms=plan_ms,
+    )
+
+
+def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int]) -> Round:
+    """The round as others see it, with where each of its tokens came from."""
+    step, proposal, verdict = outcome.step, outcome.proposal, outcome.verdict
+    makers = proposal.makers or (plan.drafter,) * len(proposal.tokens)
+    accepted = tuple(makers[node] for node in verdict.path[: step.num_accepted_tokens])
+    provenance = accepted + (TARGET,) * (len(kept) - len(accepted))
+    lenient = tuple(place for place in verdict.lenient if place < len(kept))
+    return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
 
 
 def _histories(sequence: Sequence, proposal: Proposal) -> list[list[int]]:

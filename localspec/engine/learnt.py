@@ -101,7 +101,7 @@ class Learnt:
         self.elsewhere = elsewhere
         self.catch_up = CatchUp()
         self.random = Random(0)
-        self.weighing_ms = self.asking_ms = 0.0  # what a plan takes that weighs options, or asks
+        self.weighing_ms, self.asking_ms = 0.2, 0.02  # that a plan takes; at first a guess
         self.signals: dict[str, set[Hashable]] = {}  # that each drafter ever gave
         self.guesses_cost: set[str] = set()  # drafters that do not guess for nothing
         self._expected = None if elsewhere is None else Acceptance.restored(elsewhere)

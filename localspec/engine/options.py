@@ -15,7 +15,7 @@ from random import Random
 
 from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
-from localspec.speculation import best_length, expected_tokens
+from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
 
 MARGIN = 0.15  # of an untried option's rate, taken off before it is compared with others
 DRAW_SHARPNESS = 0.5  # of the evidence in a draw: acceptance differs from turn to turn
@@ -27,7 +27,8 @@ UNKNOWN_STEPS = 0.25  # of such a drafter, a token
 class Option:
     """num_draft_tokens: its length; of a drafter that shapes its drafts, as far as it may go.
     rate: expected tokens per ms. rates: acceptance by position. evidence: rounds behind it.
-    round_ms[γ]: what its rounds cost. length: the γ of the model's rate, `model_rate`, which `rate`
+    round_ms[γ]: what its rounds cost. ceiling: tokens per ms if every draft token were accepted.
+    length: the γ of the model's rate, `model_rate`, which `rate`
     corrects by what its rounds really gave. is_free: whether the controller chooses γ."""
 
     drafter: str
@@ -37,6 +38,7 @@ class Option:
     rates: list[float]
     evidence: float
     round_ms: list[float]
+    ceiling: float
     length: int
     model_rate: float
     is_free: bool
@@ -46,11 +48,6 @@ class Option:
         """The rate less a margin for what was not tried."""
         return self.rate * (1.0 - MARGIN / math.sqrt(1.0 + self.evidence))
 
-    @property
-    def ceiling(self) -> float:
-        """Tokens per ms if every draft token were accepted."""
-        return max((n + 1) / ms for n, ms in enumerate(self.round_ms) if n)
-
     def drawn(self, random: Random) -> tuple[float, int]:
         """(rate, length) for an acceptance drawn from the posterior. The draw is of the first
         position; the others follow it as powers: r ** (log drawn / log mean)."""
@@ -58,7 +55,12 @@ class Option:
         weight = DRAW_SHARPNESS * self.evidence + PRIOR_WEIGHT
         found = random.betavariate(mean * weight, (1.0 - mean) * weight)
         power = math.log(min(0.999, max(0.001, found))) / math.log(mean)
-        rates = [min(0.999, rate) ** power for rate in self.rates]
+        rates, survival = list[float](), 1.0
+        for rate in self.rates:
+            rates.append(min(0.999, rate) ** power)
+            survival *= rates[-1]
+            if survival < NEGLIGIBLE:
+                break
         if self.is_free:
             length, rate = best_length(rates, self.round_ms)
         else:
@@ -86,7 +88,7 @@ def option_of(
     rates, evidence, _ = belief
     if steps_a_token is None:
         steps_a_token = UNKNOWN_STEPS if shapes_itself else 1.0
-    round_ms = prices.round_ms_by_length(drafter, steps_a_token)
+    round_ms, ceiling = prices.rounds(drafter, round(steps_a_token, 2))
     if fixed_length is not None:
         length = min(fixed_length, MAX_DRAFT_TOKENS)
     else:
@@ -101,8 +103,8 @@ def option_of(
             num_draft_tokens = min(first_length, MAX_DRAFT_TOKENS)
     is_free = fixed_length is None and not shapes_itself
     return Option(
-        drafter, signal, num_draft_tokens, rate, rates, evidence, round_ms, length, model_rate,
-        is_free,
+        drafter, signal, num_draft_tokens, rate, rates, evidence, round_ms, ceiling, length,
+        model_rate, is_free,
     )  # fmt: skip
 
 

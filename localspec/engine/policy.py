@@ -46,7 +46,7 @@ from localspec.engine.reasons import (
 )
 
 HYSTERESIS = 1.03  # times the rate of what is in use, for something else to replace it
-CAUTION, CAUTIOUS_ROUNDS = 0.2, 100  # over plain decoding in a new kind; halves by so many rounds
+CAUTION, CAUTIOUS_ROUNDS = 0.25, 200  # over plain decoding in a new kind; halves by so many rounds
 PLANNED = 0.005  # share of the time for weighing options, and as much for asking signals
 LEAST_PERIOD, MOST_PERIOD = 4, 32  # rounds from one weighing to the next
 MOST_UNASKED = 4  # rounds: a repeat in the text must be noticed soon
@@ -55,7 +55,10 @@ FALLEN_BEHIND = 3.0  # plain steps that drafting may lose before options are wei
 LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
 LIKELY_REMAINING = 64  # tokens of a reply that are likely still to come
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
-MEMORY = 0.1  # of what planning takes: ten plans
+MEMORY = 0.3  # of what planning takes: about three plans
+
+
+_Weighed = tuple[int, int, CostSnapshot | None, Option | None]  # due when, and made of what
 
 
 class FixedPolicy:
@@ -99,7 +102,7 @@ class AdaptivePolicy:
         self._first_length = first_length
         self._prices: CostSnapshot | None = None
         self._signals: dict[str, Hashable] = {}
-        self._options: dict[tuple[str, Hashable], tuple[int, Option | None]] = {}  # with when due
+        self._options: dict[tuple[str, Hashable], _Weighed] = {}
         self._plans: dict[tuple[str, Hashable], DraftPlan] = {}
         self._read: dict[str, int] = {}  # tokens of the turn that each drafter has read
         self._num_rounds = 0
@@ -211,6 +214,8 @@ class AdaptivePolicy:
                 self._trial_tokens = 1.0
                 self._until_weighed = 1  # two rounds: the first after a draft shows nothing
                 return DraftPlan(OFF, 0, True, PLAIN_LOOK)
+        if budget.saved_ms <= 0.0:
+            return None
         top_rate, top = going, None
         for option in options:
             if option is self._best or option.ceiling <= going:
@@ -309,7 +314,8 @@ class AdaptivePolicy:
         allowed_ms = PLANNED * self._known_prices.plain_ms
         learnt, name = self._learnt, self._plan.drafter
         if self._is_weighed and not self._is_exploring:
-            period = int(learnt.weighing_ms / allowed_ms)
+            # A draft in use teaches in every round; plain decoding teaches nothing of drafts.
+            period = int(learnt.weighing_ms / allowed_ms) if name == OFF else LEAST_PERIOD
             self._until_weighed = min(MOST_PERIOD, max(LEAST_PERIOD, period)) - 1
         varies = name != OFF and len(learnt.signals.get(name, ())) > 1
         unasked = 0 if varies else int(learnt.asking_ms / allowed_ms)
@@ -319,22 +325,23 @@ class AdaptivePolicy:
         """What is learnt of it as an option, weighed anew when its time has come."""
         if signal is None:
             return None
-        due, option = self._options.get((name, signal), (-1, None))
-        if due > self._num_rounds:
+        learnt, prices = self._learnt, self._known_prices
+        revision = learnt.acceptance.revision
+        due, made_at, made_of, option = self._options.get((name, signal), (-1, -1, None, None))
+        if due > self._num_rounds or (made_at == revision and made_of is prices):
             return option
-        option = self._learnt.option(
-            name, signal, self._situation, self._known_prices, self._fixed_length,
-            self._first_length,
-        )  # fmt: skip
+        option = learnt.option(
+            name, signal, self._situation, prices, self._fixed_length, self._first_length
+        )
         is_far = option is None or option.rate < FAR * self._going_rate
-        lasts = LEAST_PERIOD * (4 if is_far else 1)
-        self._options[name, signal] = self._num_rounds + lasts, option
+        due = self._num_rounds + LEAST_PERIOD * (4 if is_far else 1)
+        self._options[name, signal] = due, revision, prices, option
         self._plans.pop((name, signal), None)
         return option
 
     def _unmeasured(self, sequence: Sequence) -> DraftPlan:
         if self._may_be_off:
-            self._until_weighed = MOST_PERIOD
+            self._until_weighed = self._until_asked = MOST_PERIOD
             self._plan = DraftPlan(OFF, 0, reason=UNMEASURED)
             return self._plan
         name = self._allowed[0]

@@ -70,7 +70,7 @@ def set_up(capacity: int) -> tuple[Engine, Controller]:
 def curve_of(controller: Controller, bucket: int) -> list[float]:
     prices = controller.costs_at(bucket).at(100)
     assert prices is not None
-    return prices.round_ms_by_length("timed", steps_a_token=1.0)
+    return prices.rounds("timed", steps_a_token=1.0)[0]
 
 
 def test_costs_are_those_of_the_machine() -> None:

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.core import AUTO, OFF, Outcome, Proposal, SamplingParams, Step, Verdict, chain
+from localspec.core import (
+    AUTO,
+    OFF,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+    chain,
+)
 from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.speculation import best_length, expected_tokens
@@ -301,3 +311,17 @@ def test_a_reason_says_of_a_rate_that_nothing_was_tried() -> None:
     assert "assumed" in world.reasons[0] and "not tried" in world.reasons[0]
     world.run(60, COLD, "d")
     assert "assumed" not in world.reasons[-1] and "accepted" in world.reasons[-1]
+
+
+def test_signals_that_vary_before_anything_is_measured_decide_nothing() -> None:
+    drafter = Simulated(0.1, 0.9)
+    world = World({"d": drafter}, is_measured=False)
+    for is_silent in (True, False) * 6:
+        drafter.is_silent = is_silent
+        world.run(3, COLD)
+    assert world.share("d") == 0.0
+    turn: Any = Sequence((1, 2), COLD, 100, frozenset(), torch.Generator())
+    policy = world.controller.policy(COLD, AUTO, None)
+    for is_silent in (True, False) * 20:
+        drafter.is_silent = is_silent
+        assert policy.plan(turn).drafter == OFF

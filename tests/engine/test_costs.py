@@ -239,7 +239,7 @@ def reading(costs: Costs) -> CostSnapshot:
 
 def test_a_round_is_its_forward_and_its_steps() -> None:
     prices = reading(table())
-    by_length = prices.round_ms_by_length("d", steps_a_token=1.0)
+    by_length = prices.rounds("d", steps_a_token=1.0)[0]
     assert len(by_length) == MAX_DRAFT_TOKENS + 1
     assert by_length[0] == prices.plain_ms == pytest.approx(10.0)
     assert by_length[4] == prices.round_ms("d", 4, 4) == pytest.approx(10.8 + 4 * 1.5)
@@ -249,7 +249,7 @@ def test_a_round_is_its_forward_and_its_steps() -> None:
 
 
 def test_a_tree_runs_at_least_once_and_less_often_than_it_has_tokens() -> None:
-    by_length = reading(table()).round_ms_by_length("d", steps_a_token=0.25)
+    by_length = reading(table()).rounds("d", steps_a_token=0.25)[0]
     assert by_length[2] == pytest.approx(10.4 + 1.5)
     assert by_length[8] == pytest.approx(11.6 + 2 * 1.5)
 
