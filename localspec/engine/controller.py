@@ -5,10 +5,12 @@ Not here: what is learnt (learnt), the rule by which rounds are decided (policy)
 
 from __future__ import annotations
 
-from localspec.core import AUTO, OFF, DraftPlan, Policy, SamplingParams
+from dataclasses import replace
+
+from localspec.core import AUTO, OFF, DraftPlan, Outcome, Policy, SamplingParams, Sequence
 from localspec.engine.acceptance import ALL_KINDS, Situation, bucket_of
 from localspec.engine.learnt import Learnt
-from localspec.engine.policy import AdaptivePolicy, FixedPolicy
+from localspec.engine.policy import AdaptivePolicy
 
 
 class Controller(Learnt):
@@ -38,3 +40,24 @@ class Controller(Learnt):
         return AdaptivePolicy(
             self, situation, allowed, requested == AUTO, num_draft_tokens, first_num_draft_tokens
         )
+
+
+class FixedPolicy:
+    """The same plan every round, as asked; what comes of it teaches the controller."""
+
+    def __init__(self, learnt: Learnt, situation: Situation, plan: DraftPlan) -> None:
+        self._learnt = learnt
+        self._situation = situation
+        self._plan = plan
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        if self._plan.drafter == OFF:
+            return self._plan
+        signal = self._learnt.drafters[self._plan.drafter].signal(sequence)
+        return replace(self._plan, signal=signal)
+
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        return () if self._plan.drafter == OFF else (self._plan.drafter,)
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        self._learnt.learn(self._situation, outcome)

@@ -27,7 +27,6 @@ scoring guesses that were not used is full information as in arXiv 2510.20064.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from functools import partial
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
@@ -59,27 +58,6 @@ MEMORY = 0.3  # of what planning takes: about three plans
 
 
 _Weighed = tuple[int, int, CostSnapshot | None, Option | None]  # due when, and made of what
-
-
-class FixedPolicy:
-    """The same plan every round, as asked; what comes of it teaches the controller."""
-
-    def __init__(self, learnt: Learnt, situation: Situation, plan: DraftPlan) -> None:
-        self._learnt = learnt
-        self._situation = situation
-        self._plan = plan
-
-    def plan(self, sequence: Sequence) -> DraftPlan:
-        if self._plan.drafter == OFF:
-            return self._plan
-        signal = self._learnt.drafters[self._plan.drafter].signal(sequence)
-        return replace(self._plan, signal=signal)
-
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        return () if self._plan.drafter == OFF else (self._plan.drafter,)
-
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        self._learnt.learn(self._situation, outcome)
 
 
 class AdaptivePolicy:
