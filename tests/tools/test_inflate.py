@@ -219,8 +219,8 @@ def test_sizes_are_what_they_are_called(root: Path) -> None:
 def test_the_enlarged_demo_target_writes_the_same_text(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the widths of 350M and half its layers, in fp32 arithmetic."""
-    widths = replace(SIZES["350M"].target, num_layers=14)
+    """At the width and heads of 350M with fewer layers and units, in fp32 arithmetic."""
+    widths = replace(SIZES["350M"].target, num_layers=13, intermediate_size=1024)
     monkeypatch.setitem(SIZES, "tiny", Pair(widths, SIZES["350M"].draft))
     demo = root / "assets" / "demo"
     inflate(demo / "target", demo / "draft", "tiny", tmp_path / "out", 0.0, 0, quiet)
