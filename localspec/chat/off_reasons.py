@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from localspec.backend import Description, DrafterStatus, OffReason, TurnStats
 from localspec.core import OFF
+from localspec.engine.reasons import NOTHING_TO_PROPOSE
 
-NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."  # the policy's words
 SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
 WAIT = "Wait a moment: it is measured while no reply is being written."
 LONGER_CHAT = "It is tried again automatically as the chat continues."

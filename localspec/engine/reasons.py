@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from localspec.engine.options import Option
 
+NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."
 UNMEASURED = "Off: this machine has not been measured yet."
 PLAIN_LOOK = "A round of plain decoding, to keep its cost measured."
 TRIED = 0.5  # rounds of evidence: below it a rate is only assumed
@@ -17,7 +18,7 @@ TRIED = 0.5  # rounds of evidence: below it a rate is only assumed
 def why_off(options: Sequence[Option], plain_ms: float) -> str:
     """options: those that had something to propose. plain_ms: one step of plain decoding."""
     if not options:
-        return "Off this round: no drafter has anything to propose."
+        return NOTHING_TO_PROPOSE
     best = max(options, key=lambda option: option.rate)
     if all(option.ceiling * plain_ms <= 1.0 for option in options):
         return f"Off: even with every token accepted {best.drafter} would not pay."
