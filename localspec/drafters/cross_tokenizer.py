@@ -1,12 +1,12 @@
 """A draft model of another family, with other tokens, drafts for the target.
 
-Contract: the draft reads the target's text in its own vocabulary (transcript) and drafts on in one
+Contract: the draft reads the target's text in its own vocabulary (retokenise) and drafts on in one
 of two ways, both exact.
 
-Re-encoded: its most likely tokens, as text, become the target's tokens (retelling). Nothing is
+Re-encoded: its most likely tokens, as text, become the target's tokens. Nothing is
 drawn, so they are judged by the target's chance alone, whatever the temperature.
 
-Translated: its rows, on the tokens both have (shared_tokens), warped as the request asks, are
+Translated: its rows, on the tokens both have (SharedTokens), warped as the request asks, are
 what tokens are drawn from, one of the draft for one of the target; those rows are handed on. A row
 most of which is on tokens that the target lacks ends the draft before a token is drawn.
 
@@ -30,11 +30,10 @@ from dataclasses import replace
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.drafters.draft_text import Transcript
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.parts import DrafterBase, Foreign, Parts
-from localspec.drafters.retokenise import Retelling, Told
-from localspec.drafters.shared_tokens import SharedTokens, special_pairs
+from localspec.drafters.retokenise import DraftText, Retokeniser, TargetToken
+from localspec.drafters.vocabularies import SharedTokens, special_pairs
 from localspec.engine.sampling import distributions, peaks
 from localspec.errors import ModelError
 from localspec.forward.model import prefill
@@ -61,7 +60,7 @@ class CrossTokenizerDrafter(DrafterBase):
         specials = special_pairs(*both)  # the target's id -> the draft's
         self._specials = {own: theirs for theirs, own in specials.items()}
         self._shared = SharedTokens.between(*both, parts.model.device)
-        self._transcript = Transcript(parts.own, self._table, self._targets_table, specials)
+        self._text = DraftText(parts.own, self._table, self._targets_table, specials)
         self._peak = FIRST_PEAK
         self._said: str | None = None  # what it last signalled
 
@@ -79,14 +78,14 @@ class CrossTokenizerDrafter(DrafterBase):
         """Which way the draft would go: each is accepted in its own measure. By the text as far as
         it was read for the last draft of the turn, and until there was one as in the turn before:
         reading takes time, and is for those who draft."""
-        if self._transcript.is_reading(sequence.tokens):
+        if self._text.is_reading(sequence.tokens):
             self._said = self._way(sequence)
             return self._said
         may_translate = sequence.sampling.temperature > 0.0 and self._said == TRANSLATED
         return TRANSLATED if may_translate else RE_ENCODED
 
     def _way(self, sequence: Sequence) -> str | None:
-        if self._room <= 0 or not self._transcript.ids:
+        if self._room <= 0 or not self._text.ids:
             return None
         return TRANSLATED if self._translates(sequence.sampling) else RE_ENCODED
 
@@ -96,7 +95,7 @@ class CrossTokenizerDrafter(DrafterBase):
             self._catch_up()
 
     def _follow(self, sequence: Sequence) -> None:
-        if self._transcript.follow(sequence.tokens):
+        if self._text.follow(sequence.tokens):
             self._peak = FIRST_PEAK
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
@@ -104,7 +103,7 @@ class CrossTokenizerDrafter(DrafterBase):
         if self._way(sequence) is None or plan.num_draft_tokens == 0:
             return Proposal()
         self._catch_up()
-        pending = self._transcript.ids[self.model.cache.length :]
+        pending = self._text.ids[self.model.cache.length :]
         logits = self.model.forward(pending, num_logits=1)[0]  # [V_draft]
         if self._translates(sequence.sampling) and self._can_say(logits, sequence.sampling):
             return self._translated(sequence, plan.shortened(self._room), logits)
@@ -112,19 +111,19 @@ class CrossTokenizerDrafter(DrafterBase):
 
     @property
     def _room(self) -> int:
-        return self.model.cache.shape.capacity - len(self._transcript.ids)
+        return self.model.cache.shape.capacity - len(self._text.ids)
 
     def _catch_up(self) -> None:
         """Hold all ids but the last few, which the first draft step takes along."""
-        wanted = self._transcript.ids[:-1]
+        wanted = self._text.ids[:-1]
         missing = wanted[self.model.cache.reuse(wanted) :]
         if len(missing) > TAKEN_ALONG:
             prefill(self.model, missing)
 
     def _translates(self, sampling: SamplingParams) -> bool:
-        if sampling.temperature == 0.0 or self._transcript.pending:
+        if sampling.temperature == 0.0 or self._text.pending:
             return False
-        return self._transcript.aligned_share > self._peak
+        return self._text.aligned_share > self._peak
 
     def _can_say(self, logits: torch.Tensor, sampling: SamplingParams) -> bool:
         return self._shared.mass(logits, sampling.temperature) >= ENOUGH_SHARED
@@ -146,11 +145,9 @@ class CrossTokenizerDrafter(DrafterBase):
 
     def _re_encoded(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
         """Tell the draft's most likely text in the target's tokens."""
-        transcript, asked = self._transcript, _Asked(plan)
-        retelling = Retelling(
-            self._targets, self._targets_table, transcript.tail, transcript.pending
-        )
-        drafted, end = list[int](), list[Told]()
+        text, asked = self._text, _Asked(plan)
+        retokeniser = Retokeniser(self._targets, self._targets_table, text.tail, text.pending)
+        drafted, end = list[int](), list[TargetToken]()
         for _ in range(min(self._room, STEPS_A_TOKEN * plan.num_draft_tokens)):
             if drafted:
                 logits = self.model.forward(drafted[-1:], num_logits=1)[0]
@@ -158,14 +155,14 @@ class CrossTokenizerDrafter(DrafterBase):
             piece = self._table[token] if token < len(self._table) else None
             drafted.append(token)
             if token in self._specials and not math.isnan(confidence):
-                end = [Told(self._specials[token], 0, confidence)]
+                end = [TargetToken(self._specials[token], 0, confidence)]
                 break
             # A damaged draft, a token that only it knows, or one that the target has ruled out.
-            if math.isnan(confidence) or piece is None or not retelling.add(piece, confidence):
+            if math.isnan(confidence) or piece is None or not retokeniser.add(piece, confidence):
                 break
-            if asked.is_answered(retelling.whole()):
+            if asked.is_answered(retokeniser.whole()):
                 break
-        return _proposal(asked, retelling, end, len(drafted))
+        return _proposal(asked, retokeniser, end, len(drafted))
 
     def _best(
         self, logits: torch.Tensor, sampling: SamplingParams, drafted: list[int]
@@ -174,7 +171,7 @@ class CrossTokenizerDrafter(DrafterBase):
         if sampling.temperature == 0.0:
             sampling = SamplingParams(1.0, repetition_penalty=sampling.repetition_penalty)
         is_penalised = sampling.repetition_penalty != 1.0
-        history = [*self._transcript.ids, *drafted] if is_penalised else []
+        history = [*self._text.ids, *drafted] if is_penalised else []
         (confidence,), (token,) = peaks(distributions(logits[None], sampling, [history]))
         if not math.isnan(confidence):
             self._learn_peaks((confidence,))
@@ -193,7 +190,7 @@ class _Asked:
         self._plan = plan
         self._num_seen = 0
 
-    def is_answered(self, whole: list[Told]) -> bool:
+    def is_answered(self, whole: list[TargetToken]) -> bool:
         """Whether these are enough. The rule is asked once about each, in order."""
         while self._num_seen < min(len(whole), self.most):
             index = self._num_seen
@@ -206,11 +203,13 @@ class _Asked:
         return False
 
 
-def _proposal(asked: _Asked, retelling: Retelling, end: list[Told], num_steps: int) -> Proposal:
+def _proposal(
+    asked: _Asked, retokeniser: Retokeniser, end: list[TargetToken], num_steps: int
+) -> Proposal:
     """What was told whole; where nothing was, or text ended, all of it: nothing was drawn, and a
     guess more costs a row of the target's forward."""
-    whole = [] if end else retelling.whole()
-    told = (whole or [*retelling.told(), *end])[: asked.most]
+    whole = [] if end else retokeniser.whole()
+    told = (whole or [*retokeniser.told(), *end])[: asked.most]
     tokens = tuple(each.token for each in told)
     found = chain(tokens, None, tuple(each.confidence for each in told))
     return replace(found, num_steps=num_steps) if tokens else found

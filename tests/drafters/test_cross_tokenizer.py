@@ -270,7 +270,7 @@ def test_a_turn_that_was_not_read_is_signalled_as_the_one_before() -> None:
     drafter.prepare(sampled)
     assert drafter.signal(sampled) == drafter.signal(other) == TRANSLATED
     assert drafter.signal(_sequence([8, 9, 7])) == RE_ENCODED  # greedy never translates
-    assert not drafter._transcript.is_reading(other.tokens)
+    assert not drafter._text.is_reading(other.tokens)
 
 
 def test_half_a_character_is_finished_by_re_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_translated_tokens_are_drawn_from_the_rows_that_are_handed_on(
         counts[proposal.tokens[0]] += 1
     assert proposal.probs is not None
     row = proposal.probs[0]
-    logits = drafter.model._logits(tuple(drafter._transcript.ids))  # type: ignore[attr-defined]
+    logits = drafter.model._logits(tuple(drafter._text.ids))  # type: ignore[attr-defined]
     wanted = distributions(
         drafter._shared.translated(logits)[None], sampling, [list(SMALL_PROMPT)]
     )[0]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from localspec.drafters.retokenise import LONG_WORD, Retelling, last_word
-from localspec.drafters.vocabularies import TokenizerVocabulary
+from localspec.drafters import retokenise as retokenise_module
+from localspec.drafters.retokenise import (
+    LONG_WORD,
+    LONGEST_TAIL,
+    DraftText,
+    Retokeniser,
+    last_seam,
+    last_word,
+)
+from localspec.drafters.vocabularies import TokenizerVocabulary, special_pairs
 from tests.drafters.tokenizers_at_hand import (
     COARSE,
     FINE,
     REAL,
+    REAL_PAIRS,
     TEXTS,
     byte_fallback,
     real,
@@ -19,17 +29,17 @@ from tests.drafters.tokenizers_at_hand import (
 )
 
 
-def retelling(targets: TokenizerVocabulary, before: str = "", pending: bytes = b"") -> Retelling:
-    return Retelling(targets, targets.token_bytes(), before, pending)
+def retelling(targets: TokenizerVocabulary, before: str = "", pending: bytes = b"") -> Retokeniser:
+    return Retokeniser(targets, targets.token_bytes(), before, pending)
 
 
-def tell(found: Retelling, *pieces: str | bytes) -> list[int]:
+def tell(found: Retokeniser, *pieces: str | bytes) -> list[int]:
     for piece in pieces:
         assert found.add(piece.encode() if isinstance(piece, str) else piece, 0.5)
     return [each.token for each in found.told()]
 
 
-def whole(found: Retelling) -> list[int]:
+def whole(found: Retokeniser) -> list[int]:
     return [each.token for each in found.whole()]
 
 
@@ -146,3 +156,199 @@ def test_confidence_is_that_of_all_pieces_that_begin_in_a_token() -> None:
 )  # fmt: skip
 def test_the_last_word_is_found(text: str, start: int) -> None:
     assert last_word(text) == start
+
+
+SMALL = {"fine": trained(FINE), "coarse": trained(COARSE), "fallback": byte_fallback()}
+PAIRS = [(own, targets) for own in SMALL for targets in SMALL if own != targets]
+UNSPACED = "".join(chr(0x4E00 + 7 * place % 5000) for place in range(400))
+
+
+class Counted:
+    """A vocabulary that notes how much text it encodes."""
+
+    def __init__(self, inner: TokenizerVocabulary) -> None:
+        self._inner = inner
+        self.num_characters = 0
+        self.longest = 0
+        self.token_bytes, self.markup = inner.token_bytes, inner.markup
+        self.decode, self.opening = inner.decode, inner.opening
+
+    def encode(self, text: str) -> list[int]:
+        self.num_characters += len(text)
+        self.longest = max(self.longest, len(text))
+        return self._inner.encode(text)
+
+
+def between(own: TokenizerVocabulary | Counted, targets: TokenizerVocabulary) -> DraftText:
+    sizes = (len(own.token_bytes()), len(targets.token_bytes()))
+    pairs = special_pairs(own, sizes[0], targets, sizes[1])
+    return DraftText(own, own.token_bytes(), targets.token_bytes(), pairs)
+
+
+def grown(transcript: DraftText, ids: list[int], seed: int) -> DraftText:
+    """Follows `ids` one to three at a time, as rounds of decoding bring them."""
+    rng, tokens = random.Random(seed), list[int]()
+    while len(tokens) < len(ids):
+        tokens += ids[len(tokens) : len(tokens) + rng.randint(1, 3)]
+        transcript.follow(tokens)
+    return transcript
+
+
+def check_grown_is_whole(own: TokenizerVocabulary, targets: TokenizerVocabulary) -> None:
+    transcript = between(own, targets)
+    for seed, text in enumerate((*TEXTS, " ".join(TEXTS))):
+        ids = targets.encode(text)
+        assert grown(transcript, ids, seed).ids == [*own.opening(), *own.encode(text)]
+
+
+@pytest.mark.parametrize(("own", "targets"), PAIRS)
+def test_growing_text_is_encoded_as_the_whole(own: str, targets: str) -> None:
+    check_grown_is_whole(SMALL[own], SMALL[targets])
+
+
+@pytest.mark.parametrize(("own", "targets"), REAL_PAIRS)
+def test_growing_text_is_encoded_as_the_whole_by_real_tokenizers(
+    own: str, targets: str, shared_data: Path
+) -> None:
+    folder = shared_data / "tokenizers"
+    check_grown_is_whole(real(folder / own), real(folder / targets))
+
+
+def test_what_a_round_encodes_does_not_grow_with_the_conversation() -> None:
+    targets, text = trained(COARSE), " ".join(TEXTS[:2])
+    cost = []
+    for repeats in (2, 40):
+        own = Counted(trained(FINE))
+        transcript, tokens = between(own, targets), targets.encode(text * repeats)
+        transcript.follow(tokens)  # the prompt, whole
+        own.num_characters = own.longest = 0
+        for token in targets.encode(text):
+            tokens.append(token)
+            transcript.follow(tokens)
+        cost.append((own.num_characters, own.longest))
+    assert cost[0] == cost[1] and cost[0][1] < 40
+
+
+def test_text_without_spaces_is_cut_by_force_and_little_is_lost() -> None:
+    own, targets = Counted(trained(FINE)), trained(COARSE)
+    transcript = grown(between(own, targets), targets.encode(UNSPACED), 1)
+    assert own.longest < 4 * LONGEST_TAIL
+    assert own.decode(transcript.ids) == UNSPACED
+    whole = own.encode(UNSPACED)
+    same = len(set(_spans(own, transcript.ids)) & set(_spans(own, whole)))
+    assert same / len(whole) > 0.9
+
+
+def _spans(vocabulary: Counted, ids: list[int]) -> list[tuple[int, int]]:
+    place, found = 0, []
+    for index in ids:
+        size = len(vocabulary.token_bytes()[index] or b"")
+        found.append((place, place + size))
+        place += size
+    return found
+
+
+def test_a_seam_that_is_none_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the end of the text so far taken for a seam."""
+    monkeypatch.setattr(retokenise_module, "last_seam", lambda raw, starts: len(starts) - 1)
+    with pytest.raises(AssertionError):
+        check_grown_is_whole(trained(COARSE), trained(FINE))
+
+
+def test_a_seam_is_a_space_after_what_is_none() -> None:
+    assert last_seam(b"one two three", [0, 3, 4, 7, 13]) == 3
+    assert last_seam(b"one  two", [0, 3, 4, 8]) == 1
+    assert last_seam("one\u00a0 two".encode(), [0, 3, 5, 9]) == 0
+    assert last_seam(b"one", [0, 3]) == 0
+
+
+def test_a_character_waits_for_its_last_byte() -> None:
+    own, targets = trained(FINE), trained(COARSE)
+    tokens = targets.encode("a 🦖")
+    transcript = between(own, targets)
+    transcript.follow(tokens[:-1])
+    assert transcript.ids == own.encode("a ")
+    assert transcript.pending and "🦖".encode().startswith(transcript.pending)
+    transcript.follow(tokens)
+    assert transcript.ids == own.encode("a 🦖") and transcript.pending == b""
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    own, targets = trained(FINE), trained(COARSE)
+    lone = targets.token_bytes().index(b"\xff")
+    transcript = between(own, targets)
+    transcript.follow([*targets.encode("a"), lone, *targets.encode(" b")])
+    assert transcript.ids == own.encode("a\ufffd b")
+
+
+def test_text_that_does_not_come_back_is_kept_as_it_is() -> None:
+    """SentencePiece cannot tell its own space sign from a space."""
+    own, targets = byte_fallback(), trained(COARSE)
+    transcript = grown(between(own, targets), targets.encode("one ▁ two and three"), 2)
+    assert own.decode(transcript.ids) == "one   two and three"
+
+
+# -- special tokens ------------------------------------------------------------------------------
+
+
+def chat(vocabulary: TokenizerVocabulary) -> list[int]:
+    start, end = vocabulary.markup()["<|im_start|>"], vocabulary.markup()["<|im_end|>"]
+    return [start, *vocabulary.encode("user\nHi there"), end, *vocabulary.encode("\n"), start]
+
+
+def test_markup_that_both_have_stands_in_its_place() -> None:
+    own, targets = trained(FINE), trained(COARSE)
+    transcript = between(own, targets)
+    assert grown(transcript, chat(targets), 3).ids == chat(own)
+    transcript.follow(chat(targets))
+    assert transcript.ids == chat(own)
+
+
+def test_markup_that_the_draft_lacks_is_left_out() -> None:
+    own, targets = byte_fallback(), trained(COARSE)
+    transcript = grown(between(own, targets), chat(targets), 3)
+    assert transcript.ids == [*own.encode("user\nHi there"), *own.encode("\n")]
+
+
+def test_ids_that_stand_for_nothing_are_left_out() -> None:
+    own, targets = trained(FINE), trained(COARSE)
+    transcript = between(own, targets)
+    transcript.follow([*targets.encode("one"), COARSE, 10_000, *targets.encode(" two")])
+    assert transcript.ids == own.encode("one two")
+
+
+def test_half_a_character_before_markup_is_replaced() -> None:
+    own, targets = trained(FINE), trained(COARSE)
+    end = targets.markup()["<|im_end|>"]
+    transcript = between(own, targets)
+    transcript.follow([*targets.encode("🦖")[:-1], end])
+    assert transcript.ids == [*own.encode("\ufffd"), own.markup()["<|im_end|>"]]
+
+
+def test_a_beginning_that_both_have_stands_once(shared_data: Path) -> None:
+    llama, mistral = (real(shared_data / "tokenizers" / name) for name in ("llama2", "mistral"))
+    transcript = between(llama, mistral)
+    transcript.follow([mistral.markup()["<s>"], *mistral.encode("One")])
+    assert transcript.ids == [1, *llama.encode("One")]
+    transcript.follow(mistral.encode("One"))
+    assert transcript.ids == [1, *llama.encode("One")]
+
+
+# -- other sequences ---------------------------------------------------------------------------
+
+
+def test_another_sequence_is_read_from_its_beginning() -> None:
+    own, targets = trained(FINE), trained(COARSE)
+    transcript = between(own, targets)
+    for text in ("One text. ", "Another", "One text. And more", ""):
+        transcript.follow(targets.encode(text))
+        assert transcript.ids == own.encode(text)
+
+
+def test_how_often_tokens_agree_is_measured_on_the_text() -> None:
+    same, other = between(trained(FINE), trained(FINE)), between(trained(280), trained(COARSE))
+    assert same.aligned_share == 0.5
+    for transcript, targets in ((same, trained(FINE)), (other, trained(COARSE))):
+        transcript.follow(targets.encode(" ".join(TEXTS[:3])))  # all characters in one token
+    assert same.aligned_share > 0.9
+    assert other.aligned_share < 0.5
