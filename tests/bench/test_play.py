@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from localspec.bench.play import FixedArm, controller_of, play_adaptive, play_fixed, readers_of
+from localspec.bench.play import (
+    FixedArm,
+    best_by_kind,
+    controller_of,
+    play_adaptive,
+    play_fixed,
+    readers_of,
+)
 from localspec.bench.replay import FIXED_LENGTHS
 from localspec.bench.worlds import (
     FLAT,
@@ -19,6 +26,7 @@ from localspec.bench.worlds import (
     World,
     adversarial,
     alternating,
+    contest_worlds,
     misjudged,
     scenarios,
     stationary,
@@ -167,6 +175,23 @@ def test_auto_beats_every_fixed_arm_where_code_and_prose_alternate(price: str) -
 def test_auto_follows_a_drafter_that_turns_bad_and_good_again(price: str) -> None:
     # Over ten worlds the mean is 0.97 and the spread 0.03, so one world is asked for less.
     assert ratio_to_best(turning(price, 0)) >= 0.93
+
+
+@pytest.mark.parametrize(
+    ("feature", "least"),
+    [("3 ways, flat", 0.9), ("all lose", 0.93), ("misjudged", 0.75), ("slower", 0.8)],
+)
+def test_auto_comes_near_the_best_way_of_each_kind_of_text(feature: str, least: float) -> None:
+    """Short turns of three kinds; all that is spent on learning is included."""
+    found = next(each for each in contest_worlds(0) if feature in each.name)
+    assert play_adaptive(found, "auto", 0).tokens_per_second >= least * best_by_kind(found)
+
+
+def test_acceptance_may_fall_by_the_place_in_a_draft_and_a_machine_slow_down() -> None:
+    track = Track(("s",) * 8, (), None, (2, 1, 0, 3, 3, 3, 3, 3))
+    assert [track.num_right(place, 2) for place in range(4)] == [2, 1, 0, 2]
+    found = replace(world(), tracks={MODEL: track}, turns=(Stretch(0, 8, 5),), slow=(0, 3, 2.0))
+    assert play_fixed(found, OFF, 0).ms == 3 * 20.0 + 5 * 10.0
 
 
 def test_a_controller_that_always_drafts_is_seen_to_lose(monkeypatch: pytest.MonkeyPatch) -> None:
