@@ -199,12 +199,20 @@ class Visit:
         return str(self.page.inner_text(selector))
 
     def new_chat(self) -> None:
-        """Begin a new chat, and wait for the news that it is shown."""
-        before = self.page.evaluate("window.lsSignal")
+        """Begin a new chat, and wait for the news that it is shown. The news is listened for: other
+        news may follow it before anybody looks."""
+        self.page.evaluate(
+            """() => {
+              window.movedTo = null;
+              window.addEventListener('ls-signal', (event) => {
+                window.movedTo = JSON.parse(event.detail).moved ?? window.movedTo;
+              });
+            }"""
+        )
         self.page.click("#ls-new")
-        is_new = """(before) => window.lsSignal !== before && window.lsSignal.includes('"moved": 0')
+        is_new = """() => window.movedTo === 0
           && !document.querySelector('#ls-chat [data-testid=user]')"""
-        self.page.wait_for_function(is_new, arg=before, timeout=WAIT_MS)
+        self.page.wait_for_function(is_new, timeout=WAIT_MS)
 
     def open_chat(self, handle: int) -> None:
         """Show a stored conversation, as a click in the list does."""
