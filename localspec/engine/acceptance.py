@@ -181,7 +181,7 @@ class Acceptance:
             if key not in self._counts and counts.num_rounds > 0.0:
                 counts.cap(SHIPPED_ROUNDS)
                 self._counts[key] = counts
-                self._count_steps(key.drafter, counts.drafted, counts.steps)
+                self._restore_steps(key.drafter, counts)
         for place, cells in shipped._bins.items():
             self._bins.setdefault(place, cells)
 
@@ -319,9 +319,15 @@ class Acceptance:
         return PRIOR
 
     def _count_steps(self, drafter: str, nodes: float, steps: float) -> None:
+        if nodes == 0.0:  # a round that drafted nothing shows no steps per token
+            return
         sums = self._steps.setdefault(drafter, [0.0, 0.0])
         sums[0] = sums[0] * DISCOUNT + nodes
         sums[1] = sums[1] * DISCOUNT + steps
+
+    def _restore_steps(self, drafter: str, counts: Counts) -> None:
+        # The counts include rounds that drafted nothing: at most one step per token is believed.
+        self._count_steps(drafter, counts.drafted, min(counts.steps, counts.drafted))
 
     def snapshot(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -351,7 +357,7 @@ class Acceptance:
             counts = Counts.from_row(row)
             found._counts[_Key(str(row["drafter"]), str(row["signal"]), situation)] = counts
             if situation.kind == ALL_KINDS:
-                found._count_steps(str(row["drafter"]), counts.drafted, counts.steps)
+                found._restore_steps(str(row["drafter"]), counts)
         for row in state["confidence"]:
             cells = [_capped_cell(_number(t), _number(a)) for t, a in row["cells"]]
             if len(cells) != CONFIDENCE_BINS:

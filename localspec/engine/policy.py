@@ -101,14 +101,15 @@ class AdaptivePolicy:
         self._until_weighed -= 1
         self._until_asked -= 1
         self._is_weighed = self._until_weighed < 0
-        self._is_asked = self._is_weighed or self._until_asked < 0
+        is_priced = self._prices is not None  # without costs there is nothing to decide
+        self._is_asked = self._is_weighed or (is_priced and self._until_asked < 0)
         if not self._is_asked:
             return self._plan
         if self._is_weighed and not self._reads_prices(sequence):
             return self._unmeasured(sequence)
         if self._ask_signals(sequence) or self._is_weighed:
             self._plan = self._decided(sequence)
-            self._set_periods()
+        self._set_periods()
         return self._plan
 
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:

@@ -273,3 +273,15 @@ def test_counts_of_the_version_before_are_read() -> None:
     assert Acceptance.restored(older).rates("d", "s", COLD) == pytest.approx(
         Acceptance.restored(state).rates("d", "s", COLD)
     )
+
+
+def test_rounds_without_a_draft_do_not_change_the_steps_per_token() -> None:
+    """Else a drafter that was silent at one temperature looks too dear at all of them."""
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.observe("d", "s", COLD, 4, 2, num_nodes=8, num_steps=2)
+    for _ in range(500):
+        acceptance.observe("d", "s", Situation(3), 0, 0, num_nodes=0, num_steps=1)
+    assert acceptance.steps_a_token("d") == pytest.approx(0.25)
+    restored = Acceptance.restored(acceptance.snapshot()).steps_a_token("d")
+    assert restored is not None and restored <= 1.0

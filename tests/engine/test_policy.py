@@ -24,7 +24,7 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Situation
-from localspec.engine.costs import WIDTHS
+from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.learnt import ALLOWANCE, EXPLORED
 from localspec.engine.policy import HYSTERESIS
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
@@ -278,6 +278,36 @@ def test_before_measuring_nobody_reads_the_prompt() -> None:
     rng: Any = None
     sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
     assert world.controller.policy(COLD, "auto", None).candidates(sequence) == ()
+
+
+class Alternating(Simulated):
+    """Its signal changes every round. num_asked: how often it was asked for it."""
+
+    num_asked = 0
+
+    def signal(self, sequence: Sequence) -> str | None:
+        self.num_asked += 1
+        return None if self.is_silent else f"s{self.num_asked % 2}"
+
+
+def test_a_temperature_whose_costs_are_not_measured_is_decoded_plainly() -> None:
+    """Greedy rounds are measured first, so a sampled turn may come before its costs are known."""
+    world = World({"d": Alternating(0.5, 0.9)})
+    world.run(50, COLD)
+    world.controller.sampled_costs = Costs()
+    world.run(50, SamplingParams(temperature=0.7))
+    assert {step.drafter for step in world.steps[-50:]} == {OFF}
+
+
+def test_drafters_are_asked_more_rarely_where_asking_takes_long() -> None:
+    drafter = Alternating(0.5, 0.9)
+    world = World({"d": drafter})
+    world.run(10, COLD)  # its signal is seen to vary
+    drafter.is_silent = True
+    world.controller.weighing_ms = world.controller.asking_ms = 1e9
+    before = drafter.num_asked
+    world.run(320, COLD)
+    assert drafter.num_asked - before < 320 / 2
 
 
 class Declining(Simulated):
