@@ -48,8 +48,9 @@ def messages_of(
 
 
 def follow_up(store: Store, conversation: OpenConversation, text: str) -> PendingTurn:
-    parent_id = None if conversation.tip is not None else _stored_tip(store, conversation)
-    return PendingTurn(conversation, text, parent_id=parent_id, after=conversation.tip)
+    tip = conversation.tip  # read once: the journal's thread takes it away when it is stored
+    parent_id = None if tip is not None else _stored_tip(store, conversation)
+    return PendingTurn(conversation, text, parent_id=parent_id, after=tip)
 
 
 def regenerated(store: Store, conversation: OpenConversation) -> PendingTurn | None:

@@ -48,6 +48,28 @@ def id_at(service: ChatService, handle: int, place: int) -> int:
     return found
 
 
+class StoredMeanwhile(OpenConversation):
+    """Its tip is stored, and so taken away, right after it was read for the first time."""
+
+    @property
+    def tip(self) -> PendingTurn | None:
+        found, self.held = self.held, None
+        return found
+
+    @tip.setter
+    def tip(self, turn: PendingTurn | None) -> None:
+        self.held = turn
+
+
+def test_a_message_sent_while_the_reply_before_it_is_being_stored_follows_it(
+    service: ChatService,
+) -> None:
+    conversation = StoredMeanwhile(-1, "t")
+    before = conversation.tip = PendingTurn(conversation, "first")
+    turn = follow_up(service.store, conversation, "second")
+    assert turn.after is before or turn.parent_id is not None
+
+
 # Editing and branches
 
 
