@@ -34,7 +34,7 @@ STATE_VERSION = 5
 READABLE_VERSIONS = (4, 5)  # version 4 says the same and more
 EXPLORED = 0.01  # share of the time that exploring may lose
 ALLOWANCE = 16.0  # plain rounds that exploring may lose besides where nothing was learnt before
-MOST_SAVED = 30.0  # plain rounds that an unspent budget grows to
+MOST_SAVED = 30.0  # plain rounds that an unspent budget grows to, and that one is overdrawn by
 FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 32, 512  # drafted rounds before plain decoding is run again
 CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
 CATCH_UP_RATE = 0.3  # memory of what catching up took: about three times
@@ -54,6 +54,12 @@ class Budget:
     def earn(self, time_ms: float, plain_ms: float) -> None:
         earned_ms = min(MOST_SAVED * plain_ms, self.saved_ms + EXPLORED * time_ms)
         self.saved_ms = max(self.saved_ms, earned_ms)
+
+    def charge(self, lost_ms: float, plain_ms: float) -> None:
+        """Pay for a round that explored. One that something else disturbed (a suspended machine,
+        swapping) may take minutes, which would end all exploring for hours: the debt is limited."""
+        self.saved_ms -= max(0.0, lost_ms)
+        self.saved_ms = max(self.saved_ms, -MOST_SAVED * plain_ms)
 
     @property
     def is_plain_due(self) -> bool:

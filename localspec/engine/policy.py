@@ -355,7 +355,7 @@ class AdaptivePolicy:
         budget.num_drafted += drafted
         if self._is_exploring:
             tokens = self._trial_tokens if step.num_draft_tokens else 1.0
-            budget.saved_ms -= max(0.0, step.round_ms - tokens / self._going_rate)
+            budget.charge(step.round_ms - tokens / self._going_rate, plain_ms)
             self._options.pop((plan.drafter, plan.signal), None)  # it is to be weighed anew
         elif drafted and self._may_be_off:
             self._behind_ms += step.round_ms - step.num_output_tokens * plain_ms

@@ -9,6 +9,7 @@ Not here: what is made of them (bench.logged, training), everything else of the 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,6 +23,8 @@ from localspec.config import settings_for
 from localspec.errors import StoreError
 from localspec.record.faults import diagnose
 from localspec.record.store import STATE_KEY
+
+log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
 FINISHED = ("complete", "stopped")
@@ -81,9 +84,16 @@ class LoggedReply:
 
 
 def learnt_states(home: Path | None) -> dict[str, Any]:
-    """`read_states` of a home's log; none without a home or a log in it."""
+    """`read_states` of a home's log; none without a home or a log in it, and, with a warning, none
+    where the log cannot be read: plans and comparisons are made without it too."""
     database = None if home is None else settings_for(home).database
-    return {} if database is None or not database.is_file() else read_states(database)
+    if database is None or not database.is_file() or database.stat().st_size == 0:
+        return {}
+    try:
+        return read_states(database)
+    except StoreError as error:
+        log.warning("nothing that earlier runs measured is used: %s", error)
+        return {}
 
 
 def read_states(database: Path) -> dict[str, Any]:

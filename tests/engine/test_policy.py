@@ -280,6 +280,17 @@ def test_before_measuring_nobody_reads_the_prompt() -> None:
     assert world.controller.policy(COLD, "auto", None).candidates(sequence) == ()
 
 
+def test_one_disturbed_look_does_not_end_all_later_ones() -> None:
+    """A machine that was suspended while a drafter was looked at makes that round take an hour."""
+    drafter = Simulated(1.0, 0.05)
+    world = World({"d": drafter})
+    world.run(1000, COLD)
+    world.controller.budget(0, PLAIN_MS).charge(3_600_000.0, PLAIN_MS)
+    drafter.rate = 0.9
+    world.run(6000, COLD)
+    assert world.share("d", last=500) > 0.8
+
+
 class Alternating(Simulated):
     """Its signal changes every round. num_asked: how often it was asked for it."""
 

@@ -206,3 +206,12 @@ def test_what_was_kept_is_read_back(tmp_path: Path) -> None:
 def test_asking_a_home_without_a_log_makes_none(tmp_path: Path) -> None:
     assert learnt_states(tmp_path) == {} == learnt_states(None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all" * 100])
+def test_a_log_that_cannot_be_read_has_taught_nothing(tmp_path: Path, content: bytes) -> None:
+    database = settings_for(tmp_path).database
+    database.parent.mkdir(parents=True, exist_ok=True)
+    database.write_bytes(content)
+    assert learnt_states(tmp_path) == {}
+    assert database.read_bytes() == content
