@@ -213,7 +213,7 @@ def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
     act(controller, "skip")
     wait(lambda: not controller.tuning.is_running)
     assert controller.tuning.result is not None and not controller.tuning.result.is_complete
-    assert "ended early" in parts(controller)["tune"]
+    assert "was cancelled after" in parts(controller)["tune"]
 
 
 def test_unload_and_load_again(controller: ModelsController, place: ModelsSite) -> None:
