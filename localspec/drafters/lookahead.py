@@ -24,10 +24,11 @@ parents list. Here a branch may go on past the end of an n-gram into the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
-from localspec.core import DraftPlan, Growth, Outcome, Proposal, Sequence
+from localspec.core import DraftPlan, Outcome, Proposal, Sequence
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.forward.cache import common_prefix_length
@@ -78,16 +79,6 @@ class Pool:
         """What followed exactly this context, most recent first."""
         return self._followers.get(context, ())
 
-    def continuations(self, context: Context) -> Ranked:
-        """What may follow a context of at most GRAM - 1 tokens, the likeliest first."""
-        chances = dict[int, float]()
-        for size in range(min(GRAM - 1, len(context)), 0, -1):
-            followers = self.followers(context[-size:])
-            for token, chance in zip(followers, POOL_CHANCES[size], strict=False):
-                chances.setdefault(token, chance)
-        found = sorted(chances.items(), key=lambda each: -each[1])
-        return Ranked([token for token, _ in found], [chance for _, chance in found])
-
     def read(self, tokens: list[int]) -> None:
         """Take in what is new of a text; it is held, and may only grow from here on."""
         if tokens is not self._source:
@@ -97,6 +88,25 @@ class Pool:
         for place in range(max(1, self._num_read), len(tokens)):
             self.add(tokens[max(0, place - GRAM + 1) : place], tokens[place])
         self._num_read = len(tokens)
+
+
+class Branches(Ranked):
+    """What the pool says may follow a context of at most GRAM - 1 tokens."""
+
+    def __init__(self, pool: Pool, context: Context, chance: Callable[[float], float]) -> None:
+        """chance: of a confidence, as the tree counts it."""
+        found: dict[int, float] = {}
+        for size in range(min(GRAM - 1, len(context)), 0, -1):
+            followers = pool.followers(context[-size:])
+            for token, confidence in zip(followers, POOL_CHANCES[size], strict=False):
+                found.setdefault(token, confidence)
+        super().__init__(tuple(found), tuple(found.values()), chance)
+        self._pool = pool
+        self._context = context
+        self._chance = chance
+
+    def below(self, token: int) -> Branches:
+        return Branches(self._pool, (*self._context, token)[1 - GRAM :], self._chance)
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,8 @@ class LookaheadDrafter(DrafterBase):
         width = min(WIDTH, int(size * WINDOW_SHARE) // LEVELS)
         columns = self._columns(tokens, width)
         growth = plan.growth or usual_growth(LEAST_WORTH, 0.0, size)
-        tree = self._branches(tuple(tokens[1 - GRAM :]), growth, size)
+        branches = Branches(self._pool, tuple(tokens[1 - GRAM :]), growth.chance)
+        tree = TreeGrowth(growth, size, branches)
         tree.grow(size - width * LEVELS)
         leaves = _open_window(tree, columns)
         tree.grow()  # nodes that stand in both leave room
@@ -149,19 +160,6 @@ class LookaheadDrafter(DrafterBase):
         proposal = tree.whole(num_steps=1) if tree.nodes else Proposal()
         self._sent = Sent(proposal, len(tokens), columns, leaves)
         return self._sent.proposal
-
-    def _branches(self, root: Context, growth: Growth, size: int) -> TreeGrowth:
-        """A tree that grows by what the pool says. root: the last GRAM - 1 tokens."""
-        contexts = {ROOT: root}
-
-        def children_of(node: int) -> Ranked:
-            if node != ROOT:
-                added = tree.nodes[node]
-                contexts[node] = (*contexts[added.parent], added.token)[1 - GRAM :]
-            return self._pool.continuations(contexts[node])
-
-        tree = TreeGrowth(growth, size, children_of)
-        return tree
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Move the window on and fill the pool by what the target said."""

@@ -15,13 +15,14 @@ Source: Medusa (arXiv 2401.10774), its tree grown round by round instead of fixe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 
 import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.parts import DrafterBase, Parts
-from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
+from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads, read_medusa
@@ -90,12 +91,19 @@ def guesses(logits: torch.Tensor, max_nodes: int) -> list[Level]:
 def grown(levels: Several[Level], max_nodes: int, growth: Growth | None) -> Proposal:
     """The most valuable tree of at most `max_nodes` nodes. levels[k]: guesses for depth k + 1."""
     prices = growth or usual_growth(0.0, 0.0, max_nodes)
-
-    def children_of(node: int) -> Ranked:
-        depth = 0 if node == ROOT else tree.nodes[node].depth
-        return Ranked(*(levels[depth] if depth < len(levels) else NO_LEVEL), prices.chance)
-
-    tree = TreeGrowth(prices, max_nodes, children_of)
+    tree = TreeGrowth(prices, max_nodes, HeadGuesses(levels, prices.chance))
     tree.grow()
     found = tree.proposal(num_steps=1)
     return found if found.tokens else Proposal()
+
+
+class HeadGuesses(Ranked):
+    """The first head's guesses; below each of them stand the next head's."""
+
+    def __init__(self, levels: Several[Level], chance: Callable[[float], float]) -> None:
+        super().__init__(*(levels[0] if levels else NO_LEVEL), chance)
+        self._levels = levels
+        self._chance = chance
+
+    def below(self, token: int) -> HeadGuesses:
+        return HeadGuesses(self._levels[1:], self._chance)

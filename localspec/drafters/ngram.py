@@ -19,6 +19,7 @@ other place shared, 0.38 went on alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -26,7 +27,7 @@ import torch
 from localspec.core import DraftPlan, Growth, Proposal, Sequence, chain
 from localspec.drafters.lookup import Lookup, Place, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
-from localspec.drafters.tree_growth import ROOT, TreeGrowth
+from localspec.drafters.tree_growth import TreeGrowth
 
 FORESEEN = 8  # tokens
 CLASSES = ((2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"))
@@ -99,63 +100,56 @@ def best_chain(lookup: Lookup, place: Place, size: int) -> Proposal:
 
 def best_tree(lookup: Lookup, place: Place, size: int, growth: Growth) -> Proposal:
     """The nodes that are worth more than they cost, at most `size`, best first."""
-    places = {ROOT: place}
-
-    def children_of(node: int) -> Continuations:
-        if node != ROOT:
-            added = tree.nodes[node]
-            places[node] = lookup.after(places[added.parent], added.token)
-        return Continuations(lookup, places[node])
-
-    tree = TreeGrowth(growth, size, children_of)
+    tree = TreeGrowth(growth, size, Continuations(lookup, place, growth.chance))
     tree.grow()
     found = tree.proposal(num_steps=1)
     return found if found.tokens else Proposal()
 
 
 class Continuations:
-    """What may follow a place, the likeliest first: see tree_growth.Children. A shorter context is
-    asked only once it could name something likelier than what is left."""
+    """What may follow a place, the best chance first: see tree_growth.Children. All that shorter
+    contexts may name is one candidate, and they are asked when it is taken."""
 
-    def __init__(self, lookup: Lookup, place: Place) -> None:
-        self.confidence = 0.0
+    def __init__(self, lookup: Lookup, place: Place, chance: Callable[[float], float]) -> None:
+        """chance: of a confidence, as the tree counts it."""
         self._lookup = lookup
         self._place = place
-        self._share = 1.0  # of the chance, left for contexts that were not asked yet
+        self._chance = chance
+        self._context = place
         self._num_asked = 0
-        self._named = set[int]()
-        self._found = list[tuple[float, int]]()  # chance and token, the largest last
-        self._ask()
+        self._named: list[int] = []
+        self._left: list[tuple[float, int | None]] = []  # confidences and tokens, the best first
+        self._ask(1.0)
 
-    def take(self) -> tuple[int, torch.Tensor | None]:
-        _, token = self._found.pop()
-        self._ask()
+    def take(self) -> tuple[int, torch.Tensor | None] | None:
+        confidence, token = self._left.pop(0)
+        if token is None:
+            self._context = self._lookup.shorter(self._context)
+            self._ask(confidence)
+            return None
+        self.confidence = self._left[0][0] if self._left else 0.0
         return token, None
 
-    def _ask(self) -> None:
-        """Ask shorter contexts while they may name the likeliest token."""
-        while self._num_asked < MAX_CONTEXTS and self._share > max(LEAST_CHANCE, self._best):
-            if self._num_asked:
-                self._place = self._lookup.shorter(self._place)
-            self._num_asked += 1
-            followers = self._lookup.followers(self._place)
-            if self._named:
-                followers = [each for each in followers if each[2] not in self._named]
-            if followers:
-                self._take_up(followers)
-        self.confidence = self._best
+    def below(self, token: int) -> Continuations:
+        return Continuations(self._lookup, self._lookup.after(self._place, token), self._chance)
 
-    def _take_up(self, followers: list[tuple[int, int, int]]) -> None:
-        discount = discount_of(length_of(self._place), len(followers))
-        part = self._share / sum([each[0] for each in followers])
-        self._share = part * discount * len(followers)
-        self._named.update([each[2] for each in followers])
-        for count, _, token in followers[:MAX_SIBLINGS]:
-            chance = part * (count - discount)
-            if chance >= LEAST_CHANCE:
-                self._found.append((chance, token))
-        self._found.sort(key=lambda each: each[0])
-
-    @property
-    def _best(self) -> float:
-        return self._found[-1][0] if self._found else 0.0
+    def _ask(self, share: float) -> None:
+        """Add what followed this context. share: of the chance, left for it and shorter ones."""
+        followers, length = self._lookup.followers(self._context), length_of(self._context)
+        if self._named:
+            followers = [each for each in followers if each[2] not in self._named]
+        if followers:
+            discount = discount_of(length, len(followers))
+            part = share / sum([count for count, _, _ in followers])
+            share = part * discount * len(followers)
+            for count, _, token in followers[:MAX_SIBLINGS]:
+                confidence = part * (count - discount)
+                if confidence >= LEAST_CHANCE:
+                    self._left.append((confidence, token))
+            self._named += [token for _, _, token in followers]
+        self._num_asked += 1
+        if self._num_asked < MAX_CONTEXTS and share >= LEAST_CHANCE and length:
+            self._left.append((share, None))
+        if len(self._left) > 1:
+            self._left.sort(key=lambda each: -self._chance(each[0]))
+        self.confidence = self._left[0][0] if self._left else 0.0

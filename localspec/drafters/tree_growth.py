@@ -5,9 +5,9 @@ along its path. `grow` adds the best candidate while its worth exceeds the price
 What may follow a node comes from its `Children`, one token after another: `Ranked` gives the
 likeliest, `Drawn` draws without replacement, so that each row is the one its token was drawn from.
 
-Where children are free (a lookup, Medusa's heads), `children_of` gives them as soon as a node is
-added. Where they take a step of the drafter, `wanted` names the nodes to look behind next, all in
-one step, and none when what they may bring does not pay for a step; `open` tells the children. A
+Where children are free (a lookup, Medusa's heads), `below` gives them as soon as a node is added.
+Where they take a step of the drafter, `wanted` names the nodes to look behind next, all in one
+step, and none when what they may bring does not pay for a step; `open` tells the children. A
 candidate that another step is expected to better waits for that step.
 
 A drawn token always stays, and whether another is drawn depends on earlier draws alone. A draft of
@@ -45,10 +45,15 @@ class Children(Protocol):
     """What may follow one node, the best or the next drawn first."""
 
     confidence: float
-    """The largest chance among the tokens that are left; 0 when there is none."""
+    """The largest chance among the tokens that are left, or a bound of it; 0 when there is none."""
 
-    def take(self) -> tuple[int, torch.Tensor | None]:
-        """The next child and the row [V] it was drawn from, None where it was not drawn."""
+    def take(self) -> tuple[int, torch.Tensor | None] | None:
+        """The next child and the row [V] it was drawn from, None where it was not drawn. No child
+        where `confidence` was a bound; a closer one stands there now."""
+        ...
+
+    def below(self, token: int) -> Children | None:
+        """What may follow a child that was taken, None where that takes a step of the drafter."""
         ...
 
 
@@ -71,6 +76,9 @@ class Ranked:
         _, token = self._left.pop()
         self.confidence = self._left[-1][0] if self._left else 0.0
         return token, None
+
+    def below(self, token: int) -> Children | None:
+        return None
 
 
 class Drawn:
@@ -98,52 +106,50 @@ class Drawn:
             self.confidence = 0.0
         return token, row
 
+    def below(self, token: int) -> Children | None:
+        return None
+
 
 @dataclass
 class Node:
-    """A drafted token. parent: index, ROOT for a child of the last accepted token; depth from 1."""
+    """A drafted token. parent: index, ROOT for a child of the last accepted token."""
 
     token: int
     parent: int
     confidence: float
     worth: float
     row: torch.Tensor | None
-    depth: int
 
 
 class TreeGrowth:
     """A tree of at most `num_nodes` nodes under the prices of `growth`.
 
-    children_of: what may follow a node, where that is free to know; the root is opened at once.
+    root: what may follow the root, where all children are free.
     """
 
     def __init__(
         self,
         growth: Growth,
         num_nodes: int,
-        children_of: Callable[[int], Children] | None = None,
+        root: Children | None = None,
         max_opened: int = MAX_OPENED,
     ) -> None:
         self.nodes = list[Node]()
         self._growth = growth
         self._num_nodes = min(num_nodes, len(growth.node_prices))
-        self._children_of = children_of
         self._max_opened = max_opened
+        self._is_free = root is not None
         self._open = dict[int, Children]()
-        self._unopened = list[int]()
         self._index = dict[tuple[int, int], int]()  # parent and token -> node
         self._candidates = list[tuple[float, int]]()  # minus a worth, and the node it is a child of
         self._sum_first = 0.0  # chances of the first children of all opened nodes
-        if children_of is not None:
-            self.open(ROOT, children_of(ROOT))
+        if root is not None:
+            self.open(ROOT, root)
 
     def open(self, node: int, children: Children) -> None:
         """Tell what may follow `node`."""
         self._open[node] = children
-        if node in self._unopened:
-            self._unopened.remove(node)
-        self._sum_first += self._growth.chance(children.confidence)
-        self._offer(node)
+        self._sum_first += self._offer(node)
 
     def add(
         self, parent: int, token: int, confidence: float, row: torch.Tensor | None = None
@@ -151,16 +157,7 @@ class TreeGrowth:
         """Add a token whatever it is worth. One that stands there already is not added twice; it
         keeps the larger confidence."""
         worth = self._worth(parent) * self._growth.chance(confidence)
-        node = self._index.setdefault((parent, token), len(self.nodes))
-        if node < len(self.nodes):
-            found = self.nodes[node]
-            found.confidence = max(found.confidence, confidence)
-            found.worth = max(found.worth, worth)
-        else:
-            depth = 1 if parent == ROOT else self.nodes[parent].depth + 1
-            self.nodes.append(Node(token, parent, confidence, worth, row, depth))
-            self._unopened.append(node)
-        return node
+        return self._add(parent, token, confidence, worth, row)
 
     def grow(self, num_nodes: int | None = None) -> None:
         """Add what is worth its price, until the tree has `num_nodes` nodes or another step is
@@ -171,24 +168,29 @@ class TreeGrowth:
             minus_worth, parent = self._candidates[0]
             if -minus_worth <= self._price(0) or -minus_worth < bar:
                 return
-            if not self.nodes and not self._growth.may_pay(-minus_worth):
+            if not (self._is_free or self.nodes or self._growth.may_pay(-minus_worth)):
                 return  # decided before anything is drawn
             heappop(self._candidates)
-            confidence = self._open[parent].confidence
-            token, row = self._open[parent].take()
-            node = self.add(parent, token, confidence, row)
+            children = self._open[parent]
+            confidence, taken = children.confidence, children.take()
             self._offer(parent)
-            if self._children_of is None:
+            if taken is None:
+                continue
+            token, row = taken
+            node = self._add(parent, token, confidence, -minus_worth, row)
+            below = children.below(token)
+            if below is None:
                 bar = self._best_expected()
             elif node not in self._open:
-                self.open(node, self._children_of(node))
+                self.open(node, below)
 
     def wanted(self) -> list[int]:
         """The nodes to open in the next step, in order; none when a step does not pay."""
         room = min(self._max_opened, self._num_nodes - len(self.nodes))
-        if room <= 0 or self._children_of is not None:
+        if room <= 0 or self._is_free:
             return []
-        best = sorted(self._unopened, key=lambda node: -self.nodes[node].worth)[:room]
+        unopened = [node for node in range(len(self.nodes)) if node not in self._open]
+        best = sorted(unopened, key=lambda node: -self.nodes[node].worth)[:room]
         typical = self._typical
         gains = {
             node: self.nodes[node].worth * typical - self._price(place)
@@ -225,6 +227,18 @@ class TreeGrowth:
             num_steps,
         )
 
+    def _add(
+        self, parent: int, token: int, confidence: float, worth: float, row: torch.Tensor | None
+    ) -> int:
+        node = self._index.setdefault((parent, token), len(self.nodes))
+        if node < len(self.nodes):
+            found = self.nodes[node]
+            found.confidence = max(found.confidence, confidence)
+            found.worth = max(found.worth, worth)
+        else:
+            self.nodes.append(Node(token, parent, confidence, worth, row))
+        return node
+
     @property
     def _typical(self) -> float:
         """Chance of a first child, by those seen in this round."""
@@ -243,9 +257,10 @@ class TreeGrowth:
     def _worth(self, node: int) -> float:
         return 1.0 if node == ROOT else self.nodes[node].worth
 
-    def _offer(self, node: int) -> None:
-        """Make the node's next child a candidate."""
+    def _offer(self, node: int) -> float:
+        """Make the node's next child a candidate; returns its chance."""
         confidence = self._open[node].confidence
+        chance = self._growth.chance(confidence)
         if confidence > 0.0:
-            worth = self._worth(node) * self._growth.chance(confidence)
-            heappush(self._candidates, (-worth, node))
+            heappush(self._candidates, (-self._worth(node) * chance, node))
+        return chance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from time import perf_counter
@@ -11,7 +12,7 @@ import pytest
 
 from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
 from localspec.drafters.chained import ChainedDrafter
-from localspec.drafters.lookup import HANDICAP, MIN_MATCH, Lookup
+from localspec.drafters.lookup import HANDICAP, MIN_MATCH, Lookup, Place
 from localspec.drafters.ngram import NgramDrafter, match_class
 from localspec.drafters.parts import Parts
 from tests.tiny import agreeing_draft, tiny_llama, with_cache
@@ -218,6 +219,57 @@ def test_what_was_learnt_of_confidences_decides() -> None:
     growth = Growth(lambda chance: 0.0, (0.01,) * 4, 0.0)
     plan = DraftPlan("ngram", 4, growth=growth)
     assert NgramDrafter().propose(sequence_of(*FORKED), plan) == Proposal()
+
+
+def test_a_long_copy_pays_though_its_first_token_is_unlikely() -> None:
+    growth = Growth(lambda chance: 0.4 if chance < 0.37 else 0.99, (0.01,) * 15, 0.0, 0.9)
+    plan = DraftPlan("ngram", 15, growth=growth)
+    copied = sequence_of(*range(3, 23), 1, 3, 4)
+    assert len(NgramDrafter().propose(copied, plan).tokens) >= 10
+
+
+def test_siblings_stand_in_the_order_of_what_was_learnt_then_the_latest_first() -> None:
+    divided = (6, 1, 2, 50, 7, 1, 2, 50, 8, 1, 2, 60, 9, 1, 2, 70, 5, 1, 2)
+
+    def first_children(growth: Growth) -> list[int]:
+        plan = DraftPlan("ngram", 15, growth=growth)
+        tree = NgramDrafter().propose(sequence_of(*divided), plan)
+        return [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p < 0]
+
+    prices = (0.01,) * 15
+    assert first_children(Growth(lambda confidence: confidence, prices, 0.0)) == [50, 70, 60]
+    assert first_children(Growth(lambda confidence: 0.5 - confidence, prices, 0.0)) == [70, 60, 50]
+
+
+def test_shorter_contexts_are_asked_only_where_they_may_name_the_next_node() -> None:
+    class Counting(Lookup):
+        num_shorter = 0
+
+        def shorter(self, place: Place) -> Place:
+            self.num_shorter += 1
+            return super().shorter(place)
+
+    def num_asked(*tokens: int) -> int:
+        lookup = Counting()
+        plan = DraftPlan("ngram", 15, growth=Growth(lambda chance: chance, (0.05,) * 15, 0.0))
+        assert NgramDrafter(lookup).propose(sequence_of(*tokens), plan).tokens
+        return lookup.num_shorter
+
+    assert num_asked(9, *range(20, 60), 1, *range(20, 40)) == 0, "0.09 is left at each node"
+    assert num_asked(3, 1, 2, 50, 9, 1, 2, 60, 8, 3, 1, 2) > 0
+
+
+def test_a_tree_leaves_nothing_to_the_garbage_collector() -> None:
+    """Cycles would be swept in the midst of a reply."""
+    tokens = FORKED
+    grown(tokens)
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(grown(tokens).tokens) > 2
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_shorter_context_adds_what_the_longest_did_not_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from localspec.core import Growth
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth
@@ -14,14 +15,35 @@ def growth_of(*prices: float, step: float = 0.0, fixed: float = 0.0) -> Growth:
     return Growth(lambda confidence: confidence, prices, step, fixed)
 
 
+class Free(Ranked):
+    """Children that are free: two below the root, two below the first of them."""
+
+    def __init__(self, depth: int = 0) -> None:
+        super().__init__(*(LEVELS[depth] if depth < len(LEVELS) else ((), ())))
+        self._depth = depth
+
+    def below(self, token: int) -> Free:
+        return Free(self._depth + 1 if token == LEVELS[self._depth][0][0] else len(LEVELS))
+
+
+class Bounded(Free):
+    """The same where the root's children are known to be worth 0.9 at most, until they are asked
+    for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closer, self.confidence = self.confidence, 0.9
+        self.is_resolved = False
+
+    def take(self) -> tuple[int, torch.Tensor | None] | None:
+        if self.is_resolved:
+            return super().take()
+        self.is_resolved, self.confidence = True, self._closer
+        return None
+
+
 def free(growth: Growth, size: int = 8) -> TreeGrowth:
-    """A tree whose children are free: two below the root, two below the first of them."""
-
-    def children_of(node: int) -> Ranked:
-        depth = {ROOT: 0, 0: 1}.get(node)
-        return Ranked((), ()) if depth is None else Ranked(*LEVELS[depth])
-
-    tree = TreeGrowth(growth, size, children_of)
+    tree = TreeGrowth(growth, size, Free())
     tree.grow()
     return tree
 
@@ -72,6 +94,15 @@ def test_a_path_leads_from_the_roots_child_to_the_node() -> None:
 def test_children_stand_in_the_order_of_their_chance() -> None:
     ranked = Ranked((1, 2), (0.7, 0.2), lambda confidence: 1.0 - confidence)
     assert ranked.take()[0] == 2 and ranked.confidence == 0.7
+
+
+def test_a_bound_is_resolved_once_it_is_the_best_candidate() -> None:
+    children = Bounded()
+    dear, cheap = (TreeGrowth(growth_of(*[p] * 8), 8, children) for p in (0.95, 0.1))
+    dear.grow()
+    assert not children.is_resolved and not dear.nodes
+    cheap.grow()
+    assert cheap.proposal(1) == free(growth_of(*[0.1] * 8)).proposal(1)
 
 
 def test_a_better_child_that_needs_a_step_comes_before_a_worse_sibling() -> None:
