@@ -239,10 +239,11 @@ def badge(row: Mapping[str, Any]) -> str:
 
 
 def footer(row: Mapping[str, Any]) -> str:
-    """The line under a finished reply, from its row in the log."""
+    """The line under a finished reply, from its row in the log. Short enough for one line of the
+    page beside both open sides."""
     parts = [number(row["tokens_per_second"], " tok/s")]
     if row["speedup"] is not None and row["num_draft_tokens"]:
-        parts.append(f"speedup {row['speedup']:.2f} ×")
+        parts.append(f"{row['speedup']:.2f} ×")
     if row["num_draft_tokens"]:
         parts.append(f"{percent(row['acceptance_rate'])} accepted")
         parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
@@ -254,7 +255,7 @@ def footer(row: Mapping[str, Any]) -> str:
     if row["ttft_ms"] is not None:
         parts.append(f"first after {row['ttft_ms']:.0f} ms")
     if row["workload"]:
-        parts.append(f"kind: {kind_words(row['workload'])}")
+        parts.append("editing" if row["workload"] == REWORK else row["workload"])
     return " · ".join(parts)
 
 

@@ -130,6 +130,7 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
         yield gr.skip()  # a generator of Gradio's has to yield once
         async for bubble in handlers.follow(_page(request)):
             yield bubble
+        yield gr.skip()  # Gradio sends the last value once more, when the page may have moved on
 
     async def settle(request: gr.Request) -> list[Any]:
         return _updates(await handlers.settle(_page(request)))

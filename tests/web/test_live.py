@@ -15,6 +15,7 @@ from localspec.chat.service import Status, TurnView
 from localspec.drafters.registry import REGISTRY
 from localspec.web.layout import TILES
 from localspec.web.live import DASH, HardwareLine, badge, footer, live_state, number, size
+from localspec.workloads import REWORK
 from tests.fakes import FakeBackend
 from tests.web.conftest import Open, Site, until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
@@ -184,11 +185,11 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 
 def test_the_line_under_a_reply() -> None:
-    assert footer(ROW).startswith(
-        "100.0 tok/s · speedup 2.00 × · 75 % accepted · γ 4.0 · draft_model"
-    )
+    assert footer(ROW).startswith("100.0 tok/s · 2.00 × · 75 % accepted · γ 4.0 · draft_model")
     assert "without drafting" in footer(OFF) and "×" not in footer(OFF)
     assert " tokens more" in footer({**ROW, "continues_message_id": 3}), "the new part's alone"
+    longest = {**ROW, "workload": REWORK, "num_output_tokens": 2048, "ttft_ms": 12_345.0}
+    assert len(footer({**longest, "continues_message_id": None})) <= 110, "one line of the page"
 
 
 def test_off_is_a_state_with_a_code_and_a_remedy() -> None:

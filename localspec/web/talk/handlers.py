@@ -3,9 +3,10 @@
 A turn takes three steps, each an event of its own: `send` (or its like) begins it, `follow` shows
 the bubble that grows and nothing else, `settle` shows what the log holds in the end. Following
 never blocks a thread and never slows the engine: it looks at the reply's view at most twelve times
-a second. One follower lives per open page; a newer one (another conversation chosen, another
-message sent) makes the older one end quietly, while the reply itself goes on. When a page is gone,
-presence decides what becomes of its replies.
+a second. One follower lives per open page. Another conversation chosen or another message sent
+makes it end, while the reply itself goes on; what is shown next waits until its last bubble is
+sent, so that no bubble appears in a conversation that it is not of. When a page is gone, presence
+decides what becomes of its replies.
 
 Not here: components (layout), messages as Markdown (messages), the list at the side (commands).
 """
@@ -13,9 +14,10 @@ Not here: components (layout), messages as Markdown (messages), the list at the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
@@ -32,6 +34,7 @@ from localspec.web.talk.sending import Extras
 FIRST_LOOK_S = 0.015  # how often the reply is looked at until its first words
 LOOK_S = 0.085  # and then: 10 to 12 times a second
 CHARACTERS_A_LOOK = 40_000  # a text this long is looked at half as often: its Markdown is dearer
+LEAVE_S = 1.0  # how long a follower is waited for that the browser may have left behind
 SETTLE_S = 1.0  # how long the end of a reply waits for the log, to show what it holds
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,26 @@ class Shown:
     signal: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Follower:
+    """The one that sends a page its growing bubble. is_replaced: the page shows something else.
+    has_left: its last bubble is sent."""
+
+    is_replaced: asyncio.Event = field(default_factory=asyncio.Event)
+    has_left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def pause(self, seconds: float) -> None:
+        """Until the next look, or until it is replaced."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.is_replaced.wait(), seconds)
+
+    async def replace(self) -> None:
+        """End it, and wait until it has left."""
+        self.is_replaced.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.has_left.wait(), LEAVE_S)
+
+
 class Handlers:
     """One for each server; pages are told apart by their session hash."""
 
@@ -71,6 +94,7 @@ class Handlers:
         self.presence = presence or Presence(service.stop)
         self._searches: dict[str, str] = {}
         self._left_out: dict[int, int] = {}
+        self._followers: dict[str, Follower] = {}
 
     # conversations
 
@@ -102,7 +126,7 @@ class Handlers:
 
     async def open(self, page: str, handle: int | None) -> Shown:
         """Show a conversation; `follow` then shows its reply if one is being written."""
-        me = self.presence.take_over(page)
+        me = await self._take_over(page)
         try:
             reply = self.service.running(handle) if handle is not None else None
             chat = await asyncio.to_thread(self._chat, handle, reply)
@@ -190,12 +214,20 @@ class Handlers:
             return Shown(warning=refusal)
         if settings.num_left_out:
             self._left_out[reply.handle] = settings.num_left_out
-        me = self.presence.take_over(page)
+        me = await self._take_over(page)
         self.presence.remember(page, reply)
         self.presence.follow(page, me, reply)
         chat = await asyncio.to_thread(self._chat, reply.handle, reply)
         history = await asyncio.to_thread(self.history, page, reply.handle)
         return Shown(chat, growing(reply.view), reply.handle, True, history, is_running=True)
+
+    async def _take_over(self, page: str) -> object:
+        """Make the caller the page's only reader, once the follower before has left."""
+        me = self.presence.take_over(page)
+        follower = self._followers.get(page)
+        if follower is not None:
+            await follower.replace()
+        return me
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
         """The form's settings, with what the person decided about an overflow. Raises
@@ -224,11 +256,8 @@ class Handlers:
             return
         me, reply = claimed
         if reply is None:
-            # What the follower before sent at its last moment may have arrived after we cleared.
-            await asyncio.sleep(2 * LOOK_S)
-            if self.presence.is_follower(page, me):
-                yield []
             return
+        follower = self._followers[page] = Follower()
         seen = None
         try:
             while not reply.done.is_set() and self.presence.is_follower(page, me):
@@ -236,10 +265,14 @@ class Handlers:
                 if view is not seen:
                     seen = view
                     yield growing(view)
-                await asyncio.sleep(_pause_s(len(view.text)))
+                await follower.pause(_pause_s(len(view.text)))
         except (GeneratorExit, asyncio.CancelledError):
             self.presence.leave(page)
             raise
+        finally:
+            follower.has_left.set()
+            if self._followers.get(page) is follower:
+                del self._followers[page]
 
     async def settle(self, page: str) -> Shown:
         """The reply that the page followed has ended: show what the log holds of it."""

@@ -162,17 +162,29 @@ def test_a_reply_mentions_what_the_log_says_was_looked_up(
 
 
 def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
+    """And no bubble of it is sent after the page has been told to show something else."""
     handlers = handlers_of(service)
+    sent: list[str] = []
 
     async def run() -> None:
+        is_sending = asyncio.Event()
+
+        async def send_bubbles() -> None:
+            async for _ in handlers.follow("page"):
+                is_sending.set()
+                await asyncio.sleep(0.2)
+                sent.append("bubble")
+
         assert (await handlers.send("page", None, "hi", FORM)).is_running
-        follower = handlers.follow("page")
-        await anext(follower)
+        follower = asyncio.create_task(send_bubbles())
+        await is_sending.wait()
         await handlers.open("page", None)  # New chat
-        assert [one async for one in follower] == []
+        sent.append("new chat")
+        await follower
         assert await handlers.settle("page") == Shown()
 
     asyncio.run(run())
+    assert sent == ["bubble", "new chat"]
     until(lambda: service.current is None)
     assert service.latest is not None and service.latest.view.finish_reason == "length"
 
