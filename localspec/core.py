@@ -1,11 +1,10 @@
-"""What the engine and the drafters speak of, and the seam between them.
+"""The types that the engine and the drafters share, and the protocols between them.
 
-Contract: frozen dataclasses, complete when built, and protocols; imports nothing of ours
-but the errors and the values of leniency, and nothing heavy (no torch, no gradio), so that every
-wing may import it.
-Units stand in the names; unknown is None, never 0.
+Contract: frozen dataclasses, complete when built, and protocols. Imports only the errors and the
+values of leniency, and nothing heavy (no torch, no gradio), so that every wing may import it.
+Names carry their units; unknown is None, never 0.
 
-Not here: any algorithm; what a turn is to the page and the log (backend).
+Not here: algorithms; the types of a turn for the page and the log (backend).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TARGET = "target"  # provenance of a token the target chose itself
 OFF = "off"  # the name of plain decoding as an arm
 AUTO = "auto"  # the name of the controller's free choice
 
-COLDEST = 1e-40  # the lowest temperature but 0
+COLDEST = 1e-40  # the lowest temperature above 0
 TOO_LARGE_A_SEED = 2**63  # the random source, and the log, take smaller ones
 
 
@@ -35,7 +34,7 @@ class SamplingParams:
     """How the next token is drawn from the target's logits.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 mean "not used".
-    leniency: None is exact; anything else was asked for by a person and is said of the reply.
+    leniency: None is exact; a person chooses anything else, and the reply is labelled with it.
     Raises RequestError for a value outside its range.
     """
 
@@ -98,7 +97,7 @@ class Sequence:
         return self.max_tokens - (len(self.tokens) - self.prompt_length)
 
     def append(self, tokens: list[int]) -> list[int]:
-        """Take up `tokens` until the turn ends; returns those that are output."""
+        """Append `tokens` until the turn ends; returns those that are output."""
         kept: list[int] = []
         for token in tokens:
             self.tokens.append(token)
@@ -119,11 +118,11 @@ class Proposal:
     tokens [n]: drafted ids. parents [n]: index of each token's parent, -1 = the root (the last
     accepted token); parents precede children. probs: [n, V] rows each token was really *drawn*
     from, None when nothing was drawn (argmax, lookup): acceptance is then p(x) alone. Of siblings
-    drawn without replacement a later one's row has the earlier ones taken out.
-    confidences [n]: the drafter's own guess that a token is what follows its parent, None if it
+    drawn without replacement, the row of a later one excludes the earlier ones.
+    confidences [n]: the drafter's own probability that a token follows its parent, None if it
     has none. num_steps: how often the drafter ran to make it, None: once a token, as a chain does.
-    cannot_branch: it is a chain whatever was drawn (`chain`). A tree that came out as one is none:
-    by which rule a draft is judged must not depend on what was drawn. makers [n]: the name of the
+    cannot_branch: the drafter makes chains only (`chain`). A tree without branches does not count:
+    the rule that judges a draft must not depend on what was drawn. makers [n]: the name of the
     drafter that each token comes from, where one works with others; empty: all are its own.
     """
 
@@ -154,7 +153,7 @@ def chain(
     probs: torch.Tensor | None = None,
     confidences: tuple[float, ...] | None = None,
 ) -> Proposal:
-    """A proposal without branches, from a drafter that would never have made one."""
+    """A proposal from a drafter that never branches."""
     parents = tuple(range(-1, len(tokens) - 1))
     return Proposal(tokens, parents, probs, confidences, cannot_branch=True)
 
@@ -165,8 +164,8 @@ class Verdict:
     token after a rejection, or the bonus token after full acceptance. lenient: places in the path
     whose token exact checking would have refused (see engine.lenient). chances: for each draft
     token the probability with which it would be accepted where it stood, None where it was not
-    tried; empty where nobody asked. is_whole: False where the target said no numbers behind a
-    token that was never reached."""
+    tried; empty where nobody asked. is_whole: False where the target's row after a token that was
+    not reached holds NaN."""
 
     path: tuple[int, ...]
     next_token: int
@@ -181,7 +180,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a larger draft is worth this round, for a drafter that shapes a tree.
+    """The prices of a larger draft in this round, for a drafter that shapes a tree.
 
     chance(confidence): estimated chance that a token of this confidence is accepted, given that
     its parent was; a node's worth is the product along its path. node_prices[i]: expected tokens
@@ -196,13 +195,13 @@ class Growth:
     fixed_price: float = 0.0
 
     def pays(self, worths: Iterable[float]) -> bool:
-        """Whether a draft of nodes worth so much is worth all that it costs. Only for drafts that
-        were found: to drop drawn tokens for what they are would change the distribution."""
+        """Whether nodes of these worths pay for themselves. Only for tokens that were found:
+        dropping drawn tokens by their worth would change the distribution."""
         found = list(worths)
         return sum(found) > self.fixed_price + sum(self.node_prices[: len(found)])
 
     def may_pay(self, chance: float) -> bool:
-        """Whether a draft whose every token has this chance could be."""
+        """Whether a draft could pay whose every token has this chance."""
         price = self.fixed_price + min(self.node_prices, default=0.0)
         return chance >= 1.0 or chance / (1.0 - chance) > price
 
@@ -262,10 +261,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished round, for those who learn from it. verdict: before any cut at end-of-text.
+    """A finished round, to learn from. verdict: before any cut at end-of-text.
 
-    logits: [1 + n, V], what the target said after the root and after every draft token, accepted
-    or not. Valid during the call only: the next forward may write over it.
+    logits: [1 + n, V], the target's, after the root and after every draft token, accepted or not.
+    Valid during the call only: the next forward may write over it.
     """
 
     step: Step
@@ -319,12 +318,12 @@ class Drafter(Protocol):
         ...
 
     def signal(self, sequence: Sequence) -> Hashable:
-        """What is known before drafting that bears on acceptance (a match length, say);
+        """What is known before drafting and predicts acceptance (such as a match length);
         None when there is nothing to propose. Costs microseconds."""
         ...
 
     def prepare(self, sequence: Sequence) -> None:
-        """Take in the prompt; part of prefill, once a turn, for a drafter that may be used."""
+        """Read the prompt; part of prefill, once a turn, for a drafter that may be used."""
         ...
 
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The draft model proposes a tree: several guesses where it is unsure, a chain where it is not.
 
 Contract: the model and its cache are those of `draft_model`. The tree grows under the plan's
-prices (tree_growth); nodes to be looked behind together cost one forward. At temperature 0 a node's
+prices (tree_growth); nodes that are extended together cost one forward. At temperature 0 a node's
 children are the likeliest tokens, above it they are drawn without replacement from the request's
 own distribution. Where siblings do not pay the tree is a chain. Without prices it takes the shape
 that USUAL gives it.

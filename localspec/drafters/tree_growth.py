@@ -6,7 +6,7 @@ What may follow a node comes from its `Children`, one token after another: `Rank
 likeliest, `Drawn` draws without replacement, so that each row is the one its token was drawn from.
 
 Where children are free (a lookup, Medusa's heads), `below` gives them as soon as a node is added.
-Where they take a step of the drafter, `wanted` names the nodes to look behind next, all in one
+Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one
 step, and none when what they may bring does not pay for a step; `open` tells the children. A
 candidate that another step is expected to better waits for that step.
 
@@ -32,7 +32,7 @@ from localspec.engine.sampling import draw
 
 ROOT = -1
 MAX_DRAWN = 4  # children of one node
-MAX_OPENED = 4  # nodes looked behind in one step
+MAX_OPENED = 4  # nodes extended in one step
 USUAL_NODES = 16
 
 
@@ -147,7 +147,7 @@ class TreeGrowth:
             self.open(ROOT, root)
 
     def open(self, node: int, children: Children) -> None:
-        """Tell what may follow `node`."""
+        """Set what may follow `node`."""
         self._open[node] = children
         self._sum_first += self._offer(node)
 

@@ -3,7 +3,7 @@
 Contract: runs real rounds of the real engine, greedy and sampled, with a stand-in that proposes
 as many tokens as the wanted width, at two context lengths, and times each drafter's own `propose`.
 Every cell is the median of REPEATS rounds after one warm-up. Noise makes rounds slower and never
-faster: where they scatter more are run and the faster half counts, and a width that comes out
+faster: where they scatter more are run and the faster half counts, and a width that is
 dearer than a wider one is measured once more beside it. Yields a phrase before each
 measurement, so that the caller can show it or stop; what was measured stays, and is not measured
 again in this run. Leaves the cache empty.
@@ -43,7 +43,7 @@ KINDS = {SamplingParams(): "greedy", SamplingParams(temperature=0.7): "sampled"}
 DRAFTED = 4  # draft tokens in one timed `propose`
 SCATTER = 1.5  # slowest to fastest of REPEATS rounds in quiet, at most
 MORE_TIMES = 2  # as many rounds again, where they scatter more
-DEARER = 1.2  # than a wider one, which no quiet machine says
+DEARER = 1.2  # times the cost of a wider one: an undisturbed machine never measures that
 
 
 class StandIn:
@@ -131,14 +131,14 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
 
 
 def _ends_first(widths: list[int]) -> list[int]:
-    """A message that comes between two measurements finds what lies between the ends priced by
-    both, and nothing beyond them."""
+    """The narrowest and the widest first: where a message interrupts the measuring, the widths
+    between them can be interpolated."""
     return [*widths[:1], *widths[-1:], *widths[1:-1]] if len(widths) > 1 else widths
 
 
 def _doubtful(costs: Costs, widths: list[int], context: int) -> list[int]:
-    """Every width that costs clearly more than a wider one. The dearer was disturbed: the other
-    could not have been so fast by chance."""
+    """Every width that costs clearly more than a wider one. Its measurement was disturbed: the
+    wider one cannot be so fast by chance."""
     found = [costs.verify_ms(width, context) or 0.0 for width in widths]
     wider = [min(found[place + 1 :], default=math.inf) for place in range(len(found))]
     return [w for w, ms, least in zip(widths, found, wider, strict=True) if ms > DEARER * least]

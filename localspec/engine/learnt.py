@@ -1,8 +1,7 @@
-"""What one target's rounds have taught on one machine: costs, acceptance, and what exploring may
-still cost.
+"""The learnt state of one target on one machine: costs, acceptance, and the budget of exploring.
 
-Contract: `learn` takes up a finished round, whichever policy planned it; `option` says what a
-drafter is worth by now; `snapshot` and `restore` keep it over restarts as plain data.
+Contract: `learn` takes in a finished round, whichever policy planned it; `option` gives the present
+estimate of a drafter; `snapshot` and `restore` keep it over restarts as plain data.
 
 Not here: the choice of a round (controller), measuring costs (calibrate).
 """
@@ -39,7 +38,7 @@ FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 32, 512  # drafted rounds before plain decod
 CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
 CATCH_UP_RATE = 0.3  # memory of what catching up took: about three times
 NEARLY_CAUGHT_UP = 8  # tokens that a draft step takes along
-ASKED_MS = 0.01  # drafting that took less did not happen
+ASKED_MS = 0.01  # a drafter that took less was not asked
 
 
 class Budget:
@@ -233,14 +232,14 @@ class Learnt:
         }
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Take up a snapshot; False (and nothing changed) when it is not one of ours."""
+        """Restore a snapshot; False (and nothing changed) when it is not a valid one."""
         try:
             if state["version"] not in READABLE_VERSIONS:
                 return False
             costs = Costs.restored(state["costs"])
             sampled_costs = Costs.restored(state["sampled_costs"])
             acceptance = Acceptance.restored(state["acceptance"])
-        except (LookupError, ValueError, TypeError, AttributeError):
+        except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
             return False
         self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
         return True
@@ -248,7 +247,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class _Guess:
-    """What an unused drafter would have said. start: length of the sequence then."""
+    """What an unused drafter would have proposed. start: length of the sequence then."""
 
     option: Option
     start: int

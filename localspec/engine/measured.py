@@ -2,7 +2,7 @@
 
 Contract: reads the learnt states that the log keeps (one for each combination of models, precision
 and machine) and gives a Measurement for each that can be read; acceptance is that of the
-temperature with the most evidence. A state that cannot be read is passed over: it is relearnt.
+temperature with the most evidence. A state that cannot be read is skipped; it is learnt again.
 No torch.
 
 Not here: the form of the state (controller), planning (machine).
@@ -54,5 +54,5 @@ def _measurement(name: str, state: Any, context_length: int) -> Measurement | No
             acceptance={name: tuple(rates) for name, rates in learnt.best_known().items()},
             draft=None if draft == NO_DRAFT else draft,
         )
-    except (LookupError, ValueError, TypeError, AttributeError):
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
         return None

@@ -1,12 +1,12 @@
-"""The file that says what drafts of some models were accepted on another machine.
+"""The file of acceptance that was measured for some models on another machine.
 
 Contract: `read_accepted` gives the acceptance of a file, a snapshot of engine.acceptance;
 `write_accepted` writes one whole or not at all. What is accepted depends on the models and the
-text, not on the machine; what it costs does not stand here. The file names the weights that it is
-of, and is not believed of others. A file that cannot be used costs a first chat its start and
-nothing else, so the reader says so in a sentence and raises nothing.
+text, not on the machine; costs are not in the file. The file names the weights that it was measured
+with, and is not used for others. Without it a first chat only starts slower, so the reader returns
+the reason as a sentence and raises nothing.
 
-Not here: measuring it (training.accepted), what becomes of it (engine.controller).
+Not here: measuring it (training.accepted), using it (engine.acceptance).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localspec.errors import StoreError
 from localspec.files import replacing
 
 VERSION = 2
-NOT_ONE_OF_OURS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+INVALID = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 DIGITS = 2  # of a count of rounds: finer would be noise
 
 
@@ -53,7 +53,7 @@ def read_accepted(
             raise ValueError(f"version {data['version']}")
         Acceptance.restored(data["acceptance"])
         others = [part for part, mark in data["marks"].items() if marks.get(part, mark) != mark]
-    except (OSError, *NOT_ONE_OF_OURS) as error:
+    except (OSError, *INVALID) as error:
         reason = f"{type(error).__name__}: {error}"
         return None, (
             f"{path} says what drafts of this model were accepted elsewhere, and cannot be used "

@@ -188,6 +188,7 @@ def garbage() -> list[Any]:
         {**good, "costs": None},
         {**good, "costs": []},
         {**good, "costs": zero},
+        {**good, "costs": {**costs, "verify_ms": {"1": {"100": 10**400}}}},
         {**good, "costs": {**costs, "verify_ms": {"one": {"100": 3.0}}}},
         {**good, "costs": {**costs, "draft_step_ms": {"d": {"100": math.nan}}}},
         {**good, "acceptance": {"records": "x", "confidence": []}},
