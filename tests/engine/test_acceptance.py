@@ -244,7 +244,7 @@ def shipped(rate: float, rounds: int = 200, **where: Any) -> Acceptance:
 def test_what_was_learnt_elsewhere_is_where_a_first_chat_starts() -> None:
     acceptance = Acceptance()
     acceptance.expect(shipped(0.9))
-    assert acceptance.rates("d", "s", COLD)[0] == pytest.approx(0.9, abs=0.05)
+    assert acceptance.rates("d", "s", COLD)[0] > 0.75, "nearer to 0.9 than to the prior, 0.5"
     assert acceptance.is_known(0)
     assert acceptance.num_rounds("d", "s", COLD) == pytest.approx(SHIPPED_ROUNDS)
 

@@ -271,7 +271,7 @@ def test_what_is_known_elsewhere_is_where_a_first_turn_starts() -> None:
     drafters, costs = learnt.controller.drafters, learnt.controller.costs
     controller = Controller(drafters, costs, Acceptance(), costs, elsewhere)
     controller.policy(COLD, AUTO, None)
-    assert controller.acceptance.rates("d", "s", Situation(0))[0] == pytest.approx(0.9, abs=0.1)
+    assert controller.acceptance.rates("d", "s", Situation(0))[0] > 0.75
     assert controller.budget(0, PLAIN_MS).saved_ms == 0.0, "there is less to find out"
     assert Controller(drafters, costs, Acceptance()).budget(0, PLAIN_MS).saved_ms > 0.0
 
