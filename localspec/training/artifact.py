@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import count
 from pathlib import Path
 
@@ -90,17 +90,11 @@ def read_artifact(folder: Path) -> Artifact:
     """The note of a result. Raises ModelError."""
     try:
         row = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        before = row["before"]
+        found = {each.name: row[each.name] for each in fields(Artifact)}
+        before = found["before"]
+        rates = None if before is None else tuple(map(float, before))
         return Artifact(
-            str(row["kind"]),
-            str(row["target"]),
-            str(row["mark"]),
-            tuple(float(rate) for rate in row["acceptance"]),
-            None if before is None else tuple(float(rate) for rate in before),
-            int(row["num_tokens"]),
-            int(row["num_steps"]),
-            float(row["minutes"]),
-            bool(row["is_personal"]),
+            **found | {"acceptance": tuple(map(float, found["acceptance"])), "before": rates}
         )
     except FileNotFoundError as error:
         raise ModelError(f"{folder} was not made by `{MAKER}`: it has no {NOTE}.") from error

@@ -6,14 +6,22 @@ prompts does not. Prompts of a batch are padded in front and masked, so any fami
 transformers can mask works; answers that have ended leave the batch. A prompt that the template or
 the context refuses is left out and counted.
 
+`AnswerLog` has one JSON line an answer, on the disk before the next is begun, so that a run killed
+at any moment loses only the answers in progress. A line that was cut off is removed when the file
+is opened again.
+
 Not here: reading the prompts (prompt_files), rows (rows).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,14 +30,12 @@ from torch import Tensor
 
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
-from localspec.errors import ConfigError, MemoryShortage, RequestError
-from localspec.training.answer_log import AnswerLog, answer_key
+from localspec.errors import ConfigError, MemoryShortage, RequestError, StoreError
 from localspec.training.prompt_files import TrainingPrompt
 from localspec.training.rows import Answer
 from localspec.training.target import Target
 
 Report = Callable[[str], None]
-TEMPERATURES = (0.0, 0.7, 1.0)
 SORTED_TOGETHER = 512  # questions that are sorted by length together
 REPORT_SECONDS = 10.0
 
@@ -43,13 +49,13 @@ class CollectPlan:
     max_length: int = 256
     tokens_at_once: int = 16_384
     batch_size: int = 64
-    temperatures: tuple[float, ...] = TEMPERATURES
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     seed: int = 1
 
 
 @dataclass(frozen=True)
 class Question:
-    """A rendered prompt and how to answer it."""
+    """A rendered prompt and how to answer it. key: a hash of both and of the longest answer."""
 
     key: str
     group: str
@@ -74,6 +80,56 @@ class Branch:
         exchange = (Message("assistant", reply), Message("user", self.follow_ups[0]))
         messages = (*self.messages, *exchange)
         return [replace(self, messages=messages, follow_ups=self.follow_ups[1:])]
+
+
+class AnswerLog:
+    """All answers of a file by the keys of their questions, and the seconds each took. Raises
+    StoreError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.answers: dict[str, Answer] = {}
+        self.seconds: dict[str, float] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            self._read()
+
+    def add(self, key: str, answer: Answer, seconds: float) -> None:
+        """Append one answer; it is on the disk when this returns."""
+        row = {"key": key, **vars(answer), "seconds": round(seconds, 3)}
+        try:
+            with self.path.open("ab") as file:
+                file.write(json.dumps(row).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StoreError(
+                f"{self.path} cannot be written ({error.strerror}). Free some space there or name "
+                "another --work, and run the command again: it continues where it stopped."
+            ) from error
+        self.answers[key], self.seconds[key] = answer, seconds
+
+    def seconds_of(self, keys: Iterable[str]) -> float:
+        """The time these answers took together; 0 for those that are not there yet."""
+        return sum(self.seconds.get(key, 0.0) for key in keys)
+
+    def _read(self) -> None:
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):  # killed while writing
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                row = json.loads(line)
+                prompt, answer = tuple(row["prompt"]), tuple(row["answer"])
+                self.answers[row["key"]] = Answer(row["group"], prompt, answer, row["temperature"])
+                self.seconds[row["key"]] = float(row["seconds"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(
+                    f"Line {number} of {self.path} is damaged. Delete that line, or the file to "
+                    "let the target answer again."
+                ) from error
 
 
 def collect(
@@ -119,31 +175,32 @@ def collect(
 
 def _logged(template: ChatTemplate, prompts: Sequence[TrainingPrompt]) -> list[Answer]:
     """Answers that were given before, without an end token: how an answer ends is learned from the
-    target's own."""
+    target's own. A prompt that the template refuses is counted with the questions."""
     found = []
     for one in prompts:
-        if one.logged is None:
-            continue
-        try:
-            prompt = template.render(one.opening)
-        except RequestError:
-            continue  # counted with the questions
-        answer = tuple(template.encode_text(one.logged))
-        found.append(Answer(one.group, tuple(prompt), answer, None))
+        prompt = None if one.logged is None else _rendered(template, one.opening)
+        if one.logged is not None and prompt is not None:
+            answer = tuple(template.encode_text(one.logged))
+            found.append(Answer(one.group, prompt, answer, None))
     return found
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> tuple[int, ...] | None:
+    try:
+        return tuple(template.render(messages))
+    except RequestError:
+        return None
 
 
 def _question(
     target: Target, template: ChatTemplate, branch: Branch, plan: CollectPlan
 ) -> Question | None:
-    try:
-        prompt = template.render(branch.messages)
-    except RequestError:
-        return None
+    prompt = _rendered(template, branch.messages)
     if not prompt or len(prompt) + plan.max_length > target.context_length:
         return None
-    key = answer_key(prompt, branch.temperature, plan.max_length)
-    return Question(key, branch.group, tuple(prompt), branch.temperature)
+    asked = json.dumps([prompt, branch.temperature, plan.max_length])
+    key = hashlib.sha256(asked.encode()).hexdigest()
+    return Question(key, branch.group, prompt, branch.temperature)
 
 
 def _ask(

@@ -4,62 +4,47 @@ its output head, or an existing draft that is trained further.
 Contract: `DraftRecipe` is a Recipe whose module is a transformers model over the target's tokens;
 `save` writes a folder that loads as any model does, with the target's tokenizer. A fresh draft of
 the target's width starts from its embedding and head; where these are large they are frozen. A
-narrower one starts from the principal directions of the embedding.
+narrower one starts from the principal directions of the embedding. options: layers and hidden_size
+of a fresh draft, None for the target's.
 Source: distillation on the target's own text, DistillSpec (arXiv 2310.08461).
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.errors import ConfigError, DraftMismatch
 from localspec.forward.features import LAST
 from localspec.forward.weights import check_folder, load_module
-from localspec.training.head_recipe import acceptance_by_position
+from localspec.machine.compatibility import read_token_map
+from localspec.training.recipe import acceptance_by_position
 from localspec.training.target import Lesson, Target, Teacher
 
 NUM_POSITIONS = 8  # draft positions in the held-out acceptance
 FROZEN_FROM = 50_000_000  # weights of an embedding; smaller ones are trained too
 HEAD_SIZES = (128, 64, 32, 16, 8, 4, 2)
-FFN_RATIO = 4
 MAX_LAYERS = 8  # more would cost more than they save
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
                    "chat_template.json", "tokenizer.model")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DraftShape:
-    """Of a fresh draft. hidden_size: None takes the target's."""
-
-    num_layers: int = 1
-    hidden_size: int | None = None
-
-
 class DraftRecipe:
-    """A draft while it is trained."""
+    """A draft while it is trained. Raises DraftMismatch for one that could not help."""
 
-    kind = "draft"
     layers: tuple[int, ...] = ()
 
     def __init__(self, module: Any, target: Target) -> None:
-        require_smaller(_num_weights(module), target)
-        if (own := module.get_output_embeddings().weight.shape[0]) < target.sizes.vocab_size:
-            # Rows beyond the tokens are padding, whose number differs within one family.
-            named = max(_token_ids(target.folder), default=target.sizes.vocab_size - 1)
-            if own <= named:
-                raise DraftMismatch(
-                    f"The draft knows {own} tokens and its target {named + 1}. Choose a draft of "
-                    "the same family."
-                )
+        _require_smaller(_num_weights(module), target)
+        _require_same_tokens(module, target)
         self.module: nn.Module = module
         self._target_folder = target.folder
 
@@ -84,7 +69,20 @@ class DraftRecipe:
         return acceptance_by_position([hits] * num_positions, follows, lesson.weights)
 
     def save(self, folder: Path) -> None:
-        write_draft(self.module, self._target_folder, folder)
+        """A model folder in bf16, with the target's tokenizer and ends of text."""
+        module: Any = self.module
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = module.config.dtype
+        module.config.dtype = torch.bfloat16
+        weights = {
+            name: t.detach().to("cpu", torch.bfloat16) for name, t in module.state_dict().items()
+        }
+        module.save_pretrained(folder, state_dict=weights)
+        module.config.dtype = kept
+        for name in (*TOKENIZER_FILES, "generation_config.json"):
+            if (self._target_folder / name).is_file():
+                shutil.copyfile(self._target_folder / name, folder / name)
+        check_folder(folder)
 
     def _both(self, teacher: Teacher, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """Logits of draft and target over the tokens both have, [B, n, V]."""
@@ -95,70 +93,52 @@ class DraftRecipe:
         return draft[..., :shared], target[..., :shared]
 
 
-def hidden_size_of(shape: DraftShape, width: int) -> int:
-    """Of a fresh draft for a target of this width. Raises ConfigError for a shape that cannot
-    be."""
-    hidden = width if shape.hidden_size is None else shape.hidden_size
-    if not 1 <= shape.num_layers <= MAX_LAYERS or not 4 <= hidden <= width or hidden % 4:
+def draft_config(target: Any, options: Mapping[str, int | None]) -> LlamaConfig:
+    """Of a fresh draft. target: the target's text config. Raises ConfigError for a shape that
+    cannot be."""
+    width, num_layers = target.hidden_size, options.get("layers")
+    hidden, num_layers = options.get("hidden_size"), 1 if num_layers is None else num_layers
+    hidden = width if hidden is None else hidden
+    if not 1 <= num_layers <= MAX_LAYERS or not 4 <= hidden <= width or hidden % 4:
         raise ConfigError(
-            f"A draft of {shape.num_layers} layers of {hidden} was asked for. Choose 1 to "
-            f"{MAX_LAYERS} --layers, and a --hidden-size that is a multiple of 4 and at most the "
-            f"target's {width}."
+            f"A draft of {num_layers} layers of {hidden} was asked for. Choose 1 to {MAX_LAYERS} "
+            f"--layers, and a --hidden-size that is a multiple of 4 and at most the target's "
+            f"{width}."
         )
-    return hidden
-
-
-def num_layer_weights(shape: DraftShape, width: int) -> int:
-    """Weights of a fresh draft without its embedding and its head. Raises ConfigError."""
-    hidden = hidden_size_of(shape, width)
-    return shape.num_layers * (4 * hidden**2 + 3 * hidden * _ffn_size(hidden) + 2 * hidden) + hidden
-
-
-def num_draft_weights(shape: DraftShape, target: Target) -> int:
-    """All weights of a fresh draft. Raises ConfigError."""
-    width = target.sizes.hidden_size
-    hidden = hidden_size_of(shape, width)
-    tables = 1 if hidden < width or _is_tied(target) else 2
-    return num_layer_weights(shape, width) + tables * target.sizes.vocab_size * hidden
-
-
-def require_smaller(num_weights: int, target: Target) -> None:
-    """Raise DraftMismatch for a draft with as many weights as its target, or more."""
-    if num_weights >= (theirs := target.num_parameters):
-        raise DraftMismatch(
-            f"The draft would have {num_weights / 1e6:.1f} M weights and its target has "
-            f"{theirs / 1e6:.1f} M, so it could never be faster. Give fewer --layers or a "
-            "smaller --hidden-size, or choose a smaller draft."
-        )
-
-
-def fresh_draft(target: Target, shape: DraftShape, seed: int) -> Any:
-    """A new draft for a target. Raises ConfigError for a shape that cannot be."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    width = target.sizes.hidden_size
-    hidden = hidden_size_of(shape, width)
-    source = target.module.config.get_text_config()
     num_heads = hidden // next(size for size in HEAD_SIZES if hidden % size == 0 and size < hidden)
-    is_narrow = hidden < width
-    is_tied = is_narrow or _is_tied(target)
-    config = LlamaConfig(
-        vocab_size=target.sizes.vocab_size,
+    return LlamaConfig(
+        vocab_size=target.vocab_size,
         hidden_size=hidden,
-        intermediate_size=_ffn_size(hidden),
-        num_hidden_layers=shape.num_layers,
+        intermediate_size=-(-4 * hidden // 64) * 64,
+        num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
-        max_position_embeddings=target.context_length,
-        tie_word_embeddings=is_tied,
+        max_position_embeddings=target.max_position_embeddings,
+        tie_word_embeddings=hidden < width or bool(target.tie_word_embeddings),
         rms_norm_eps=1e-5,
-        bos_token_id=source.bos_token_id,
-        eos_token_id=source.eos_token_id,
-        pad_token_id=source.pad_token_id,
+        bos_token_id=target.bos_token_id,
+        eos_token_id=target.eos_token_id,
+        pad_token_id=target.pad_token_id,
     )
+
+
+def num_layer_weights(target: Any, options: Mapping[str, int | None]) -> int:
+    """Weights of a fresh draft without its embedding and its head, which may be frozen. Raises
+    ConfigError as `draft_config`."""
+    with torch.device("meta"):
+        module: Any = LlamaForCausalLM(draft_config(target, options))
+    return _num_weights(module.model.layers)
+
+
+def fresh_draft(target: Target, options: Mapping[str, int | None], seed: int) -> Any:
+    """A new draft for a target. Raises ConfigError, and DraftMismatch before it takes memory."""
+    config = draft_config(target.config, options)
+    config.vocab_size = target.sizes.vocab_size
+    with torch.device("meta"):
+        _require_smaller(_num_weights(LlamaForCausalLM(config)), target)
     torch.manual_seed(seed)
     module = LlamaForCausalLM(config).float().to(target.device)
-    _start_from_target(module, target, is_narrow, is_tied)
+    _start_from_target(module, target)
     return module
 
 
@@ -171,63 +151,39 @@ def load_draft(folder: Path, target: Target) -> Any:
     return module
 
 
-def write_draft(module: Any, target_folder: Path, folder: Path) -> None:
-    """A model folder in bf16, with the target's tokenizer and ends of text."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = module.config.dtype
-    module.config.dtype = torch.bfloat16
-    weights = {
-        name: t.detach().to("cpu", torch.bfloat16) for name, t in module.state_dict().items()
-    }
-    module.save_pretrained(folder, state_dict=weights)
-    module.config.dtype = kept
-    for name in (*TOKENIZER_FILES, "generation_config.json"):
-        if (target_folder / name).is_file():
-            shutil.copyfile(target_folder / name, folder / name)
-    check_folder(folder)
-
-
-def _is_tied(target: Target) -> bool:
-    return bool(target.module.config.get_text_config().tie_word_embeddings)
-
-
-def _ffn_size(hidden_size: int) -> int:
-    return -(-FFN_RATIO * hidden_size // 64) * 64
-
-
 @torch.no_grad()
-def _start_from_target(module: Any, target: Target, is_narrow: bool, is_tied: bool) -> None:
+def _start_from_target(module: Any, target: Target) -> None:
     table = target.module.get_input_embeddings().weight.float()
     own = module.get_input_embeddings().weight
-    if is_narrow:
-        own.copy_(_principal_directions(table, own.shape[1]))
+    if own.shape[1] < table.shape[1]:
+        directions = torch.linalg.eigh(table.T @ table).eigenvectors  # [d, d], ascending
+        own.copy_(table @ directions[:, -own.shape[1] :])
         return
     own.copy_(table)
     own.requires_grad_(own.numel() < FROZEN_FROM)
-    if not is_tied:
+    if not module.config.tie_word_embeddings:
         head = module.get_output_embeddings().weight
         head.copy_(target.module.get_output_embeddings().weight.float())
         head.requires_grad_(head.numel() < FROZEN_FROM)
 
 
-def _principal_directions(table: Tensor, width: int) -> Tensor:
-    """The rows of a table projected on its principal directions, [V, width]."""
-    directions = torch.linalg.eigh(table.T @ table).eigenvectors  # [d, d], ascending
-    narrow: Tensor = table @ directions[:, -width:]
-    return narrow
+def _require_smaller(num_weights: int, target: Target) -> None:
+    if num_weights >= (theirs := target.num_parameters):
+        raise DraftMismatch(
+            f"The draft would have {num_weights / 1e6:.1f} M weights and its target has "
+            f"{theirs / 1e6:.1f} M, so it could never be faster. Give fewer --layers or a "
+            "smaller --hidden-size, or choose a smaller draft."
+        )
+
+
+def _require_same_tokens(module: Any, target: Target) -> None:
+    """Rows beyond the tokens are padding, whose number differs within one family."""
+    own = module.get_output_embeddings().weight.shape[0]
+    if own < target.sizes.vocab_size and own <= max(read_token_map(target.folder).values()):
+        raise DraftMismatch(
+            f"The draft knows {own} tokens, and its target more. Choose a draft of the same family."
+        )
 
 
 def _num_weights(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _token_ids(folder: Path) -> list[int]:
-    """Ids that the tokenizer names; none where it cannot be read."""
-    try:
-        data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        added = [int(one["id"]) for one in data.get("added_tokens", [])]
-        vocabulary = data["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        return [*map(int, ids), *added]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []

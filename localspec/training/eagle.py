@@ -1,14 +1,15 @@
 """Trains an EAGLE head: one decoder layer over hidden states of the target and its embedding.
 
 Contract: the trained weights are those of forward.heads.eagle, run by its own `OwnForm`; the
-steps are those of `unrolled`, loss and acceptance those of `head_recipe`.
+steps are those of `unrolled`, loss and acceptance those of `recipe`.
 Source: EAGLE-3 (arXiv 2503.01840).
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +17,9 @@ from torch import nn
 from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import KIND, EagleShape, OwnForm
 from localspec.forward.heads.eagle_files import read_shape
-from localspec.forward.heads.files import TargetSizes, read_head
+from localspec.forward.heads.files import TargetSizes
 from localspec.forward.heads.layer import module_parts, trainable_parts
-from localspec.training.head_recipe import HeadRecipe
-from localspec.training.recipe import MAX_STEPS, fill, layer_sizes, within
-from localspec.training.target import Teacher
+from localspec.training.recipe import HeadPlan, draft_steps, layer_sizes
 from localspec.training.unrolled import NUM_JUDGED, Unrolled
 
 NUM_STEPS = 2  # a third step costs half as much again
@@ -33,10 +32,10 @@ def read_layers(num_layers: int) -> tuple[int, ...]:
     return (*sorted(inner), LAST)
 
 
-def shape_for(sizes: TargetSizes, options: dict[str, int]) -> EagleShape:
-    """options: ffn_size, num_heads. Raises ConfigError."""
+def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
+    """options: ffn_size, num_heads, num_steps. Raises ConfigError."""
     layer = layer_sizes(sizes, options)
-    return EagleShape(
+    shape = EagleShape(
         layers=read_layers(sizes.num_layers),
         hidden_size=sizes.hidden_size,
         ffn_size=layer.ffn_size,
@@ -46,38 +45,25 @@ def shape_for(sizes: TargetSizes, options: dict[str, int]) -> EagleShape:
         norm_epsilon=1e-5,
         rope_base=10000.0,
     )
+    return _plan(shape, draft_steps(options, NUM_STEPS))
 
 
-def num_weights(sizes: TargetSizes, options: dict[str, int]) -> int:
-    within("--steps", options.get("num_steps", NUM_STEPS), MAX_STEPS)
-    return sum(map(math.prod, shape_for(sizes, options).shapes().values()))
+def read_plan(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) -> HeadPlan:
+    """Raises ModelError."""
+    return _plan(read_shape(settings, folder, sizes), NUM_STEPS)
 
 
-def make(teacher: Teacher, options: dict[str, int], seed: int) -> HeadRecipe:
-    """options: ffn_size, num_heads, num_steps."""
-    shape = shape_for(teacher.sizes, options)
-    generator = torch.Generator().manual_seed(seed)
-    module = trainable_parts(shape.shapes(), shape.norm_epsilon, generator)
-    _initialise(module, shape)
-    return _recipe(teacher.sizes, shape, module, options.get("num_steps", NUM_STEPS))
+def _plan(shape: EagleShape, num_steps: int) -> HeadPlan:
+    def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
+        module = trainable_parts(shape.shapes(), shape.norm_epsilon, generator)
+        _initialise(module, shape)
+        form = OwnForm.of(shape.layer(), module_parts(module))
+        return module, Unrolled(
+            form.enter, form.step, form.leave, shape.layers, shape.head_dim, shape.rope_base
+        )
 
-
-def load(teacher: Teacher, folder: Path) -> HeadRecipe:
-    """A saved head. Raises ModelError."""
-    files = read_head(folder, KIND, teacher.sizes)
-    shape = read_shape(files.settings, folder, teacher.sizes)
-    module = trainable_parts(shape.shapes(), shape.norm_epsilon, torch.Generator())
-    fill(module, files, folder.name)
-    return _recipe(teacher.sizes, shape, module, NUM_STEPS)
-
-
-def _recipe(
-    sizes: TargetSizes, shape: EagleShape, module: nn.ModuleDict, num_steps: int
-) -> HeadRecipe:
-    network = OwnForm.of(shape.layer(), module_parts(module))
-    states = Unrolled(network, shape.layers, shape.head_dim, shape.rope_base)
-    return HeadRecipe(
-        KIND, shape.layers, module, sizes, shape.settings(), states, num_steps, NUM_JUDGED
+    return HeadPlan(
+        KIND, shape.layers, shape.settings(), shape.shapes(), build, num_steps, NUM_JUDGED
     )
 
 

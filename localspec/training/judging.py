@@ -12,7 +12,7 @@ Not here: which folders are rivals and where the new result goes (run), whether 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from localspec.errors import LocalspecError, MemoryShortage, ModelError
 from localspec.forward.fingerprint import require_trained_for
 from localspec.forward.heads.files import CONFIG
+from localspec.placement import Place, refuse_shortage
 from localspec.speculation import expected_tokens
 from localspec.training.draft import DraftRecipe, load_draft
 from localspec.training.recipe import Recipe, load_recipe
@@ -101,17 +102,16 @@ def judge_rival(
     kind: str,
     folder: Path,
     target: Target,
-    require_memory: Callable[[Path], None],
+    place: Place,
     measure: Callable[[Recipe], Judgement],
 ) -> Rival:
-    """Measure the draft or head in a folder. require_memory: raises MemoryShortage where the
-    memory does not hold a draft."""
+    """Measure the draft or head in a folder, with the target loaded at `place`."""
     is_published = not (folder / CONFIG).is_file() and (folder / "config.json").is_file()
     if kind != "draft" and is_published:
         return Rival(folder, None, "Training does not read its format.")
     try:
         if kind == "draft":
-            require_memory(folder)
+            refuse_shortage(folder, replace(place, bits=None, dtype=torch.float32))
         return Rival(folder, measure(_load(kind, folder, target)))
     except (MemoryShortage, RuntimeError, MemoryError) as error:
         return Rival(folder, None, str(error).splitlines()[0] if str(error) else "No memory.")

@@ -1,40 +1,53 @@
-"""What a kind of draft or head brings to its training: weights, loss, held-out acceptance, files.
+"""What is trained: the `Recipe` of a draft or a head, and the one that all heads share.
 
 Contract: a `Recipe` holds the trained weights alone and names the hidden states it reads; the loop
-(train_loop) is the same for every kind. `HEADS` names the module of each kind of head; the module
-is imported when it is asked for and has `make`, `load` and `num_weights`. Sizes are checked
-against the target's config before the target is loaded: a shape that cannot be is a ConfigError
-that names the flag and its limits, which are those of the readers in forward.heads.
+(train_loop) is the same for every kind. A kind of head is a module of `HEADS`, imported when it is
+asked for. Its `plan` describes a fresh head by the target's sizes, so that a shape that cannot be
+is refused (ConfigError, with the flag and its limits) before the target is loaded; its `read_plan`
+describes a saved head by its settings.
 
-Not here: the draft model (draft), which is no head; the files of a head (forward.heads.files).
+`states` computes the rows that the target's output head reads, [B, n, d] for each draft position s
+(from 0): row i predicts token i + 2 as token s of a draft that starts at i - s, so the first s rows
+belong to no draft. The loss is the cross-entropy with the target's distribution; the target's
+embedding and output head are shared and frozen.
+
+Not here: the draft model (draft), how rows are made (medusa; unrolled with eagle and mtp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from localspec.errors import ConfigError
-from localspec.forward.heads.files import HeadFiles, TargetSizes, take
+from localspec.forward.features import LAST
+from localspec.forward.heads.files import TargetSizes, read_head, take, write_head
+from localspec.forward.heads.layer import Shapes
 from localspec.forward.heads.mtp import MAX_SIZE
 from localspec.training.target import Lesson, Teacher
 
+HEADS = {kind: f"localspec.training.{kind}" for kind in ("medusa", "eagle", "mtp")}
 MAX_STEPS = 16  # draft steps in training; the cost of attention grows with their square
+States = Callable[[Teacher, Lesson, int], Sequence[Tensor]]
 
 
 class Recipe(Protocol):
-    """One kind of draft or head while it is trained. layers: the hidden states it reads; LAST is
-    always among a lesson's features. module: the trained weights only, fp32."""
+    """A draft or head while it is trained. module: the trained weights only, fp32."""
 
-    kind: str
-    layers: tuple[int, ...]
     module: nn.Module
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The hidden states it reads; LAST is always among a lesson's features."""
+        ...
 
     def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
         """A scalar to minimise: the mean by weight, so that batches compare."""
@@ -51,51 +64,117 @@ class Recipe(Protocol):
         ...
 
 
-Make = Callable[[Teacher, dict[str, int], int], Recipe]
-Load = Callable[[Teacher, Path], Recipe]
-Count = Callable[[TargetSizes, dict[str, int]], int]
+@dataclass(frozen=True)
+class HeadPlan:
+    """A head before it has weights. settings: of head.json. shapes: of its tensors. build: the
+    module with its first weights, and the states it computes. num_steps: draft positions in the
+    loss. num_judged: draft positions in the acceptance. decay: weight of a position in the loss
+    relative to the one before."""
 
-HEADS: dict[str, str] = {
-    "medusa": "localspec.training.medusa",
-    "eagle": "localspec.training.eagle",
-    "mtp": "localspec.training.mtp",
-}
+    kind: str
+    layers: tuple[int, ...]
+    settings: Mapping[str, Any]
+    shapes: Shapes
+    build: Callable[[torch.Generator], tuple[nn.Module, States]]
+    num_steps: int
+    num_judged: int
+    decay: float = 1.0
 
-
-def make_recipe(kind: str, teacher: Teacher, options: dict[str, int], seed: int) -> Recipe:
-    """A fresh head. Raises ConfigError for an unknown kind or a shape that cannot be."""
-    return cast("Make", _function(kind, "make"))(teacher, options, seed)
-
-
-def num_weights(kind: str, sizes: TargetSizes, options: dict[str, int]) -> int:
-    """The number of weights that `make_recipe` would make. Raises ConfigError as it does."""
-    return cast("Count", _function(kind, "num_weights"))(sizes, options)
-
-
-def load_recipe(kind: str, teacher: Teacher, folder: Path) -> Recipe:
-    """A saved head of our own format, to be measured. Raises ModelError."""
-    return cast("Load", _function(kind, "load"))(teacher, folder)
+    @property
+    def num_weights(self) -> int:
+        return sum(map(math.prod, self.shapes.values()))
 
 
-def _function(kind: str, name: str) -> object:
+class HeadRecipe:
+    """A head while it is trained."""
+
+    def __init__(self, plan: HeadPlan, sizes: TargetSizes, seed: int) -> None:
+        self.plan, self.sizes = plan, sizes
+        self.module, self.states = plan.build(torch.Generator().manual_seed(seed))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.plan.layers
+
+    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
+        """The mean over the draft positions."""
+        weights = lesson.weights[:, 1:]  # of token i + 2
+        wanted = weights > 0
+        with torch.no_grad():
+            target = torch.softmax(teacher.head(lesson.features[LAST][:, 1:][wanted]), -1)  # [N, V]
+        total, sum_of_shares = target.new_zeros(()), 0.0
+        for step, rows in enumerate(self.states(teacher, lesson, self.plan.num_steps)):
+            counted = weights.clone()
+            counted[:, :step] = 0.0
+            counted = counted[wanted]  # [N]
+            logits = teacher.head(rows[:, :-1][wanted])  # [N, V]
+            losses = functional.cross_entropy(logits, target, reduction="none")
+            share = self.plan.decay**step
+            total = total + share * (losses * counted).sum() / counted.sum().clamp_min(1e-6)
+            sum_of_shares += share
+        return total / sum_of_shares
+
+    @torch.no_grad()
+    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
+        choice = teacher.head(lesson.features[LAST]).argmax(-1)[:, 1:]  # [B, n - 1], of token i + 2
+        steps = self.states(teacher, lesson, self.plan.num_judged)
+        hits = (teacher.head(rows[:, :-1]).argmax(-1) == choice for rows in steps)
+        follows = choice == lesson.tokens[:, 2:]
+        return acceptance_by_position(hits, follows, lesson.weights[:, 1:])
+
+    def save(self, folder: Path) -> None:
+        """In bf16."""
+        weights = {n: weight.to(torch.bfloat16) for n, weight in self.module.state_dict().items()}
+        write_head(folder, self.plan.kind, self.sizes, self.plan.settings, weights)
+
+
+def acceptance_by_position(
+    hits: Iterable[Tensor], follows: Tensor, weights: Tensor
+) -> list[tuple[float, float]]:
+    """As Recipe.acceptance, over [B, m] predicted places. hits: for each draft position, where its
+    token is the target's choice. follows: where the text is the target's choice. A position is
+    tried only where the text agrees with all earlier draft tokens: elsewhere the target's choice
+    was made after other tokens."""
+    alive, found = torch.ones_like(follows), list[tuple[float, float]]()
+    for step, hit in enumerate(hits):
+        alive[:, :step] = False
+        tried = weights * alive
+        found.append((float((tried * hit).sum()), float(tried.sum())))
+        # A place without weight was not tried, so no draft continues from it.
+        alive = functional.pad(((tried > 0) & hit & follows)[:, :-1], (1, 0))
+    return found
+
+
+def head_plan(kind: str, sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
+    """Raises ConfigError for an unknown kind or a shape that cannot be."""
+    return cast("HeadPlan", _module(kind).plan(sizes, options))
+
+
+def make_recipe(
+    kind: str, teacher: Teacher, options: Mapping[str, int], seed: int = 0
+) -> HeadRecipe:
+    """A fresh head. Raises ConfigError as `head_plan` does."""
+    return HeadRecipe(head_plan(kind, teacher.sizes, options), teacher.sizes, seed)
+
+
+def load_recipe(kind: str, teacher: Teacher, folder: Path) -> HeadRecipe:
+    """A saved head of our own format, to be measured. Raises ModelError, and ConfigError for one
+    that can draft and cannot be trained."""
+    files = read_head(folder, kind, teacher.sizes)
+    plan: HeadPlan = _module(kind).read_plan(files.settings, folder, teacher.sizes)
+    recipe, cpu = HeadRecipe(plan, teacher.sizes, 0), torch.device("cpu")
+    weights = take(files.tensors, plan.shapes, folder.name, torch.float32, cpu)
+    recipe.module.load_state_dict(weights)
+    return recipe
+
+
+def _module(kind: str) -> Any:
     if kind not in HEADS:
         raise ConfigError(
             f"{kind!r} is no kind of head that can be trained. Choose one of: "
             f"{', '.join(sorted(HEADS))}."
         )
-    return vars(import_module(HEADS[kind]))[name]
-
-
-def fill(module: nn.Module, files: HeadFiles, where: str) -> None:
-    """Load a head's tensors into a module of its shape. Raises ModelError."""
-    shapes = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
-    cpu = torch.device("cpu")
-    module.load_state_dict(take(files.tensors, shapes, where, torch.float32, cpu))
-
-
-def saved_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The weights in bf16, as they are written."""
-    return {name: weight.to(torch.bfloat16) for name, weight in module.state_dict().items()}
+    return import_module(HEADS[kind])
 
 
 @dataclass(frozen=True)
@@ -121,6 +200,11 @@ def layer_sizes(sizes: TargetSizes, options: Mapping[str, int]) -> LayerSizes:
         )
     ffn_size = options.get("ffn_size", 16 * (13 * width // 64))
     return LayerSizes(within("--ffn-size", ffn_size, MAX_SIZE), num_heads, width // num_heads)
+
+
+def draft_steps(options: Mapping[str, int], default: int) -> int:
+    """options: num_steps. Raises ConfigError."""
+    return within("--steps", options.get("num_steps", default), MAX_STEPS)
 
 
 def within(flag: str, value: int, most: int) -> int:

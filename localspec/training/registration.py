@@ -49,14 +49,16 @@ def register(
             "answers, so drafting with it would only cost time. Run the same command with more "
             f"--minutes or more prompts, or load it all the same with {_flag(result)}."
         )
+    tokens = result.judgement.expected_tokens
     if better is not None:
-        return None, _why_rival_stays(result, better)
-    before = artifact.before
-    if before is not None and result.judgement.expected_tokens <= _tokens(before):
+        return None, (
+            f"It is kept and not offered: {_compared(better)}, this one {tokens:.2f}. So that one "
+            f"stays in use; load this one all the same with {_flag(result)}."
+        )
+    if artifact.before is not None and tokens <= _tokens(artifact.before):
         return None, "It got no better than the draft it began with, so that one stays in use."
     try:
-        write = register_draft if artifact.kind == "draft" else register_head
-        return str(write(settings, name, target, result.folder)), None
+        return str(offer(settings, name, target, artifact.kind, result.folder)), None
     except LocalspecError as error:
         return None, f"It is not offered by a profile yet: {error}"
 
@@ -72,7 +74,7 @@ def summary(result: TrainResult, profile: str | None, notice: str | None) -> str
     ]
     if artifact.before is not None:
         lines.append(f"Before this training: {_tokens(artifact.before):.2f} tokens a round.")
-    lines += [_rival_line(rival) for rival in result.rivals if rival is not better]
+    lines += [f"{_compared(rival)}." for rival in result.rivals if rival is not better]
     if profile is not None:
         lines.append(
             f"The profile {Path(profile).stem} offers it from now on ({profile}). "
@@ -99,24 +101,11 @@ def _better_rival(result: TrainResult) -> Rival | None:
     return max(found, key=tokens, default=None)
 
 
-def _why_rival_stays(result: TrainResult, better: Rival) -> str:
-    found = (
-        f"could not be compared with it ({better.reason.rstrip('.')})"
-        if better.judgement is None
-        else f"gets {better.judgement.expected_tokens:.2f} tokens a round on the same held-out rows"
-    )
-    return (
-        f"It is kept and not offered: {better.folder} {found}, this one "
-        f"{result.judgement.expected_tokens:.2f}. So that one stays in use; load this one all "
-        f"the same with {_flag(result)}."
-    )
-
-
-def _rival_line(rival: Rival) -> str:
+def _compared(rival: Rival) -> str:
     if rival.judgement is None:
-        return f"{rival.folder} could not be compared with it: {rival.reason}"
+        return f"{rival.folder} could not be compared with it ({rival.reason.rstrip('.')})"
     tokens = rival.judgement.expected_tokens
-    return f"On the same held-out rows {rival.folder} gets {tokens:.2f} tokens a round."
+    return f"{rival.folder} gets {tokens:.2f} tokens a round on the same held-out rows"
 
 
 @dataclass(frozen=True)
@@ -139,9 +128,7 @@ def describe(settings: Settings, name: str, folder: Path) -> Described:
     profiles = load_profiles(settings.profile_folders)
     entries = [(each.name, entry) for each in profiles.values() for entry in each.models.values()]
     found = [each for each in entries if _is_of(each[1], name, folder)]
-    if not found and slug(name) not in {*profiles, *(slug(entry.id) for _, entry in entries)}:
-        return Described(name, slug(name), None)
-    if not found:
+    if not found and slug(name) in {*profiles, *(slug(entry.id) for _, entry in entries)}:
         name = f"{name}-{fingerprint(folder)[:MARK_LENGTH]}"
         found = [each for each in entries if each[1].id == name]  # a copy of this one
     if not found:
@@ -156,26 +143,21 @@ def _is_of(entry: ModelEntry, name: str, folder: Path) -> bool:
     return entry.id == name if entry.folder is None else entry.folder.resolve() == folder.resolve()
 
 
-def register_head(settings: Settings, name: str, target: Path, head: Path) -> Path:
-    """Name a head in the target's entry, in place of another of its kind; returns the profile."""
+def offer(settings: Settings, name: str, target: Path, kind: str, folder: Path) -> Path:
+    """Name a result in the target's entry and return the profile. A draft becomes the first one; a
+    head takes the place of another of its kind."""
     described = describe(settings, name, target)
     table = _table(described, target)
     entry = table["models"][described.model_id]
     entry.pop("accepted", None)
-    others = [one for one in entry.get("heads", []) if not _is_replaced(str(one), head)]
-    entry["heads"] = [*others, str(head.resolve())]
-    return _write(settings, described.profile, table)
-
-
-def register_draft(settings: Settings, name: str, target: Path, draft: Path) -> Path:
-    """Make a draft the first of the target's; returns the profile."""
-    described = describe(settings, name, target)
-    table = _table(described, target)
-    draft_id = f"{described.model_id}-{draft.name}"
-    table["models"][draft_id] = {"license": "unknown", "folder": str(draft.resolve()), "drafts": []}
-    entry = table["models"][described.model_id]
-    entry.pop("accepted", None)
-    entry["drafts"] = [draft_id, *(one for one in entry["drafts"] if one != draft_id)]
+    if kind == "draft":
+        draft_id = f"{described.model_id}-{folder.name}"
+        own = {"license": "unknown", "folder": str(folder.resolve()), "drafts": []}
+        table["models"][draft_id] = own
+        entry["drafts"] = [draft_id, *(one for one in entry["drafts"] if one != draft_id)]
+    else:
+        others = [one for one in entry.get("heads", []) if not _is_replaced(str(one), folder)]
+        entry["heads"] = [*others, str(folder.resolve())]
     return _write(settings, described.profile, table)
 
 

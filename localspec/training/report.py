@@ -11,13 +11,11 @@ Not here: training; choosing while chatting (engine.controller measures again as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from localspec.core import Drafter, DraftPlan, SamplingParams
 from localspec.drafters.parts import Parts
@@ -28,8 +26,10 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
+from localspec.forward.fingerprint import fingerprint
 from localspec.forward.model import LanguageModel
-from localspec.forward.weights import Bits, check_folder, load_model
+from localspec.forward.weights import check_folder
+from localspec.placement import Place, load_at
 from localspec.speculation import expected_tokens
 from localspec.training.artifact import Artifact, read_artifact
 
@@ -70,38 +70,23 @@ class ResultGain:
         return {**asdict(self), "best": asdict(self.best), "pays": self.best.speedup >= MIN_SPEEDUP}
 
 
-@dataclass(frozen=True)
-class ReportTarget:
-    """The target to measure with, and how it is loaded. mark: its fingerprint."""
-
-    folder: Path
-    mark: str
-    dtype: torch.dtype
-    device: torch.device
-    bits: Bits | None = None
-
-
 def measure_gains(
-    target: ReportTarget, folders: Sequence[Path], report: Report, leaves_out: bool = False
+    target: Path, place: Place, folders: Sequence[Path], report: Report, leaves_out: bool = False
 ) -> tuple[list[ResultGain], list[str]]:
-    """Measure every result. leaves_out: give the reason why one cannot be measured with the others'
-    gains. Raises ModelError for such a result otherwise, and where none can be measured."""
-    notes, found, refusals = dict[Path, Artifact](), list[ResultGain](), list[str]()
+    """Measure every result for the target, loaded at `place`. leaves_out: give the reason why one
+    cannot be measured with the others' gains. Raises ModelError for such a result otherwise, and
+    where none can be measured."""
+    mark, model = fingerprint(target), None
+    found, refusals = list[ResultGain](), list[str]()
     for folder in folders:
         try:
-            notes[folder] = _note(target, folder)
-        except ModelError as error:
-            if not leaves_out:
-                raise
-            refusals.append(str(error))
-    if notes:
-        report("Loading the target.")
-        longest = check_folder(target.folder).get("max_position_embeddings") or CACHE_LENGTH
-        context = min(CACHE_LENGTH, int(longest))
-        model = load_model(target.folder, target.dtype, target.device, context, target.bits).model
-    for folder, note in notes.items():
-        try:
-            found.append(_gain(target, model, folder, note, report))
+            note = _note(folder, target, mark)
+            if model is None:
+                report("Loading the target.")
+                longest = check_folder(target).get("max_position_embeddings") or CACHE_LENGTH
+                short = replace(place, context_length=min(CACHE_LENGTH, int(longest)))
+                model = load_at(target, short).model
+            found.append(_gain(model, place, folder, note, report))
         except ModelError as error:
             if not leaves_out:
                 raise
@@ -111,11 +96,11 @@ def measure_gains(
     return found, refusals
 
 
-def _note(target: ReportTarget, folder: Path) -> Artifact:
+def _note(folder: Path, target: Path, mark: str) -> Artifact:
     note = read_artifact(folder)
-    if note.mark != target.mark:
+    if note.mark != mark:
         raise ModelError(
-            f"{folder} was trained for {note.target} with other weights than {target.folder.name} "
+            f"{folder} was trained for {note.target} with other weights than {target.name} "
             "has now. Name that target with --model, or train it again."
         )
     if not note.acceptance:
@@ -124,19 +109,18 @@ def _note(target: ReportTarget, folder: Path) -> Artifact:
 
 
 def _gain(
-    target: ReportTarget, model: LanguageModel, folder: Path, note: Artifact, report: Report
+    model: LanguageModel, place: Place, folder: Path, note: Artifact, report: Report
 ) -> ResultGain:
-    name, drafter = _drafter(target, model, folder, note.kind)
+    name, drafter = _drafter(model, place, folder, note.kind)
     controller = Controller({name: drafter}, Costs(), Acceptance(), Costs())
     for phrase in calibrate(Engine(model, {name: drafter}), controller):
         report(phrase)
-    costs = controller.costs
     context = min(TEXT_LENGTH, model.cache.shape.capacity // 2)
-    plain_ms = costs.plain_ms(context)
+    plain_ms = controller.costs.plain_ms(context)
     assert plain_ms is not None, "calibrate measures plain decoding"
     lengths = list[LengthGain]()
     for length in range(1, len(note.acceptance) + 1):
-        verify_ms = costs.verify_ms(length + 1, context)
+        verify_ms = controller.costs.verify_ms(length + 1, context)
         assert verify_ms is not None, "calibrate measures verification"
         round_ms = verify_ms + _draft_ms(model, drafter, length, context)
         tokens = expected_tokens(note.acceptance, length)
@@ -153,13 +137,12 @@ def _gain(
     )
 
 
-def _drafter(
-    target: ReportTarget, model: LanguageModel, folder: Path, kind: str
-) -> tuple[str, Drafter]:
+def _drafter(model: LanguageModel, place: Place, folder: Path, kind: str) -> tuple[str, Drafter]:
     if kind != "draft":
         head: Drafter = drafter_class(kind).build(Parts(model, heads={kind: folder}))
         return kind, head
-    draft = load_model(folder, target.dtype, target.device, model.cache.shape.capacity).model
+    there = replace(place, bits=None, context_length=model.cache.shape.capacity)
+    draft = load_at(folder, there).model
     return "draft_model", drafter_class("draft_model").build(Parts(model, draft))
 
 
@@ -180,7 +163,7 @@ def _draft_ms(model: LanguageModel, drafter: Drafter, length: int, context: int)
 
 
 def render(gain: ResultGain) -> str:
-    """A table of lengths and a sentence."""
+    """A table of lengths and the gain or the loss in words."""
     lines = [
         f"{gain.drafter} in {gain.folder}, for {gain.target}",
         "accepted by position (held out): " + ", ".join(f"{r:.0%}" for r in gain.acceptance),
@@ -194,22 +177,19 @@ def render(gain: ResultGain) -> str:
         f"{each.speedup:6.2f}x"
         for each in gain.lengths
     ]
-    return "\n".join([*lines, sentence(gain)])
-
-
-def sentence(gain: ResultGain) -> str:
-    """The gain or the loss in words."""
     best = gain.best
-    trees = " Its trees accept more tokens a round than this chain." if gain.shapes_trees else ""
     if best.speedup >= MIN_SPEEDUP:
-        return (
+        lines.append(
             f"Expected here: {best.speedup:.2f} times the speed of plain decoding, with "
-            f"{best.num_draft_tokens} draft tokens a round.{trees}"
+            f"{best.num_draft_tokens} draft tokens a round."
         )
-    needed = best.round_ms / gain.plain_ms
-    return (
-        f"It would not pay here: at best {best.speedup:.2f} times the speed of plain decoding. A "
-        f"round of {best.num_draft_tokens} costs as much as {needed:.2f} tokens without drafting "
-        f"and yields {best.tokens:.2f}. "
-        f"Automatic choice will leave it off.{trees}"
-    )
+    else:
+        lines.append(
+            f"It would not pay here: at best {best.speedup:.2f} times the speed of plain decoding. "
+            f"A round of {best.num_draft_tokens} costs as much as "
+            f"{best.round_ms / gain.plain_ms:.2f} tokens without drafting and yields "
+            f"{best.tokens:.2f}. Automatic choice will leave it off."
+        )
+    if gain.shapes_trees:
+        lines[-1] += " Its trees accept more tokens a round than this chain."
+    return "\n".join(lines)

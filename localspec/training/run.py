@@ -12,11 +12,9 @@ Not here: which model is meant and what is free (train_command), profiles (regis
 from __future__ import annotations
 
 import json
-import math
 import shutil
-import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,31 +22,22 @@ import torch
 from localspec.chat.template import ChatTemplate
 from localspec.errors import MemoryShortage
 from localspec.forward.fingerprint import NOTE, fingerprint
-from localspec.forward.weights import Bits, check_folder, weight_files
-from localspec.training.answer_log import AnswerLog
+from localspec.forward.weights import read_config
+from localspec.machine.hardware import free_bytes_now, gib
+from localspec.placement import Place, refuse_shortage
 from localspec.training.artifact import Artifact, deliver, place_beside, require_free
-from localspec.training.collect import CollectPlan, collect
-from localspec.training.draft import (
-    DraftRecipe,
-    DraftShape,
-    fresh_draft,
-    load_draft,
-    num_draft_weights,
-    num_layer_weights,
-    require_smaller,
-)
+from localspec.training.collect import AnswerLog, CollectPlan, collect
+from localspec.training.commands import DRAFT, TrainRequest
+from localspec.training.draft import DraftRecipe, fresh_draft, load_draft, num_layer_weights
 from localspec.training.judging import Judgement, Rival, judge_rival
 from localspec.training.prompt_files import TrainingPrompt
-from localspec.training.recipe import Recipe, make_recipe
-from localspec.training.recipe import num_weights as num_head_weights
+from localspec.training.recipe import Recipe, head_plan, make_recipe
 from localspec.training.rows import SplitRows, split_rows
-from localspec.training.schedule import Schedule
 from localspec.training.target import Target, load_target, sizes_of
-from localspec.training.train_loop import LoopSettings, TrainLoop
+from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from localspec.training.work_folder import alone_in, claim, require_own
 
 Report = Callable[[str], None]
-CPU = torch.device("cpu")
 FRESH_RATE, CONTINUED_RATE = 1e-3, 2e-4  # peak learning rates
 ANSWERS, OWN_ANSWERS = "answers.jsonl", "answers-own-chats.jsonl"
 # Rows of logits [tokens, V] in fp32 that a loss holds at once, with their gradients.
@@ -60,37 +49,25 @@ DISK_BYTES_PER_WEIGHT = 32  # itself, the best, two moments, twice while the che
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything a training needs. kind: draft, or one of recipe.HEADS. options: of the kind.
-    start_from: a draft that is trained further. in_use: what drafts in its place so far.
-    free_bytes: what the device can still give, asked when it matters; None: unknown. num_steps:
-    instead of minutes."""
+    """A request with everything found that it names. place: of the target. start_from: a draft
+    that is trained further. in_use: what drafts in its place so far. num_steps: instead of the
+    request's minutes."""
 
-    kind: str
+    request: TrainRequest
     target: Path
     target_name: str
+    place: Place
     prompts: Sequence[TrainingPrompt]
     out: Path
     work: Path
-    minutes: float = 30.0
-    answer_minutes: float = 15.0
-    options: dict[str, int] = field(default_factory=dict)
     start_from: Path | None = None
     in_use: tuple[Path, ...] = ()
-    is_personal: bool = False
-    dtype: torch.dtype = torch.float32
-    bits: Bits | None = None
-    device: torch.device = CPU
-    max_answer_length: int = 256
     row_length: int = 512
-    batch: int = 4096
-    rate: float | None = None
-    seed: int = 1
     num_steps: int | None = None
-    free_bytes: Callable[[], int] | None = None
 
     @property
-    def draft_shape(self) -> DraftShape:
-        return DraftShape(self.options.get("layers", 1), self.options.get("hidden_size"))
+    def kind(self) -> str:
+        return self.request.kind
 
 
 @dataclass(frozen=True)
@@ -110,23 +87,24 @@ def train(settings: TrainSettings, report: Report) -> TrainResult:
     mark = fingerprint(settings.target)
     require_free(settings.out, settings.kind, mark)
     require_own(settings.work, mark)
-    _require_memory(_target_bytes(settings), settings, f"The target {settings.target_name}")
+    refuse_shortage(settings.target, settings.place)
     with alone_in(settings.work):
         claim(settings.work, mark, settings.target_name)
-        _require_memory(MEMORY_BYTES_PER_WEIGHT * num_weights, settings, "The training")
-        _require_disk(DISK_BYTES_PER_WEIGHT * num_weights, settings)
+        _require_room(num_weights, 0, settings)
         return _train(settings, mark, report)
 
 
 def _train(settings: TrainSettings, mark: str, report: Report) -> TrainResult:
     report(f"Loading {settings.target_name}.")
-    target = load_target(settings.target, settings.dtype, settings.device, settings.bits)
-    if settings.kind == "draft" and settings.start_from is None:
-        require_smaller(num_draft_weights(settings.draft_shape, target), target)
+    place = settings.place
+    target = load_target(settings.target, place.dtype, place.device, place.bits)
+    recipe = _recipe(settings, target)
     rows = _collect_rows(settings, target, report)
     report(f"{len(rows.train)} rows to train on, {len(rows.held_out)} held out.")
-    loop = _loop(settings, target, _recipe(settings, target), rows, mark, report)
-    _require_training_memory(settings, target, loop)
+    loop = _loop(settings, target, recipe, rows, mark, report)
+    count = sum(weight.numel() for weight in loop.trained.values())
+    logits = 4 * ROWS_OF_LOGITS * loop.settings.tokens_at_once * target.sizes.vocab_size
+    _require_room(count, logits, settings)
     rivals = _rivals(settings, loop)  # before the memory holds gradients
     loop.train()
     judgement = _judge_as_saved(loop)
@@ -139,33 +117,33 @@ def _train(settings: TrainSettings, mark: str, report: Report) -> TrainResult:
         loop.progress.num_tokens,
         loop.progress.step,
         round(loop.progress.trained_seconds / 60.0, 2),
-        settings.is_personal,
+        settings.request.from_chats,
     )
     folder = _place(settings.out, artifact, judgement, rivals)
     deliver(folder, artifact, loop.recipe.save)
     return TrainResult(artifact, folder, judgement, rivals)
 
 
+def _recipe(settings: TrainSettings, target: Target) -> Recipe:
+    request = settings.request
+    if settings.start_from is not None:
+        return DraftRecipe(load_draft(settings.start_from, target), target)
+    if settings.kind == DRAFT:
+        return DraftRecipe(fresh_draft(target, request.options, request.seed), target)
+    recipe = make_recipe(settings.kind, target.teacher(), request.options, request.seed)
+    recipe.module.to(target.device)
+    return recipe
+
+
 def _collect_rows(settings: TrainSettings, target: Target, report: Report) -> SplitRows:
     """The target's answers as rows, those of earlier runs among them."""
-    log = AnswerLog(settings.work / (OWN_ANSWERS if settings.is_personal else ANSWERS))
-    longest = target.context_length
-    plan = CollectPlan(
-        settings.answer_minutes, min(settings.max_answer_length, longest // 2), seed=settings.seed
-    )
+    request, longest = settings.request, target.context_length
+    log = AnswerLog(settings.work / (OWN_ANSWERS if request.from_chats else ANSWERS))
+    max_length = min(request.max_answer_length, longest // 2)
+    plan = CollectPlan(request.answer_minutes, max_length, seed=request.seed)
     template = ChatTemplate.load(settings.target)
     answers = collect(target, template, settings.prompts, plan, log, report)
     return split_rows(answers, min(settings.row_length, longest - 1))
-
-
-def _recipe(settings: TrainSettings, target: Target) -> Recipe:
-    if settings.kind != "draft":
-        recipe = make_recipe(settings.kind, target.teacher(), settings.options, settings.seed)
-        recipe.module.to(target.device)
-        return recipe
-    if settings.start_from is not None:
-        return DraftRecipe(load_draft(settings.start_from, target), target)
-    return DraftRecipe(fresh_draft(target, settings.draft_shape, settings.seed), target)
 
 
 def _loop(
@@ -176,39 +154,33 @@ def _loop(
     mark: str,
     report: Report,
 ) -> TrainLoop:
-    rate = settings.rate or (FRESH_RATE if settings.start_from is None else CONTINUED_RATE)
-    minutes = settings.minutes if settings.num_steps is None else None
-    name = f"{settings.kind}-personal" if settings.is_personal else settings.kind
+    request, start = settings.request, settings.start_from
+    rate = request.rate or (FRESH_RATE if start is None else CONTINUED_RATE)
+    minutes = request.minutes if settings.num_steps is None else None
     at_once = LOGITS_BYTES // (4 * ROWS_OF_LOGITS * target.sizes.vocab_size)
     loop_settings = LoopSettings(
         Schedule(rate, num_steps=settings.num_steps, minutes=minutes, decay_fraction=0.4),
-        settings.work / name,
-        tokens_per_batch=settings.batch,
-        tokens_at_once=max(settings.row_length, min(settings.batch, at_once)),
-        seed=settings.seed,
+        settings.work / f"{settings.kind}{'-personal' * request.from_chats}",
+        tokens_per_batch=request.batch,
+        tokens_at_once=max(settings.row_length, min(request.batch, at_once)),
+        seed=request.seed,
     )
     about = {
         "kind": settings.kind,
         "target": mark,
-        "options": json.dumps(settings.options, sort_keys=True),
-        "start": "" if settings.start_from is None else fingerprint(settings.start_from),
-        "seed": settings.seed,
+        "options": json.dumps(request.options, sort_keys=True),
+        "start": "" if start is None else fingerprint(start),
+        "seed": request.seed,
     }
     return TrainLoop(recipe, target, rows, loop_settings, about, report)
 
 
 def _rivals(settings: TrainSettings, loop: TrainLoop) -> tuple[Rival, ...]:
     """What is in use and what lies in `out`, measured as the new one will be."""
-
-    def require_memory(folder: Path) -> None:
-        check_folder(folder)
-        needed = 4 * _num_weights(folder)  # it is measured in fp32
-        _require_memory(needed, settings, f"To compare it, the draft {folder.name}")
-
     old = (settings.out,) if (settings.out / NOTE).is_file() else ()
     folders = {folder.resolve(): folder for folder in (*settings.in_use, *old)}
     return tuple(
-        judge_rival(settings.kind, folder, loop.target, require_memory, loop.measure)
+        judge_rival(settings.kind, folder, loop.target, settings.place, loop.measure)
         for folder in folders.values()
     )
 
@@ -232,50 +204,25 @@ def _num_new_weights(settings: TrainSettings) -> int:
     no draft or head of this target, before it is loaded."""
     if settings.start_from is not None:
         return 0  # as many as the draft has
-    sizes = sizes_of(settings.target)
-    if settings.kind == "draft":
-        return num_layer_weights(settings.draft_shape, sizes.hidden_size)
-    return num_head_weights(settings.kind, sizes, settings.options)
+    options = settings.request.options
+    if settings.kind == DRAFT:
+        return num_layer_weights(read_config(settings.target).get_text_config(), options)
+    return head_plan(settings.kind, sizes_of(settings.target), options).num_weights
 
 
-def _target_bytes(settings: TrainSettings) -> int:
-    """Of the target's weights as they will be loaded."""
-    bits = settings.bits or 8 * settings.dtype.itemsize
-    return _num_weights(settings.target) * bits // 8
-
-
-def _num_weights(folder: Path) -> int:
-    """Counted from the headers of the weight files."""
-    total = 0
-    for file in weight_files(folder):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
-        total += sum(math.prod(e["shape"]) for key, e in header.items() if key != "__metadata__")
-    return total
-
-
-def _require_training_memory(settings: TrainSettings, target: Target, loop: TrainLoop) -> None:
+def _require_room(num_weights: int, logits_bytes: int, settings: TrainSettings) -> None:
     """Raise MemoryShortage before anything is begun that could not be finished."""
-    count = sum(weight.numel() for weight in loop.trained.values())
-    logits = 4 * ROWS_OF_LOGITS * loop.settings.tokens_at_once * target.sizes.vocab_size
-    _require_memory(MEMORY_BYTES_PER_WEIGHT * count + logits, settings, "The training")
-    _require_disk(DISK_BYTES_PER_WEIGHT * count, settings)
-
-
-def _require_disk(needed: int, settings: TrainSettings) -> None:
+    needed = MEMORY_BYTES_PER_WEIGHT * num_weights + logits_bytes
+    free = free_bytes_now(settings.place.hardware)
+    if needed > free:
+        raise MemoryShortage(
+            f"The training needs {gib(needed)} and {gib(free)} is free. Close other programs, load "
+            "the target with --dtype 4-bit, or choose a smaller target or a smaller head."
+        )
+    needed = DISK_BYTES_PER_WEIGHT * num_weights
     free = shutil.disk_usage(settings.work).free
     if needed > free:
         raise MemoryShortage(
-            f"The checkpoints need {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is free "
-            f"on the disk of {settings.work}. Free some space, or name another --work."
-        )
-
-
-def _require_memory(needed: int, settings: TrainSettings, what: str) -> None:
-    free = None if settings.free_bytes is None else settings.free_bytes()
-    if free is not None and needed > free:
-        raise MemoryShortage(
-            f"{what} needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB is free. Close "
-            "other programs, load the target with --dtype 4-bit, or choose a smaller target or a "
-            "smaller head."
+            f"The checkpoints need {gib(needed)} and {gib(free)} is free on the disk of "
+            f"{settings.work}. Free some space, or name another --work."
         )

@@ -70,18 +70,19 @@ class Target:
     def sizes(self) -> TargetSizes:
         hidden_size = self.module.get_input_embeddings().weight.shape[1]
         vocab_size = self.module.get_output_embeddings().weight.shape[0]
-        return TargetSizes(hidden_size, vocab_size, self._config.num_hidden_layers)
+        return TargetSizes(hidden_size, vocab_size, self.config.num_hidden_layers)
 
     @property
     def context_length(self) -> int:
-        return int(self._config.max_position_embeddings)
+        return int(self.config.max_position_embeddings)
 
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
-    def _config(self) -> Any:
+    def config(self) -> Any:
+        """Of the part that reads text."""
         return self.module.config.get_text_config()
 
     def teacher(self) -> Teacher:

@@ -10,7 +10,7 @@ Not here: training itself (run), whether the result is offered (registration), f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,53 +20,30 @@ import transformers
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError, StoreError
 from localspec.flags import listed_numbers, to_stderr
-from localspec.forward.fingerprint import NOTE, fingerprint
+from localspec.forward.fingerprint import NOTE
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp import ships_mtp
 from localspec.forward.model import kv_shape
 from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible
-from localspec.machine.hardware import Hardware, confirmed_by_torch, free_bytes_now, probe
+from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
 from localspec.placement import Place, place_for, require_threads
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
+from localspec.training.commands import DRAFT, TrainRequest
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
 from localspec.training.registration import describe, register, slug, summary
-from localspec.training.report import ReportTarget, measure_gains, render
+from localspec.training.report import measure_gains, render
 from localspec.training.run import TrainSettings, train
 from localspec.training.work_folder import OWNER, require_writable, resumable
 
 
-@dataclass(frozen=True)
-class TrainRequest:
-    """Flags as they were given. kind: draft, or a kind of head. made_up: how many of the prompts
-    that ship. start_from: a draft that is trained further. options: of the kind."""
-
-    kind: str
-    load: LoadOptions
-    prompts: Sequence[Path] = ()
-    from_chats: bool = False
-    made_up: int = 0
-    start_from: str | None = None
-    minutes: float = 30.0
-    answer_minutes: float = 15.0
-    out: Path | None = None
-    work: Path | None = None
-    max_answer_length: int = 256
-    batch: int = 4096
-    rate: float | None = None
-    device: str | None = None
-    threads: int | None = None
-    seed: int = 1
-    options: dict[str, int] = field(default_factory=dict)
-
-
 def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     """Train and register. Raises LocalspecError."""
-    _require_sense(request)
-    settings = settings_for(request.load.home)
+    _require_numbers(request)
+    settings = settings_for(request.home)
     prompts = _prompts(request, settings)
     source, place = _target(request.load, request.device, request.threads)
     start = _start(request, source)
@@ -75,26 +52,15 @@ def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     work = (request.work or settings.home / "training" / name).expanduser()
     _require_places(request, out, work, settings.profile_folders[0])
     train_settings = TrainSettings(
-        request.kind,
+        request,
         source.target,
         source.target_name,
+        place,
         prompts,
         out,
         work,
-        request.minutes,
-        request.answer_minutes,
-        request.options,
         start,
         _in_use(request, source),
-        request.from_chats,
-        place.dtype,
-        place.bits,
-        place.device,
-        request.max_answer_length,
-        batch=request.batch,
-        rate=request.rate,
-        seed=request.seed,
-        free_bytes=lambda: free_bytes_now(place.hardware),
     )
     with resumable(work, to_stderr):
         trained = train(train_settings, to_stderr)
@@ -115,11 +81,9 @@ def report_gains(
     """Measure what results would gain here. Without folders every result in HOME is measured, and
     one that cannot be is left out with its reason. Raises LocalspecError."""
     source, place = _target(load, device, threads)
-    mark = fingerprint(source.target)
-    target = ReportTarget(source.target, mark, place.dtype, place.device, place.bits)
     named = [folder.expanduser() for folder in folders]
     found = named or _all_results(settings_for(load.home), source)
-    measured, left_out = measure_gains(target, found, to_stderr, leaves_out=not named)
+    measured, left_out = measure_gains(source.target, place, found, to_stderr, not named)
     where = {"device": place.hardware.device_name, "dtype": place.precision}
     result = {**where, "gains": [gain.as_dict() for gain in measured], "left_out": left_out}
     heading = f"Measured on {place.hardware.device_name}, {place.precision}."
@@ -153,8 +117,7 @@ def measure_acceptance(
 ) -> tuple[dict[str, Any], str]:
     """Measure what is accepted of each drafter, and write it. Raises LocalspecError."""
     numbers = listed_numbers(temperatures)
-    prompts = [one for path in prompt_files for one in read_prompts(path.expanduser())]
-    prompts += shipped_prompts(made_up, seed)
+    prompts = _read(prompt_files) + shipped_prompts(made_up, seed)
     if not prompts:
         raise ConfigError(
             "There is nothing to ask the target. Give --prompts with a .jsonl file or --made-up "
@@ -172,13 +135,7 @@ def measure_acceptance(
     )
 
 
-def _require_sense(request: TrainRequest) -> None:
-    if not request.prompts and not request.from_chats and request.made_up < 1:
-        raise ConfigError(
-            "There is nothing to ask the target. Give --prompts with a .jsonl file, --made-up with "
-            "a number of the prompts that ship, or --from-chats to learn from your own "
-            "conversations."
-        )
+def _require_numbers(request: TrainRequest) -> None:
     numbers = {
         "--minutes": request.minutes,
         "--batch": request.batch,
@@ -193,7 +150,7 @@ def _require_sense(request: TrainRequest) -> None:
 
 
 def _default_out(request: TrainRequest, home: Path, name: str) -> Path:
-    if request.kind == "draft":
+    if request.kind == DRAFT:
         return home / "drafts" / name / ("personal" if request.from_chats else "distilled")
     return home / "heads" / name / f"{request.kind}{'-personal' * request.from_chats}"
 
@@ -207,14 +164,22 @@ def _require_places(request: TrainRequest, out: Path, work: Path, profiles: Path
 
 
 def _prompts(request: TrainRequest, settings: Settings) -> list[TrainingPrompt]:
-    found = [one for path in request.prompts for one in read_prompts(path.expanduser())]
+    """All that the target is asked. Raises ConfigError, StoreError."""
+    if not request.prompts and not request.from_chats and request.made_up < 1:
+        raise ConfigError(
+            "There is nothing to ask the target. Give --prompts with a .jsonl file, --made-up with "
+            "a number of the prompts that ship, or --from-chats to learn from your own "
+            "conversations."
+        )
     shipped = shipped_prompts(request.made_up, request.seed)
     if len(shipped) < request.made_up:
         to_stderr(f"{len(shipped)} made-up prompts ship with localspec; all of them are used.")
-    found += shipped
-    if request.from_chats:
-        found += _own_chats(settings)
-    return found
+    own = _own_chats(settings) if request.from_chats else []
+    return _read(request.prompts or ()) + shipped + own
+
+
+def _read(files: Sequence[Path]) -> list[TrainingPrompt]:
+    return [prompt for path in files for prompt in read_prompts(path.expanduser())]
 
 
 def _own_chats(settings: Settings) -> list[TrainingPrompt]:
@@ -264,11 +229,11 @@ def _on(device: str | None) -> Hardware:
 
 def _start(request: TrainRequest, source: Source) -> Path | None:
     """The draft that is trained further: the one named, or with --from-chats the target's own."""
-    if request.kind != "draft":
+    if request.kind != DRAFT:
         return None
     start = source.draft if request.from_chats else None
     if request.start_from is not None:
-        start = resolve(LoadOptions(model=request.start_from, home=request.load.home)).target
+        start = resolve(LoadOptions(model=request.start_from, home=request.home)).target
     if start is not None:
         require_compatible(source.target, start)
     return start
@@ -282,7 +247,7 @@ def _folder_name(settings: Settings, source: Source) -> str:
 def _in_use(request: TrainRequest, source: Source) -> tuple[Path, ...]:
     """What drafts so far in the place of what is to be trained: the profile's draft, or its heads
     of that kind. Heads that cannot be read are among them, so that the summary names them."""
-    if request.kind == "draft":
+    if request.kind == DRAFT:
         usual = resolve(replace(request.load, draft=None, fetches=False))
         if usual.draft is None and usual.draft_refusal != Source.draft_refusal:
             to_stderr(f"The draft in use so far cannot be compared: {usual.draft_refusal}")

@@ -7,6 +7,7 @@ one and swapped in, so that a run killed at any moment continues from the last o
 place in the data. It is read as plain tensors and numbers, never as objects that could run code.
 
 Not here: data (rows), what is trained (recipe), measuring (judging), where it goes (run).
+Source of the schedule: warm-up, stable, decay; Hu et al. 2024 (arXiv 2404.06395).
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from localspec.files import replacing
 from localspec.training.judging import Judgement, judge
 from localspec.training.recipe import Recipe
 from localspec.training.rows import SplitRows, TokenRow, make_batches, padded
-from localspec.training.schedule import Schedule
 from localspec.training.target import Target
 
 Report = Callable[[str], None]
@@ -35,6 +35,34 @@ BETAS, CLIP_NORM = (0.9, 0.95), 1.0
 EMBEDDING_RATE = 0.25  # relative; an embedding starts from the target's
 REPORT_SECONDS = 10.0
 CHECKPOINT_KEYS = {"about", "data", "has_ended", "trained", "best", "optimiser", "progress"}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over a budget in steps or in minutes of trained time, so that a run ends
+    in its decay however fast the machine is. The fractions are of its phases."""
+
+    peak_rate: float
+    num_steps: int | None = None
+    minutes: float | None = None
+    warmup_fraction: float = 0.02
+    decay_fraction: float = 0.25
+
+    def progress(self, step: int, trained_seconds: float) -> float:
+        """The used share of the budget, 0 to 1."""
+        if self.num_steps is not None:
+            return min(1.0, step / self.num_steps)
+        assert self.minutes is not None, "a budget in steps or in minutes"
+        return min(1.0, trained_seconds / (60 * self.minutes))
+
+    def rate(self, progress: float) -> float:
+        """The learning rate at this progress."""
+        warm = min(1.0, (progress + 1e-3) / self.warmup_fraction)
+        cool = min(1.0, (1.0 - progress) / self.decay_fraction)
+        return self.peak_rate * min(warm, max(cool, 0.02))
+
+    def is_decaying(self, progress: float) -> bool:
+        return progress > 1.0 - self.decay_fraction
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Contract: `Unrolled` is the `states` of a HeadRecipe. A lesson is processed seve
 step reads the target's hidden states, each later step reads the head's own outputs one place later,
 as a draft of that length does.
 
-Not here: the networks (eagle, mtp), the loss (head_recipe).
+Not here: the networks (eagle, mtp), the loss (recipe).
 Source: training-time test of EAGLE-3 (arXiv 2503.01840), as HASS (arXiv 2408.15766).
 """
 
@@ -12,60 +12,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from localspec.forward.heads.layer import Attend, Rotation, plain_frequencies
+from localspec.forward.heads.layer import Attend, Rotation, Rows, plain_frequencies
 from localspec.training.target import Lesson, Teacher
 
 NUM_JUDGED = 5  # draft positions in the held-out acceptance
 
 
-class UnrolledNetwork(Protocol):
-    """A head's function, over the modules that are trained."""
-
-    def enter(self, features: Sequence[Tensor], /) -> Tensor:
-        """The hidden states read, [B, n, d] each -> the rows of the first step, [B, n, d]."""
-        ...
-
-    def step(
-        self, rows: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor, attend: Attend, /
-    ) -> Tensor:
-        """rows, embedded: [B, n, d] -> the rows of the next step, [B, n, d]."""
-        ...
-
-    def leave(self, rows: Tensor, /) -> Tensor:
-        """What the target's output head reads, [B, n, d]."""
-        ...
-
-
 @dataclass(frozen=True)
 class Unrolled:
-    """layers: the hidden states read. head_dim, rope_base: of the rotary positions."""
+    """The function of a head's network, over the modules that are trained. enter: the hidden states
+    of `layers`, [B, n, d] each -> the rows of the first step, [B, n, d]. step: rows, embeddings,
+    cos and sin -> the rows of the next step. leave: rows -> what the target's output head reads.
+    head_dim, rope_base: of the rotary positions."""
 
-    network: UnrolledNetwork
+    enter: Callable[[Sequence[Tensor]], Tensor]
+    step: Callable[[Tensor, Tensor, Tensor, Tensor, Attend], Tensor]
+    leave: Rows
     layers: tuple[int, ...]
     head_dim: int
     rope_base: float
 
     def __call__(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
-        return [self.network.leave(rows) for rows in self.outputs(teacher, lesson, num_steps)]
+        return [self.leave(rows) for rows in self.outputs(teacher, lesson, num_steps)]
 
     def outputs(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
         """The network's rows, [B, n, d] of each step."""
         embedded = teacher.embed(lesson.tokens[:, 1:])  # [B, n, d]
-        first = self.network.enter([lesson.features[layer] for layer in self.layers])
         length = embedded.shape[1]
         frequencies = plain_frequencies(self.head_dim, self.rope_base, embedded.device)
         cos, sin = Rotation.of(frequencies, length, embedded.dtype).at(slice(0, length))
-        return unroll(
-            first,
-            lambda rows, attend: self.network.step(rows, embedded, cos, sin, attend),
-            num_steps,
-        )
+        attend, made = UnrolledAttention(), list[Tensor]()
+        rows = self.enter([lesson.features[layer] for layer in self.layers])
+        for _ in range(num_steps):
+            rows = self.step(rows, embedded, cos, sin, attend)
+            made.append(rows)
+            rows = functional.pad(rows[:, :-1], (0, 0, 1, 0))
+        return made
 
 
 class UnrolledAttention:
@@ -98,16 +85,3 @@ def visible(length: int, num_steps: int, device: torch.device) -> Tensor:
     parts = [ahead >= num_steps - 1]
     parts += [ahead == num_steps - 1 - step for step in range(1, num_steps)]
     return torch.cat(parts, dim=1)
-
-
-def unroll(
-    first: Tensor, step: Callable[[Tensor, UnrolledAttention], Tensor], num_steps: int
-) -> list[Tensor]:
-    """The outputs [B, n, d] of each step: the first from `first`, every other from the outputs of
-    the step before, moved one place later."""
-    attend, made, rows = UnrolledAttention(), list[Tensor](), first
-    for _ in range(num_steps):
-        rows = step(rows, attend)
-        made.append(rows)
-        rows = functional.pad(rows[:, :-1], (0, 0, 1, 0))
-    return made

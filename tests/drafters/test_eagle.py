@@ -17,7 +17,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
-from localspec.training.eagle import make
+from localspec.training.recipe import make_recipe
 from tests.drafters.random_eagle import write_random
 from tests.heads import lesson_of, teacher_of, train, written_by
 from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
@@ -26,7 +26,7 @@ PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 
 
 def engine_with_head(folder: Path, make: Any = with_cache) -> tuple[Engine, EagleDrafter]:
-    target = make(tiny_llama())
+    target = make_recipe("eagle", tiny_llama())
     write_random(folder, target)
     drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
     return Engine(target, {"eagle": drafter}), drafter
@@ -205,7 +205,7 @@ def test_a_trained_head_is_accepted_more_often_than_before(tmp_path: Path) -> No
     """The whole way: lessons from the target, training, the folder, drafting."""
     target = with_cache(tiny_llama(num_layers=1))
     teacher = teacher_of(target)
-    recipe = make(teacher, {"num_steps": 2}, 0)
+    recipe = make_recipe("eagle", teacher, {"num_steps": 2}, 0)
     recipe.save(tmp_path / "before")
     train(recipe, teacher, lesson_of(target, written_by(target, 1, 48, 24)), 40)
     recipe.save(tmp_path / "after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,12 +11,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from localspec.machine.hardware import probe
+from localspec.placement import Place
 from localspec.training.target import Target, load_target
 from tests.tiny import tiny_llama
 from tools.demo_pair import dialogues
 from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 
 SEED = 5
+CPU = torch.device("cpu")
+PLACE = Place(replace(probe(), device="cpu", gpu=None), CPU, torch.float32, None, 256)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +45,7 @@ def target_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def target(target_folder: Path) -> Target:
-    return load_target(target_folder, torch.float32, torch.device("cpu"))
+    return load_target(target_folder, torch.float32, CPU)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ import torch
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ConfigError, StoreError
-from localspec.training.answer_log import AnswerLog
-from localspec.training.collect import CollectPlan, collect
+from localspec.training.collect import AnswerLog, CollectPlan, collect
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
 from localspec.training.target import Target
 from tests.training.conftest import Said

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from localspec.training.draft import DraftRecipe, DraftShape, fresh_draft
+from localspec.training.draft import DraftRecipe, fresh_draft
 from localspec.training.rows import TokenRow, padded
 from localspec.training.target import Target
 from tests.tiny import tiny_llama
@@ -57,7 +57,7 @@ def test_where_the_text_leaves_the_target_s_own_way_nothing_later_counts(target:
 
 
 def test_a_draft_that_is_the_target_has_no_loss_and_is_always_accepted(target: Target) -> None:
-    draft = fresh_draft(target, DraftShape(1), 1)
+    draft = fresh_draft(target, {}, 1)
     recipe = DraftRecipe(draft, target)
     recipe.module = target.module
     prompt = [5, 9, 13]
@@ -71,7 +71,7 @@ def test_a_draft_that_is_the_target_has_no_loss_and_is_always_accepted(target: T
 
 
 def test_a_fresh_draft_begins_with_the_target_s_embedding_and_head(target: Target) -> None:
-    draft = fresh_draft(target, DraftShape(2), 1)
+    draft = fresh_draft(target, {"layers": 2}, 1)
     embedding = target.module.get_input_embeddings().weight
     head = target.module.get_output_embeddings().weight
     assert torch.equal(draft.get_input_embeddings().weight, embedding)

@@ -13,9 +13,8 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import EagleHead
 from localspec.forward.heads.eagle_files import load_head
 from localspec.forward.heads.files import TargetSizes
-from localspec.training.eagle import make, read_layers
-from localspec.training.head_recipe import HeadRecipe
-from localspec.training.recipe import make_recipe
+from localspec.training.eagle import read_layers
+from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import Lesson, Teacher
 from localspec.training.unrolled import visible
 from tests.heads import rates, teacher_of, train, written_by
@@ -51,14 +50,14 @@ def test_what_is_trained_is_what_drafts(tmp_path: Path) -> None:
     torch.manual_seed(3)
     target, lesson = target_and_lesson()
     teacher = teacher_of(target)
-    recipe = rounded(make(teacher, OPTIONS, 0))
+    recipe = rounded(make_recipe("eagle", teacher, OPTIONS, 0))
     recipe.save(tmp_path)
     head = EagleHead(load_head(tmp_path, target), 64)
     features, text = target.follow(head.layers), lesson.tokens[0].tolist()
     target.forward(text[:-1])
     with torch.no_grad():
         outputs = recipe.states.outputs(teacher, lesson, 4)
-        said = teacher.head(recipe.states.network.leave(outputs[2][0, 8:9]))
+        said = teacher.head(recipe.states.leave(outputs[2][0, 8:9]))
     for start in (0, 1, 6):  # a draft after pair `start`
         pairs = text[: start + 2]
         head.reuse(pairs)
@@ -88,7 +87,7 @@ def test_some_steps_of_training_raise_acceptance_on_text_not_seen() -> None:
     target, lesson = target_and_lesson(1, 48, num_layers=1)
     _, held_out = target_and_lesson(2, 24, num_layers=1)
     teacher = teacher_of(target)
-    recipe = make(teacher, OPTIONS, 0)
+    recipe = make_recipe("eagle", teacher, OPTIONS, 0)
     before = recipe.acceptance(teacher, held_out)
     train(recipe, teacher, lesson, 40)
     after = recipe.acceptance(teacher, held_out)
@@ -99,7 +98,7 @@ def test_some_steps_of_training_raise_acceptance_on_text_not_seen() -> None:
 def test_training_does_not_touch_the_target() -> None:
     target, lesson = target_and_lesson()
     before = target.embed([0, 1]).clone(), target.head(target.embed([0, 1])).clone()
-    recipe = make(teacher_of(target), OPTIONS, 0)
+    recipe = make_recipe("eagle", teacher_of(target), OPTIONS, 0)
     train(recipe, teacher_of(target), lesson, 2)
     assert torch.equal(before[0], target.embed([0, 1]))
     assert torch.equal(before[1], target.head(target.embed([0, 1])))
@@ -107,7 +106,7 @@ def test_training_does_not_touch_the_target() -> None:
 
 def test_every_weight_learns() -> None:
     target, lesson = target_and_lesson()
-    recipe = make(teacher_of(target), OPTIONS, 0)
+    recipe = make_recipe("eagle", teacher_of(target), OPTIONS, 0)
     recipe.loss(teacher_of(target), lesson).backward()
     silent = [
         name
@@ -127,7 +126,7 @@ def test_tokens_without_weight_teach_nothing() -> None:
     features = {layer: rows.clone() for layer, rows in lesson.features.items()}
     for rows in features.values():
         rows[:, -4:] = 7.0  # of the filling; the row before it predicts none of it
-    teacher, recipe = teacher_of(target), make(teacher_of(target), OPTIONS, 0)
+    teacher, recipe = teacher_of(target), make_recipe("eagle", teacher_of(target), OPTIONS, 0)
     one = recipe.loss(teacher, Lesson(lesson.tokens, weights, lesson.features))
     filled = Lesson(other, weights, features)
     assert torch.allclose(one, recipe.loss(teacher, filled), atol=1e-5)
@@ -139,12 +138,12 @@ def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
     """Against the same count made place by place."""
     target, lesson = target_and_lesson(5, 12)
     teacher = teacher_of(target)
-    recipe = make(teacher, OPTIONS, 0)
+    recipe = make_recipe("eagle", teacher, OPTIONS, 0)
     train(recipe, teacher, lesson, 15)
     found = recipe.acceptance(teacher, lesson)
     with torch.no_grad():
         outputs = recipe.states.outputs(teacher, lesson, len(found))
-        guesses = [teacher.head(recipe.states.network.leave(o)).argmax(-1) for o in outputs]
+        guesses = [teacher.head(recipe.states.leave(o)).argmax(-1) for o in outputs]
         choices = teacher.head(lesson.features[LAST]).argmax(-1)
     wanted = [[0, 0] for _ in found]
     for row in range(lesson.tokens.shape[0]):
@@ -169,7 +168,7 @@ def test_a_saved_head_has_the_size_it_may_have(tmp_path: Path) -> None:
     def rows(ids: torch.Tensor) -> torch.Tensor:
         return torch.zeros(*ids.shape, 256)
 
-    recipe = make(Teacher(TargetSizes(256, 6144, 12), rows, rows), {}, 0)
+    recipe = make_recipe("eagle", Teacher(TargetSizes(256, 6144, 12), rows, rows), {}, 0)
     recipe.save(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3_000_000
 

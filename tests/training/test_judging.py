@@ -15,8 +15,6 @@ from tests.training.test_run import settings
 
 pytestmark = pytest.mark.slow  # trains
 
-TINY = {"hidden_size": 4}
-
 
 @pytest.mark.parametrize("kind", ["draft", "medusa", "eagle", "mtp"])
 def test_what_was_saved_is_judged_as_it_was_before_saving(
@@ -37,7 +35,7 @@ def test_a_worse_result_is_put_beside_the_better_one(
 ) -> None:
     better = train(settings(target_folder, prompts, tmp_path, num_steps=60), said)
     before = (better.folder / "model.safetensors").read_bytes()
-    worse = settings(target_folder, prompts, tmp_path, num_steps=1, options=TINY)
+    worse = settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4)
     found = train(worse, said)
     assert found.folder == tmp_path / "out-2" and (found.folder / "config.json").is_file()
     assert (better.folder / "model.safetensors").read_bytes() == before
@@ -50,7 +48,7 @@ def test_a_worse_result_is_put_beside_the_better_one(
 def test_a_better_result_takes_the_earlier_one_s_place(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train(settings(target_folder, prompts, tmp_path, num_steps=1, options=TINY), said)
+    train(settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4), said)
     found = train(settings(target_folder, prompts, tmp_path, num_steps=60), said)
     assert found.folder == tmp_path / "out"
     assert not (tmp_path / "out-2").exists()

@@ -17,8 +17,8 @@ import torch
 
 from localspec.errors import StoreError
 from localspec.training import artifact as made_file
-from localspec.training.answer_log import AnswerLog
 from localspec.training.artifact import Artifact
+from localspec.training.collect import AnswerLog
 from localspec.training.run import train
 from localspec.training.train_loop import TrainLoop
 from tests.training.conftest import Said

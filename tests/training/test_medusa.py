@@ -11,8 +11,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.training.head_recipe import HeadRecipe
-from localspec.training.medusa import make
+from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import Lesson
 from tests.heads import (
     counting_lesson,
@@ -36,7 +35,7 @@ def target() -> Decoder:
 
 def shifting() -> HeadRecipe:
     """Head k, given the state that says x, says x + k: right about a text that counts up."""
-    recipe = make(identity_teacher(SIZE), {"num_heads": 3}, 0)
+    recipe = make_recipe("medusa", identity_teacher(SIZE), {"num_heads": 3}, 0)
     with torch.no_grad():
         for head in range(3):
             onward = torch.eye(SIZE).roll(head + 1, 0)
@@ -47,8 +46,10 @@ def shifting() -> HeadRecipe:
 def test_head_k_is_asked_for_the_token_k_places_after_the_root() -> None:
     teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
     assert rates(shifting().acceptance(teacher, lesson)) == [1.0, 1.0, 1.0]
-    assert rates(make(teacher, {"num_heads": 3}, 0).acceptance(teacher, lesson)) == [0.0, 0.0, 0.0]
-    fresh = make(teacher, {"num_heads": 3}, 0).loss(teacher, lesson)
+    assert rates(
+        make_recipe("medusa", teacher, {"num_heads": 3}, 0).acceptance(teacher, lesson)
+    ) == [0.0, 0.0, 0.0]
+    fresh = make_recipe("medusa", teacher, {"num_heads": 3}, 0).loss(teacher, lesson)
     assert bool(shifting().loss(teacher, lesson) < 0.1 * fresh)
 
 
@@ -64,7 +65,7 @@ def test_a_position_is_tried_only_where_all_before_agreed() -> None:
 def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:
     teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
     half = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
-    recipe = make(teacher, {"num_heads": 3}, 0)
+    recipe = make_recipe("medusa", teacher, {"num_heads": 3}, 0)
     quiet = Lesson(lesson.tokens, half, lesson.features)
     assert [tried for _, tried in recipe.acceptance(teacher, quiet)] == [1.0, 0.0, 0.0]
     garbled = Lesson(lesson.tokens, half, {LAST: lesson.features[LAST].clone()})
@@ -76,7 +77,7 @@ def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:
 
 def test_a_lesson_shorter_than_the_heads_reach_is_taken() -> None:
     teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 2)
-    recipe = make(teacher, {"num_heads": 3}, 0)
+    recipe = make_recipe("medusa", teacher, {"num_heads": 3}, 0)
     assert recipe.loss(teacher, lesson).isfinite()
     assert [tried for _, tried in recipe.acceptance(teacher, lesson)] == [1.0, 0.0, 0.0]
 
@@ -92,7 +93,10 @@ def accepted(model: Decoder, folder: Path) -> int:
 
 def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
     model = target()
-    teacher, recipe = teacher_of(model), make(teacher_of(model), {"num_heads": 3}, 0)
+    teacher, recipe = (
+        teacher_of(model),
+        make_recipe("medusa", teacher_of(model), {"num_heads": 3}, 0),
+    )
     learnt = lesson_of(model, written_by(model, 1, 16, 24))
     held_out = lesson_of(model, written_by(model, 2, 16, 24))
     recipe.save(tmp_path / "fresh")

@@ -11,8 +11,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.training.head_recipe import HeadRecipe
-from localspec.training.mtp import make
+from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import Lesson
 from tests.heads import (
     counting_lesson,
@@ -37,7 +36,9 @@ def target() -> Decoder:
 
 def counting() -> HeadRecipe:
     """A module without attention or feed-forward that adds one to the token embedded."""
-    recipe = make(identity_teacher(SIZE), {"num_heads": 1, "ffn_size": 4, "num_steps": 3}, 0)
+    recipe = make_recipe(
+        "mtp", identity_teacher(SIZE), {"num_heads": 1, "ffn_size": 4, "num_steps": 3}, 0
+    )
     with torch.no_grad():
         for name in ("output", "down", "input"):
             recipe.module[name].weight.zero_()
@@ -48,7 +49,7 @@ def counting() -> HeadRecipe:
 def test_each_step_is_asked_for_the_token_after_the_one_embedded() -> None:
     teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 7)
     assert rates(counting().acceptance(teacher, lesson)) == [1.0] * 5
-    fresh = make(teacher, {"num_heads": 1, "ffn_size": 4}, 0)
+    fresh = make_recipe("mtp", teacher, {"num_heads": 1, "ffn_size": 4}, 0)
     assert max(rates(fresh.acceptance(teacher, lesson))) < 1.0
     assert bool(counting().loss(teacher, lesson) < 0.1 * fresh.loss(teacher, lesson))
 
@@ -84,7 +85,7 @@ def test_later_steps_teach_too() -> None:
     """A loss of one step leaves the module's own states untried; one of two does not."""
     model, text = target(), random_texts(VOCAB_SIZE, 3, 4, 12)
     teacher, lesson = teacher_of(model), lesson_of(model, text)
-    one, two = (make(teacher, SMALL | {"num_steps": count}, 0) for count in (1, 2))
+    one, two = (make_recipe("mtp", teacher, SMALL | {"num_steps": count}, 0) for count in (1, 2))
     assert not torch.allclose(one.loss(teacher, lesson), two.loss(teacher, lesson))
 
 
@@ -99,7 +100,7 @@ def accepted(model: Decoder, folder: Path) -> int:
 
 def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
     model = target()
-    teacher, recipe = teacher_of(model), make(teacher_of(model), SMALL, 0)
+    teacher, recipe = teacher_of(model), make_recipe("mtp", teacher_of(model), SMALL, 0)
     learnt = lesson_of(model, written_by(model, 1, 12, 24))
     held_out = lesson_of(model, written_by(model, 2, 12, 24))
     recipe.save(tmp_path / "fresh")

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from localspec.errors import ConfigError
 from localspec.forward.heads.files import TargetSizes
-from localspec.training.draft import (
-    DraftShape,
-    fresh_draft,
-    num_draft_weights,
-    num_layer_weights,
-)
-from localspec.training.recipe import make_recipe, num_weights
+from localspec.training.draft import fresh_draft, num_layer_weights
+from localspec.training.recipe import head_plan, make_recipe
 from localspec.training.target import Target, sizes_of
 
 SIZES = TargetSizes(256, 6144, 12)
@@ -39,7 +33,7 @@ def test_a_head_that_cannot_be_names_its_flag(
     kind: str, options: dict[str, int], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        num_weights(kind, SIZES, options)
+        head_plan(kind, SIZES, options)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp"])
@@ -48,21 +42,24 @@ def test_weights_are_counted_as_they_are_made(
     kind: str, options: dict[str, int], target: Target
 ) -> None:
     made = make_recipe(kind, target.teacher(), options, seed=1).module
-    counted = num_weights(kind, target.sizes, options)
+    counted = head_plan(kind, target.sizes, options).num_weights
     assert counted == sum(weight.numel() for weight in made.parameters())
 
 
-@pytest.mark.parametrize("shape", [DraftShape(1), DraftShape(2, 16)])
-def test_a_draft_s_weights_are_counted_as_they_are_made(shape: DraftShape, target: Target) -> None:
-    made = fresh_draft(target, shape, 1)
-    weights = {name: math.prod(each.shape) for name, each in made.named_parameters()}
-    assert num_draft_weights(shape, target) == sum(weights.values())
-
-
-@pytest.mark.parametrize("shape", [(0, None), (9, None), (1, 0), (1, -4), (1, 6), (1, 260)])
-def test_a_draft_that_cannot_be_is_refused(shape: tuple[int, int | None]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"layers": 0}, {"layers": 9}, {"hidden_size": 0}, {"hidden_size": -4}, {"hidden_size": 6},
+     {"hidden_size": 260}],
+)  # fmt: skip
+def test_a_draft_that_cannot_be_is_refused(options: dict[str, int], target: Target) -> None:
     with pytest.raises(ConfigError, match="1 to 8 --layers, and a --hidden-size"):
-        num_layer_weights(DraftShape(*shape), SIZES.hidden_size)
+        num_layer_weights(target.config, options)
+
+
+def test_a_draft_s_layers_are_counted_as_they_are_made(target: Target) -> None:
+    made = fresh_draft(target, {"layers": 2, "hidden_size": 16}, 1)
+    weights = sum(weight.numel() for weight in made.model.layers.parameters())
+    assert num_layer_weights(target.config, {"layers": 2, "hidden_size": 16}) == weights
 
 
 def test_sizes_are_known_without_loading(target_folder: Path, target: Target) -> None:

@@ -12,9 +12,8 @@ from localspec.training import registration
 from localspec.training.artifact import Artifact
 from localspec.training.judging import Judgement, Rival
 from localspec.training.registration import (
+    offer,
     register,
-    register_draft,
-    register_head,
     slug,
     summary,
     toml,
@@ -39,7 +38,7 @@ def test_a_shipped_family_keeps_all_it_had_and_gains_the_draft(
 ) -> None:
     draft = tmp_path / "drafts" / "personal"
     before = find_profile("qwen3", load_profiles(settings.profile_folders))
-    path = register_draft(settings, "Qwen/Qwen3-8B", tmp_path / "elsewhere", draft)
+    path = offer(settings, "Qwen/Qwen3-8B", tmp_path / "elsewhere", "draft", draft)
     assert path == settings.home / "profiles" / "models" / "qwen3.toml"
     after = find_profile("qwen3", load_profiles(settings.profile_folders))
     assert after.models.keys() - before.models.keys() == {"Qwen/Qwen3-8B-personal"}
@@ -54,7 +53,7 @@ def test_a_shipped_family_keeps_all_it_had_and_gains_the_draft(
 def test_the_demo_target_is_known_by_its_folder(settings: Settings, tmp_path: Path) -> None:
     folder = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"].folder
     assert folder is not None
-    path = register_head(settings, "any name", folder, head(tmp_path / "eagle", "eagle"))
+    path = offer(settings, "any name", folder, "medusa", head(tmp_path / "eagle", "eagle"))
     assert path.name == "demo.toml"
     demo = load_profiles(settings.profile_folders)["demo"]
     assert demo.models["localspec/demo"].heads[-1] == (tmp_path / "eagle").resolve()
@@ -66,11 +65,11 @@ def test_a_target_that_no_profile_knows_gets_one_of_its_own(
 ) -> None:
     target = tmp_path / 'my "model" é'
     target.mkdir()
-    path = register_head(settings, target.name, target, head(tmp_path / "m", "medusa"))
+    path = offer(settings, target.name, target, "medusa", head(tmp_path / "m", "medusa"))
     found = load_profiles(settings.profile_folders)[path.stem]
     assert found.models[found.default].folder == target
     assert found.models[found.default].heads == ((tmp_path / "m").resolve(),)
-    register_draft(settings, target.name, target, tmp_path / "distilled")
+    offer(settings, target.name, target, "draft", tmp_path / "distilled")
     again = load_profiles(settings.profile_folders)[path.stem]
     (draft_id,) = again.models[again.default].drafts
     assert again.models[draft_id].folder == tmp_path / "distilled"
@@ -79,7 +78,7 @@ def test_a_target_that_no_profile_knows_gets_one_of_its_own(
 
 def test_a_newer_head_takes_the_place_of_its_kind_only(settings: Settings, tmp_path: Path) -> None:
     for name, kind in (("a", "medusa"), ("b", "eagle"), ("c", "medusa")):
-        register_head(settings, "t", tmp_path, head(tmp_path / name, kind))
+        offer(settings, "t", tmp_path, "medusa", head(tmp_path / name, kind))
     entry = load_profiles(settings.profile_folders)["t"].models["t"]
     assert [folder.name for folder in entry.heads] == ["b", "c"]
 
@@ -92,21 +91,21 @@ def weights(folder: Path, content: str) -> Path:
 
 def test_two_folders_of_one_name_are_two_targets(settings: Settings, tmp_path: Path) -> None:
     first, second = (weights(tmp_path / name / "target", name) for name in "ab")
-    one = register_head(settings, "target", first, head(tmp_path / "one", "medusa"))
-    two = register_head(settings, "target", second, head(tmp_path / "two", "medusa"))
+    one = offer(settings, "target", first, "medusa", head(tmp_path / "one", "medusa"))
+    two = offer(settings, "target", second, "medusa", head(tmp_path / "two", "medusa"))
     assert one.stem == "target" and two.stem.startswith("target-")
     found = load_profiles(settings.profile_folders)
     for path, folder, own in ((one, first, "one"), (two, second, "two")):
         (entry,) = found[path.stem].models.values()
         assert (entry.folder, entry.heads) == (folder, (tmp_path / own,))
-    assert register_head(settings, "target", second, tmp_path / "two") == two, "once and for all"
+    assert offer(settings, "target", second, "medusa", tmp_path / "two") == two, "once and for all"
 
 
 def test_a_folder_named_as_a_shipped_profile_hides_none_of_it(
     settings: Settings, tmp_path: Path
 ) -> None:
     folder = weights(tmp_path / "demo", "mine")
-    path = register_head(settings, "demo", folder, head(tmp_path / "m", "medusa"))
+    path = offer(settings, "demo", folder, "medusa", head(tmp_path / "m", "medusa"))
     assert path.stem != "demo"
     assert "localspec/demo" in load_profiles(settings.profile_folders)["demo"].models
 
@@ -118,9 +117,9 @@ def test_what_was_accepted_before_is_not_said_of_the_new_one(
     demo = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"]
     assert demo.accepted is not None and demo.folder is not None
     if kind == "draft":
-        register_draft(settings, "localspec/demo", demo.folder, tmp_path / "distilled")
+        offer(settings, "localspec/demo", demo.folder, "draft", tmp_path / "distilled")
     else:
-        register_head(settings, "localspec/demo", demo.folder, head(tmp_path / "m", "medusa"))
+        offer(settings, "localspec/demo", demo.folder, "medusa", head(tmp_path / "m", "medusa"))
     after = load_profiles(settings.profile_folders)["demo"].models["localspec/demo"]
     assert after.accepted is None
 
@@ -128,21 +127,21 @@ def test_what_was_accepted_before_is_not_said_of_the_new_one(
 def test_the_person_s_older_profile_is_kept_beside_the_new_one(
     settings: Settings, tmp_path: Path
 ) -> None:
-    path = register_head(settings, "t", tmp_path, head(tmp_path / "a", "medusa"))
+    path = offer(settings, "t", tmp_path, "medusa", head(tmp_path / "a", "medusa"))
     own = path.read_text("utf-8") + "# my remark\n"
     path.write_text(own, "utf-8")
-    register_head(settings, "t", tmp_path, head(tmp_path / "b", "eagle"))
+    offer(settings, "t", tmp_path, "medusa", head(tmp_path / "b", "eagle"))
     assert path.with_suffix(".toml.bak").read_text("utf-8") == own
 
 
 def test_a_profile_that_could_not_be_read_takes_no_one_s_place(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = register_head(settings, "t", tmp_path, head(tmp_path / "a", "medusa"))
+    path = offer(settings, "t", tmp_path, "medusa", head(tmp_path / "a", "medusa"))
     before = path.read_bytes()
     monkeypatch.setattr(registration, "toml", lambda table: toml(table) + 'odd = "key"\n')
     with pytest.raises(ConfigError, match="odd"):
-        register_head(settings, "t", tmp_path, head(tmp_path / "b", "eagle"))
+        offer(settings, "t", tmp_path, "medusa", head(tmp_path / "b", "eagle"))
     assert path.read_bytes() == before
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from localspec.errors import ModelError
@@ -13,12 +12,12 @@ from localspec.forward.fingerprint import fingerprint
 from localspec.training.artifact import Artifact, deliver
 from localspec.training.report import (
     LengthGain,
-    ReportTarget,
     ResultGain,
     measure_gains,
     render,
 )
 from tests.tiny import agreeing_draft, tiny_llama
+from tests.training.conftest import PLACE
 from tools.demo_pair.tokenizer import save_tokenizer
 
 
@@ -40,27 +39,28 @@ def test_a_loss_is_called_a_loss() -> None:
 
 
 @pytest.fixture
-def target(tokenizer: Tokenizer, tmp_path: Path) -> ReportTarget:
+def target(tokenizer: Tokenizer, tmp_path: Path) -> Path:
     module = tiny_llama(0, num_layers=4, vocab_size=420)
     module.save_pretrained(tmp_path / "target")
     agreeing_draft(module).save_pretrained(tmp_path / "draft-weights")
     save_tokenizer(tokenizer, tmp_path / "target", 256)
-    cpu = torch.device("cpu")
-    return ReportTarget(tmp_path / "target", fingerprint(tmp_path / "target"), torch.float32, cpu)
+    return tmp_path / "target"
 
 
-def trained(target: ReportTarget, mark: str | None = None) -> Path:
+def trained(target: Path, mark: str | None = None) -> Path:
     """A finished draft with a note of how well it did."""
-    folder = target.folder.parent / "draft"
-    made = Artifact("draft", "target", mark or target.mark, (0.8, 0.7, 0.6), None, 1, 1, 0.1)
-    source = target.folder.parent / "draft-weights"
+    folder = target.parent / "draft"
+    made = Artifact(
+        "draft", "target", mark or fingerprint(target), (0.8, 0.7, 0.6), None, 1, 1, 0.1
+    )
+    source = target.parent / "draft-weights"
     deliver(folder, made, lambda part: source.rename(part) and None)
     return folder
 
 
-def test_costs_are_measured_with_the_drafter_itself(target: ReportTarget) -> None:
+def test_costs_are_measured_with_the_drafter_itself(target: Path) -> None:
     said: list[str] = []
-    (found,), _ = measure_gains(target, [trained(target)], said.append)
+    (found,), _ = measure_gains(target, PLACE, [trained(target)], said.append)
     assert [each.num_draft_tokens for each in found.lengths] == [1, 2, 3]
     for each in found.lengths:
         assert each.round_ms > 0.0
@@ -71,14 +71,14 @@ def test_costs_are_measured_with_the_drafter_itself(target: ReportTarget) -> Non
 
 
 def test_a_result_for_other_weights_is_refused_before_anything_is_loaded(
-    target: ReportTarget,
+    target: Path,
 ) -> None:
     said: list[str] = []
     with pytest.raises(ModelError, match="other weights"):
-        measure_gains(target, [trained(target, mark="another")], said.append)
+        measure_gains(target, PLACE, [trained(target, mark="another")], said.append)
     assert not said
 
 
-def test_a_folder_that_was_not_trained_here_is_refused(target: ReportTarget) -> None:
+def test_a_folder_that_was_not_trained_here_is_refused(target: Path) -> None:
     with pytest.raises(ModelError, match="was not made by"):
-        measure_gains(target, [target.folder], lambda _: None)
+        measure_gains(target, PLACE, [target], lambda _: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,23 +18,30 @@ from localspec.forward.weights import load_model
 from localspec.speculation import expected_tokens
 from localspec.training import run as run_file
 from localspec.training.artifact import read_artifact
+from localspec.training.commands import TrainRequest
 from localspec.training.prompt_files import read_prompts
 from localspec.training.run import TrainSettings, train
 from localspec.training.train_loop import TrainLoop
 from localspec.training.work_folder import alone_in
-from tests.training.conftest import Said, make_folder
+from tests.training.conftest import PLACE, Said, make_folder
 
 pytestmark = pytest.mark.slow  # trains
 
 
 def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> TrainSettings:
-    usual: dict[str, Any] = {
-        "kind": "draft", "target": target, "target_name": "tiny",
-        "prompts": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
-        "num_steps": 8, "max_answer_length": 24, "row_length": 96, "batch": 512, "rate": 4e-3,
-        "answer_minutes": 5.0,
+    """changes: of the request's flags and of the settings."""
+    flags: dict[str, Any] = {
+        "kind": "draft", "max_answer_length": 24, "batch": 512, "rate": 4e-3, "answer_minutes": 5.0,
     }  # fmt: skip
-    return TrainSettings(**(usual | changes))
+    usual: dict[str, Any] = {
+        "target": target, "target_name": "tiny", "place": PLACE,
+        "prompts": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
+        "num_steps": 8, "row_length": 96,
+    }  # fmt: skip
+    own = {each.name for each in fields(TrainSettings)} - {"request"}
+    flags |= {name: value for name, value in changes.items() if name not in own}
+    usual |= {name: value for name, value in changes.items() if name in own}
+    return TrainSettings(TrainRequest(**flags), **usual)
 
 
 def test_a_draft_is_trained_and_loads_beside_its_target(
@@ -144,7 +152,7 @@ def test_an_unfinished_training_with_other_options_is_not_lost(
         with pytest.raises(KeyboardInterrupt):
             train(settings(target_folder, prompts, tmp_path), said)
     with pytest.raises(ConfigError, match=r"options .*there, .*layers.*now"):
-        train(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said)
+        train(settings(target_folder, prompts, tmp_path, layers=2), said)
     train(settings(target_folder, prompts, tmp_path), said)
     assert any("Continuing from the checkpoint at step 3" in line for line in said)
 
@@ -153,7 +161,7 @@ def test_a_finished_training_makes_room_for_another(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     train(settings(target_folder, prompts, tmp_path), said)
-    made = train(settings(target_folder, prompts, tmp_path, options={"layers": 2}), said).artifact
+    made = train(settings(target_folder, prompts, tmp_path, layers=2), said).artifact
     assert not any("Continuing" in line for line in said)
     assert made.num_steps == 8
 
@@ -175,36 +183,34 @@ def test_a_draft_larger_than_its_target_is_refused_before_it_is_trained(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     with pytest.raises(DraftMismatch, match="could never be faster"):
-        train(settings(target_folder, prompts, tmp_path, options={"layers": 8}), said)
+        train(settings(target_folder, prompts, tmp_path, layers=8), said)
     assert not (tmp_path / "out").exists() and not (tmp_path / "work" / "answers.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [("draft", {"hidden_size": 128}), ("draft", {"hidden_size": 0}), ("draft", {"layers": 0}),
-     ("medusa", {"num_heads": 20}), ("eagle", {"num_heads": 1000}), ("mtp", {"num_heads": 7})],
+    "flags",
+    [{"kind": "draft", "hidden_size": 128}, {"kind": "draft", "hidden_size": 0},
+     {"kind": "draft", "layers": 0}, {"kind": "medusa", "num_heads": 20},
+     {"kind": "eagle", "num_heads": 1000}, {"kind": "mtp", "num_heads": 7}],
 )  # fmt: skip
 def test_a_shape_that_cannot_be_is_refused_before_anything_is_loaded(
-    kind: str,
-    options: dict[str, int],
+    flags: dict[str, Any],
     target_folder: Path,
     prompts: Path,
     tmp_path: Path,
     said: Said,
 ) -> None:
-    wanted = settings(target_folder, prompts, tmp_path, kind=kind, options=options)
+    wanted = settings(target_folder, prompts, tmp_path, **flags)
     with pytest.raises(ConfigError, match=r"--num-heads|--layers"):
         train(wanted, said)
     assert not said and not (tmp_path / "work").exists()
 
 
 def test_a_head_too_large_for_the_memory_is_refused_before_it_is_made(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, memory = {"ffn_size": 1 << 20}, lambda: 10**9
-    wanted = settings(
-        target_folder, prompts, tmp_path, kind="eagle", options=options, free_bytes=memory
-    )
+    monkeypatch.setattr(run_file, "free_bytes_now", lambda _: 10**9)
+    wanted = settings(target_folder, prompts, tmp_path, kind="eagle", ffn_size=1 << 20)
     with pytest.raises(MemoryShortage, match="The training needs"):
         train(wanted, said)
     assert not said
@@ -223,10 +229,11 @@ def test_a_second_training_in_one_work_folder_is_refused(
 
 
 def test_too_little_memory_is_said_before_the_target_is_loaded(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+    target_folder: Path, prompts: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(MemoryShortage, match="The target tiny needs"):
-        train(settings(target_folder, prompts, tmp_path, free_bytes=lambda: 1000), said)
+    monkeypatch.setattr("localspec.placement.free_bytes_now", lambda _: 1000)
+    with pytest.raises(MemoryShortage, match=r"tiny needs .* for its weights"):
+        train(settings(target_folder, prompts, tmp_path), said)
     assert not said
 
 
@@ -244,7 +251,6 @@ def test_a_full_disk_is_said_before_the_first_step(
 def test_a_narrow_draft_keeps_the_main_directions_of_the_embedding(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    options = {"hidden_size": 16}
-    train(settings(target_folder, prompts, tmp_path, options=options), said)
+    train(settings(target_folder, prompts, tmp_path, hidden_size=16), said)
     draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
     assert draft.embed([0]).shape == (1, 16)

@@ -14,9 +14,8 @@ from localspec.errors import NumericsError
 from localspec.forward.features import LAST
 from localspec.training.judging import Judgement
 from localspec.training.rows import SplitRows, TokenRow, padded
-from localspec.training.schedule import Schedule
 from localspec.training.target import Lesson, Target, Teacher
-from localspec.training.train_loop import LoopSettings, TrainLoop
+from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from tests.training.conftest import Said
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from localspec.training.schedule import Schedule
+from localspec.training.train_loop import Schedule
 from tools.demo_pair.decoder import Decoder
 from tools.demo_pair.optimiser import OptimiserSettings
 from tools.demo_pair.packs import Batch, BatchStream

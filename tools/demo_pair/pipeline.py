@@ -16,7 +16,7 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from localspec.training.schedule import Schedule
+from localspec.training.train_loop import Schedule
 from localspec.training.work_folder import LOCK, alone_in, require_writable
 from tools.demo_pair import corpus
 from tools.demo_pair.card import CardFacts, write_card

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from localspec.files import replacing
-from localspec.training.schedule import Schedule
+from localspec.training.train_loop import Schedule
 from tools.demo_pair.decoder import Decoder, ModelShape
 from tools.demo_pair.optimiser import Optimiser, OptimiserSettings
 from tools.demo_pair.packs import Batch, BatchStream, Pack

@@ -32,8 +32,7 @@ from localspec.forward.heads.mtp import (
     ships_mtp,
 )
 from localspec.forward.weights import load_model
-from localspec.training.head_recipe import HeadRecipe
-from localspec.training.mtp import make
+from localspec.training.recipe import HeadRecipe, make_recipe
 from tests.heads import lesson_of, random_texts, teacher_of
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
@@ -45,7 +44,7 @@ def target() -> Decoder:
 
 
 def recipe_for(model: Decoder) -> HeadRecipe:
-    recipe = make(teacher_of(model), SMALL, 5)
+    recipe = make_recipe("mtp", teacher_of(model), SMALL, 5)
     with torch.no_grad():  # fresh weights are near the identity; every part must count
         for parameter in recipe.module.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.2)
@@ -58,7 +57,7 @@ def in_full(recipe: HeadRecipe) -> MtpWeights:
 
 
 def folder_with(tmp_path: Path, model: Decoder) -> Path:
-    make(teacher_of(model), SMALL, 0).save(tmp_path / "head")
+    make_recipe("mtp", teacher_of(model), SMALL, 0).save(tmp_path / "head")
     return tmp_path / "head"
 
 
@@ -118,7 +117,7 @@ def test_a_bias_of_the_attention_counts() -> None:
 
 def test_a_saved_module_is_read_back(tmp_path: Path) -> None:
     model = target()
-    recipe = make(teacher_of(model), SMALL, 0)
+    recipe = make_recipe("mtp", teacher_of(model), SMALL, 0)
     recipe.save(tmp_path)
     found = read_mtp(tmp_path, model)
     assert found.shape == MtpShape.of(recipe.settings, "head")
@@ -197,7 +196,7 @@ def test_a_module_for_another_target_is_refused(
 ) -> None:
     model = target()
     sizes = TargetSizes(**{**vars(TargetSizes.of(model)), **changed})
-    recipe = make(teacher_of(model), SMALL, 0)
+    recipe = make_recipe("mtp", teacher_of(model), SMALL, 0)
     write_head(tmp_path, KIND, sizes, recipe.settings, recipe.module.state_dict())
     with pytest.raises(ModelError, match=said):
         read_mtp(tmp_path, model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from localspec.training.schedule import Schedule
+from localspec.training.train_loop import Schedule
 from tools.demo_pair import dialogues
 from tools.demo_pair.decoder import Decoder, ModelShape
 from tools.demo_pair.distil import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from localspec.training.schedule import Schedule
+from localspec.training.train_loop import Schedule
 from tools.demo_pair.corpus import CorpusError, PackPlan, pack, read_rows
 from tools.demo_pair.decoder import Decoder, ModelShape
 from tools.demo_pair.optimiser import orthogonalise
