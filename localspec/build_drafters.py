@@ -22,7 +22,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
 from localspec.machine.compatibility import require_compatible, size_warning
-from localspec.machine.hardware import free_bytes_now, gib
+from localspec.machine.hardware import gib
 from localspec.machine.sources import Source
 from localspec.placement import Place, load_at, refuse_shortage
 
@@ -68,7 +68,6 @@ def gather(
         target,
         None if draft is None else capturable(draft, pool),
         refusal,
-        free_bytes_now(place.hardware),
         pool,
         heads,
         foreign,

@@ -1,13 +1,13 @@
-"""Lookup drafts, the draft model reads along, and drafts on where the lookup ends.
+"""Lookup drafts, the draft model checks the copy, and drafts on where the copy ends.
 
 Contract: the text that followed the last tokens earlier is put through the draft model in one
-forward. Its tokens stand while the model finds each about as likely as its own favourite; from
-the first that it does not, the model drafts on by itself. So a copied stretch costs one draft
-step instead of one a token, and its end costs no round. Copied tokens are deterministic, whatever
-the temperature: where to leave them is decided by the model's rows before them alone. Each token
-names the one of the two that it comes from.
+forward. A copied token is kept while the model finds it at least KEPT_SHARE as likely as its own
+favourite; from the first token that it does not, the model drafts on. So a copied stretch costs one
+draft step instead of one a token, and its end costs no round. Copied tokens are not drawn at any
+temperature: where to leave the copy is decided by the model's rows before that token alone. The
+proposal names the drafter that each token comes from.
 
-Not here: finding the match (ngram), the model's own loop (draft_model).
+Not here: finding the match (ngram), the model's own loop (drafting).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import replace
 import torch
 
 from localspec.core import DraftPlan, Proposal, Sequence
-from localspec.drafters.draft_model import DraftModelDrafter, draft_on
-from localspec.drafters.drafting import Drafting
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.drafting import Drafting, catch_up, draft_on, room_of
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
 
-KEPT_SHARE = 0.5  # of the model's favourite: below it the copy is left
+KEPT_SHARE = 0.5
 
 
 class ChainedDrafter(DrafterBase):
@@ -56,39 +56,34 @@ class ChainedDrafter(DrafterBase):
         self._drafting.prepare(sequence)
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        # A draft may know a shorter context than its target.
-        room = max(0, self.model.cache.shape.capacity - len(sequence.tokens))
-        guess = self._lookup.foresee(sequence)[: min(plan.num_draft_tokens, room)]
-        if not guess:
-            found = self._drafting.propose(sequence, plan)
-            return replace(found, makers=(self._drafting.name,) * len(found.tokens))
-        self._drafting.catch_up(sequence)
-        draft = Drafting(sequence, plan.shortened(room), self._drafting.target_vocab_size)
+        plan = plan.shortened(room_of(self.model, sequence))
+        copied = self._lookup.foresee(sequence)[: plan.num_draft_tokens]
+        if not copied:
+            alone = self._drafting.propose(sequence, plan)
+            return replace(alone, makers=(self._drafting.name,) * len(alone.tokens))
+        catch_up(self.model, sequence.tokens)
+        draft = Drafting(sequence, plan, self._drafting.target_vocab_size)
         pending = sequence.tokens[self.model.cache.length :]
-        logits = self.model.forward([*pending, *guess], num_logits=len(guess) + 1)  # [g + 1, V]
-        goes_on, num_kept = self._copy(draft, guess, logits)
+        logits = self.model.forward([*pending, *copied], num_logits=len(copied) + 1)  # [g + 1, V]
+        goes_on, num_agreed = _copy(draft, copied, logits)
         num_copied = len(draft.tokens)
-        self.model.cache.rollback(len(sequence.tokens) + num_kept)
+        self.model.cache.rollback(len(sequence.tokens) + num_agreed)
         if goes_on:
-            draft_on(self.model, draft, logits[num_kept])
-        return self._told(draft.proposal(), num_copied)
-
-    def _told(self, proposal: Proposal, num_copied: int) -> Proposal:
-        """The proposal with the makers of its tokens, the lookup's first, and the model's steps:
-        one for all that was copied, which also gives the first token behind it."""
-        num_drafted = len(proposal.tokens) - num_copied
+            draft_on(self.model, draft, logits[num_agreed])
+        num_drafted = len(draft.tokens) - num_copied
         makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
-        return replace(proposal, makers=makers, num_steps=max(1, num_drafted))
+        # The step that checked the copy also gives the first token behind it.
+        return replace(draft.proposal(), makers=makers, num_steps=max(1, num_drafted))
 
-    def _copy(
-        self, draft: Drafting, guess: tuple[int, ...], logits: torch.Tensor
-    ) -> tuple[bool, int]:
-        """Take of the guess what the model agrees with; whether to draft on, and how many."""
-        for index, token in enumerate(guess):
-            row = draft.row(logits[index])  # [V]
-            chance, peak = torch.stack((row[token], row.max())).tolist()
-            if not chance >= KEPT_SHARE * peak:  # also leaves a damaged model's rows
-                return True, index
-            if not draft.copy(token, chance):
-                return False, index + 1
-        return True, len(guess)
+
+def _copy(draft: Drafting, copied: tuple[int, ...], logits: torch.Tensor) -> tuple[bool, int]:
+    """Add the copied tokens that the model agrees with; whether to draft on, and how many the
+    model's cache keeps."""
+    for index, token in enumerate(copied):
+        row = draft.row(logits[index])  # [V]
+        chance, peak = torch.stack((row[token], row.max())).tolist()
+        if not chance >= KEPT_SHARE * peak:  # also leaves a damaged model's rows
+            return True, index
+        if not draft.add(token, chance, None):
+            return False, index + 1
+    return True, len(copied)

@@ -1,19 +1,19 @@
 """Several draft tokens in one piece of device work: forward, warp, draw, and again.
 
-Contract: `ChunkedDraft.propose` drafts what `draft_model.autoregress` would: greedily the same
-tokens; sampled, from the same distribution and with the same numbers of the turn's random source,
-which it leaves as `autoregress` would. The host sees tokens and confidences once a chunk; the rows
-the tokens were drawn from stay on the device. The stop rule is asked about one token after the
-other, and a draft ends with the first token that fails: what the chunk drew beyond is dropped
-unseen, so the rule has looked at nothing later. `propose` is None where no graph serves (not yet
-captured, a repetition penalty, the context's end); the caller then drafts token by token.
+Contract: `ChunkedDraft.propose` drafts what `drafting.autoregress` would: greedily the same tokens;
+sampled, from the same distribution and with the same numbers of the turn's random source, which it
+leaves in the same state. The host sees tokens and confidences once a chunk; the rows that tokens
+were drawn from stay on the device. The stop rule is asked about one token after the other, and a
+draft ends with the first token that fails: what the chunk drew beyond it is dropped unseen.
+`propose` is None where no graph serves (not yet captured, a repetition penalty, the context's end);
+the caller then drafts token by token.
 
-Which warps a graph holds is fixed (`Warp`), since sorting a vocabulary that nobody cuts would cost;
-their values are inputs, so that one graph serves every setting. Penalties need the history and are
-left to the uncaptured draft.
+Which warps a graph holds is fixed (`Warp`), because sorting a vocabulary that nobody cuts would
+cost time. Their values are inputs, so that one graph serves every setting. A repetition penalty
+needs the history and is left to the uncaptured draft.
 
 The capture itself has never run on CUDA hardware: no GPU was at hand. The chunk's own arithmetic
-is exercised on a CPU.
+is tested on a CPU.
 
 Not here: recording (forward.graphs), catching up with the sequence (the drafters).
 """
@@ -22,16 +22,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.drafters.drafting import fitted
+from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
+from localspec.drafters.drafting import Drafting, fitted
+from localspec.drafters.parts import Parts
 from localspec.engine.sampling import uniforms, warped
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import GraphFault, GraphPool, Shelf, Work, buckets
-from localspec.forward.model import prefill
+from localspec.forward.model import LanguageModel, prefill
 from localspec.forward.static import Window, undisturbed, uploaded, zero_beyond
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
@@ -176,16 +177,6 @@ class StaticChunk:
         return token
 
 
-@dataclass
-class _Draft:
-    """What a proposal has grown to."""
-
-    tokens: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    rows: list[torch.Tensor] = field(default_factory=list)
-    is_ended: bool = False
-
-
 @dataclass(frozen=True)
 class _Ready:
     """A recorded chunk with its inputs."""
@@ -195,7 +186,7 @@ class _Ready:
 
 
 class ChunkedDraft:
-    """Drafts with `model` in captured chunks. target_vocab_size: see autoregress."""
+    """Drafts with `model` in captured chunks. target_vocab_size: see Drafting."""
 
     def __init__(self, model: Decoder, target_vocab_size: int, pool: GraphPool) -> None:
         self.model = model
@@ -204,6 +195,13 @@ class ChunkedDraft:
         self._warps = [GREEDY]  # kinds of sampling that were asked for
         self._windows: dict[int, Window] = {}
         self._buffers: _Buffers | None = None
+
+    @classmethod
+    def of(cls, model: LanguageModel, parts: Parts) -> ChunkedDraft | None:
+        """The captured draft loop of a model; None where nothing is captured."""
+        if parts.pool is None or not isinstance(model, Decoder):
+            return None
+        return cls(model, parts.target.vocab_size, parts.pool)
 
     @property
     def notice(self) -> str | None:
@@ -251,14 +249,14 @@ class ChunkedDraft:
         if len(pending) > FIRST_WIDTH:
             prefill(self.model, pending[:-1])
             pending = pending[-1:]
-        draft = _Draft()
-        while not draft.is_ended:
+        draft, goes_on = Drafting(sequence, plan, self._vocab_size), True
+        while goes_on:
             room = plan.num_draft_tokens - len(draft.tokens)
             room = room if plan.keep_drafting is None else min(room, RULED_SIZE)
-            self._run(chunks[max(s for s in chunks if s <= room)], pending, sequence, plan, draft)
+            ready = chunks[max(size for size in chunks if size <= room)]
+            goes_on = self._run(ready, pending, sequence, draft)
             pending = draft.tokens[-1:]
-        probs = torch.cat(draft.rows) if draft.rows else None  # [n, V]
-        return chain(tuple(draft.tokens), probs, tuple(draft.confidences))
+        return draft.proposal()
 
     def _ready(self, warp: Warp, end: int) -> dict[int, _Ready]:
         """Chunks by size in the shortest window that holds `end` slots; empty if there is none."""
@@ -269,54 +267,40 @@ class ChunkedDraft:
                 return found
         return {}
 
-    def _run(
-        self,
-        ready: _Ready,
-        pending: list[int],
-        sequence: Sequence,
-        plan: DraftPlan,
-        draft: _Draft,
-    ) -> None:
-        """One chunk: draft, read, judge, and take up what counts."""
-        chunk, cache, is_sampled = ready.chunk, self.model.cache, sequence.sampling.temperature > 0
-        source = sequence.rng.get_state() if is_sampled else None
-        chances = uniforms(chunk.size, sequence.rng) if is_sampled else []
-        chunk.fill(pending, cache.length, sequence.sampling, chances)
+    def _run(self, ready: _Ready, pending: list[int], sequence: Sequence, draft: Drafting) -> bool:
+        """One chunk: draft, read, and add the tokens that count; whether the draft goes on."""
+        chunk, cache, rng = ready.chunk, self.model.cache, sequence.rng
+        is_sampled = sequence.sampling.temperature > 0.0
+        state = rng.get_state() if is_sampled else None
+        random_numbers = uniforms(chunk.size, rng) if is_sampled else []
+        chunk.fill(pending, cache.length, sequence.sampling, random_numbers)
         ready.replay()
         assert self._buffers is not None, "a captured chunk has its buffers"
         tokens, confidences = self._buffers.summary[:, : chunk.size].tolist()  # the one copy
-        kept = self._judge(confidences, plan, draft)
-        draft.tokens += [int(token) for token in tokens[:kept]]
-        draft.confidences += confidences[:kept]
-        if is_sampled and kept:
-            draft.rows.append(self._buffers.rows[:kept].clone())  # the next chunk writes over it
-        if source is not None and kept < chunk.size:  # as if the others had never been drawn
-            sequence.rng.set_state(source)
-            uniforms(kept, sequence.rng)
+        rows = (
+            self._buffers.rows[: chunk.size].clone() if is_sampled else None
+        )  # one buffer for all
+        kept, goes_on = 0, True
+        while goes_on and kept < chunk.size:
+            if math.isnan(confidences[kept]):  # a damaged draft's token is none
+                goes_on = False
+                break
+            row = None if rows is None else rows[kept]
+            goes_on = draft.add(int(tokens[kept]), confidences[kept], row)
+            kept += 1
+        if state is not None and kept < chunk.size:  # as if the others had never been drawn
+            rng.set_state(state)
+            uniforms(kept, rng)
         if kept:
             with cache.append([*pending, *draft.tokens[len(draft.tokens) - kept : -1]]):
                 pass  # their slots are written already
         if any(map(math.isnan, confidences)):
             zero_beyond(cache)
-
-    def _judge(self, confidences: list[float], plan: DraftPlan, draft: _Draft) -> int:
-        """How many of a chunk's tokens count. The rule is asked in order and hears of none after
-        the first that fails; a damaged draft's NaN is no token."""
-        first = len(draft.tokens)
-        for kept, confidence in enumerate(confidences):
-            if math.isnan(confidence):
-                draft.is_ended = True
-                return kept
-            index = first + kept
-            is_full = index + 1 == plan.num_draft_tokens
-            if is_full or not (plan.keep_drafting is None or plan.keep_drafting(index, confidence)):
-                draft.is_ended = True
-                return kept + 1
-        return len(confidences)
+        return goes_on
 
     @torch.inference_mode()
     def _captured(self, key: _Key) -> _Ready:
-        """Record one chunk and hold it against the code it was made of."""
+        """Record one chunk and compare a replay with the code that was recorded."""
         buffers = self._buffer()
         chunk = StaticChunk(self._window(key.bucket), key, self._vocab_size, buffers)
         sampling = key.warp.example()
@@ -332,7 +316,7 @@ class ChunkedDraft:
             is_same = torch.equal(found[0], wanted[0])
             error = float((found[1] - wanted[1]).abs().max())
         if not (is_same and error <= AGREEMENT):
-            raise GraphFault(f"a replay of {key.size} draft tokens came out otherwise")
+            raise GraphFault(f"a replay of {key.size} draft tokens gave other tokens")
         return _Ready(chunk, replay)
 
     def _window(self, bucket: int) -> Window:

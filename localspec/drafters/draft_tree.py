@@ -2,28 +2,29 @@
 
 Contract: the model and its cache are those of `draft_model`. The tree grows under the plan's
 prices (tree_growth); nodes that are extended together cost one forward. At temperature 0 a node's
-children are the likeliest tokens, above it they are drawn without replacement from the request's
+children are the likeliest tokens; above it they are drawn without replacement from the request's
 own distribution. Where siblings do not pay the tree is a chain. Without prices it takes the shape
 that USUAL gives it.
 
 The draft's cache holds slots in a row, and a forward sees all of them. So before each step the
-cache is cut down to the path that all wanted nodes have in common, and what lies beyond is run
-again beside the new ones: nothing on a chain, a few rows on a tree.
+cache is cut down to the path that all wanted nodes have in common, and the nodes beyond it are run
+again beside the new ones: none on a chain, a few on a tree.
 
-Not here: which nodes (tree_growth), the draft's rows one by one (draft_model), acceptance.
+Not here: which nodes (tree_growth), drafting a chain (draft_model), acceptance (engine.verify).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Several
+from typing import Self
 
 import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
-from localspec.drafters.draft_model import catch_up
-from localspec.drafters.drafting import drafted_with, fitted
-from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.drafting import catch_up, fitted, guessed_with, room_of
+from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import (
     MAX_DRAWN,
     ROOT,
@@ -34,63 +35,48 @@ from localspec.drafters.tree_growth import (
     TreeGrowth,
 )
 from localspec.engine.sampling import distributions, peaks
-from localspec.errors import ModelError
+from localspec.forward.graphs import Capturing
 from localspec.forward.model import LanguageModel
 
 # Where nothing was measured: a step must promise a fifth of a token, a place but the first a tenth.
 USUAL = Growth(lambda confidence: confidence, (0.0, *[0.1] * (USUAL_NODES - 1)), 0.2)
 
 
-class DraftTreeDrafter(DrafterBase):
-    """Drafts trees with `model`, whose token ids are the target's."""
+class DraftTreeDrafter(DraftModelDrafter):
+    """Drafts trees with the draft model."""
 
     name = "draft_tree"
     shapes_itself = True
 
-    def __init__(self, model: LanguageModel, target_vocab_size: int) -> None:
-        self.model = model
-        self._vocab_size = target_vocab_size
-
     @classmethod
-    def build(cls, parts: Parts) -> DraftTreeDrafter:
-        if parts.draft is None:
-            raise ModelError(parts.draft_refusal)
-        return cls(parts.draft, parts.target.vocab_size)
+    def build(cls, parts: Parts) -> Self:
+        return cls(parts.loaded_draft(), parts.target.vocab_size)
 
     @property
-    def memory_bytes(self) -> int:
-        return self.model.weight_bytes + self.model.cache.kv_bytes
-
-    def signal(self, sequence: Sequence) -> str | None:
-        room = self.model.cache.shape.capacity - len(sequence.tokens)
-        return "model" if room > 0 else None
-
-    def prepare(self, sequence: Sequence) -> None:
-        if self.signal(sequence) is not None:
-            catch_up(self.model, sequence)
+    def captures(self) -> tuple[Capturing, ...]:
+        """None of its own: `draft_model` captures the model's steps."""
+        return ()
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        room = self.model.cache.shape.capacity - len(sequence.tokens)
-        size = plan.shortened(max(0, room)).num_draft_tokens
-        if size == 0:  # a draft may know a shorter context than its target
+        size = plan.shortened(room_of(self.model, sequence)).num_draft_tokens
+        if size == 0:
             return Proposal()
-        catch_up(self.model, sequence)
+        catch_up(self.model, sequence.tokens)
         tree = TreeGrowth(plan.growth or USUAL, size)
-        behind = _Behind(self.model, sequence, tree)
+        steps = _Steps(self.model, sequence, tree)
         try:
-            return self._grown(sequence, tree, behind)
+            return self._grown(sequence, tree, steps)
         finally:
-            behind.keep_a_path()
+            steps.keep_a_path()
 
-    def _grown(self, sequence: Sequence, tree: TreeGrowth, behind: _Behind) -> Proposal:
+    def _grown(self, sequence: Sequence, tree: TreeGrowth, steps: _Steps) -> Proposal:
         num_steps, wanted = 0, [ROOT]
         while wanted:
-            logits = behind.run(wanted)  # [w, V_draft]
+            logits = steps.run(wanted)  # [w, V_draft]
             num_steps += 1
-            for node, children in zip(
-                wanted, self._children(sequence, tree, wanted, logits), strict=True
-            ):
-                tree.open(node, children)
+            children = self._children(sequence, tree, wanted, logits)
+            for node, its_children in zip(wanted, children, strict=True):
+                tree.open(node, its_children)
             tree.grow()
             wanted = tree.wanted()
         return tree.proposal(num_steps)
@@ -98,28 +84,24 @@ class DraftTreeDrafter(DrafterBase):
     def _children(
         self, sequence: Sequence, tree: TreeGrowth, nodes: Several[int], logits: torch.Tensor
     ) -> list[Children]:
-        """What may follow each node, by the row of logits behind it."""
-        sampling = drafted_with(sequence.sampling)
-        histories = list[list[int]]()
-        if sampling.repetition_penalty != 1.0:
-            paths = ([tree.nodes[i].token for i in tree.path(node)] for node in nodes)
-            histories = [[*sequence.tokens, *path] for path in paths]
-        rows = distributions(fitted(logits, self._vocab_size), sampling, histories)  # [w, V]
-        heights, _ = peaks(rows)
-        # A damaged draft costs time, never correctness: nothing follows a row of no numbers.
-        sound = [not math.isnan(height) for height in heights]
+        """What may follow each node, by the row of logits after it."""
+        sampling = guessed_with(sequence.sampling)
+        histories = ([*sequence.tokens, *tree.text(node)] for node in nodes)
+        rows = distributions(fitted(logits, self.target_vocab_size), sampling, histories)  # [w, V]
+        children: list[Children]
         if sequence.sampling.temperature > 0.0:
-            return [
-                Drawn(row, sequence.rng) if is_sound else Ranked((), ())
-                for row, is_sound in zip(rows, sound, strict=True)
-            ]
-        best = rows.topk(min(MAX_DRAWN, rows.shape[-1]), dim=-1)
-        ranked = zip(best.indices.tolist(), best.values.tolist(), sound, strict=True)
-        return [Ranked(i, c) if is_sound else Ranked((), ()) for i, c, is_sound in ranked]
+            children = [Drawn(row, sequence.rng) for row in rows]
+        else:
+            best = rows.topk(min(MAX_DRAWN, rows.shape[-1]), dim=-1)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            children = [Ranked(tokens, confidences) for tokens, confidences in pairs]
+        # A damaged draft costs time, never correctness: nothing follows a row that is no numbers.
+        found = zip(children, peaks(rows)[0], strict=True)
+        return [Ranked((), ()) if math.isnan(height) else each for each, height in found]
 
 
-class _Behind:
-    """What the model says behind nodes of a tree, with its cache kept in order."""
+class _Steps:
+    """The model's forwards over nodes of a tree, with its cache kept in order."""
 
     def __init__(self, model: LanguageModel, sequence: Sequence, tree: TreeGrowth) -> None:
         self._model = model
@@ -129,7 +111,7 @@ class _Behind:
         self._held = list[int]()  # nodes in the slots after the sequence, in slot order
 
     def run(self, wanted: Several[int]) -> torch.Tensor:
-        """Logits behind each wanted node, [w, V_draft]; the root is wanted first and alone."""
+        """Logits after each wanted node, [w, V_draft]; the root is wanted first and alone."""
         if list(wanted) == [ROOT]:
             pending = self._sequence.tokens[self._model.cache.length :]
             return self._model.forward(pending, num_logits=1)
@@ -145,7 +127,7 @@ class _Behind:
         return logits[[place[node] for node in wanted]]
 
     def keep_a_path(self) -> None:
-        """Leave the longest path in the cache: what follows may go on from it."""
+        """Leave the longest path in the cache: the next draft may go on from it."""
         if self._model.cache.length < self._base:  # the first forward failed
             return
         paths = [self._tree.path(node) for node in self._held]

@@ -1,15 +1,15 @@
 """An EAGLE head drafts a tree from the target's hidden states.
 
-Contract: catches its pairs up with the sequence from the states the target left beside its cache,
-by longest common prefix, then grows a tree best-first: one forward of the head for each step, in
-which the best nodes so far get children. What the head wrote for a draft is erased when the draft
-is done; accepted tokens are read anew with the target's own states. Tokens are the head's
-likeliest and not drawn, at every temperature (probs None).
+Contract: the head reads pairs of neighbouring tokens with the states that the target left beside
+its cache, and catches up with the sequence by longest common prefix. Then a tree grows best-first:
+each step is one forward of the head, in which the best nodes so far get children. What the head
+wrote for a draft is erased when the draft is done; accepted tokens are read anew with the target's
+own states. Tokens are the head's likeliest and not drawn, at every temperature (probs None).
 
-A confidence is the head's probability under the request's own temperature and repetition
-penalty, temperature 1 when greedy: a token that was not drawn is accepted with the target's
-probability under those, which the same softmax of the head estimates. top-k, top-p and min-p are
-left to the target: they move the likeliest tokens little and cost a sort of every row.
+A confidence is the head's probability under the request's temperature and repetition penalty,
+temperature 1 when greedy: a token that was not drawn is accepted with the target's probability
+under those, which this softmax of the head estimates. top-k, top-p and min-p are left to the
+target: they change the likeliest tokens little and cost a sort of every row.
 
 Not here: the head (forward.heads.eagle), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
@@ -23,7 +23,6 @@ from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import distributions
-from localspec.errors import ModelError
 from localspec.forward.heads.eagle import KIND, EagleHead
 from localspec.forward.heads.eagle_files import load_head
 from localspec.forward.model import LanguageModel
@@ -46,19 +45,14 @@ class EagleDrafter(DrafterBase):
 
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
-        folder = parts.heads.get(KIND)
-        if folder is None:
-            raise ModelError(
-                "There is no EAGLE head for this target. Train one: "
-                "python -m localspec train eagle."
-            )
+        folder = parts.head(KIND, "EAGLE head")
         capacity = parts.target.cache.shape.capacity
         return cls(parts.target, EagleHead(load_head(folder, parts.target), capacity))
 
     @property
     def memory_bytes(self) -> int:
-        slots = [self._features.slots(layer) for layer in self._head.layers]
-        return self._head.memory_bytes + sum(each.numel() * each.element_size() for each in slots)
+        slots = (self._features.slots(layer) for layer in self._head.layers)
+        return self._head.memory_bytes + sum(each.nbytes for each in slots)
 
     def signal(self, sequence: Sequence) -> str | None:
         return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
@@ -91,7 +85,10 @@ class _Draft:
         self._sequence = sequence
         self._plan = plan
         self._head = head
-        self._sampling = _guessed_with(sequence.sampling)
+        self._sampling = SamplingParams(
+            temperature=sequence.sampling.temperature or 1.0,
+            repetition_penalty=sequence.sampling.repetition_penalty,
+        )
         self._growth = plan.growth or USUAL
         self._tree = TreeGrowth(self._growth, plan.num_draft_tokens, max_opened=WIDTH)
         self._outputs = root  # [1 + rows, d], the root's and those of the rows so far
@@ -109,7 +106,7 @@ class _Draft:
         return self._tree.proposal(num_steps)
 
     def _run(self, nodes: list[int]) -> torch.Tensor:
-        """Rows of nodes, from their parents' outputs: [n, d]."""
+        """The head's outputs for nodes, from those of their parents: [n, d]."""
         tree, num_before = self._tree, len(self._rows) - 1
         parents = [self._rows[tree.nodes[node].parent] for node in nodes]
         self._rows |= {node: 1 + num_before + index for index, node in enumerate(nodes)}
@@ -126,24 +123,12 @@ class _Draft:
 
     def _open(self, nodes: list[int], outputs: torch.Tensor) -> None:
         """Tell the tree what may follow the nodes, whose outputs are [n, d]. One host copy."""
-        is_penalised = self._sampling.repetition_penalty != 1.0
-        histories = [self._history(node) for node in nodes] if is_penalised else []
+        histories = ([*self._sequence.tokens, *self._tree.text(node)] for node in nodes)
         rows = distributions(self._head.logits(outputs), self._sampling, histories)  # [n, V]
         best = rows.topk(min(NUM_CHILDREN, self._plan.num_draft_tokens, rows.shape[1]), dim=-1)
         heights, ids = torch.stack((best.values.double(), best.indices.double())).tolist()
         for node, node_heights, node_ids in zip(nodes, heights, ids, strict=True):
-            # Damaged heads say NaN: they cost time, never correctness.
-            said = [(int(t), c) for t, c in zip(node_ids, node_heights, strict=True) if c > 0.0]
-            tokens, confidences = [token for token, _ in said], [c for _, c in said]
+            # A damaged head gives NaN: it costs time, never correctness.
+            pairs = [(int(t), c) for t, c in zip(node_ids, node_heights, strict=True) if c > 0.0]
+            tokens, confidences = [token for token, _ in pairs], [c for _, c in pairs]
             self._tree.open(node, Ranked(tokens, confidences, self._growth.chance))
-
-    def _history(self, node: int) -> list[int]:
-        drafted = [self._tree.nodes[step].token for step in self._tree.path(node)]
-        return [*self._sequence.tokens, *drafted]
-
-
-def _guessed_with(sampling: SamplingParams) -> SamplingParams:
-    """What of the request's sampling a confidence is under."""
-    return SamplingParams(
-        temperature=sampling.temperature or 1.0, repetition_penalty=sampling.repetition_penalty
-    )

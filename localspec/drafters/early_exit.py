@@ -1,18 +1,18 @@
 """The target drafts for itself with its first layers, its own norm and its own head.
 
 Contract: no weights and no cache beside the target's. The first layers run token by token in the
-target's cache from where it stands; the engine's rollback before verification erases the tokens,
-and verification of a chain goes on from the rows these layers have begun instead of running them
-again (forward.partial_forward). Sampling, confidence and the end of a draft are those of
-`draft_model.autoregress`. The model and its config are never edited.
+target's cache from where it stands. The engine's rollback before verification erases the tokens,
+and verification of a chain goes on from the rows that these layers have begun instead of running
+them again (forward.partial_forward). Sampling, confidence and the end of a draft are those of
+`drafting.autoregress`. The model and its config are never edited.
 
-How many layers is measured (`Exits`): once on a short text when built, then on the newest tokens of
-a prompt at the start of each of the first turns, and of every eighth later; within a turn it
-stays. The signal names it, so that acceptance is learnt apart for each. The candidates lie between
-an eighth and a half of the layers. What one step to each costs is timed once; how often each names
+How many layers to run is measured (`Exits`): once on a short text when built, then on the newest
+tokens of the prompt at the start of each of the first turns and of every eighth later turn. Within
+a turn it stays. The signal names it, so that acceptance is learnt apart for each exit. Candidates
+lie between an eighth and a half of the layers. The step of each is timed once. How often each names
 the token that the target finds likeliest is counted by running the newest cached tokens once more.
-The best one brings the most expected tokens for the time at its best draft length, with a check
-taken at the price of one plain step: an estimate to choose an exit by, no more.
+The best exit has the highest expected rate at its best draft length, with verification priced at
+one plain step: an estimate to choose an exit by, no more.
 
 Source: LayerSkip (arXiv 2404.16710); Draft & Verify (arXiv 2309.08168); choosing the exit from the
 prompt's own positions as in DEL (arXiv 2504.05598).
@@ -26,22 +26,23 @@ from statistics import median
 from time import perf_counter
 
 from localspec.core import DraftPlan, Proposal, Sequence
-from localspec.drafters.draft_model import autoregress
+from localspec.drafters.drafting import autoregress, room_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder, Segment
 from localspec.forward.model import LanguageModel
 from localspec.forward.partial_forward import EarlyExit
+from localspec.speculation import best_length
 
 MAX_CANDIDATES = 6
 MAX_LENGTH = 8  # of a draft, in the estimate
 SCORED_TOKENS = 64
-FEWEST_TOKENS = 8  # that say anything about agreement
-FADE = 0.8  # of what was counted before, at each scoring
+FEWEST_TOKENS = 8  # fewer are not scored
+FADE = 0.8  # of earlier counts, at each scoring
 TIMED_STEPS = 5
-HYSTERESIS = 1.05  # what was learnt of acceptance belongs to one exit
-FIRST_TURNS = 8  # after each of which the exits are compared
-LATER_TURNS = 8  # and then once in so many
+HYSTERESIS = 1.05  # a change of exit gives up what was learnt of its acceptance
+FIRST_TURNS = 8  # at the start of each of which the exits are compared
+LATER_TURNS = 8  # later they are compared once in so many turns
 
 
 class EarlyExitDrafter(DrafterBase):
@@ -72,28 +73,22 @@ class EarlyExitDrafter(DrafterBase):
         return cls(target, Exits.measured(target, _text(parts, target)))
 
     def signal(self, sequence: Sequence) -> str | None:
-        return f"exit {self.depth}" if self._room(sequence) > 0 else None
+        return f"exit {self.depth}" if room_of(self.model, sequence) else None
 
     def prepare(self, sequence: Sequence) -> None:
         """Now and then compare the exits on the prompt, which the target's cache holds."""
         self._num_turns += 1
         if self._num_turns <= FIRST_TURNS or self._num_turns % LATER_TURNS == 0:
             self._exits.score()
-            self._leave_after(self._exits.best(self.depth))
+            best = self._exits.best(self.depth)
+            if best != self.depth:
+                self.depth, self.model = best, EarlyExit(self._target, best)
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
-        shortened = plan.shortened(max(0, self._room(sequence)))
+        shortened = plan.shortened(room_of(self.model, sequence))
         return autoregress(self.model, sequence, shortened, self.model.vocab_size)
-
-    def _leave_after(self, depth: int) -> None:
-        if depth != self.depth:
-            self.depth = depth
-            self.model = EarlyExit(self._target, depth)
-
-    def _room(self, sequence: Sequence) -> int:
-        return self.model.cache.shape.capacity - len(sequence.tokens)
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:
@@ -106,18 +101,14 @@ def candidates(num_layers: int) -> tuple[int, ...]:
 
 
 def tokens_per_ms(agreement: float, step_ms: float, plain_ms: float) -> float:
-    """The most that drafting with such steps may bring."""
-    best, expected, survival = 0.0, 1.0, 1.0
-    for length in range(1, MAX_LENGTH + 1):
-        survival *= agreement
-        expected += survival
-        best = max(best, expected / (length * step_ms + plain_ms))
-    return best
+    """The highest rate that drafting with such steps may have."""
+    round_ms = [length * step_ms + plain_ms for length in range(MAX_LENGTH + 1)]
+    return best_length([agreement], round_ms)[1]
 
 
 @dataclass
 class Tally:
-    """One exit. agreed, tried: faded counts of positions."""
+    """What is known of one exit. agreed, tried: counts of positions, older ones faded."""
 
     step_ms: float
     agreed: float = 0.0
@@ -125,7 +116,7 @@ class Tally:
 
     @property
     def agreement(self) -> float:
-        """With one position of each kind assumed before any is seen."""
+        """One agreeing and one disagreeing position are assumed before any is counted."""
         return (self.agreed + 1.0) / (self.tried + 2.0)
 
 
@@ -150,7 +141,7 @@ class Exits:
         return found
 
     def score(self) -> None:
-        """Count how far the exits agree over the newest cached tokens, which are run again."""
+        """Count how often the exits agree on the newest cached tokens, which are run again."""
         cache = self._target.cache
         tokens = cache.tokens[-SCORED_TOKENS:]
         if len(tokens) < FEWEST_TOKENS:
@@ -186,11 +177,11 @@ def _step_ms(model: Decoder, token: int) -> float:
         float(model.forward([token])[0, 0])  # waits for the device
         times.append(1000.0 * (perf_counter() - started))
         model.cache.rollback(base)
-    return max(median(times[1:]), 1e-6)  # a step too short for the clock is no division by zero
+    return max(median(times[1:]), 1e-6)  # rates divide by it
 
 
 def _text(parts: Parts, target: Decoder) -> list[int]:
-    """Tokens to measure on before anybody wrote: of an earlier conversation, else made up."""
+    """Tokens to measure on before the first turn: of an earlier conversation, else made up."""
     size = max(1, min(SCORED_TOKENS, target.cache.shape.capacity - 1))
     past = [token for token in (parts.past[-1] if parts.past else ()) if token < target.vocab_size]
     made_up = [(1 + 7 * i * i) % target.vocab_size for i in range(size)]

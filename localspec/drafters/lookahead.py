@@ -1,19 +1,19 @@
-"""Lookahead decoding: the target guesses ahead of itself, in the very forward that verifies.
+"""Lookahead decoding: the target guesses later tokens in the same forward that verifies.
 
 Contract: one tree holds two things. Branches from a pool of n-grams that begin at the root, to be
-verified; and a window of WIDTH columns and LEVELS levels that looks further: level 0 is a chain of
-guessed tokens after the root, and in each column a node of level j is a child of level j - 1. What
-the target says after the window's nodes moves the window on (a Jacobi iteration: level 1 becomes
-level 0, what was said becomes the last level) and fills the pool, as does all else it says. A
-guess that stands in both is one node. Every node is a guess, none is drawn: exact at every
-temperature; the pool holds the target's likeliest tokens even when it is sampled. No weights.
+verified; and a window of WIDTH columns and LEVELS levels that looks further ahead. Level 0 is a
+chain of guessed tokens after the root; in each column a node of level j is a child of level j - 1.
+The target's argmax after the window's nodes moves the window on (a Jacobi iteration: level 1
+becomes level 0, the argmax becomes the last level) and fills the pool, as does its argmax after
+every other node. A guess that is in both is one node. Every node is a guess and none is drawn, so
+it is exact at every temperature. No weights.
 
 The window keeps its place in the text: rounds of other drafters shift it. Another text clears
-window and pool, so that a reply depends on its own turn alone. What has no guess yet is filled
+window and pool, so that a reply depends on its own turn alone. Columns without a guess are filled
 from the pool, else with a token of the text.
 
-Growth sizes the branches; the window is an investment, and the controller judges its rounds as a
-whole.
+Prices size the branches. The window pays in later rounds, and the controller judges the drafter's
+rounds as a whole.
 
 On the demo target's greedy answers to 42 prompts 15 nodes gave 2.02 tokens a round, without the
 window 1.82.
@@ -24,6 +24,7 @@ parents list. Here a branch may go on past the end of an n-gram into the next.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -40,11 +41,11 @@ MAX_READ = 2048  # tokens of a new text, its newest
 
 WIDTH, LEVELS = 4, GRAM - 1
 WINDOW_SHARE = 2 / 3  # of the nodes
-# Shares that came true where their parent did, of the demo target's greedy answers to 42 prompts:
-# what followed a context of two tokens, or of one, most recent first; the window's by level.
+# Share of nodes accepted where their parent was, in the demo target's greedy answers to 42 prompts:
+# followers of a context of two tokens, or of one, most recent first; the window's nodes by level.
 POOL_CHANCES = {2: (0.78, 0.12, 0.12), 1: (0.35, 0.09, 0.04)}
 WINDOW_CHANCES = (0.02, 0.6)
-LEAST_WORTH = 0.01  # of a branch's node, where the plan names no price
+LEAST_WORTH = 0.01  # of a branch's node, where the plan gives no prices
 
 Context = tuple[int, ...]
 Column = tuple[int, ...]
@@ -52,35 +53,33 @@ Column = tuple[int, ...]
 
 class Pool:
     """Recent n-grams of what was written and of what the target would have written: for a context
-    of one to GRAM - 1 tokens those seen to follow it, most recent first, at most MAX_FOLLOWERS.
-    Contexts not touched for longest are forgotten beyond MAX_CONTEXTS."""
+    of one to GRAM - 1 tokens its followers, most recent first, at most MAX_FOLLOWERS. Beyond
+    MAX_CONTEXTS the contexts that were not added to for longest are dropped."""
 
     def __init__(self) -> None:
-        self._followers: dict[Context, list[int]] = {}
+        self._followers = OrderedDict[Context, list[int]]()
         self._source: list[int] = []
         self._num_read = 0
 
     def add(self, context: Several[int], token: int) -> None:
-        """`token` was seen after `context`, of which the last GRAM - 1 count."""
+        """Note that `token` followed `context`, of which the last GRAM - 1 tokens count."""
         for size in range(1, min(GRAM, len(context) + 1)):
             key = tuple(context[-size:])
-            known = self._followers.pop(key, None)
-            if known is None:
-                known = []
-            elif token in known:
+            known = self._followers.setdefault(key, [])
+            if token in known:
                 known.remove(token)
             known.insert(0, token)
             del known[MAX_FOLLOWERS:]
-            self._followers[key] = known  # put back last: touched last
+            self._followers.move_to_end(key)
         while len(self._followers) > MAX_CONTEXTS:
-            del self._followers[next(iter(self._followers))]
+            self._followers.popitem(last=False)
 
     def followers(self, context: Context) -> Several[int]:
         """What followed exactly this context, most recent first."""
         return self._followers.get(context, ())
 
     def read(self, tokens: list[int]) -> None:
-        """Take in what is new of a text; it is held, and may only grow from here on."""
+        """Add what is new of a text. The list is held and may only grow afterwards."""
         if tokens is not self._source:
             held = self._source[: self._num_read]
             self._num_read = max(common_prefix_length(held, tokens), len(tokens) - MAX_READ)
@@ -91,10 +90,10 @@ class Pool:
 
 
 class Branches(Ranked):
-    """What the pool says may follow a context of at most GRAM - 1 tokens."""
+    """The pool's followers of a context of at most GRAM - 1 tokens."""
 
     def __init__(self, pool: Pool, context: Context, chance: Callable[[float], float]) -> None:
-        """chance: of a confidence, as the tree counts it."""
+        """chance: see core.Growth."""
         found: dict[int, float] = {}
         for size in range(min(GRAM - 1, len(context)), 0, -1):
             followers = pool.followers(context[-size:])
@@ -111,8 +110,8 @@ class Branches(Ranked):
 
 @dataclass(frozen=True)
 class Sent:
-    """The last proposal and what it meant. length: tokens it followed. columns: the window;
-    leaves: the node of each column's last level."""
+    """The last proposal. length: of the text before it. columns: the window; leaves: the node of
+    each column's last level."""
 
     proposal: Proposal
     length: int
@@ -139,7 +138,7 @@ class LookaheadDrafter(DrafterBase):
         return cls()
 
     def signal(self, sequence: Sequence) -> str | None:
-        """One for all rounds: those that find nothing pay for those that do."""
+        """One for all rounds: rounds that find nothing fill the pool for those that do."""
         return "window"
 
     def prepare(self, sequence: Sequence) -> None:
@@ -155,32 +154,35 @@ class LookaheadDrafter(DrafterBase):
         tree = TreeGrowth(growth, size, branches)
         tree.grow(size - width * LEVELS)
         leaves = _open_window(tree, columns)
-        tree.grow()  # nodes that stand in both leave room
-        # The window is an investment, which no price of this round judges.
+        tree.grow()  # a node that is in both leaves room for another
+        # The window pays in later rounds, so no price of this round judges it.
         proposal = tree.whole(num_steps=1) if tree.nodes else Proposal()
         self._sent = Sent(proposal, len(tokens), columns, leaves)
         return self._sent.proposal
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Move the window on and fill the pool by what the target said."""
+        """Move the window on and fill the pool by the target's argmax after each node."""
         sent, self._sent = self._sent, None
         if sent is None or outcome.proposal is not sent.proposal or not sent.proposal.tokens:
             return
-        said: list[int] = outcome.logits.argmax(dim=-1).tolist()  # [1 + n]
-        self._learn(sent, said)
+        best: list[int] = outcome.logits.argmax(dim=-1).tolist()  # [1 + n]
+        self._learn(sent, best)
         moved = zip(sent.columns, sent.leaves, strict=True)
-        self._window = tuple((*column[1:], said[leaf + 1]) for column, leaf in moved)
-        # Level 1 stood two places after the root, and is level 0 of the next.
+        self._window = tuple((*column[1:], best[leaf + 1]) for column, leaf in moved)
+        # Level 1 was two places after the root; it is level 0 of the next window.
         self._window_at = sent.length + 1
 
-    def _learn(self, sent: Sent, said: list[int]) -> None:
-        """After each node what the target says there, off the path that came true or on it."""
-        paths: list[Context] = [tuple(self._source[: sent.length][1 - GRAM :])]
-        self._pool.add(paths[0], said[0])
-        nodes = zip(sent.proposal.tokens, sent.proposal.parents, said[1:], strict=True)
-        for token, parent, best in nodes:
-            paths.append((*paths[parent + 1], token)[1 - GRAM :])
-            self._pool.add(paths[-1], best)
+    def _learn(self, sent: Sent, best: list[int]) -> None:
+        """Add the target's argmax after each node to the pool, whether the node was accepted or
+        not."""
+        contexts: list[Context] = [
+            tuple(self._source[max(0, sent.length - GRAM + 1) : sent.length])
+        ]
+        self._pool.add(contexts[0], best[0])
+        nodes = zip(sent.proposal.tokens, sent.proposal.parents, best[1:], strict=True)
+        for token, parent, best_after in nodes:
+            contexts.append((*contexts[parent + 1], token)[1 - GRAM :])
+            self._pool.add(contexts[-1], best_after)
 
     def _columns(self, tokens: list[int], width: int) -> tuple[Column, ...]:
         """The window after the present root, filled up to `width` columns."""

@@ -1,20 +1,20 @@
-"""Where the end of a sequence has stood before: in itself, and in past conversations.
+"""Where the end of a sequence occurred before: in the sequence itself, and in past conversations.
 
 Contract: `Suffixes` is a suffix automaton that grows by one token at a time. A `Match` is a state
-and how many tokens of it agree; it can be carried on by a token, cut to the next shorter context
-that occurs elsewhere, and asked what followed it, with counts. Appending costs O(1) amortised, and
-a walk of at most MAX_COUNTED links that keeps the counts true: in a text that repeats one token for
-ever those of its shortest contexts stop growing.
+and the number of tokens that agree. It can be carried on by a token, cut to the next shorter
+context that occurs elsewhere, and asked what followed it, with counts. Appending costs O(1)
+amortised plus a walk of at most MAX_COUNTED links that updates the counts. In a text that repeats
+one token for ever, the counts of its shortest contexts therefore stop growing.
 
-`Lookup` holds two of them. `follow` brings the index up to date with a sequence and says where its
-end stands, as a `Place`: one match in the sequence itself and one in the past. The sequence itself
-speaks unless the past agrees for more than HANDICAP tokens longer. Within a turn the text only
-grows and each token is indexed once, in a few microseconds; a sequence that goes on differently
-from what is held is indexed anew. The past is indexed when the lookup is built, its newest
-MAX_PAST_TOKENS tokens, and never again: it takes tenths of a second and some 30 MB, and no turn
-waits for it. One lookup serves every drafter of a target.
+`Lookup` holds two of them. `follow` brings the index up to date with a sequence and returns its
+`Place`: a match in the sequence itself and one in the past. The match in the sequence is used
+unless the one in the past is more than HANDICAP tokens longer. Within a turn the text only grows
+and each token is indexed once, in a few microseconds. A sequence that continues differently from
+what is held is indexed anew. The past is indexed when the lookup is built, its newest
+MAX_PAST_TOKENS tokens: that takes tenths of a second and some 30 MB, and no turn waits for it.
+One lookup serves every drafter of a target.
 
-Not here: how far a match is believed (ngram).
+Not here: the chance of a follower (ngram).
 Source: online construction after Blumer et al. 1985; for drafting SAM-Decoding (arXiv 2411.10666),
 with counts as in SuffixDecoding (arXiv 2411.04975).
 """
@@ -27,18 +27,18 @@ from itertools import islice
 from localspec.forward.cache import common_prefix_length
 
 MAX_COUNTED = 32  # contexts whose counts one token raises
-MAX_FOLLOWERS = 32  # of one context, the first seen: what came often came early
+MAX_FOLLOWERS = 32  # of one context, the first seen: frequent ones are seen early
 
 Match = tuple[int, int]  # state, length of the context known to agree
 Follower = tuple[int, int, int]  # count, where it last ended, token
 NOWHERE: Match = (0, 0)
 MIN_MATCH = 2
-# A match in other texts says as much as one shorter by this in the same text: where 5, 6, 7 tokens
-# agreed with other conversations the next did 0.30, 0.31, 0.45 of the time; where 2, 3, 4 did with
-# the same one, 0.33, 0.45, 0.51.
+# A match in another text predicts the next token as well as one shorter by this in the same text:
+# after 5, 6, 7 tokens that agreed with other conversations the next did 0.30, 0.31, 0.45 of the
+# time; after 2, 3, 4 within the same one, 0.33, 0.45, 0.51.
 HANDICAP = 4
 MAX_PAST_TOKENS = 65_536
-PAST_CONTEXT = 64  # tokens read to find the place in the past: no more of them say more
+PAST_CONTEXT = 64  # tokens read to find the place in the past
 
 Place = tuple[Match, Match]  # in the sequence itself, in the past
 
@@ -46,8 +46,8 @@ Place = tuple[Match, Match]  # in the sequence itself, in the past
 class Suffixes:
     """The automaton of one text. State 0 is the empty context.
 
-    State lists by number, not objects: a hundred thousand objects would slow every sweep of the
-    garbage collector, dictionaries of numbers do not.
+    Lists by the number of the state instead of objects: a hundred thousand objects would slow every
+    run of the garbage collector; dictionaries of numbers do not.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -68,7 +68,7 @@ class Suffixes:
             self.append(token)
 
     def part(self) -> None:
-        """End this text; what is appended from here on is another."""
+        """End this text; what is appended from here on is another text."""
         self._end = 0
 
     def append(self, token: int) -> None:
@@ -85,7 +85,7 @@ class Suffixes:
         self._raise_counts()
 
     def end(self) -> Match:
-        """The longest end of the text that occurs earlier in it as well."""
+        """The longest end of the text that also occurs earlier in it."""
         state = self._link[self._end]
         return (state, self._length[state]) if state > 0 else NOWHERE
 
@@ -101,16 +101,16 @@ class Suffixes:
         return following[state][token], length + 1
 
     def shorter(self, match: Match) -> Match:
-        """The longest shorter context that occurs in more places; NOWHERE when none is left."""
+        """The longest shorter context that occurs in more places; NOWHERE where there is none."""
         state = self._link[match[0]]
         return (state, self._length[state]) if state > 0 else NOWHERE
 
     def is_followed(self, match: Match) -> bool:
-        """Whether anything ever came after this context; not so of the end of the text alone."""
+        """Whether any token follows this context anywhere; none follows the end of the text."""
         return bool(self._next[match[0]])
 
     def followers(self, match: Match) -> list[Follower]:
-        """What came after this context, most often first, of equals the latest first."""
+        """What followed this context, the most frequent first, of equals the latest first."""
         found, count, latest = self._next[match[0]], self._count, self._latest
         listed = [(count[s], latest[s], t) for t, s in islice(found.items(), MAX_FOLLOWERS)]
         if len(listed) > 1:
@@ -118,7 +118,7 @@ class Suffixes:
         return listed
 
     def _reached(self, state: int, token: int) -> int:
-        """The state of exactly `state` and `token`, split off where it was part of a longer one."""
+        """The state of `state` and `token`, split off where it was part of a longer context."""
         following, link, length = self._next, self._link, self._length
         reached = following[state][token]
         if length[reached] == length[state] + 1:
@@ -164,7 +164,7 @@ class Lookup:
         self._found: tuple[int, Place] = (0, (NOWHERE, NOWHERE))
 
     def follow(self, tokens: list[int]) -> Place:
-        """Where the end of `tokens` stands; they are held, and may only grow from here on."""
+        """The place of the end of `tokens`. The list is held and may only grow afterwards."""
         if tokens is not self._source:
             self._turn_to(tokens)
         length = len(tokens)
@@ -172,34 +172,34 @@ class Lookup:
             for token in tokens[len(self._own) :]:
                 self._own.append(token)
                 self._past_match = self._past.after(self._past_match, token)
-            self._found = (length, self._speaking((self._own.end(), self._past_match)))
+            self._found = (length, self._followed((self._own.end(), self._past_match)))
         return self._found[1]
 
     def after(self, place: Place, token: int) -> Place:
-        """Where the text stands once `token` follows."""
+        """The place after one more token."""
         own, past = place
-        if past[1]:  # else too short a match for the past to speak could begin here
+        if past[1]:  # a match that began here would be too short to be used
             past = self._past.after(past, token)
-        return self._speaking((self._own.after(own, token), past))
+        return self._followed((self._own.after(own, token), past))
 
     def followers(self, place: Place) -> list[Follower]:
-        """What followed the match that speaks, most often first; empty only where none speaks."""
+        """What followed the match in use, the most frequent first; empty where none is in use."""
         own, past = place
         if is_own(place):
             return self._own.followers(own)
         return self._past.followers(past) if past[1] > HANDICAP else []
 
     def shorter(self, place: Place) -> Place:
-        """Without the match that speaks: the next shorter one in its stead."""
-        return self._speaking(self._cut(place))
+        """The place with the match in use replaced by the next shorter one."""
+        return self._followed(self._cut(place))
 
     def _cut(self, place: Place) -> Place:
         own, past = place
         return (self._own.shorter(own), past) if is_own(place) else (own, self._past.shorter(past))
 
-    def _speaking(self, place: Place) -> Place:
-        """The first place from here on whose match was followed by something. The end of the
-        text itself is a match that was not."""
+    def _followed(self, place: Place) -> Place:
+        """The first place from here on whose match was followed by something, which the end of
+        the text was not."""
         while True:
             if is_own(place):
                 if self._own.is_followed(place[0]):
@@ -221,19 +221,19 @@ class Lookup:
 
 
 def is_own(place: Place) -> bool:
-    """Whether the sequence itself speaks, not the past."""
+    """Whether the match in the sequence is in use, not the one in the past."""
     own, past = place
     return own[1] >= MIN_MATCH and own[1] >= past[1] - HANDICAP
 
 
 def length_of(place: Place) -> int:
-    """How many tokens agree where it speaks, of the past less HANDICAP; 0 where nothing does."""
+    """Length of the match in use, of one in the past less HANDICAP; 0 where none is in use."""
     own, past = place
     return own[1] if is_own(place) else max(0, past[1] - HANDICAP)
 
 
 def _newest(past: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The newest conversations that fit, oldest first; of the oldest of them its end."""
+    """The newest conversations that fit, oldest first; the oldest of them may be cut."""
     kept, left = list[tuple[int, ...]](), MAX_PAST_TOKENS
     for tokens in reversed(past):
         if left <= 0:

@@ -1,14 +1,14 @@
-"""Heads on the target's last state guess several places at once; the best combinations are tried.
+"""Heads on the target's last state guess several places at once; the best combinations are drafted.
 
-Contract: one evaluation a round gives every head's distribution. A tree is grown from them best
-first: a node at depth k holds a token of head k, whatever stands above it, and is worth the
-product of the chances along its path. Its tokens are looked up, not drawn, so any choice of them
-is exact. Holds no keys and values, so there is nothing to catch up.
+Contract: one evaluation of the heads a round gives the distribution of each. A tree grows from them
+best-first: a node at depth k holds a token of head k, whatever its ancestors are, and is worth the
+product of the chances along its path. Its tokens are found, not drawn, so any choice of them is
+exact. Holds no keys and values, so there is nothing to catch up.
 
 A token's confidence is its head's softmax at temperature 1, above 1 at the request's own. A low
 temperature sharpens what the target says in its place, but not what the head does not know of it,
 so sharpening the head would make it too sure. On the demo target this predicts acceptance best, by
-log loss, at 0.5, 0.7, 1 and 1.5 (at 0 as well as any); the rest the controller learns.
+log loss, at 0.5, 0.7, 1 and 1.5 (at 0 as well as any).
 
 Source: Medusa (arXiv 2401.10774), its tree grown round by round instead of fixed.
 """
@@ -23,14 +23,13 @@ import torch
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
-from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads, read_medusa
 from localspec.forward.model import LanguageModel
 
 Level = tuple[list[int], list[float]]  # tokens, confidences
 NO_LEVEL: Level = ([], [])
-MAX_BRANCHES = 10  # of one head; beyond them hardly anything is ever accepted
+MAX_BRANCHES = 10  # of one head; later ones are hardly ever accepted
 
 
 class MedusaDrafter(DrafterBase):
@@ -46,18 +45,12 @@ class MedusaDrafter(DrafterBase):
 
     @classmethod
     def build(cls, parts: Parts) -> MedusaDrafter:
-        folder = parts.heads.get(cls.name)
-        if folder is None:
-            raise ModelError(
-                "There are no Medusa heads for this target. Train some: "
-                "python -m localspec train medusa."
-            )
+        folder = parts.head(cls.name, "set of Medusa heads")
         return cls(read_medusa(folder, parts.target), parts.target)
 
     @property
     def memory_bytes(self) -> int:
-        slots = self._features.slots(LAST)
-        return self._heads.weight_bytes + slots.numel() * slots.element_size()
+        return self._heads.weight_bytes + self._features.slots(LAST).nbytes
 
     def signal(self, sequence: Sequence) -> str | None:
         """None while there is no state before the root."""
@@ -82,9 +75,9 @@ def guesses(logits: torch.Tensor, max_nodes: int) -> list[Level]:
     levels = list[Level]()
     both = torch.stack((ids.double(), heights.double())).tolist()  # one copy from a device
     for tokens, confidences in zip(*both, strict=True):
-        # Damaged heads say NaN: they cost time, never correctness.
-        said = [(int(t), c) for t, c in zip(tokens, confidences, strict=True) if c > 0.0]
-        levels.append(([token for token, _ in said], [c for _, c in said]))
+        # Damaged heads give NaN: they cost time, never correctness.
+        pairs = [(int(t), c) for t, c in zip(tokens, confidences, strict=True) if c > 0.0]
+        levels.append(([token for token, _ in pairs], [c for _, c in pairs]))
     return levels
 
 

@@ -1,11 +1,11 @@
 """A multi-token-prediction module drafts token by token from the target's last state.
 
 Contract: the module's cache holds one row for each pair of neighbouring tokens, made of the
-target's own state of the first and the embedding of the second. Rows are caught up by the longest
-common prefix with the sequence, so rejection, edit and the next turn need nothing more; rows that
-a draft made of the module's own states are forgotten as soon as it is done, also where its tokens
-are accepted: the target's states take their place. How a token is taken and when the draft ends is
-Drafting's.
+target's state of the first and the embedding of the second. It catches up by the longest common
+prefix with the sequence, so rejection, edit and the next turn need nothing more. Rows that a draft
+made of the module's own states are erased when the draft is done, also where its tokens are
+accepted: the target's states replace them. How a token is taken and when the draft ends is
+`drafting.Drafting`'s.
 
 Source: multi-token prediction for drafting, DeepSeek-V3 (arXiv 2412.19437, section 2.2).
 """
@@ -17,7 +17,6 @@ import torch
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.parts import DrafterBase, Parts
-from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import CONFIG
 from localspec.forward.heads.mtp import MtpHead, read_mtp, read_native
@@ -34,25 +33,19 @@ class MtpDrafter(DrafterBase):
         self._head = head
         self._target = target
         self._features = target.follow([LAST])
-        # Row j is under token j + 1 in the cache but depends on the very first token as well.
+        # The cache names row j by token j + 1, but every row depends on the first token as well.
         self._first: int | None = None
 
     @classmethod
     def build(cls, parts: Parts) -> MtpDrafter:
-        folder, target = parts.heads.get(cls.name), parts.target
-        if folder is None:
-            raise ModelError(
-                "There is no multi-token-prediction module for this target. Train one: "
-                "python -m localspec train mtp."
-            )
+        folder, target = parts.head(cls.name, "multi-token-prediction module"), parts.target
         is_native = not (folder / CONFIG).is_file() and (folder / "config.json").is_file()
         read = read_native if is_native else read_mtp
         return cls(MtpHead(read(folder, target), target.cache.shape.capacity), target)
 
     @property
     def memory_bytes(self) -> int:
-        slots = self._features.slots(LAST)
-        return self._head.memory_bytes + slots.numel() * slots.element_size()
+        return self._head.memory_bytes + self._features.slots(LAST).nbytes
 
     def signal(self, sequence: Sequence) -> str | None:
         """None while there is no state before the root."""
@@ -80,8 +73,8 @@ class MtpDrafter(DrafterBase):
         return draft.proposal()
 
     def _reuse(self, sequence: Sequence) -> None:
-        """Keep the rows whose tokens are the sequence's, but never the newest: its outcome is
-        what the draft starts from."""
+        """Keep the rows whose tokens are the sequence's, but not the newest row: the draft starts
+        from its output."""
         cache = self._head.cache
         if self._first != sequence.tokens[0]:
             cache.rollback(0)

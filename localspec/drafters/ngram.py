@@ -1,20 +1,20 @@
-"""Lookup drafting: what followed the last few tokens when they stood here before.
+"""Lookup drafting: what followed the last few tokens when they occurred before.
 
-Contract: proposes deterministic continuations (no probs) found earlier in the sequence (the prompt,
-earlier turns, the reply so far) or in past conversations: a tree where the plan says what nodes
-cost, else the likeliest chain. Where the text ends in a repetition of itself the copy goes round.
-The length of the match, and where it is, is the drafter's `signal`: acceptance is learnt apart for
-each class of it. Holds no weights.
+Contract: proposes continuations found earlier in the sequence (the prompt, earlier turns, the reply
+so far) or in past conversations, not drawn (no probs): a tree where the plan gives prices, else the
+likeliest chain. Where the text ends in a repetition of itself, the copy repeats it. The length of
+the match, and where it is, is the drafter's `signal`: acceptance is learnt apart for each class of
+lengths. Holds no weights.
 
-Of a context that n places share, a token that followed c of them has the chance (c - discount) / n.
-What the discounts leave is for tokens that never followed there; it is given to the followers of
-the next shorter context, without those already named.
+A token that followed a context c of n times has the chance (c - discount) / n. What the discounts
+leave is for tokens that never followed there; it is given to the followers of the next shorter
+context, without those already named.
 
 Not here: the index (lookup), the tree (tree_growth).
 Source: prompt lookup decoding (Saxena 2023), SAM-Decoding (arXiv 2411.10666), SuffixDecoding (arXiv
 2411.04975); prediction by partial matching with absolute discounting. The discounts were fitted to
-what followed in 600,000 tokens of the training corpus: of 33,649 contexts of two tokens that one
-other place shared, 0.38 went on alike.
+what followed in 600,000 tokens of the training corpus: of 33,649 contexts of two tokens that had
+occurred once before, 0.38 were followed by the same token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DISCOUNTS = ((1, 0.75), (2, 0.64), (4, 0.53), (8, 0.39), (16, 0.23))
 LONGEST_DISCOUNT = 0.09
 DIVIDED_DISCOUNT = 0.7  # where several did, at any length
 MAX_SIBLINGS = 4  # of one context
-MAX_CONTEXTS = 3  # asked for the children of one node
+MAX_CONTEXTS = 3  # looked up for the children of one node
 LEAST_CHANCE = 0.02
 
 
@@ -46,7 +46,7 @@ def match_class(length: int) -> str:
 
 
 def discount_of(length: int, num_followers: int) -> float:
-    """What each of a context's followers gives up to those that were never seen."""
+    """What is taken from the count of each follower of a context, for tokens never seen there."""
     if num_followers > 1:
         return DIVIDED_DISCOUNT
     return next((d for bound, d in DISCOUNTS if length <= bound), LONGEST_DISCOUNT)
@@ -107,25 +107,25 @@ def best_tree(lookup: Lookup, place: Place, size: int, growth: Growth) -> Propos
 
 
 class Continuations:
-    """What may follow a place, the best chance first: see tree_growth.Children. All that shorter
-    contexts may name is one candidate, and they are asked when it is taken."""
+    """What may follow a place, the best chance first: see tree_growth.Children. All followers of
+    shorter contexts are one candidate; they are looked up when it is taken."""
 
     def __init__(self, lookup: Lookup, place: Place, chance: Callable[[float], float]) -> None:
-        """chance: of a confidence, as the tree counts it."""
+        """chance: see core.Growth."""
         self._lookup = lookup
         self._place = place
         self._chance = chance
         self._context = place
-        self._num_asked = 0
+        self._num_looked_up = 0
         self._named: list[int] = []
         self._left: list[tuple[float, int | None]] = []  # confidences and tokens, the best first
-        self._ask(1.0)
+        self._look_up(1.0)
 
     def take(self) -> tuple[int, torch.Tensor | None] | None:
         confidence, token = self._left.pop(0)
         if token is None:
             self._context = self._lookup.shorter(self._context)
-            self._ask(confidence)
+            self._look_up(confidence)
             return None
         self.confidence = self._left[0][0] if self._left else 0.0
         return token, None
@@ -133,8 +133,8 @@ class Continuations:
     def below(self, token: int) -> Continuations:
         return Continuations(self._lookup, self._lookup.after(self._place, token), self._chance)
 
-    def _ask(self, share: float) -> None:
-        """Add what followed this context. share: of the chance, left for it and shorter ones."""
+    def _look_up(self, share: float) -> None:
+        """Add the followers of this context. share: the chance left for it and shorter ones."""
         followers, length = self._lookup.followers(self._context), length_of(self._context)
         if self._named:
             followers = [each for each in followers if each[2] not in self._named]
@@ -147,8 +147,8 @@ class Continuations:
                 if confidence >= LEAST_CHANCE:
                     self._left.append((confidence, token))
             self._named += [token for _, _, token in followers]
-        self._num_asked += 1
-        if self._num_asked < MAX_CONTEXTS and share >= LEAST_CHANCE and length:
+        self._num_looked_up += 1
+        if self._num_looked_up < MAX_CONTEXTS and share >= LEAST_CHANCE and length:
             self._left.append((share, None))
         if len(self._left) > 1:
             self._left.sort(key=lambda each: -self._chance(each[0]))

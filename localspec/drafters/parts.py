@@ -1,7 +1,7 @@
-"""What a drafter may be built from, and the word for "not here".
+"""What a drafter may be built from, and what most drafters do not need to say.
 
-Contract: load fills `Parts` once; every drafter's `build(parts)` returns the drafter or
-raises ModelError with the sentence the person reads beside its greyed name.
+Contract: load fills `Parts` once. Every drafter's `build(parts)` returns the drafter or raises
+ModelError with the sentence that a person reads beside its greyed name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Protocol
 
 from localspec.core import Outcome, Sequence
 from localspec.drafters.lookup import Lookup
+from localspec.errors import ModelError
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
 
 
 class DrafterBase:
-    """What most drafters do where the Drafter protocol asks: nothing. A drafter overrides what it
-    has something to say to; name, shapes_itself, signal and propose are its own."""
+    """What the Drafter protocol asks and most drafters answer with nothing. A drafter declares its
+    name, shapes_itself, signal and propose, and overrides what else it needs."""
 
     @property
     def memory_bytes(self) -> int:
@@ -32,14 +33,14 @@ class DrafterBase:
         return ()
 
     def prepare(self, sequence: Sequence) -> None:
-        """Nothing to take in."""
+        """Nothing to read."""
 
     def foresee(self, sequence: Sequence) -> tuple[int, ...]:
         """No guess is free."""
         return ()
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Nothing: `propose` finds what it missed."""
+        """Nothing to learn: `propose` reads what it missed."""
 
 
 class Vocabulary(Protocol):
@@ -50,7 +51,7 @@ class Vocabulary(Protocol):
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids, special tokens left out; bytes that are no text become U+FFFD."""
+        """The text of ids, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
         ...
 
     def token_bytes(self) -> list[bytes | None]:
@@ -68,7 +69,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Foreign:
-    """A draft of another family. model: loaded. own, targets: both vocabularies."""
+    """A draft model of another family. model: loaded. own, targets: both vocabularies."""
 
     model: LanguageModel
     own: Vocabulary
@@ -77,18 +78,16 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Parts:
-    """target: loaded. draft: a loaded draft of the same tokens, else None and why in
-    draft_refusal. free_bytes: device memory a drafter may still take, None when unknown. pool:
-    where draft chunks are captured, None where nothing is.
+    """target: loaded. draft: a loaded draft model with the target's tokens, else None and why in
+    draft_refusal. pool: where draft chunks are captured, None where nothing is.
 
-    heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft with
-    other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
+    heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
+    with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
     oldest first, for lookup."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
     draft_refusal: str = "no draft model was chosen for this target."
-    free_bytes: int | None = None
     pool: GraphPool | None = None
     heads: Mapping[str, Path] = field(default_factory=dict)
     foreign: Foreign | None = None
@@ -100,3 +99,19 @@ class Parts:
         """One index for every drafter that looks up, made when first asked for."""
         size = self.target.vocab_size
         return Lookup([ids for ids in self.past if all(0 <= token < size for token in ids)])
+
+    def loaded_draft(self) -> LanguageModel:
+        """Raises ModelError where there is no draft model."""
+        if self.draft is None:
+            raise ModelError(self.draft_refusal)
+        return self.draft
+
+    def head(self, kind: str, missing: str) -> Path:
+        """The folder of a head of this kind. missing: what there is none of, for a person. Raises
+        ModelError."""
+        if kind not in self.heads:
+            raise ModelError(
+                f"There is no {missing} for this target. Train one: "
+                f"python -m localspec train {kind}."
+            )
+        return self.heads[kind]

@@ -1,4 +1,4 @@
-"""A draft tree grown best-first: which tokens are worth their place, and where to look further.
+"""A draft tree grown best-first: which tokens are worth their place, and which nodes to extend.
 
 Contract: a node's worth is the estimated chance that it is accepted, the product of the chances
 along its path. `grow` adds the best candidate while its worth exceeds the price of its place.
@@ -6,12 +6,12 @@ What may follow a node comes from its `Children`, one token after another: `Rank
 likeliest, `Drawn` draws without replacement, so that each row is the one its token was drawn from.
 
 Where children are free (a lookup, Medusa's heads), `below` gives them as soon as a node is added.
-Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one
-step, and none when what they may bring does not pay for a step; `open` tells the children. A
-candidate that another step is expected to better waits for that step.
+Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one step, and
+none when what they are expected to bring does not pay for a step; `open` sets their children. A
+candidate waits for a step that is expected to bring a better one.
 
-A drawn token always stays, and whether another is drawn depends on earlier draws alone. A draft of
-found tokens is dropped where it is not worth all that it costs.
+A drawn token always stays in the tree, and whether another is drawn depends on earlier draws alone.
+A draft of found tokens is dropped where it is not worth all that it costs.
 
 Not here: the rows (the drafters), the prices (the controller), acceptance (engine.verify).
 Source: best-first growth by expected acceptance as in OPT-Tree (arXiv 2406.17276) and EAGLE-2
@@ -37,7 +37,7 @@ USUAL_NODES = 16
 
 
 def usual_growth(node_price: float, step_price: float, size: int = USUAL_NODES) -> Growth:
-    """Prices where nothing was measured. A confidence counts as the chance it claims to be."""
+    """Prices where nothing was measured, with each confidence taken as the chance."""
     return Growth(lambda confidence: confidence, (node_price,) * size, step_price)
 
 
@@ -45,11 +45,11 @@ class Children(Protocol):
     """What may follow one node, the best or the next drawn first."""
 
     confidence: float
-    """The largest chance among the tokens that are left, or a bound of it; 0 when there is none."""
+    """The largest chance among the tokens that are left, or an upper bound; 0 when none is left."""
 
     def take(self) -> tuple[int, torch.Tensor | None] | None:
-        """The next child and the row [V] it was drawn from, None where it was not drawn. No child
-        where `confidence` was a bound; a closer one stands there now."""
+        """The next child and the row [V] it was drawn from, None where it was not drawn. Returns
+        None where `confidence` was a bound, which is closer afterwards."""
         ...
 
     def below(self, token: int) -> Children | None:
@@ -58,8 +58,8 @@ class Children(Protocol):
 
 
 class Ranked:
-    """Tokens that were found, the largest confidence first. order: what is known of the chance of a
-    confidence, where the order by chance may differ."""
+    """Tokens that were found, the largest confidence first. order: the chance of a confidence,
+    where the order by chance may differ."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Drawn:
     def __init__(self, row: torch.Tensor, rng: torch.Generator) -> None:
         self._row = row
         self._rng = rng
-        self._mass = 1.0  # of what is left, in the row as it was
+        self._mass = 1.0  # of the tokens that are left, in the first row
         self._num_left = MAX_DRAWN
         self.confidence = float(row.max())
 
@@ -99,7 +99,7 @@ class Drawn:
         mass = float(left.sum())
         self._mass *= mass
         self._num_left -= 1
-        if mass > 0.0 and self._num_left > 0:  # after top-k 1 nothing is left
+        if mass > 0.0 and self._num_left > 0:  # under top-k 1 nothing is left
             self._row = left / mass
             self.confidence = self._mass * float(self._row.max())
         else:
@@ -154,7 +154,7 @@ class TreeGrowth:
     def add(
         self, parent: int, token: int, confidence: float, row: torch.Tensor | None = None
     ) -> int:
-        """Add a token whatever it is worth. One that stands there already is not added twice; it
+        """Add a token whatever it is worth. A token that is there already is not added twice; it
         keeps the larger confidence."""
         worth = self._worth(parent) * self._growth.chance(confidence)
         return self._add(parent, token, confidence, worth, row)
@@ -207,6 +207,10 @@ class TreeGrowth:
             found.append(node)
             node = self.nodes[node].parent
         return found[::-1]
+
+    def text(self, node: int) -> list[int]:
+        """The drafted tokens down to `node`."""
+        return [self.nodes[step].token for step in self.path(node)]
 
     def proposal(self, num_steps: int) -> Proposal:
         """The tree; no tokens where found ones are not worth all that they cost."""

@@ -1,9 +1,9 @@
-"""What the target says after each token of a round, in the cheapest form that decides it.
+"""The target's distributions of one round, in the cheapest form that decides it.
 
-Contract: `target_rows` turns logits into `Rows`. Verification asks them three things: how likely a
-drafted token is, what is left of a row once a token was rejected, and the next token. A greedy
-row is one-hot and is kept as the id of its one; a sampled row is kept as probabilities. A row that
-holds no numbers is refused with NumericsError by whoever chooses from it: one behind a draft token
+Contract: `target_rows` turns logits into rows. Verification asks them how likely a draft token is,
+what is left of a row after a rejection, and for the next token. A greedy row is one-hot and is kept
+as the id of its one token; a sampled row is kept as probabilities. A row that holds no numbers is
+refused with NumericsError by whatever chooses a token from it, so that a row behind a draft token
 that is never reached costs nothing. Its chances are NaN.
 
 Not here: the acceptance rule (verify), the warps (sampling).
@@ -12,9 +12,8 @@ Not here: the acceptance rule (verify), the warps (sampling).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -22,42 +21,9 @@ from localspec.core import SamplingParams
 from localspec.engine.sampling import distributions, draw, no_numbers, peaks, penalised
 
 
-class Row(Protocol):
-    """One distribution over the next token; rejections may have taken something from it."""
-
-    def chance(self, token: int) -> float: ...
-
-    def without(self, token: int, drawn_from: torch.Tensor | None) -> Row:
-        """What is left after `token` was rejected. drawn_from: [V] it was drawn from, or None."""
-        ...
-
-    def draw(self, rng: torch.Generator) -> int: ...
-
-
-class Rows(Protocol):
-    """Row 0 follows the root, row i + 1 follows draft node i."""
-
-    def chances(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """The chance of each token in its row."""
-        ...
-
-    def row(self, index: int) -> Row:
-        """Raises NumericsError, unless choosing from it does."""
-        ...
-
-    def entropies(self) -> list[float]:
-        """H of each row, in nats."""
-        ...
-
-    @property
-    def probs(self) -> torch.Tensor:
-        """[n + 1, V], for rules that need whole rows."""
-        ...
-
-
 @dataclass(frozen=True)
 class OneHotRow:
-    """All chance on one token. What is rejected had none, so nothing can be taken from it."""
+    """All chance on one token. A rejected token had none, so a rejection takes nothing from it."""
 
     best: int
 
@@ -81,6 +47,7 @@ class DenseRow:
         return float(self.weights[token])
 
     def without(self, token: int, drawn_from: torch.Tensor | None) -> DenseRow:
+        """What is left after `token` was rejected. drawn_from: [V] it was drawn from, or None."""
         if drawn_from is None:
             left = self.weights.clone()
             left[token] = 0.0
@@ -95,8 +62,8 @@ class DenseRow:
 
 
 class GreedyRows:
-    """best: the likeliest token of each row, of vocab_size tokens. damaged: the rows that hold no
-    numbers."""
+    """Row 0 follows the root, row i + 1 follows draft token i. best: the likeliest token of each
+    row, of vocab_size tokens. damaged: the rows that hold no numbers."""
 
     def __init__(
         self, best: Sequence[int], vocab_size: int, damaged: frozenset[int] = frozenset()
@@ -106,16 +73,14 @@ class GreedyRows:
         self.damaged = damaged
 
     def chances(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        found = zip(rows, tokens, strict=True)
-        chances = [1.0 if self.best[row] == token else 0.0 for row, token in found]
-        if not self.damaged:
-            return chances
+        """The chance of each token in its row."""
         return [
-            math.nan if row in self.damaged else chance
-            for row, chance in zip(rows, chances, strict=True)
+            math.nan if row in self.damaged else float(self.best[row] == token)
+            for row, token in zip(rows, tokens, strict=True)
         ]
 
     def row(self, index: int) -> OneHotRow:
+        """Raises NumericsError."""
         if index in self.damaged:
             raise no_numbers()
         return OneHotRow(self.best[index])
@@ -125,41 +90,43 @@ class GreedyRows:
 
     @property
     def probs(self) -> torch.Tensor:
+        """[n + 1, V]."""
         made = torch.zeros(len(self.best), self.vocab_size)
         made.scatter_(1, torch.tensor(self.best)[:, None], 1.0)
         made[sorted(self.damaged)] = math.nan
         return made
 
 
+@dataclass(frozen=True)
 class SampledRows:
-    """probs: [n + 1, V]."""
+    """The same rows as probabilities. probs: [n + 1, V]."""
 
-    def __init__(self, probs: torch.Tensor) -> None:
-        self._probs = probs
+    probs: torch.Tensor
 
     def chances(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """The chance of each token in its row."""
         if not tokens:
             return []
-        device = self._probs.device
-        index = torch.tensor([rows, tokens], device=device)
-        found: list[float] = self._probs[index[0], index[1]].tolist()
+        index = torch.tensor([rows, tokens], device=self.probs.device)
+        found: list[float] = self.probs[index[0], index[1]].tolist()
         return found
 
     def row(self, index: int) -> DenseRow:
-        return DenseRow(self._probs[index])
+        return DenseRow(self.probs[index])
 
     def entropies(self) -> list[float]:
-        found: list[float] = torch.special.entr(self._probs).sum(dim=-1).tolist()
+        """H of each row, in nats."""
+        found: list[float] = torch.special.entr(self.probs).sum(dim=-1).tolist()
         return found
 
-    @property
-    def probs(self) -> torch.Tensor:
-        return self._probs
+
+Row = OneHotRow | DenseRow
+Rows = GreedyRows | SampledRows
 
 
 def target_rows(
-    logits: torch.Tensor, sampling: SamplingParams, histories: Sequence[Sequence[int]]
-) -> GreedyRows | SampledRows:
+    logits: torch.Tensor, sampling: SamplingParams, histories: Iterable[Sequence[int]]
+) -> Rows:
     """The rows of a round. logits: [n + 1, V] fp32; histories: see sampling.distributions.
 
     Host copies: one when greedy, none when sampled.

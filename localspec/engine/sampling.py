@@ -1,9 +1,9 @@
-"""From logits to the distribution a token is drawn from, and drawing from it.
+"""From logits to the distribution that a token is drawn from, and drawing from it.
 
-Contract: pure functions of logits, parameters and history. `distributions` is used for target
-and draft alike, so a draft token's `probs` row is what it was really drawn from. Greedy is the
-one-hot case, not a second path. Order of the warps: repetition penalty (CTRL, arXiv
-1909.05858), temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082).
+Contract: pure functions of logits, parameters and history. `distributions` serves target and draft
+alike, so a draft token's `probs` row is the one it was drawn from. Greedy is the one-hot case.
+Order of the warps: repetition penalty (CTRL, arXiv 1909.05858), temperature, top-k, top-p (arXiv
+1904.09751), min-p (arXiv 2407.01082).
 
 Not here: acceptance (verify), models.
 """
@@ -11,7 +11,7 @@ Not here: acceptance (verify), models.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -22,18 +22,19 @@ TINY_TEMPERATURE = 0.01
 
 
 def distributions(
-    logits: torch.Tensor, sampling: SamplingParams, histories: Sequence[Sequence[int]]
+    logits: torch.Tensor, sampling: SamplingParams, histories: Iterable[Sequence[int]]
 ) -> torch.Tensor:
     """Probabilities of the next token for each row of logits.
 
-    logits: [n, V] fp32, not modified. histories: for each row the tokens before it; read only
-    when a repetition penalty is set. Returns [n, V] fp32, rows sum to 1.
+    logits: [n, V] fp32, not modified. histories: for each row the tokens before it; iterated over
+    only under a repetition penalty, so a generator costs nothing without one. Returns [n, V] fp32,
+    rows sum to 1.
     """
     logits = penalised(logits, sampling, histories)
     if sampling.temperature == 0.0:
         best = logits.argmax(dim=-1, keepdim=True)  # [n, 1]
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    if sampling.temperature < TINY_TEMPERATURE:  # less the maximum, or it would overflow
+    if sampling.temperature < TINY_TEMPERATURE:  # division by it would overflow
         logits = logits - logits.amax(dim=-1, keepdim=True)
     return warped(
         logits if sampling.temperature == 1.0 else logits / sampling.temperature,
@@ -66,13 +67,12 @@ def warped(
 
 
 def penalised(
-    logits: torch.Tensor, sampling: SamplingParams, histories: Sequence[Sequence[int]]
+    logits: torch.Tensor, sampling: SamplingParams, histories: Iterable[Sequence[int]]
 ) -> torch.Tensor:
-    """Logits under the repetition penalty; the very same tensor where there is none."""
+    """Logits under the repetition penalty; the same tensor where there is none."""
     penalty = sampling.repetition_penalty
     if penalty == 1.0:
         return logits
-    assert len(histories) == logits.shape[0], "one history for each row"
     changed = logits.clone()
     for row, history in zip(changed, histories, strict=True):
         seen = torch.tensor(sorted(set(history)), device=logits.device)
@@ -85,7 +85,7 @@ def _keep_top_k(logits: torch.Tensor, top_k: int | torch.Tensor) -> torch.Tensor
     if isinstance(top_k, int):
         size = min(top_k, logits.shape[-1])
         threshold = logits.topk(size, dim=-1).values[:, -1:]  # [n, 1]
-    else:  # a number that the host does not know takes a whole sort
+    else:  # topk needs a number on the host
         ordered = logits.sort(dim=-1, descending=True).values
         threshold = ordered.index_select(-1, top_k - 1)  # [n, 1]
     return logits.masked_fill(logits < threshold, float("-inf"))
@@ -122,7 +122,7 @@ def draw(weights: torch.Tensor, rng: torch.Generator) -> int:
 
 
 def _inverted_here(weights: torch.Tensor, uniform: float) -> tuple[int, float]:
-    """The search by numpy: on one row a call of it costs a fraction of torch's."""
+    """By numpy, which searches one row in a fraction of torch's time."""
     cumulative = weights.double().cumsum(dim=0).numpy()  # [V]
     total = float(cumulative[-1])
     return int(cumulative.searchsorted(total * uniform, side="right")), total
@@ -139,7 +139,7 @@ def _inverted_there(weights: torch.Tensor, uniform: float) -> tuple[int, float]:
 def peaks(rows: torch.Tensor) -> tuple[list[float], list[int]]:
     """Height and place of the largest value of each row, [n, V]; a NaN counts as the largest.
 
-    One copy from a device; on a processor by numpy, five times as fast as torch's maximum."""
+    One copy from a device. On a CPU by numpy, which is five times as fast as torch's maximum."""
     if rows.device.type != "cpu":
         height, place = rows.max(dim=-1)
         heights, places = torch.stack((height.double(), place.double())).tolist()
@@ -156,7 +156,7 @@ def uniforms(count: int, rng: torch.Generator) -> list[float]:
 
 
 def no_numbers() -> NumericsError:
-    """What to say of a row that holds no numbers."""
+    """The error about a row that holds no numbers."""
     return NumericsError(
         "The model returned values that are not numbers, so no token can be chosen. The "
         "weights may be damaged or the precision too low: load it with --dtype float32, or "

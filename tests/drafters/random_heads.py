@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from localspec.forward.model import LanguageModel
 from tests.drafters import random_eagle, random_medusa, random_mtp
+from tests.tiny import with_cache
 
 KINDS = {"medusa": random_medusa, "mtp": random_mtp, "eagle": random_eagle}
 
 
-def write_heads(
-    folder: Path, target: LanguageModel, kinds: Sequence[str] = tuple(KINDS)
-) -> dict[str, Path]:
-    """A folder for each of the kinds inside `folder`, by kind."""
-    heads = {kind: folder / kind for kind in kinds}
-    for kind, place in heads.items():
-        KINDS[kind].write_random(place, target)
-    return heads
+@lru_cache
+def head_for(kind: str, module: Callable[[], Any]) -> Path:
+    """The folder of a head for targets with the weights of `module`; made once a run."""
+    folder = Path(tempfile.mkdtemp(prefix=f"localspec-{kind}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    KINDS[kind].write_random(folder, with_cache(module()))
+    return folder

@@ -18,7 +18,8 @@ import torch
 from localspec import core
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, Step
 from localspec.drafters.chunk import SIZES, ChunkedDraft
-from localspec.drafters.draft_model import DraftModelDrafter, autoregress
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.drafting import autoregress
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool, UncapturedPool
@@ -274,20 +275,15 @@ def test_a_draft_recovers_from_what_was_no_number(name: str) -> None:
 # -- in the engine ----------------------------------------------------------------------------
 
 
-class ChunkedDrafter(DraftModelDrafter):
-    """The draft model, in chunks wherever a graph serves. num_chunked: how often one did."""
+class Counted(ChunkedDraft):
+    """num_served: how often a graph served."""
 
-    def __init__(self, model: Decoder, target_vocab_size: int, draft: ChunkedDraft) -> None:
-        super().__init__(model, target_vocab_size)
-        self._chunks = draft
-        self.num_chunked = 0
+    num_served = 0
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-        room = self.model.cache.shape.capacity - len(sequence.tokens)
-        self.catch_up(sequence)
-        found = self._chunks.propose(sequence, plan.shortened(room))
-        self.num_chunked += found is not None
-        return found if found is not None else super().propose(sequence, plan)
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal | None:
+        found = super().propose(sequence, plan)
+        self.num_served += found is not None
+        return found
 
 
 def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list[Step], int]:
@@ -295,28 +291,29 @@ def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list
     target_module = tiny_llama()
     target = with_cache(target_module, CAPACITY)
     model = with_cache(agreeing_draft(target_module), CAPACITY)
-    drafter: Any = DraftModelDrafter(model, VOCAB_SIZE)
+    draft = None
     if is_chunked:
         pool = TracingPool()
-        target = CapturedDecoder(target, pool)
-        for _ in target.capture():
-            pass
-        model = CapturedDecoder(model, pool)
-        drafter = ChunkedDrafter(model, VOCAB_SIZE, chunked(sampling, pool, model))
+        target, model = CapturedDecoder(target, pool), CapturedDecoder(model, pool)
+        draft = Counted(model, VOCAB_SIZE, pool)
+        draft.want(sampling)
+        for work in (target, draft):
+            for _ in work.capture():
+                pass
     prompt = tuple(1 + (7 * i * i) % 61 for i in range(225))
     policy = Plans(("draft_model", 4), ("draft_model", 1), ("draft_model", 7), ("off", 0))
-    engine = Engine(target, {"draft_model": drafter})
+    engine = Engine(target, {"draft_model": DraftModelDrafter(model, VOCAB_SIZE, draft)})
     tokens = play(engine, prompt, policy, 60, sampling).tokens
-    return tokens, policy.steps, drafter.num_chunked if is_chunked else 0
+    return tokens, policy.steps, 0 if draft is None else draft.num_served
 
 
 @pytest.mark.parametrize("name", ["greedy", "plain", "all"])
 def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
     sampling = core.replace(SAMPLINGS[name], seed=23)
     plain, steps, _ = text_of(sampling, is_chunked=False)
-    found, chunked_steps, num_chunked = text_of(sampling, is_chunked=True)
+    found, chunked_steps, num_served = text_of(sampling, is_chunked=True)
     assert found == plain
-    assert num_chunked >= len([s for s in chunked_steps if s.num_draft_tokens])
+    assert num_served >= len([s for s in chunked_steps if s.num_draft_tokens])
     counts = [[(s.num_draft_tokens, s.num_accepted_tokens) for s in each]
               for each in (steps, chunked_steps)]  # fmt: skip
     assert counts[0] == counts[1]

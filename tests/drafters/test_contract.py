@@ -1,38 +1,37 @@
 """What every registered drafter must keep: the output is the target's own, whatever it guesses.
 
-Greedy text is compared token by token in fp32 on tiny real models. Sampled text is compared with
-the target's exact distribution of the first three tokens by chi-squared; the models' logits are
-remembered there, so that thousands of turns take seconds. Faults are planted and must be seen.
+Greedy text is compared token by token in fp32 on tiny real models. When sampling, every course that
+chance can take through a round is played (tests.engine.enumeration), so the distribution of the
+first two tokens is computed and compared with the target's own. With the real random source a few
+drafters are compared by chi-squared. Faults are planted and must be seen.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 from statistics import NormalDist
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, DraftPlan, Outcome, Proposal, SamplingParams, Step, chain
+from localspec.core import OFF, DraftPlan, Growth, Outcome, Proposal, SamplingParams, Step, chain
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine import engine as engine_module
-from localspec.engine import verify as verify_module
-from localspec.engine.distributions import DenseRow, SampledRows, target_rows
+from localspec.engine.distributions import DenseRow, target_rows
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import distributions
 from localspec.forward.cache import KVCache, KVShape
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
-from tests.drafters.random_heads import write_heads
+from tests.drafters.random_heads import head_for
+from tests.engine.enumeration import courses, largest_error, path_of
 from tests.tiny import (
     CPU,
     Context,
@@ -51,11 +50,13 @@ PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)  # repeats itself, so that lookup has som
 LENGTH = 40
 SMALL_GAP = 1e-4  # below this two forwards of different width may name different tokens
 
-SMALL_VOCAB = 8
+SMALL_VOCAB = 6
 SMALL_PROMPT = (1, 2, 3, 1, 2, 4, 1, 2)
+ROUNDING = 1e-5  # of probabilities in fp32
+FAULT = 1e-3  # a planted one moves a pair of tokens by more
+
 NUM_TURNS = 1000
-NUM_TESTS = 8 * (len(NAMES) + 1)
-SIGNIFICANCE = 1e-3 / NUM_TESTS  # one false alarm in a thousand runs of all of them
+SIGNIFICANCE = 1e-5
 
 WARPS = {
     "plain": SamplingParams(temperature=1.0),
@@ -67,12 +68,10 @@ WARPS = {
 }
 
 
-def build(name: str, parts: Parts) -> Any:
-    """The drafter; one that needs a head gets a random one."""
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        kinds = (name,) if name in HEAD_KINDS else ()
-        heads = write_heads(Path(folder), parts.target, kinds)
-        return drafter_class(name).build(replace(parts, heads=heads))
+def build(name: str, parts: Parts, module: Callable[[], Any] = tiny_llama) -> Any:
+    """The drafter; one that needs a head gets a random one. module: the target's weights."""
+    heads = {name: head_for(name, module)} if name in HEAD_KINDS else {}
+    return drafter_class(name).build(replace(parts, heads=heads))
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ class Stage:
     drafters: dict[str, Any]
 
 
-def stage(names: tuple[str, ...] = NAMES, seed: int = 0) -> Stage:
-    module = tiny_llama(seed)
+def stage(names: tuple[str, ...] = NAMES) -> Stage:
+    module = tiny_llama()
     target = with_cache(module)
     parts = Parts(target, with_cache(agreeing_draft(module)), foreign=foreign_to(module))
     drafters = {name: build(name, parts) for name in names}
@@ -324,7 +323,7 @@ def test_draft_that_returns_nan_costs_time_only() -> None:
             assert tuple(sequence.tokens) == plain_text()
 
 
-# -- sampled: chi-squared against the target's exact table ------------------------------------
+# -- sampled: every course of a round against the target's exact distribution -----------------
 
 
 def small_module() -> Any:
@@ -338,22 +337,8 @@ def small_logits() -> tuple[Callable[[Context], torch.Tensor], Callable[[Context
     return remembered(module), remembered(agreeing_draft(module))
 
 
-@lru_cache
-def exact_table(warp: str) -> torch.Tensor:
-    """Chance of each of the first three tokens together, [V, V, V]."""
-    return table_of(small_logits()[0], WARPS[warp])
-
-
-def table_of(logits: Callable[[Context], torch.Tensor], sampling: SamplingParams) -> torch.Tensor:
-    def row(context: Context) -> torch.Tensor:
-        return distributions(logits(context)[None], sampling, [context])[0].double()
-
-    table = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB, dtype=torch.float64)
-    first = row(SMALL_PROMPT)
-    for a, b in product(range(SMALL_VOCAB), repeat=2):
-        second = row((*SMALL_PROMPT, a))
-        table[a, b] = first[a] * second[b] * row((*SMALL_PROMPT, a, b))
-    return table
+def small_target() -> TableModel:
+    return TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
 
 
 def small_stage(name: str) -> Engine:
@@ -361,24 +346,114 @@ def small_stage(name: str) -> Engine:
     module = small_module()
     real = with_cache(module, capacity=32)
     draft = with_cache(agreeing_draft(module), capacity=32)
-    drafter = build(name, Parts(real, draft, foreign=foreign_to(module, capacity=32)))
+    parts = Parts(real, draft, foreign=foreign_to(module, capacity=32))
+    drafter = build(name, parts, small_module)
     if name in HEAD_KINDS:  # they read the target's states, which no table has
         return Engine(real, {name: drafter})
-    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
+    target = small_target()
     if hasattr(drafter, "model"):
         shares = drafter.model.cache is real.cache
         drafting = small_logits()[1] if name == "draft_model" else remembered_model(drafter.model)
-        cache = target.cache if shares else None
-        drafter.model = TableModel(drafting, SMALL_VOCAB, capacity=32, cache=cache)
+        size, cache = drafter.model.vocab_size, target.cache if shares else None
+        drafter.model = TableModel(drafting, size, capacity=32, cache=cache)
     return Engine(target, {name: drafter})
 
 
-def sampled_counts(engine: Engine, warp: str, *plans: tuple[str, int], seed: int) -> torch.Tensor:
-    rng, counts = torch.Generator().manual_seed(seed), torch.zeros(SMALL_VOCAB**3)
-    for _ in range(NUM_TURNS):
-        sequence = core.Sequence(SMALL_PROMPT, WARPS[warp], 3, frozenset(), rng)
-        engine.prefill(sequence, threading.Event())
-        for _ in engine.decode(sequence, Plans(*plans), threading.Event()):
+class OnePlan:
+    """A policy of one plan."""
+
+    def __init__(self, plan: DraftPlan) -> None:
+        self._plan = plan
+
+    def plan(self, sequence: core.Sequence) -> DraftPlan:
+        return self._plan
+
+    def candidates(self, sequence: core.Sequence) -> tuple[str, ...]:
+        return (self._plan.drafter,)
+
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A drafter's first round after SMALL_PROMPT. logits: the target's."""
+
+    engine: Engine
+    plan: DraftPlan
+    sampling: SamplingParams
+    logits: Callable[[Context], torch.Tensor]
+
+    def row_after(self, text: Context) -> torch.Tensor:
+        context = (*SMALL_PROMPT, *text)
+        return distributions(self.logits(context)[None], self.sampling, [context])[0]
+
+    def round(self) -> core.Round:
+        sequence = core.Sequence(SMALL_PROMPT, self.sampling, 8, frozenset(), torch.Generator())
+        self.engine.prefill(sequence, threading.Event())
+        rounds = self.engine.decode(sequence, OnePlan(self.plan), threading.Event())
+        done = next(rounds)
+        rounds.close()
+        return done
+
+    def rounds(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[tuple[float, Proposal, Context, torch.Tensor]]:
+        """(probability, proposal, accepted tokens, row of the next) of every course of a round."""
+        for weight, done, last in courses(self.round, monkeypatch):
+            assert done.proposal is not None and done.verdict is not None
+            yield weight, done.proposal, path_of(done.proposal, done.verdict), last
+
+    def error(self, monkeypatch: pytest.MonkeyPatch) -> float:
+        """How far the first two tokens are from the target's own, at the worst pair."""
+        found = ((weight, path, last) for weight, _, path, last in self.rounds(monkeypatch))
+        return largest_error(found, self.row_after)
+
+
+def sampled(name: str, warp: str, **plan: Any) -> Sampled:
+    """A drafter that has drafted for another text before."""
+    engine = small_stage(name)
+    play(engine, (4, 2, 1, 3, 3), Plans((name, 3)), 6, SamplingParams(1.0, seed=1))
+    size = 4 if engine.drafters[name].shapes_itself else 2
+    return Sampled(engine, DraftPlan(name, size, **plan), WARPS[warp], small_logits()[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("warp", WARPS)
+def test_sampled_text_is_distributed_as_the_targets_own(
+    name: str, warp: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sampled(name, warp).error(monkeypatch) < ROUNDING
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_that_ends_by_its_confidences_and_prices_is_as_exact(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth = Growth(lambda confidence: confidence, (0.05,) * 4, 0.1)
+    found = sampled(name, "plain", keep_drafting=lambda index, c: c > 0.5, growth=growth)
+    assert found.error(monkeypatch) < ROUNDING
+
+
+# -- sampled: with the real random source -------------------------------------------------------
+
+
+def table_of(row_after: Callable[[Context], torch.Tensor]) -> torch.Tensor:
+    """Chance of each of the first three tokens together, [V, V, V]."""
+    table = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB, dtype=torch.float64)
+    first = row_after(()).double()
+    for a, b in product(range(SMALL_VOCAB), repeat=2):
+        table[a, b] = first[a] * row_after((a,))[b].double() * row_after((a, b)).double()
+    return table
+
+
+def sampled_counts(found: Sampled, num_turns: int = NUM_TURNS) -> torch.Tensor:
+    """How often each of the first three tokens came together; all turns go on with one source."""
+    rng, counts = torch.Generator().manual_seed(100), torch.zeros(SMALL_VOCAB**3)
+    for _ in range(num_turns):
+        sequence = core.Sequence(SMALL_PROMPT, found.sampling, 3, frozenset(), rng)
+        found.engine.prefill(sequence, threading.Event())
+        for _ in found.engine.decode(sequence, OnePlan(found.plan), threading.Event()):
             pass
         a, b, c = sequence.tokens[len(SMALL_PROMPT) :]
         counts[(a * SMALL_VOCAB + b) * SMALL_VOCAB + c] += 1
@@ -406,28 +481,29 @@ def chance_of(counts: torch.Tensor, table: torch.Tensor) -> float:
     return 1.0 - NormalDist().cdf(z)
 
 
-def check_sampled(name: str, warp: str, *, seed: int = 100) -> None:
-    plans = ((name, 2), (name, 1)) if name != OFF else ((OFF, 0),)
-    engine = (
-        small_stage(name)
-        if name != OFF
-        else Engine(TableModel(small_logits()[0], SMALL_VOCAB, capacity=32), {})
-    )
-    chance = chance_of(sampled_counts(engine, warp, *plans, seed=seed), exact_table(warp))
-    assert chance > SIGNIFICANCE, f"{name}, {warp}, seed {seed}, N = {NUM_TURNS}: p = {chance:.1e}"
+@pytest.mark.parametrize("name", ["draft_model", "draft_tree", "ngram"])
+def test_turns_drawn_by_the_real_source_are_distributed_as_the_targets_own(name: str) -> None:
+    """Seed 100, N = 1000: chi-squared of the first three tokens."""
+    found = sampled(name, "plain")
+    assert chance_of(sampled_counts(found), table_of(found.row_after)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("name", [OFF, *NAMES])
-@pytest.mark.parametrize("warp", ["plain", "all"])
-def test_sampled_text_is_distributed_as_the_targets_own(name: str, warp: str) -> None:
-    check_sampled(name, warp)
+def test_fault_one_number_for_draft_and_verification_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Enumeration takes them for independent, so the real source has to show it."""
+    found = sampled("draft_model", "plain")
+    drafter = found.engine.drafters["draft_model"]
+    propose = drafter.propose
 
+    def rewinding(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        state = sequence.rng.get_state()
+        proposal = propose(sequence, plan)
+        sequence.rng.set_state(state)
+        return proposal
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("warp", ["top_k", "top_p", "min_p", "penalty"])
-def test_sampled_text_under_each_warp(name: str, warp: str) -> None:
-    check_sampled(name, warp)
+    monkeypatch.setattr(drafter, "propose", rewinding)
+    assert chance_of(sampled_counts(found), table_of(found.row_after)) < SIGNIFICANCE
 
 
 def test_the_same_seed_gives_the_same_reply() -> None:
@@ -542,18 +618,30 @@ def test_fault_softmax_kept_at_temperature_zero_is_seen(monkeypatch: pytest.Monk
         check_greedy(stage(("draft_model",)).engine, ("draft_model", 4))
 
 
-def test_fault_no_residual_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["ngram", "draft_tree", "eagle"])
+def test_fault_no_residual_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DenseRow, "without", lambda row, token, drawn_from: row)
-    monkeypatch.setattr(  # the block rule has its own residual, so the rule by node stands in
-        verify_module,
-        "_verify_block",
-        lambda proposal, probs, rows, rng: verify_module._verify_nodes(
-            proposal, SampledRows(rows), rng
-        ),
-    )
-    for name in ("ngram", "draft_model"):
-        with pytest.raises(AssertionError, match="p ="):
-            check_sampled(name, "plain")
+    assert sampled(name, "plain").error(monkeypatch) > FAULT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fault_dropping_an_unlikely_drawn_token_is_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampled(name, "plain")
+    drafter = found.engine.drafters[name]
+    propose, num_trimmed = drafter.propose, [0]
+
+    def trimmed(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        whole = propose(sequence, plan)
+        if whole.probs is None or float(whole.probs[-1][whole.tokens[-1]]) > 0.4:
+            return whole
+        num_trimmed[0] += 1
+        tokens, parents, probs = whole.tokens[:-1], whole.parents[:-1], whole.probs[:-1]
+        return Proposal(tokens, parents, probs, cannot_branch=whole.cannot_branch)
+
+    monkeypatch.setattr(drafter, "propose", trimmed)
+    assert (found.error(monkeypatch) > FAULT) == bool(num_trimmed[0])
 
 
 def test_fault_argmax_draft_with_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,33 +652,31 @@ def test_fault_argmax_draft_with_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) 
             row = logits(tuple(sequence.tokens)).softmax(-1)
             return chain((int(row.argmax()),), row[None])
 
-    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
-    engine = Engine(target, {"guesser": Claiming()})
-    counts = sampled_counts(engine, "plain", ("guesser", 1), seed=100)
-    assert chance_of(counts, exact_table("plain")) < SIGNIFICANCE
+    engine, plan = Engine(small_target(), {"guesser": Claiming()}), DraftPlan("guesser", 1)
+    found = Sampled(engine, plan, WARPS["plain"], small_logits()[0])
+    assert found.error(monkeypatch) > FAULT
 
 
 def test_fault_penalty_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fresh(Guesser):
+        """Drafts a token that is in no history yet, twice, so that its penalty is new."""
+
+        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+            return chain((5, 5)[: plan.num_draft_tokens])
+
+    def insistent(context: Context) -> torch.Tensor:
+        return torch.tensor([2.0] * (SMALL_VOCAB - 1) + [4.0])
+
+    target = TableModel(insistent, SMALL_VOCAB, capacity=32)
+    engine, plan = Engine(target, {"guesser": Fresh()}), DraftPlan("guesser", 2)
+    found = Sampled(engine, plan, SamplingParams(1.0, repetition_penalty=4.0), insistent)
+    assert found.error(monkeypatch) < ROUNDING
     monkeypatch.setattr(
         engine_module,
         "_histories",
         lambda sequence, proposal: [sequence.tokens] * (1 + len(proposal.tokens)),
     )
-
-    class Fresh(Guesser):
-        """Drafts a token that is in no history yet, twice, so that its penalty is new."""
-
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-            return chain((7, 7)[: plan.num_draft_tokens])
-
-    def insistent(context: Context) -> torch.Tensor:
-        return torch.tensor([2.0] * (SMALL_VOCAB - 1) + [4.0])
-
-    monkeypatch.setitem(WARPS, "strong", SamplingParams(1.0, repetition_penalty=4.0))
-    target = TableModel(insistent, SMALL_VOCAB, capacity=32)
-    engine = Engine(target, {"guesser": Fresh()})
-    counts = sampled_counts(engine, "strong", ("guesser", 2), seed=100)
-    assert chance_of(counts, table_of(insistent, WARPS["strong"])) < SIGNIFICANCE
+    assert found.error(monkeypatch) > FAULT
 
 
 def test_remembered_target_equals_the_real_one() -> None:

@@ -24,15 +24,15 @@ from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
 from tests.drafters.foreign_tiny import WordVocabulary, foreign_to, word
 from tests.drafters.test_contract import (
-    SIGNIFICANCE,
+    FAULT,
+    ROUNDING,
     SMALL_PROMPT,
     SMALL_VOCAB,
     WARPS,
-    chance_of,
-    exact_table,
-    sampled_counts,
+    Sampled,
     small_logits,
     small_module,
+    small_target,
 )
 from tests.drafters.tokenizers_at_hand import (
     COARSE,
@@ -291,42 +291,32 @@ def test_half_a_character_is_finished_by_re_encoding(monkeypatch: pytest.MonkeyP
 # -- exactness ---------------------------------------------------------------------------------
 
 
-def by_way(monkeypatch: pytest.MonkeyPatch, is_translated: bool) -> tuple[Engine, list[Proposal]]:
-    """The contract's small stage, going one way; what it proposes is noted."""
+def by_way(monkeypatch: pytest.MonkeyPatch, warp: str, is_translated: bool) -> Sampled:
+    """The contract's small stage, going one way."""
     monkeypatch.setattr(CrossTokenizerDrafter, "_translates", lambda self, sampling: is_translated)
     foreign = foreign_to(small_module(), capacity=32)
     drafter = CrossTokenizerDrafter(foreign, SMALL_VOCAB)
     drafter.model = TableModel(remembered_model(foreign.model), foreign.model.vocab_size, 32)  # type: ignore[arg-type]
-    noted, propose = list[Proposal](), drafter.propose
-
-    def note(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-        noted.append(propose(sequence, plan))
-        return noted[-1]
-
-    monkeypatch.setattr(drafter, "propose", note)
-    target = TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
-    return Engine(target, {NAME: drafter}), noted
+    engine = Engine(small_target(), {NAME: drafter})
+    return Sampled(engine, DraftPlan(NAME, 2), WARPS[warp], small_logits()[0])
 
 
-@pytest.mark.parametrize(
-    ("is_translated", "warp"), [(True, "plain"), (True, "all"), (False, "all")]
-)
+@pytest.mark.parametrize("is_translated", [True, False])
+@pytest.mark.parametrize("warp", WARPS)
 def test_either_way_text_is_distributed_as_the_targets_own(
     monkeypatch: pytest.MonkeyPatch, is_translated: bool, warp: str
 ) -> None:
-    """Chi-squared of the first three tokens, N = 1000, against the exact table."""
-    engine, noted = by_way(monkeypatch, is_translated)
-    counts = sampled_counts(engine, warp, (NAME, 2), (NAME, 1), seed=7)
-    chance = chance_of(counts, exact_table(warp))
-    assert chance > SIGNIFICANCE, f"p = {chance:.1e}"
-    drawn = sum(len(each.tokens) for each in noted if each.probs is not None)
-    found = sum(len(each.tokens) for each in noted if each.probs is None)
-    assert (drawn if is_translated else found) > 800
+    found = by_way(monkeypatch, warp, is_translated)
+    assert found.error(monkeypatch) < ROUNDING
+    proposals = [proposal for _, proposal, _, _ in found.rounds(monkeypatch) if proposal.tokens]
+    assert proposals and all((each.probs is not None) == is_translated for each in proposals)
 
 
-def test_rows_that_are_not_those_drawn_from_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_rows_that_are_not_those_drawn_from_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Planted: the row of all that the draft would say, before what is not shared was left out."""
-    engine, _ = by_way(monkeypatch, True)
+    found = by_way(monkeypatch, "plain", True)
     monkeypatch.setattr(
         Drafting,
         "proposal",
@@ -334,33 +324,24 @@ def test_rows_that_are_not_those_drawn_from_are_seen(monkeypatch: pytest.MonkeyP
             tuple(self.tokens), torch.full((len(self.tokens), SMALL_VOCAB), 1.0 / SMALL_VOCAB)
         ),
     )
-    counts = sampled_counts(engine, "plain", (NAME, 2), (NAME, 1), seed=7)
-    assert chance_of(counts, exact_table("plain")) < SIGNIFICANCE
+    assert found.error(monkeypatch) > FAULT
 
 
 @pytest.mark.parametrize("warp", ["plain", "all"])
-def test_translated_tokens_are_drawn_from_the_rows_that_are_handed_on(
+def test_a_translated_row_is_the_drafts_own_restricted_to_shared_tokens(
     monkeypatch: pytest.MonkeyPatch, warp: str
 ) -> None:
-    """The row is the draft's own, restricted to shared tokens; 2000 draws follow it."""
-    engine, _ = by_way(monkeypatch, True)
-    drafter = engine.drafters[NAME]
+    drafter = by_way(monkeypatch, warp, True).engine.drafters[NAME]
     assert isinstance(drafter, CrossTokenizerDrafter)
-    sampling, counts = WARPS[warp], torch.zeros(SMALL_VOCAB)
-    rng = torch.Generator().manual_seed(5)
-    sequence = core.Sequence(SMALL_PROMPT, sampling, 3, frozenset(), rng)
-    for _ in range(2000):
-        proposal = drafter.propose(sequence, DraftPlan(NAME, 1))
-        counts[proposal.tokens[0]] += 1
+    sequence = _sequence(list(SMALL_PROMPT), WARPS[warp])
+    proposal = drafter.propose(sequence, DraftPlan(NAME, 1))
     assert proposal.probs is not None
-    row = proposal.probs[0]
     logits = drafter.model._logits(tuple(drafter._text.ids))  # type: ignore[attr-defined]
     wanted = distributions(
-        drafter._shared.translated(logits)[None], sampling, [list(SMALL_PROMPT)]
+        drafter._shared.translated(logits)[None], WARPS[warp], [list(SMALL_PROMPT)]
     )[0]
-    assert torch.equal(row, wanted)
-    assert float(row[SMALL_VOCAB - 1]) == 0.0, "the draft lacks the target's last word"
-    assert float((counts / 2000 - row).abs().max()) < 4.5 * (0.25 / 2000) ** 0.5
+    assert torch.equal(proposal.probs[0], wanted)
+    assert float(wanted[SMALL_VOCAB - 1]) == 0.0, "the draft lacks the target's last word"
 
 
 def test_a_row_that_is_mostly_not_shared_ends_the_draft_before_a_draw(

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from localspec.core import DraftPlan, SamplingParams, Sequence
-from localspec.drafters.draft_model import DraftModelDrafter, autoregress
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.drafting import autoregress
 from localspec.drafters.parts import Parts
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError

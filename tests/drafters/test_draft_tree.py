@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
 import pytest
 import torch
 
-from localspec import core
 from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
 from localspec.drafters.draft_tree import DraftTreeDrafter
 from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import MAX_DRAWN
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
-from tests.drafters.test_contract import (
-    SIGNIFICANCE,
-    SMALL_PROMPT,
-    SMALL_VOCAB,
-    WARPS,
-    chance_of,
-    exact_table,
-    small_stage,
-)
-from tests.tiny import Plans, TableModel, remembered, tiny_llama, with_cache
+from tests.drafters.test_contract import sampled
+from tests.tiny import TableModel, remembered, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 30, 7)
 INF = math.inf
@@ -115,23 +105,14 @@ def test_it_is_never_judged_as_a_block() -> None:
         assert proposal.is_chain and not proposal.cannot_branch
 
 
-def test_longer_replies_are_distributed_as_the_targets_own() -> None:
-    """By the first three tokens of six, so that trees have room. Seed 11, N = 500."""
-    engine = small_stage("draft_tree")
-    rng, counts = torch.Generator().manual_seed(11), torch.zeros(SMALL_VOCAB**3)
-    sizes, has_branched = set[int](), False
-    for _ in range(500):
-        sequence = core.Sequence(SMALL_PROMPT, WARPS["plain"], 6, frozenset(), rng)
-        engine.prefill(sequence, threading.Event())
-        policy = Plans(("draft_tree", 5))
-        for _ in engine.decode(sequence, policy, threading.Event()):
-            pass
-        sizes |= {step.num_draft_tokens for step in policy.steps}
-        has_branched |= any(s.num_draft_steps < s.num_draft_tokens for s in policy.steps)
-        a, b, c = sequence.tokens[len(SMALL_PROMPT) :][:3]
-        counts[(a * SMALL_VOCAB + b) * SMALL_VOCAB + c] += 1
-    assert len(sizes) > 2 and has_branched
-    assert chance_of(counts, exact_table("plain")) > SIGNIFICANCE
+def test_the_trees_that_the_contract_enumerates_are_of_many_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = {
+        proposal.parents for _, proposal, _, _ in sampled("draft_tree", "plain").rounds(monkeypatch)
+    }
+    assert len(shapes) > 3
+    assert any(parents.count(node) > 1 for parents in shapes for node in parents)
 
 
 # -- what shape -------------------------------------------------------------------------------

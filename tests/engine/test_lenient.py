@@ -1,124 +1,45 @@
-"""Lenient rules, by enumeration of everything that chance can do in the real walk.
-
-A uniform number is an interval that every comparison narrows, so that the exact rule and the
-lenient one meet the same number, as they do in the engine. In fp64.
-"""
+"""Lenient rules, by enumeration of everything that chance can do in the real walk, in fp64."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 
 from localspec.core import Proposal, SamplingParams, Verdict, chain
 from localspec.engine import distributions as rows_module
-from localspec.engine import lenient as module
 from localspec.engine.distributions import GreedyRows, SampledRows, target_rows
 from localspec.engine.lenient import verify_leniently
-from localspec.engine.verify import verify
+from localspec.engine.verify import Walk, verify
 from localspec.leniency import Factor, Leniency, Threshold, Typical
+from tests.engine.enumeration import Rows, courses, target_of
 
 V = 3
 SEEDS = range(8)
 Weighted = Iterator[tuple[float, Proposal]]
-Texts = dict[tuple[int, ...], torch.Tensor]
 EXACT = (Threshold(1.0, 0.0), Factor(1.0))
 LENIENT = (Threshold(0.0), Threshold(0.5, 0.3), Typical(), Factor(2.0))
-
-
-class _Script:
-    """Answers given in advance, then the first that is possible."""
-
-    def __init__(self, given: tuple[bool, ...]) -> None:
-        self.given = given
-        self.made: list[tuple[bool, float]] = []
-        self.row: torch.Tensor | None = None
-
-    def decide(self, chance: float) -> bool:
-        place = len(self.made)
-        answer = self.given[place] if place < len(self.given) else True
-        self.made.append((answer, chance))
-        return answer
-
-    @property
-    def weight(self) -> float:
-        return math.prod(chance if yes else 1.0 - chance for yes, chance in self.made)
-
-
-class _Uniform:
-    """A number in [low, high), narrowed by each comparison."""
-
-    def __init__(self, script: _Script) -> None:
-        self._script, self._low, self._high = script, 0.0, 1.0
-
-    def __mul__(self, q: float) -> _Scaled:
-        return _Scaled(self, q)
-
-    def is_below(self, bound: float) -> bool:
-        if bound >= self._high:
-            return True
-        if bound <= self._low:
-            return False
-        yes = self._script.decide((bound - self._low) / (self._high - self._low))
-        self._low, self._high = (self._low, bound) if yes else (bound, self._high)
-        return yes
-
-
-@dataclass
-class _Scaled:
-    uniform: _Uniform
-    q: float
-
-    def __lt__(self, p: float) -> bool:
-        return self.uniform.is_below(p / self.q)
 
 
 def outcomes(
     proposal: Proposal, rows: torch.Tensor, rule: Leniency, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[float, Verdict, torch.Tensor]]:
     """(probability, verdict, row the last token is drawn from) of every course of events."""
-    waiting: list[tuple[bool, ...]] = [()]
-    while waiting:
-        script = _Script(waiting.pop())
-
-        def draw(row: torch.Tensor, rng: Any, script: _Script = script) -> int:
-            script.row = row
-            return 0
-
-        monkeypatch.setattr(
-            module,
-            "uniforms",
-            lambda count, rng, script=script: [_Uniform(script) for _ in range(count)],
-        )
-        monkeypatch.setattr(rows_module, "draw", draw)
-        verdict = verify_leniently(proposal, SampledRows(rows), torch.Generator(), rule)
-        assert script.row is not None
-        yield script.weight, verdict, script.row / script.row.sum()
-        for place in range(len(script.given), len(script.made)):
-            before = tuple(answer for answer, _ in script.made[:place])
-            waiting.append((*before, False))
-
-
-def rows_of(proposal: Proposal, target: Texts) -> torch.Tensor:
-    texts: list[tuple[int, ...]] = []
-    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-        texts.append((*(texts[parent] if parent >= 0 else ()), token))
-    return torch.stack([target[()], *(target[text] for text in texts)])
+    target, rng = SampledRows(rows), torch.Generator()
+    return courses(lambda: verify_leniently(proposal, target, rng, rule), monkeypatch)
 
 
 def first_token(
-    proposals: Weighted, target: Texts, rule: Leniency, monkeypatch: pytest.MonkeyPatch
+    proposals: Weighted, target: Rows, rule: Leniency, monkeypatch: pytest.MonkeyPatch
 ) -> torch.Tensor:
     """Distribution of the first token: [V]."""
     found = torch.zeros(V, dtype=torch.float64)
     for drawn, proposal in proposals:
         for weight, verdict, last in outcomes(
-            proposal, rows_of(proposal, target), rule, monkeypatch
+            proposal, target_of(proposal, target), rule, monkeypatch
         ):
             if verdict.path:
                 found[proposal.tokens[verdict.path[0]]] += drawn * weight
@@ -127,7 +48,7 @@ def first_token(
     return found
 
 
-def random_rows(seed: int) -> Texts:
+def random_rows(seed: int) -> Rows:
     rng = torch.Generator().manual_seed(seed)
     texts = [text for size in range(3) for text in itertools.product(range(V), repeat=size)]
     made = {text: torch.rand(V, generator=rng, dtype=torch.float64) + 0.02 for text in texts}
@@ -137,7 +58,7 @@ def random_rows(seed: int) -> Texts:
 # -- ways to propose, each with its probability; confidences as drafters give them --------------
 
 
-def drawn_chain(draft: Texts) -> Weighted:
+def drawn_chain(draft: Rows) -> Weighted:
     for a, b in itertools.product(range(V), repeat=2):
         sure = (float(draft[()].max()), float(draft[a,].max()))
         yield (
@@ -146,19 +67,19 @@ def drawn_chain(draft: Texts) -> Weighted:
         )
 
 
-def argmax_chain(draft: Texts) -> Weighted:
+def argmax_chain(draft: Rows) -> Weighted:
     first = int(draft[()].argmax())
     sure = (float(draft[()].max()), float(draft[first,].max()))
     yield 1.0, chain((first, int(draft[first,].argmax())), None, sure)
 
 
-def lookup_chain(draft: Texts) -> Weighted:
+def lookup_chain(draft: Rows) -> Weighted:
     """A drafter that does not say how sure it is."""
     for weight, proposal in argmax_chain(draft):
         yield weight, replace(proposal, confidences=None)
 
 
-def drawn_siblings(draft: Texts) -> Weighted:
+def drawn_siblings(draft: Rows) -> Weighted:
     """Without replacement, and a child below the second."""
     for a, b, c in itertools.product(range(V), repeat=3):
         if a == b:
@@ -172,13 +93,13 @@ def drawn_siblings(draft: Texts) -> Weighted:
         yield weight, Proposal((a, b, c), (-1, -1, 1), rows, sure)
 
 
-def fixed_tree(draft: Texts) -> Weighted:
+def fixed_tree(draft: Rows) -> Weighted:
     order = draft[()].argsort(descending=True).tolist()
     sure = tuple(float(draft[()][token]) for token in order[:2])
     yield 1.0, Proposal((order[0], order[1], order[2]), (-1, -1, 0), None, (*sure, 0.9))
 
 
-WAYS: tuple[Callable[[Texts], Weighted], ...] = (
+WAYS: tuple[Callable[[Rows], Weighted], ...] = (
     drawn_chain,
     argmax_chain,
     lookup_chain,
@@ -192,21 +113,21 @@ by_name = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rule", EXACT, ids=str)
 def test_a_rule_at_its_strictest_is_the_exact_one(
-    way: Callable[[Texts], Weighted], seed: int, rule: Leniency, monkeypatch: pytest.MonkeyPatch
+    way: Callable[[Rows], Weighted], seed: int, rule: Leniency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(seed), random_rows(1000 + seed)
     assert torch.allclose(
         first_token(way(draft), target, rule, monkeypatch), target[()], rtol=0, atol=1e-12
     )
     for _, proposal in way(draft):
-        for _, verdict, _ in outcomes(proposal, rows_of(proposal, target), rule, monkeypatch):
+        for _, verdict, _ in outcomes(proposal, target_of(proposal, target), rule, monkeypatch):
             assert len(verdict.lenient) == 0
 
 
 @by_name
 @pytest.mark.parametrize("rule", LENIENT, ids=str)
 def test_a_lenient_rule_changes_the_distribution(
-    way: Callable[[Texts], Weighted], rule: Leniency, monkeypatch: pytest.MonkeyPatch
+    way: Callable[[Rows], Weighted], rule: Leniency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somewhere among the seeds, by far more than rounding; but a threshold has nothing to go by
     where the drafter says nothing."""
@@ -230,7 +151,7 @@ def test_the_count_of_a_drawn_chain_is_what_the_ratios_say(
     p, q = target[()], draft[()]
     counted = 0.0
     for drawn, proposal in drawn_chain(draft):
-        rows = rows_of(proposal, target)
+        rows = target_of(proposal, target)
         for weight, verdict, _ in outcomes(proposal, rows, Factor(factor), monkeypatch):
             counted += drawn * weight * (0 in verdict.lenient)
     expected = float((torch.minimum(q, factor * p) - torch.minimum(q, p)).sum())
@@ -243,7 +164,7 @@ def test_a_fixed_token_taken_unchecked_counts_as_often_as_it_is_unlikely(
 ) -> None:
     target, draft = random_rows(seed), random_rows(1000 + seed)
     (_, proposal), counted = next(argmax_chain(draft)), [0.0, 0.0]
-    rows = rows_of(proposal, target)
+    rows = target_of(proposal, target)
     for weight, verdict, _ in outcomes(proposal, rows, Threshold(0.0), monkeypatch):
         assert verdict.path == (0, 1)
         for place in verdict.lenient:
@@ -254,11 +175,11 @@ def test_a_fixed_token_taken_unchecked_counts_as_often_as_it_is_unlikely(
 
 @by_name
 def test_threshold_0_takes_everything_of_a_drafter_that_says_how_sure_it_is(
-    way: Callable[[Texts], Weighted], monkeypatch: pytest.MonkeyPatch
+    way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(2), random_rows(1002)
     for _, proposal in way(draft):
-        rows = rows_of(proposal, target)
+        rows = target_of(proposal, target)
         lengths = {
             verdict.accepted_length
             for _, verdict, _ in outcomes(proposal, rows, Threshold(0.0), monkeypatch)
@@ -274,7 +195,7 @@ def test_below_the_floor_the_token_is_redrawn_from_the_whole_row(
     """Nothing is taken out of the row: what was not judged by its chance was not refused by it."""
     target = random_rows(3)
     proposal = chain((0, 1), None, (0.1, 0.99))
-    rule, rows = Threshold(0.9, 0.2), rows_of(proposal, target)
+    rule, rows = Threshold(0.9, 0.2), target_of(proposal, target)
     ((weight, verdict, last),) = outcomes(proposal, rows, rule, monkeypatch)
     assert (weight, verdict.path, len(verdict.lenient)) == (1.0, (), 0)
     assert torch.allclose(last, target[()], rtol=0, atol=1e-12)
@@ -364,20 +285,22 @@ def test_without_a_draft_the_token_comes_from_the_target_alone() -> None:
 
 
 def test_fault_counting_by_another_number_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Judging the exact rule with fresh numbers would count tokens that it takes."""
-    monkeypatch.setattr(module, "_exact_choice", lambda tried, whole: None)
+    """An exact rule that accepts nothing with the numbers that it is given counts every token."""
+    monkeypatch.setattr(Walk, "exact", lambda walk, token, p: (0.0, True))
     target, draft = random_rows(1), random_rows(1001)
     counts = [
         len(verdict.lenient)
         for _, proposal in drawn_chain(draft)
-        for _, verdict, _ in outcomes(proposal, rows_of(proposal, target), Factor(1.0), monkeypatch)
+        for _, verdict, _ in outcomes(
+            proposal, target_of(proposal, target), Factor(1.0), monkeypatch
+        )
     ]
     assert any(counts)
 
 
 @by_name
 def test_fault_no_residual_after_a_refusal_is_seen(
-    way: Callable[[Texts], Weighted], monkeypatch: pytest.MonkeyPatch
+    way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module.DenseRow, "without", lambda row, token, drawn_from: row)
     target, draft = random_rows(4), random_rows(1004)
@@ -387,7 +310,7 @@ def test_fault_no_residual_after_a_refusal_is_seen(
 
 @pytest.mark.parametrize("way", [drawn_chain, argmax_chain], ids=lambda way: way.__name__)
 def test_a_larger_factor_accepts_more(
-    way: Callable[[Texts], Weighted], monkeypatch: pytest.MonkeyPatch
+    way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(5), random_rows(1005)
 
@@ -396,7 +319,7 @@ def test_a_larger_factor_accepts_more(
             drawn * weight * verdict.accepted_length
             for drawn, proposal in way(draft)
             for weight, verdict, _ in outcomes(
-                proposal, rows_of(proposal, target), Factor(factor), monkeypatch
+                proposal, target_of(proposal, target), Factor(factor), monkeypatch
             )
         )
 

@@ -1,17 +1,13 @@
 """The acceptance rule, by enumeration of everything that chance can do in the real `verify`.
 
-The random source is replaced: each comparison of a chance is answered both ways, weighted with
-the probability it stands for, and the final draw hands over its whole row. In fp64 the
-distribution of the first two tokens must equal the target's to 1e-12.
+In fp64 the distribution of the first two tokens must equal the target's to 1e-12.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,115 +17,29 @@ from localspec.engine import distributions as rows_module
 from localspec.engine import verify as module
 from localspec.engine.distributions import SampledRows
 from localspec.engine.verify import verify
+from tests.engine.enumeration import Rows, courses, largest_error, path_of, target_of
 
 V = 3
 SEEDS = range(12)
 Weighted = Iterator[tuple[float, Proposal]]
-Rows = dict[tuple[int, ...], torch.Tensor]
-
-
-class _Chance:
-    """Stands for a uniform number; the comparison with p is answered by the script."""
-
-    def __init__(self, script: _Script) -> None:
-        self._script = script
-
-    def __mul__(self, q: float) -> _Scaled:
-        return _Scaled(self._script, q)
-
-    __rmul__ = __mul__
-
-    def __lt__(self, chance: float) -> bool:
-        return self._script.decide(min(1.0, chance))
-
-
-class _Scaled:
-    def __init__(self, script: _Script, q: float) -> None:
-        self._script, self._q = script, q
-
-    def __lt__(self, p: float) -> bool:
-        return self._script.decide(min(1.0, p / self._q))
-
-
-class _Script:
-    """Answers given in advance, then "accept" wherever that is possible."""
-
-    def __init__(self, given: tuple[bool, ...]) -> None:
-        self.given = given
-        self.made: list[tuple[bool, float]] = []
-        self.row: torch.Tensor | None = None
-
-    def decide(self, chance: float) -> bool:
-        place = len(self.made)
-        answer = self.given[place] if place < len(self.given) else chance > 0.0
-        self.made.append((answer, chance))
-        return answer
-
-    @property
-    def weight(self) -> float:
-        weight = 1.0
-        for accepted, chance in self.made:
-            weight *= chance if accepted else 1.0 - chance
-        return weight
 
 
 def outcomes(
     proposal: Proposal, rows: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[float, Verdict, torch.Tensor]]:
     """(probability, verdict, row the last token is drawn from) of every course of events."""
-    waiting: list[tuple[bool, ...]] = [()]
-    while waiting:
-        script = _Script(waiting.pop())
-
-        def draw(row: torch.Tensor, rng: Any, script: _Script = script) -> int:
-            script.row = row
-            return 0
-
-        monkeypatch.setattr(
-            module, "uniforms", lambda count, rng, script=script: [_Chance(script)] * count
-        )
-        monkeypatch.setattr(module, "draw", draw)
-        monkeypatch.setattr(rows_module, "draw", draw)
-        verdict = verify(proposal, SampledRows(rows), torch.Generator())
-        assert script.row is not None
-        yield script.weight, verdict, script.row / script.row.sum()
-        for place in range(len(script.given), len(script.made)):
-            accepted, chance = script.made[place]
-            if accepted and chance < 1.0:
-                before = tuple(answer for answer, _ in script.made[:place])
-                waiting.append((*before, False))
+    target, rng = SampledRows(rows), torch.Generator()
+    return courses(lambda: verify(proposal, target, rng), monkeypatch)
 
 
-def first_two(
-    proposals: Weighted, target: Rows, monkeypatch: pytest.MonkeyPatch
-) -> dict[tuple[int, int], float]:
-    """Distribution of the first two tokens; where a round gives one, plain decoding goes on."""
-    found: dict[tuple[int, int], float] = defaultdict(float)
-    for drawn, proposal in proposals:
-        texts: list[tuple[int, ...]] = []
-        for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-            texts.append((*(texts[parent] if parent >= 0 else ()), token))
-        rows = torch.stack([target[()], *(target[text] for text in texts)])
-        for weight, verdict, last in outcomes(proposal, rows, monkeypatch):
-            path = tuple(proposal.tokens[node] for node in verdict.path)
-            if len(path) >= 2:
-                found[path[0], path[1]] += drawn * weight
-                continue
-            for token in range(V):
-                chance = drawn * weight * float(last[token])
-                if path:
-                    found[path[0], token] += chance
-                else:
-                    for second in range(V):
-                        found[token, second] += chance * float(target[token,][second])
-    return found
-
-
-def largest_error(found: dict[tuple[int, int], float], target: Rows) -> float:
-    return max(
-        abs(found[a, b] - float(target[()][a] * target[a,][b]))
-        for a, b in itertools.product(range(V), repeat=2)
+def error_of(proposals: Weighted, target: Rows, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How far the first two tokens are from the target's own, at the worst pair."""
+    rounds = (
+        (drawn * weight, path_of(proposal, verdict), last)
+        for drawn, proposal in proposals
+        for weight, verdict, last in outcomes(proposal, target_of(proposal, target), monkeypatch)
     )
+    return largest_error(rounds, lambda text: target[text])
 
 
 def random_row(rng: torch.Generator, peaked: bool = False) -> torch.Tensor:
@@ -232,7 +142,7 @@ def test_output_is_distributed_exactly_as_the_target(
     way: Callable[[Rows], Weighted], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(seed), random_rows(1000 + seed)
-    assert largest_error(first_two(way(draft), target, monkeypatch), target) < 1e-12
+    assert error_of(way(draft), target, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -245,9 +155,7 @@ def test_no_numbers_behind_a_token_that_cannot_be_change_nothing(
     root = target[()] * torch.tensor([1.0, 1.0, 0.0])
     damaged = {text: row * float("nan") for text, row in target.items() if text[:1] == (2,)}
     target = {**target, **damaged, (): root / root.sum()}
-    found = first_two(way(draft), target, monkeypatch)
-    for a, b in itertools.product(range(2), range(V)):
-        assert found[a, b] == pytest.approx(float(target[()][a] * target[a,][b]), abs=1e-12)
+    assert error_of(way(draft), target, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -256,7 +164,7 @@ def test_greedy_is_the_one_hot_case(
     way: Callable[[Rows], Weighted], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(seed, peaked=True), random_rows(1000 + seed)
-    assert largest_error(first_two(way(draft), target, monkeypatch), target) < 1e-12
+    assert error_of(way(draft), target, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -264,17 +172,30 @@ def test_draft_equal_to_the_target_is_exact(
     way: Callable[[Rows], Weighted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = random_rows(7)
-    assert largest_error(first_two(way(target), target, monkeypatch), target) < 1e-12
+    assert error_of(way(target), target, monkeypatch) < 1e-12
+
+
+def mean_kept(
+    proposals: Weighted, target: Rows, monkeypatch: pytest.MonkeyPatch, at_most: int = 2
+) -> float:
+    """Accepted tokens, of which the first `at_most` count."""
+    return sum(
+        drawn * weight * min(at_most, verdict.accepted_length)
+        for drawn, proposal in proposals
+        for weight, verdict, _ in outcomes(proposal, target_of(proposal, target), monkeypatch)
+    )
+
+
+def token_by_token(proposals: Weighted) -> Weighted:
+    """Drawn chains that are not judged as a block."""
+    for weight, proposal in proposals:
+        yield weight, replace(proposal, cannot_branch=False)
 
 
 def test_sampled_chain_accepts_as_much_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactness alone could be had by accepting less: the sum of min(p, q) is the most."""
     target, draft = random_rows(3), random_rows(1003)
-    accepted = 0.0
-    for drawn, proposal in sampled_chain(draft):
-        rows = torch.stack([target[()], target[proposal.tokens[0],], target[proposal.tokens]])
-        for weight, verdict, _ in outcomes(proposal, rows, monkeypatch):
-            accepted += drawn * weight * (verdict.accepted_length >= 1)
+    accepted = mean_kept(sampled_chain(draft), target, monkeypatch, at_most=1)
     assert accepted == pytest.approx(float(torch.minimum(target[()], draft[()]).sum()), abs=1e-12)
 
 
@@ -283,26 +204,16 @@ def test_a_block_keeps_at_least_as_much_as_token_by_token(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = random_rows(seed), random_rows(seed + 1000)
-
-    def mean_kept() -> float:
-        found = 0.0
-        for drawn, proposal in sampled_chain(draft):
-            first = proposal.tokens[0]
-            rows = torch.stack([target[()], target[first,], target[proposal.tokens]])
-            for weight, verdict, _ in outcomes(proposal, rows, monkeypatch):
-                found += drawn * weight * verdict.accepted_length
-        return found
-
-    block = mean_kept()
-    monkeypatch.setitem(globals(), "verify", module._verify_nodes)
-    assert block >= mean_kept() - 1e-12
+    block = mean_kept(sampled_chain(draft), target, monkeypatch)
+    single = mean_kept(token_by_token(sampled_chain(draft)), target, monkeypatch)
+    assert block >= single - 1e-12
 
 
 def test_fault_the_block_rule_without_its_offer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offering a prefix with its weight alone forgets that longer ones were offered first."""
     target, draft = random_rows(4), random_rows(1004)
     monkeypatch.setattr(module, "_block_chance", lambda length, weights, masses: weights[length])
-    assert largest_error(first_two(sampled_chain(draft), target, monkeypatch), target) > 0.01
+    assert error_of(sampled_chain(draft), target, monkeypatch) > 0.01
 
 
 def test_residual_of_equal_rows_falls_back_to_the_target() -> None:
@@ -335,7 +246,7 @@ def test_fault_argmax_draft_with_its_softmax_row_is_seen(monkeypatch: pytest.Mon
             first = proposal.tokens[0]
             yield weight, chain(proposal.tokens, torch.stack([draft[()], draft[first,]]))
 
-    assert largest_error(first_two(wrong(draft), target, monkeypatch), target) > 0.01
+    assert error_of(wrong(draft), target, monkeypatch) > 0.01
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -344,8 +255,7 @@ def test_fault_no_residual_is_seen(
 ) -> None:
     target, draft = random_rows(4), random_rows(1004)
     monkeypatch.setattr(rows_module.DenseRow, "without", lambda row, token, drawn_from: row)
-    monkeypatch.setitem(globals(), "verify", module._verify_nodes)
-    assert largest_error(first_two(way(draft), target, monkeypatch), target) > 0.01
+    assert error_of(token_by_token(way(draft)), target, monkeypatch) > 0.01
 
 
 def test_fault_trimming_a_sampled_tail_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,19 +269,16 @@ def test_fault_trimming_a_sampled_tail_is_seen(monkeypatch: pytest.MonkeyPatch) 
             kept = 0 if unlikely else 2
             yield weight, chain(proposal.tokens[:kept], proposal.probs[:kept])
 
-    assert largest_error(first_two(trimmed(draft), target, monkeypatch), target) > 0.01
-
-
-@dataclass(frozen=True)
-class _Swapped:
-    """Siblings drawn without replacement whose second row was not renormalised."""
-
-    def __call__(self, draft: Rows) -> Weighted:
-        for weight, proposal in siblings_without_replacement(draft):
-            rows = torch.stack([draft[()], draft[()], draft[proposal.tokens[1],]])
-            yield weight, Proposal(proposal.tokens, proposal.parents, rows)
+    assert error_of(trimmed(draft), target, monkeypatch) > 0.01
 
 
 def test_fault_wrong_row_of_the_second_sibling_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Siblings drawn without replacement, the second handed over with the row of the first."""
     target, draft = random_rows(6), random_rows(1006)
-    assert largest_error(first_two(_Swapped()(draft), target, monkeypatch), target) > 0.005
+
+    def swapped(draft: Rows) -> Weighted:
+        for weight, proposal in siblings_without_replacement(draft):
+            rows = torch.stack([draft[()], draft[()], draft[proposal.tokens[1],]])
+            yield weight, replace(proposal, probs=rows)
+
+    assert error_of(swapped(draft), target, monkeypatch) > 0.005

@@ -1,15 +1,13 @@
 """Trees, by enumeration of everything that can be drawn and everything that can be decided.
 
-Draft tokens are drawn without replacement in a script that goes through every outcome, in fixed
-shapes and by the growth that the drafters use, which looks at what it has drawn; then the real
-`verify` is enumerated as in test_verify. In fp64 the first two tokens must be distributed as the
-target's own to 1e-12. Faults are planted and must be seen.
+Draft tokens are drawn without replacement, in fixed shapes and by the growth that the drafters use,
+which looks at what it has drawn. In fp64 the first two tokens must be distributed as the target's
+own to 1e-12. Faults are planted and must be seen.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -17,16 +15,13 @@ import pytest
 import torch
 
 from localspec.core import Growth, Proposal, Verdict
-from localspec.drafters import tree_growth as growing
 from localspec.drafters.tree_growth import ROOT, Drawn, Ranked, TreeGrowth
 from localspec.engine import distributions as rows_module
 from localspec.engine import verify as module
 from localspec.engine.distributions import SampledRows
 from localspec.engine.verify import verify
-from tests.engine import test_verify as enumeration
+from tests.engine.enumeration import Rows, Text, courses, largest_error, path_of, target_of
 
-Text = tuple[int, ...]
-Rows = dict[Text, torch.Tensor]
 Draft = Callable[[], Proposal]
 
 SHAPES = {
@@ -65,36 +60,18 @@ def random_rows(seed: int, vocab_size: int) -> Rows:
 # -- every draft there can be -------------------------------------------------------------------
 
 
-def drafts(make: Draft, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[float, Proposal]]:
-    """(probability, proposal) of every course that the draws of `make` can take."""
-    waiting: list[Text] = [()]
-    while waiting:
-        script = _Draws(waiting.pop())
-        monkeypatch.setattr(growing, "draw", script.draw)
+def rounds(
+    make: Draft, target: Rows, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[float, Proposal, Verdict, torch.Tensor]]:
+    """(probability, proposal, verdict, row of the next token) of every course of a round."""
+
+    def run() -> tuple[Proposal, Verdict]:
         proposal = make()
-        waiting += script.others
-        yield script.weight, proposal
+        rows = SampledRows(target_of(proposal, target))
+        return proposal, module.verify(proposal, rows, torch.Generator())
 
-
-class _Draws:
-    """Tokens given in advance, then the first that is possible. others: what else could have
-    come where nothing was given."""
-
-    def __init__(self, given: Text) -> None:
-        self._given = given
-        self._drawn = list[int]()
-        self.others = list[Text]()
-        self.weight = 1.0
-
-    def draw(self, row: torch.Tensor, rng: torch.Generator) -> int:
-        place = len(self._drawn)
-        possible = [token for token in range(len(row)) if float(row[token]) > 0.0]
-        token = self._given[place] if place < len(self._given) else possible[0]
-        if place >= len(self._given):
-            self.others += [(*self._drawn, other) for other in possible[1:]]
-        self._drawn.append(token)
-        self.weight *= float(row[token] / row.sum())
-        return token
+    for weight, (proposal, verdict), last in courses(run, monkeypatch):
+        yield weight, proposal, verdict, last
 
 
 def shaped(draft: Rows, parents: Sequence[int]) -> Draft:
@@ -146,30 +123,11 @@ def grown(draft: Rows, growth: Growth, size: int, is_drawn: bool = True) -> Draf
 
 def error_of(make: Draft, target: Rows, monkeypatch: pytest.MonkeyPatch) -> float:
     """How far the first two tokens are from the target's own, at the worst pair."""
-    size = len(target[()])
-    found: dict[Text, float] = defaultdict(float)
-    for weight, proposal in drafts(make, monkeypatch):
-        texts = list[Text]()
-        for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-            texts.append((*(texts[parent] if parent >= 0 else ()), token))
-        rows = torch.stack([target[()], *(target[text] for text in texts)])
-        for chance, verdict, last in enumeration.outcomes(proposal, rows, monkeypatch):
-            path = tuple(proposal.tokens[node] for node in verdict.path)
-            if len(path) == 2:
-                found[path] += weight * chance
-                continue
-            for token in range(size):
-                after = weight * chance * float(last[token])
-                if path:
-                    found[*path, token] += after
-                else:
-                    for second in range(size):
-                        found[token, second] += after * float(target[token,][second])
-    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
-    return max(
-        abs(found[a, b] - float(target[()][a] * target[a,][b]))
-        for a, b in itertools.product(range(size), repeat=2)
+    found = (
+        (weight, path_of(proposal, verdict), last)
+        for weight, proposal, verdict, last in rounds(make, target, monkeypatch)
     )
+    return largest_error(found, lambda text: target[text])
 
 
 # -- exactness --------------------------------------------------------------------------------
@@ -217,8 +175,8 @@ def test_trees_of_the_likeliest_tokens_are_exact(
 
 def test_growth_makes_chains_and_trees_of_one_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tests above would say nothing about shapes that hang on what was drawn."""
-    draft = random_rows(2001, 3)
-    shapes = {p.parents for _, p in drafts(grown(draft, *GROWTHS["dear steps"]), monkeypatch)}
+    make = grown(random_rows(2001, 3), *GROWTHS["dear steps"])
+    shapes = {found[1].parents for found in rounds(make, random_rows(1, 3), monkeypatch)}
     assert len(shapes) > 1
 
 
@@ -229,14 +187,14 @@ def test_a_second_sibling_is_accepted_as_often_as_it_may_be(
     least the overlap of one is taken, and all when there are as many siblings as tokens."""
     target, draft = random_rows(3, 3), {text: torch.full((3,), 1 / 3).double() for text in [()]}
     draft |= {(a,): draft[()] for a in range(3)}
-    taken = []
-    for shape in ((-1,), (-1, -1), (-1, -1, -1)):
-        chance = 0.0
-        for weight, proposal in drafts(shaped(draft, shape), monkeypatch):
-            rows = torch.stack([target[()], *(target[token,] for token in proposal.tokens)])
-            for part, verdict, _ in enumeration.outcomes(proposal, rows, monkeypatch):
-                chance += weight * part * (verdict.accepted_length == 1)
-        taken.append(chance)
+    taken = [
+        sum(
+            weight
+            for weight, _, verdict, _ in rounds(shaped(draft, shape), target, monkeypatch)
+            if verdict.accepted_length == 1
+        )
+        for shape in ((-1,), (-1, -1), (-1, -1, -1))
+    ]
     assert taken[0] == pytest.approx(float(torch.minimum(target[()], draft[()]).sum()))
     assert taken[0] < taken[1] < taken[2]
     assert taken[2] == pytest.approx(1.0)
@@ -263,7 +221,7 @@ def test_fault_a_tree_without_branches_judged_as_a_block_is_seen(
     def by_shape(proposal: Proposal, rows: SampledRows, rng: torch.Generator) -> Verdict:
         return verify(replace(proposal, cannot_branch=proposal.is_chain), rows, rng)
 
-    monkeypatch.setattr(enumeration, "verify", by_shape)
+    monkeypatch.setattr(module, "verify", by_shape)
     error = max(
         worst(monkeypatch, lambda draft, prices=prices: grown(draft, *GROWTHS[prices]))
         for prices in GROWTHS
