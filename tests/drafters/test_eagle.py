@@ -26,7 +26,7 @@ PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 
 
 def engine_with_head(folder: Path, make: Any = with_cache) -> tuple[Engine, EagleDrafter]:
-    target = make_recipe("eagle", tiny_llama())
+    target = make(tiny_llama())
     write_random(folder, target)
     drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
     return Engine(target, {"eagle": drafter}), drafter

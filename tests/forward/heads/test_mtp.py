@@ -53,7 +53,7 @@ def recipe_for(model: Decoder) -> HeadRecipe:
 
 def in_full(recipe: HeadRecipe) -> MtpWeights:
     tensors = {name: weight.detach() for name, weight in recipe.module.state_dict().items()}
-    return MtpWeights(MtpShape.of(recipe.settings, "head"), tensors)
+    return MtpWeights(MtpShape.of(recipe.plan.settings, "head"), tensors)
 
 
 def folder_with(tmp_path: Path, model: Decoder) -> Path:
@@ -120,7 +120,7 @@ def test_a_saved_module_is_read_back(tmp_path: Path) -> None:
     recipe = make_recipe("mtp", teacher_of(model), SMALL, 0)
     recipe.save(tmp_path)
     found = read_mtp(tmp_path, model)
-    assert found.shape == MtpShape.of(recipe.settings, "head")
+    assert found.shape == MtpShape.of(recipe.plan.settings, "head")
     saved = recipe.module.state_dict()
     assert found.tensors.keys() == saved.keys()
     for name, tensor in found.tensors.items():
