@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localspec.bench.kept import KeptFile, not_written
 from localspec.errors import ConfigError, SetupError, StoreError
-from localspec.files import replacing, why_not_writable
+from localspec.files import why_not_writable
 from localspec.flags import (
     ContextFlag,
     DrafterFlag,
@@ -46,7 +47,6 @@ ARMS_HELP = (
 SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
 THREADS_HELP = "python -m tools.peers: of other engines; as many as ours unless told."
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
-KEPT_DIGITS = 6  # of a number in a kept file
 
 
 def bench(
@@ -112,18 +112,19 @@ def bench(
     told = {name: value for name, value in given.items() if value is not None}
     settings = replace(suite_settings(suite, home, others), **told)
     _refuse_unwritable(out, plot)
+    kept = KeptFile(out, to_stderr)
     heads_given = tuple(heads or ())
     options = LoadOptions(profile, model, draft, drafter, context, dtype, heads_given, home)
     if cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 
-        result = run_cold_starts(options, settings, cold_starts, to_stderr)
+        result = run_cold_starts(options, settings, cold_starts, to_stderr, kept)
         finish(result, render_cold_starts(result), as_json)
-        _keep(result, out)
+        kept.write(result)
         return
-    result = run_bench(options, settings, to_stderr, others, lambda found: _keep(found, out))
+    result = run_bench(options, settings, to_stderr, others, kept)
     finish(result, render(result), as_json)  # first: what follows may fail
-    _keep(result, out)
+    kept.write(result)
     _draw(result, plot)
 
 
@@ -223,48 +224,6 @@ def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
             raise ConfigError(f"{wanted} cannot be written ({why}). Change {option}.")
 
 
-def _keep(result: Mapping[str, Any], out: Path | None) -> None:
-    """Write the result to `out`, whole or not at all. Raises StoreError."""
-    if out is None:
-        return
-    try:
-        with replacing(out) as part:
-            part.write_text(compact_json(result), encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or out} cannot be written ({error.strerror or error}). The table is "
-            "printed all the same; copy it from there."
-        ) from error
-
-
-def compact_json(result: Mapping[str, Any]) -> str:
-    """JSON of one line for each entry of a list or value of an object, numbers rounded to
-    KEPT_DIGITS significant digits."""
-    parts = [f'"{name}": {_compact_value(value)}' for name, value in result.items()]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _compact_value(value: Any) -> str:
-    if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(f" {_one_line(each)}" for each in value) + "\n]"
-    if isinstance(value, Mapping) and value:
-        lines = [f" {json.dumps(name)}: {_one_line(each)}" for name, each in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n}"
-    return _one_line(value)
-
-
-def _one_line(value: Any) -> str:
-    return json.dumps(_rounded(value), ensure_ascii=False)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{KEPT_DIGITS}g}")
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 def _draw(result: Mapping[str, Any], plot: Path | None) -> None:
     """Raises StoreError; the table was printed before."""
     if plot is None:
@@ -275,7 +234,4 @@ def _draw(result: Mapping[str, Any], plot: Path | None) -> None:
         for path in save_plots(result, plot):
             to_stderr(f"wrote {path}")
     except OSError as error:
-        raise StoreError(
-            f"{error.filename or plot} cannot be written ({error.strerror or error}). The table "
-            "stands above; copy it from there."
-        ) from error
+        raise not_written(plot, error) from error

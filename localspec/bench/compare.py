@@ -1,17 +1,17 @@
 """Runs a comparison: loads, warms up, alternates the arms prompt by prompt, reports.
 
 Contract: `run_bench` returns plain JSON data, the same whether it ran to its end or to Ctrl-C:
-every prompt that all arms have answered is kept, and `keep` is given the result while it grows.
-Each arm of ours that learns has a controller of its own. Arms are warm (an unmeasured pass, or
-the state kept in a home) unless warm_prompts is 0; the report says which. An arm that fails is
-taken out with its reason and the others go on; only plain decoding is indispensable. Nothing is
-written to the home but what other engines keep there of converted weights and logs.
+every prompt that all arms have answered is kept, and written while the result grows. Each arm of
+ours that learns has a controller of its own. Arms are warm (an unmeasured pass, or the state kept
+in a home) unless warm_prompts is 0; the report says which. An arm that fails is taken out with its
+reason and the others go on; only plain decoding is indispensable. Nothing is written to the home
+but what other engines keep there of converted weights and logs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic, sleep
+from collections.abc import Iterator, Mapping, Sequence
+from time import sleep
 from typing import Any
 
 import torch
@@ -27,27 +27,25 @@ from localspec.bench.cases import (
 )
 from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwidth
 from localspec.bench.exactness import Difference, judge
-from localspec.bench.results import (
-    PromptResult,
-    Results,
-    cells,
-    differences_json,
-    rows,
-    with_extras,
+from localspec.bench.kept import KeptFile
+from localspec.bench.open_engine import open_bench_engine
+from localspec.bench.results import PromptResult, Results, as_json, with_extras
+from localspec.bench.runs import (
+    BenchEngine,
+    EngineRunner,
+    MeasuredReply,
+    Runner,
+    own_controller,
 )
-from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply, Runner
 from localspec.bench.settings import BenchSettings
 from localspec.config import settings_for
 from localspec.core import OFF
 from localspec.engine.calibrate import calibrate
-from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.errors import ConfigError, LocalspecError
 from localspec.options import LoadOptions
 
-Keep = Callable[[dict[str, Any]], None]
 WARM_UP_TOKENS = 16  # the first forwards of a process pay for its set-up
 SETTLING_S = 0.03  # idle threads of another engine may spin for a few ms after its last token
-MIN_KEEP_INTERVAL_S = 20.0
-KEEP_SHARE = 0.02  # of the time, for making and writing results that are not complete
 FAILURES = (LocalspecError, RuntimeError, MemoryError)
 
 
@@ -56,20 +54,18 @@ def run_bench(
     settings: BenchSettings,
     report: Report,
     others: OtherEngines | None = None,
-    keep: Keep | None = None,
+    out: KeptFile | None = None,
 ) -> dict[str, Any]:
-    """Load what `options` ask for, compare, and measure what is measured apart. keep: writes a
-    result, which it is given now and then while it grows. Raises LocalspecError."""
-    from localspec.bench.open_engine import open_bench_engine  # the loader and the log
-
+    """Load what `options` ask for, compare, and measure what is measured apart. out: where the
+    result is written while it grows. Raises LocalspecError."""
     parse_arms(settings.arms, others.arms if others else None)  # typing errors before loading
     prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
     bench = open_bench_engine(options, settings.home, report)
-    result = compare(bench, prompts, settings, report, others, keep)
+    result = compare(bench, prompts, settings, report, others, out)
     if result["ending"] is not None:
         return result  # whoever stopped it does not want to wait for more
-    if keep is not None:
-        _kept(keep, {**result, "ending": "costs were not measured apart yet."}, report)
+    if out is not None:
+        out.offer(lambda: {**result, "ending": "costs were not measured apart yet."}, is_due=True)
     try:
         return with_extras(result, extras(bench, report))
     except KeyboardInterrupt:
@@ -85,53 +81,28 @@ def compare(
     settings: BenchSettings,
     report: Report,
     others: OtherEngines | None = None,
-    keep: Keep | None = None,
+    out: KeptFile | None = None,
 ) -> dict[str, Any]:
     """All arms over all prompts on a loaded engine; the result as JSON data."""
     arms = parse_arms(settings.arms, others.arms if others else None)
     refused = refusals(arms, bench.statuses, others.arms if others else ())
-    cases, skipped = fitting_cases(
-        prompts, bench.render, settings.max_tokens, bench.context_length
-    )
+    cases, skipped = fitting_cases(prompts, bench.render, settings.max_tokens, bench.context_length)
     if not cases:
         raise ConfigError(f"None of the prompts can be measured: {skipped[0]['reason']}")
     results = Results(arms, settings.temperatures, bench.precision, refused, skipped)
     comparison = Comparison(bench, settings, results, others, report)
-    checkpoint = Checkpoint(keep, report)
+    ending = None
     try:
         comparison.prepare(cases)
         for measured in comparison.measure(repeated(cases, settings.repeats)):
             results.measured.append(measured)
-            checkpoint.offer(lambda: comparison.as_json("it is not finished."))
+            if out is not None:
+                out.offer(lambda: comparison.result("it is not finished."))
     except KeyboardInterrupt:
-        results.ending = "stopped by hand; the prompts measured until then are shown."
+        ending = "stopped by hand; the prompts measured until then are shown."
     finally:
         comparison.close()
-    return comparison.as_json(results.ending)
-
-
-class Checkpoint:
-    """Keeps a result that grows: the first prompt at once, later ones so seldom that it takes at
-    most KEEP_SHARE of the time. A result that cannot be written is said; measuring goes on."""
-
-    def __init__(self, keep: Keep | None, report: Report) -> None:
-        self._keep, self._report = keep, report
-        self._next_s = 0.0
-
-    def offer(self, make: Callable[[], dict[str, Any]]) -> None:
-        started = monotonic()
-        if self._keep is None or started < self._next_s:
-            return
-        _kept(self._keep, make(), self._report)
-        ended = monotonic()
-        self._next_s = ended + max(MIN_KEEP_INTERVAL_S, (ended - started) / KEEP_SHARE)
-
-
-def _kept(keep: Keep, result: dict[str, Any], report: Report) -> None:
-    try:
-        keep(result)
-    except StoreError as error:
-        report(str(error))
+    return comparison.result(ending)
 
 
 class Comparison:
@@ -150,25 +121,24 @@ class Comparison:
         self._others = others.arms if others is not None else {}
         self._other_threads = settings.peer_threads or torch.get_num_threads()
         self._runners = dict[str, Runner]()
-        shipped = bench.controller.elsewhere
-        self._controller_state = "cold"
-        if shipped is not None:
-            self._controller_state = "cold, but for what comes with the models"
+        has_shipped = bench.controller.elsewhere is not None
+        self._controller_state = "cold" + ", but for what comes with the models" * has_shipped
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Open the arms, measure costs, warm up, let the arms that learn do so."""
-        for arm in self._usable():
+        for arm in self._results.usable():
             if arm.is_other_engine:
                 self._open_other(arm)
         is_restored = self._bench.controller.costs.is_measured
-        if not is_restored and any(arm.is_learning for arm in self._usable()):
+        if not is_restored and any(arm.is_learning for arm in self._results.usable()):
             for phrase in calibrate(self._bench.engine, self._bench.controller):
                 self._report(phrase)
-        for arm in self._usable():
+        for arm in self._results.usable():
             if not arm.is_other_engine:
-                runner = EngineRunner(self._bench, arm.drafter, arm.num_draft_tokens)
-                self._runners[arm.name] = runner
-        for arm in self._usable():
+                self._runners[arm.name] = EngineRunner(
+                    self._bench, own_controller(self._bench), arm.drafter, arm.num_draft_tokens
+                )
+        for arm in self._results.usable():
             self._report(f"warming up {arm.name}")
             self._attempt(arm, cases[0], self._settings.temperatures[0], WARM_UP_TOKENS)
         if is_restored:
@@ -182,7 +152,7 @@ class Comparison:
                 for temperature in self._settings.temperatures]  # fmt: skip
         for number, (position, case, temperature) in enumerate(jobs, 1):
             replies = dict[str, MeasuredReply]()
-            for arm in rotated(self._usable(), position):
+            for arm in rotated(self._results.usable(), position):
                 reply = self._attempt(arm, case, temperature, self._settings.max_tokens)
                 if reply is not None:
                     replies[arm.name] = reply
@@ -191,7 +161,7 @@ class Comparison:
             self._report(f"[{number}/{len(jobs)}] {_progress(measured)}")
             yield measured
 
-    def as_json(self, ending: str | None) -> dict[str, Any]:
+    def result(self, ending: str | None) -> dict[str, Any]:
         """The result so far. ending: why it is not complete, None where it is."""
         settings, results = self._settings, self._results
         others = [arm.name for arm in results.arms if arm.is_other_engine]
@@ -205,18 +175,10 @@ class Comparison:
             "peers": {name: self._runners[name].note for name in others if name in self._runners},
             "peer_threads": self._other_threads,
         }
-        return {
-            "machine": machine,
-            "rows": rows(results),
-            "cells": cells(results),
-            "near_ties": differences_json(results, near_ties=True),
-            "differences": differences_json(results, near_ties=False),
-            "skipped": results.skipped,
-            "ending": ending,
-        }
+        return as_json(results, machine, ending)
 
     def close(self) -> None:
-        """End what the arms have started. May be called twice."""
+        """End what the arms have started."""
         for runner in self._runners.values():
             runner.close()
 
@@ -227,11 +189,11 @@ class Comparison:
             runner = self._others[arm.drafter].open(
                 self._bench, home, self._other_threads, arm.num_draft_tokens
             )
+        except FAILURES as error:
+            self._take_out(arm, _first_line(error))
+        else:
             self._runners[arm.name] = runner
             self._report(f"{arm.name}: {runner.note}")
-        except FAILURES as error:
-            self._results.refused[arm.name] = _first_line(error)
-            self._report(f"{arm.name}: {_first_line(error)}")
 
     def _learn(self, cases: Sequence[Case]) -> None:
         """Unmeasured runs over prompts spread through the file, so that every task is met."""
@@ -241,15 +203,12 @@ class Comparison:
             cases[index * passes * len(cases) // count % len(cases)] for index in range(count)
         ]
         for temperature in self._settings.temperatures:
-            for arm in self._usable():
+            for arm in self._results.usable():
                 if arm.is_learning:
                     self._report(f"{arm.name} learns from {count} prompts, T {temperature:g}")
                     for case in chosen:
                         self._attempt(arm, case, temperature, self._settings.max_tokens)
         self._controller_state = f"warm (unmeasured runs over {count} prompts)"
-
-    def _usable(self) -> list[Arm]:
-        return [arm for arm in self._results.arms if arm.name not in self._results.refused]
 
     def _attempt(
         self, arm: Arm, case: Case, temperature: float, max_tokens: int
@@ -260,12 +219,15 @@ class Comparison:
         except FAILURES as error:
             if arm.drafter == OFF:
                 raise  # without plain decoding nothing can be compared
-            self._results.refused[arm.name] = f"it failed on {case.id}: {_first_line(error)}"
-            self._report(f"{arm.name} failed on {case.id}: {_first_line(error)}")
+            self._take_out(arm, f"it failed on {case.id}: {_first_line(error)}")
             return None
         finally:
             if arm.is_other_engine:
                 sleep(SETTLING_S)
+
+    def _take_out(self, arm: Arm, reason: str) -> None:
+        self._results.refused[arm.name] = reason
+        self._report(f"{arm.name}: {reason}")
 
     def _differences(
         self, case: Case, replies: Mapping[str, MeasuredReply]
@@ -274,7 +236,6 @@ class Comparison:
         judged = (
             judge(engine, case.id, arm, case.prompt, plain, reply.decided)
             for arm, reply in replies.items()
-            if arm != OFF
         )
         return tuple(difference for difference in judged if difference is not None)
 

@@ -16,7 +16,7 @@ compares policies, it does not predict a rate.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from statistics import median
 from typing import Any
@@ -86,7 +86,7 @@ def _stretches(turns: Sequence[LoggedTurn]) -> tuple[tuple[Stretch, ...], list[i
     """Turns of the text one after another, and where each begins."""
     made, starts, start = list[Stretch](), list[int](), 0
     for turn in turns:
-        length = sum(step.num_output_tokens for step in turn.steps)
+        length = _length(turn)
         context = turn.steps[0].context_length
         starts.append(start)
         if length:
@@ -94,6 +94,19 @@ def _stretches(turns: Sequence[LoggedTurn]) -> tuple[tuple[Stretch, ...], list[i
             made.append(Stretch(start, length, prompt_length, turn.workload))
         start += length
     return tuple(made), starts
+
+
+def _length(turn: LoggedTurn) -> int:
+    return sum(step.num_output_tokens for step in turn.steps)
+
+
+def _rounds(drafter: str, turn: LoggedTurn) -> Iterator[tuple[int, LoggedStep]]:
+    """The rounds of one drafter, each with its place in the reply."""
+    place = 0
+    for step in turn.steps:
+        if step.drafter == drafter:
+            yield place, step
+        place += step.num_output_tokens
 
 
 def _track(
@@ -105,7 +118,7 @@ def _track(
     signals, is_right, confidences = list[Hashable](), list[bool](), list[float]()
     kinds = {s.signal for turn in turns for s in turn.steps if s.drafter == drafter}
     for turn, start, its_known in zip(turns, starts, known, strict=True):
-        length = sum(step.num_output_tokens for step in turn.steps)
+        length = _length(turn)
         rates = _rates(its_known, start, length, whole)
         for position, rate in enumerate(rates, start):
             right = its_known.get(position, random.random() < rate)
@@ -119,16 +132,14 @@ def _track(
 
 def _known(drafter: str, turn: LoggedTurn, start: int) -> Known:
     """The guesses of one drafter in one turn that the log decides."""
-    known, position = Known(), start
-    for step in turn.steps:
-        if step.drafter == drafter:
-            accepted = step.num_accepted_tokens
-            known |= dict.fromkeys(range(position, position + accepted), True)
-            # A round cut short by the end of the turn does not show the token after it.
-            is_whole = step.num_output_tokens == accepted + 1
-            if is_whole and accepted < step.num_draft_tokens:
-                known[position + accepted] = False
-        position += step.num_output_tokens
+    known = Known()
+    for place, step in _rounds(drafter, turn):
+        position, accepted = start + place, step.num_accepted_tokens
+        known |= dict.fromkeys(range(position, position + accepted), True)
+        # A round cut short by the end of the turn does not show the token after it.
+        is_whole = step.num_output_tokens == accepted + 1
+        if is_whole and accepted < step.num_draft_tokens:
+            known[position + accepted] = False
     return known
 
 
@@ -157,15 +168,11 @@ def _signals(drafter: str, turn: LoggedTurn, length: int) -> list[Hashable]:
     """The signal of the nearest round of this drafter, None too far from any."""
     found: list[Hashable] = [None] * length
     distance = [SIGNAL_REACH + 1] * length
-    position = 0
-    for step in turn.steps:
-        if step.drafter == drafter:
-            low = max(0, position - SIGNAL_REACH)
-            for place in range(low, min(length, position + SIGNAL_REACH + 1)):
-                if abs(place - position) < distance[place]:
-                    distance[place] = abs(place - position)
-                    found[place] = step.signal
-        position += step.num_output_tokens
+    for here, step in _rounds(drafter, turn):
+        for place in range(max(0, here - SIGNAL_REACH), min(length, here + SIGNAL_REACH + 1)):
+            if abs(place - here) < distance[place]:
+                distance[place] = abs(place - here)
+                found[place] = step.signal
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,17 @@ import transformers
 
 from localspec import __version__
 from localspec.backend import Message
+from localspec.bench.arms import Report
 from localspec.bench.runs import BenchEngine
 from localspec.chat.local import Loaded
 from localspec.load import open_local_backend
 from localspec.machine.hardware import probe
-from localspec.machine.nvml import energy_counter
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
 from localspec.record.log_file import learnt_states
 
 
-def open_bench_engine(
-    options: LoadOptions, home: Path | None, report: Callable[[str], None]
-) -> BenchEngine:
+def open_bench_engine(options: LoadOptions, home: Path | None, report: Report) -> BenchEngine:
     """Load target, draft and drafters. Raises LocalspecError."""
     backend = open_local_backend(options, learnt_states(home), report)
     for notice in backend.describe().notices:
@@ -40,8 +37,7 @@ def open_bench_engine(
 
 def bench_engine_of(loaded: Loaded, source: Source) -> BenchEngine:
     """What was loaded, ready to be measured. source: the folders it came from."""
-    template, gpu = loaded.template, probe().gpu
-    uuid = gpu.uuid if gpu is not None and gpu.name == loaded.device else None
+    template = loaded.template
     return BenchEngine(
         engine=loaded.engine,
         controller=loaded.controller,
@@ -53,7 +49,7 @@ def bench_engine_of(loaded: Loaded, source: Source) -> BenchEngine:
         machine=machine_facts(loaded),
         target_folder=source.target,
         draft_folder=source.draft if loaded.draft is not None else None,
-        joules=energy_counter(uuid),
+        joules=loaded.joules,
     )
 
 

@@ -8,12 +8,12 @@ each other engine is shown at its fastest setting only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec.bench.report import interval
 from localspec.bench.results import ALL, NOT_REPEATING
+from localspec.bench.tables import interval
 from localspec.core import AUTO, OFF
 from localspec.files import replacing
 from localspec.plots import (
@@ -65,21 +65,17 @@ def save_plots(result: Result, out: Path) -> list[Path]:
     return written
 
 
-def _by_temperature(result: Result, draw: Any) -> list[str]:
+def _by_temperature(result: Result, draw: Callable[[Result, float], str]) -> list[str]:
     temperatures = dict.fromkeys(row["temperature"] for row in result["rows"])
     return [draw(result, temperature) for temperature in temperatures]
 
 
 def _rates(result: Result, temperature: float) -> str:
     """Bars of tokens a second by arm, the paired ratio to plain decoding beside each."""
-    measured = [
-        row
-        for row in result["rows"]
-        if (row["temperature"], row["task"]) == (temperature, ALL) and row["tokens_per_second"]
-    ]
     shown = [
         Row(row["arm"], row["tokens_per_second"], _rate_note(row), _colour(result, row["arm"]))
-        for row in measured
+        for row in result["rows"]
+        if (row["temperature"], row["task"]) == (temperature, ALL) and row["tokens_per_second"]
     ]
     return rows(Axes(f"Tokens per second, temperature {temperature:g}", RATE_NOTE, ""), shown)
 
@@ -104,20 +100,16 @@ def _speedup(result: Result, temperature: float) -> str:
         if row["temperature"] == temperature and row["ratio_to_off"] is not None
     }
     arms = _compared_arms(result)
-    tasks = [t for t in dict.fromkeys(task for _, task in here) if t != NOT_REPEATING]
-    groups = [
-        Group(
-            task,
-            [found["ratio_to_off"] if (found := here.get((arm, task))) else None for arm in arms],
-            [_limits(here.get((arm, task))) for arm in arms],
-        )
-        for task in tasks
-    ]
+    groups = list[Group]()
+    for task in dict.fromkeys(task for _, task in here if task != NOT_REPEATING):
+        found = [here.get((arm, task)) for arm in arms]
+        ratios = [None if row is None else row["ratio_to_off"] for row in found]
+        groups.append(Group(task, ratios, [_limits(row) for row in found]))
     axes = Axes(
         f"Speedup over plain decoding, temperature {temperature:g}", "task", "times plain",
         line=1.0, line_label="plain decoding", y_digits=2,
     )  # fmt: skip
-    return bars(axes, arms, groups) if arms else ""
+    return bars(axes, arms, groups)
 
 
 def _limits(row: Mapping[str, Any] | None) -> tuple[float, float] | None:
@@ -152,7 +144,7 @@ def _auto(result: Result) -> str:
             cell["auto_to_best"],
             f"{cell['auto_to_best']:.2f}, best: {cell['best']}",
         )
-        for cell in result.get("cells", ())
+        for cell in result["cells"]
         if cell["task"] != NOT_REPEATING and cell["best"] != OFF
     ]
     label = "rate of auto over that of the best single way (ratio of rates)"
@@ -161,19 +153,18 @@ def _auto(result: Result) -> str:
 
 def _other_arms(result: Result) -> list[str]:
     """Arms of other engines, which are those that carry a note of theirs."""
-    return list(result["machine"].get("peers", {}))
+    return list(result["machine"]["peers"])
 
 
 def _compared_arms(result: Result) -> list[str]:
     """Our arms without a fixed length, `auto` first, then each other engine's fastest setting; as
     many as have a colour of their own."""
     names = dict.fromkeys(row["arm"] for row in result["rows"] if row["ratio_to_off"] is not None)
-    others = [name for name in names if name in _other_arms(result)]
+    others = {name for name in names if name in _other_arms(result)}
     own = [name for name in names if name != OFF and "@" not in name and name not in others]
-    engines = dict[str, list[str]]()
-    for name in others:
-        engines.setdefault(_engine_of(name), []).append(name)
-    fastest = [max(arms, key=lambda arm: _overall(result, arm)) for arms in engines.values()]
+    # By engine: the last one, which is the fastest, stays.
+    rated = sorted(others, key=lambda arm: _overall(result, arm))
+    fastest = {_engine_of(name): name for name in rated}.values()
     return [*sorted(own, key=lambda name: name != AUTO), *fastest][: len(COLOURS)]
 
 
@@ -195,10 +186,9 @@ def _overall(result: Result, arm: str) -> float:
 def origin(result: Result) -> str:
     """What a figure must carry: models, precision, machine, prompts, date."""
     machine = result["machine"]
-    draft = f" with {machine['draft']}" if machine.get("draft") else ""
-    prompts = f"{machine.get('num_prompts')} prompts of {machine.get('prompts')}"
-    models = f"{machine.get('target')}{draft}, {machine.get('dtype')}"
-    place = f"{machine.get('device')}, threads: {machine.get('num_threads')}"
-    asked = f"{prompts}, at most {machine.get('max_tokens')} tokens a reply"
-    date = str(machine.get("measured_at_utc", ""))[:10]
-    return f"{models} · {place}\n{asked} · {date}".rstrip(" ·")
+    draft = f" with {machine['draft']}" if machine["draft"] else ""
+    return (
+        f"{machine['target']}{draft}, {machine['dtype']} · {machine['device']}, threads: "
+        f"{machine['num_threads']}\n{machine['num_prompts']} prompts of {machine['prompts']}, at "
+        f"most {machine['max_tokens']} tokens a reply · {machine['measured_at_utc'][:10]}"
+    )

@@ -16,22 +16,33 @@ Not here: what is right where (logged, worlds), the rounds (play).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from localspec.arithmetic import ratio
+from localspec.bench.arms import Report
 from localspec.bench.logged import worlds_of
 from localspec.bench.play import Played, play_adaptive, play_fixed
+from localspec.bench.tables import aligned, number, shown, text
 from localspec.bench.worlds import World
 from localspec.config import nearest
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError
 from localspec.record.log_file import read_states, read_turns
 
-Report = Callable[[str], None]
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
 MAX_LENGTH = 15  # of the widths that costs are measured at
-DASH = "-"
+COLUMNS = (
+    text("policy"),
+    number("tokens/s", "tokens_per_second", ".1f"),
+    number("to off", "ratio_to_off", ".3f"),
+    number("to best fixed", "ratio_to_best_fixed", ".3f"),
+    text("rounds", "num_rounds"),
+    text("probes", "num_probes"),
+    number("accepted", "acceptance_rate", ".2f"),
+    number("host µs a round", "host_us", ".0f"),
+)
 ASSUMED = "Drawn, not logged: a drafter's guesses where it did not draft, and its confidences."
 
 
@@ -107,7 +118,6 @@ def _checked(name: str, world: World) -> str:
 
 
 def _row(name: str, played: Played, off: Played, best: Played) -> dict[str, Any]:
-    drafted = played.num_draft_tokens
     return {
         "policy": name,
         "tokens_per_second": played.tokens_per_second,
@@ -115,13 +125,9 @@ def _row(name: str, played: Played, off: Played, best: Played) -> dict[str, Any]
         "ratio_to_best_fixed": played.tokens_per_second / best.tokens_per_second,
         "num_rounds": played.num_rounds,
         "num_probes": played.num_probes,
-        "acceptance_rate": played.num_accepted_tokens / drafted if drafted else None,
+        "acceptance_rate": ratio(played.num_accepted_tokens, played.num_draft_tokens),
         "host_us": played.host_us,
     }
-
-
-HEADINGS = ("policy", "tokens/s", "to off", "to best fixed", "rounds", "probes", "accepted",
-            "host µs a round")  # fmt: skip
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -134,35 +140,12 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def _world_lines(world: Mapping[str, Any]) -> list[str]:
-    ordered = sorted(world["rows"], key=lambda row: -row["tokens_per_second"])
-    cells = [HEADINGS, *(_cells(row) for row in ordered)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
     told = [
         f"{world['name']}: {world['num_tokens']} tokens in {world['num_turns']} turns, "
         f"best fixed {world['best_fixed']}"
     ]
     if "costs_from" in world:
-        logged = _shown(world["logged_tokens_per_second"], ".1f")
+        logged = shown(world["logged_tokens_per_second"], ".1f")
         told.append(f"costs: {world['costs_from']}; as logged {logged} tokens/s")
-    return [*told, *table, ""]
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        row["policy"],
-        f"{row['tokens_per_second']:.1f}",
-        f"{row['ratio_to_off']:.3f}",
-        f"{row['ratio_to_best_fixed']:.3f}",
-        str(row["num_rounds"]),
-        str(row["num_probes"]),
-        _shown(row["acceptance_rate"], ".2f"),
-        _shown(row["host_us"], ".0f"),
-    )
-
-
-def _shown(value: float | None, form: str) -> str:
-    return DASH if value is None else format(value, form)
+    ordered = sorted(world["rows"], key=lambda row: -row["tokens_per_second"])
+    return [*told, *aligned(COLUMNS, ordered), ""]

@@ -1,7 +1,7 @@
 """A result as text: the report that `bench` prints, and the Markdown of `bench table`.
 
-Contract: pure functions of a result. Unknown is a dash. Results of earlier versions are read too:
-what they do not have is a dash, or a table that is left out.
+Contract: pure functions of a result. Results of earlier versions are read too: what they do not
+have is a dash, or a table that is left out.
 """
 
 from __future__ import annotations
@@ -10,59 +10,82 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.bench.results import ALL
+from localspec.bench.tables import (
+    DASH,
+    Column,
+    Row,
+    aligned,
+    as_markdown,
+    known,
+    limits,
+    number,
+    shown,
+    text,
+    with_limits,
+)
 from localspec.core import OFF
 
 Result = Mapping[str, Any]
-Row = Mapping[str, Any]
-Line = Sequence[str]
 
-DASH = "-"
 GIB = 2**30
 FLOOR = 0.97  # of plain decoding's rate: a cell that surely lies below it breaks a promise
+TEMPERATURE = number("T", "temperature", "g")
 
-ROW_HEADINGS = (
-    "arm", "T", "task", "prompts", "tokens/s", "to off", "95 % interval", "accepted", "length",
-    "repeats", "differ",
-)  # fmt: skip
-LATENCY_HEADINGS = (
-    "arm", "T", "first token ms", "prefill tokens/s", "wait P50 ms", "P95", "P99",
-    "host ms a round", "peak memory", "joules a token", "of bandwidth",
-)  # fmt: skip
-AUTO_HEADINGS = (
-    "T", "task", "auto to off", "95 % interval", "best single way", "to off", "auto to best",
-    "95 % interval", "to the best of other prompts",
-)  # fmt: skip
+ARMS = (
+    text("arm"),
+    TEMPERATURE,
+    text("task"),
+    text("prompts", "num_prompts"),
+    number("tokens/s", "tokens_per_second", ".1f"),
+    number("to off", "ratio_to_off", ".2f"),
+    limits("95 % interval", "ratio"),
+    number("accepted", "acceptance_rate", ".2f"),
+    number("length", "mean_accepted_length", ".2f"),
+    number("repeats", "repetition", ".2f"),
+    number("differ", "identical_to_off", "d"),
+)
+LATENCY = (
+    number("first token ms", "ttft_ms", ".1f"),
+    number("prefill tokens/s", "prefill_tokens_per_second", ".0f"),
+    number("wait P50 ms", "itl_p50_ms", ".2f"),
+    number("P95", "itl_p95_ms", ".2f"),
+    number("P99", "itl_p99_ms", ".2f"),
+    number("host ms a round", "host_ms_per_round", ".3f"),
+    Column("peak memory", lambda row: _gib(row["peak_memory_bytes"])),
+    number("joules a token", "energy_joules_per_token", ".3g"),
+    number("of bandwidth", "bandwidth_share", ".0%"),
+)
+AUTO_TO_OFF = (
+    TEMPERATURE,
+    text("task"),
+    number("auto to off", "auto_ratio", ".2f"),
+    limits("95 % interval", "auto_ratio"),
+)
+AUTO_TO_BEST = (
+    text("best single way", "best"),
+    number("to off", "best_ratio", ".2f"),
+    number("auto to best", "auto_to_best", ".2f"),
+    limits("95 % interval", "auto_to_best"),
+    number("to the best of other prompts", "auto_to_foreseen", ".2f"),
+)
 
 
 def render(result: Result) -> str:
     """The report for people: what ran where, the tables, and everything that was left out."""
-    table = aligned([ROW_HEADINGS, *(_row_line(row) for row in result["rows"])])
-    latency = _latency_table(result["rows"])
+    rows = result["rows"]
     return "\n".join(
-        [*_heading(result), "", *table, *latency, *_auto_table(result["cells"]), *_notes(result)]
+        [
+            *_heading(result["machine"]),
+            "",
+            *aligned(ARMS, rows),
+            *_latency_table([row for row in rows if row["task"] == ALL and row["num_prompts"]]),
+            *_auto_table(result["cells"]),
+            *_notes(result),
+        ]
     )
 
 
-def shown(value: float | None, form: str) -> str:
-    """The number in this format, or a dash."""
-    return DASH if value is None else format(value, form)
-
-
-def interval(low: float | None, high: float | None) -> str:
-    return DASH if low is None or high is None else f"{low:.2f} to {high:.2f}"
-
-
-def aligned(lines: Sequence[Line]) -> list[str]:
-    """Lines of equal length as text in columns, left-aligned."""
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-
-
-def _heading(result: Result) -> list[str]:
-    machine = result["machine"]
+def _heading(machine: Mapping[str, Any]) -> list[str]:
     draft = f" with {machine['draft']}" if machine["draft"] else ""
     return [
         f"{machine['target']}{draft}, {machine['dtype']}, on {machine['device']}",
@@ -71,68 +94,30 @@ def _heading(result: Result) -> list[str]:
     ]
 
 
-def _row_line(row: Row) -> Line:
-    return (
-        row["arm"],
-        f"{row['temperature']:g}",
-        row["task"],
-        str(row["num_prompts"]),
-        shown(row["tokens_per_second"], ".1f"),
-        shown(row["ratio_to_off"], ".2f"),
-        interval(row["ratio_low"], row["ratio_high"]),
-        shown(row["acceptance_rate"], ".2f"),
-        shown(row["mean_accepted_length"], ".2f"),
-        shown(row["repetition"], ".2f"),
-        shown(row["identical_to_off"], "d"),
-    )
+def _gib(num_bytes: int | None) -> str:
+    return DASH if num_bytes is None else f"{num_bytes / GIB:.2f} GiB"
 
 
 def _latency_table(rows: Sequence[Row]) -> list[str]:
-    """One line for each arm and temperature over all prompts. Columns that are unknown for every
-    arm are left out, and the table when no other is left."""
-    lines = [_latency_line(row) for row in rows if row["task"] == ALL and row["num_prompts"]]
-    kept = [
-        column
-        for column in range(len(LATENCY_HEADINGS))
-        if column < 2 or any(line[column] != DASH for line in lines)
-    ]
-    if len(kept) == 2:
+    """One line for each arm and temperature; columns that no arm knows are left out."""
+    columns = known(LATENCY, rows)
+    if not columns:
         return []
-    picked = [[line[column] for column in kept] for line in (LATENCY_HEADINGS, *lines)]
-    return ["", "Latency and cost, over all prompts", *aligned(picked)]
-
-
-def _latency_line(row: Row) -> Line:
-    peak = row["peak_memory_bytes"]
-    return (
-        row["arm"],
-        f"{row['temperature']:g}",
-        shown(row["ttft_ms"], ".1f"),
-        shown(row["prefill_tokens_per_second"], ".0f"),
-        shown(row["itl_p50_ms"], ".2f"),
-        shown(row["itl_p95_ms"], ".2f"),
-        shown(row["itl_p99_ms"], ".2f"),
-        shown(row["host_ms_per_round"], ".3f"),
-        DASH if peak is None else f"{peak / GIB:.2f} GiB",
-        shown(row["energy_joules_per_token"], ".3g"),
-        shown(row["bandwidth_share"], ".0%"),
-    )
+    table = aligned((text("arm"), TEMPERATURE, *columns), rows)
+    return ["", "Latency and cost, over all prompts", *table]
 
 
 def _auto_table(cells: Sequence[Row]) -> list[str]:
-    """`auto` by temperature and task against plain decoding and against the best single way (no
-    column for it where plain decoding was the only one)."""
+    """`auto` against plain decoding and, where there was another one, the best single way."""
     if not cells:
         return []
-    lines = [AUTO_HEADINGS, *(_auto_line(cell) for cell in cells)]
     has_choice = any(cell["best"] != OFF for cell in cells)
-    count = len(AUTO_HEADINGS) if has_choice else 4
-    below = [f"T {c['temperature']:g} {c['task']}" for c in cells if is_surely_below(c)]
+    below = [f"T {cell['temperature']:g} {cell['task']}" for cell in cells if is_surely_below(cell)]
     surely = f"{len(below)} of {len(cells)} intervals lie below {FLOOR:g} of plain decoding"
     return [
         "",
         "auto by temperature and task, tokens over time of all prompts",
-        *aligned([line[:count] for line in lines]),
+        *aligned((*AUTO_TO_OFF, *AUTO_TO_BEST) if has_choice else AUTO_TO_OFF, cells),
         f"{surely}{': ' + ', '.join(below) if below else ''}.",
     ]
 
@@ -141,20 +126,6 @@ def is_surely_below(cell: Row) -> bool:
     """Whether the whole 95 % interval of `auto` to plain decoding lies below FLOOR."""
     high = cell.get("auto_ratio_high")
     return high is not None and high < FLOOR
-
-
-def _auto_line(cell: Row) -> Line:
-    return (
-        f"{cell['temperature']:g}",
-        cell["task"],
-        shown(cell["auto_ratio"], ".2f"),
-        interval(cell["auto_ratio_low"], cell["auto_ratio_high"]),
-        cell["best"],
-        shown(cell["best_ratio"], ".2f"),
-        shown(cell["auto_to_best"], ".2f"),
-        interval(cell["auto_to_best_low"], cell["auto_to_best_high"]),
-        shown(cell["auto_to_foreseen"], ".2f"),
-    )
 
 
 def _notes(result: Result) -> list[str]:
@@ -176,93 +147,65 @@ def _difference(kind: str, each: Mapping[str, Any]) -> str:
 
 # -- Markdown ---------------------------------------------------------------------------------
 
+DRAFTERS = (
+    Column("drafter", lambda row: f"`{row['arm']}`"),
+    TEMPERATURE,
+    Column("accepted at least 1 / 2 / 3 / 4", lambda row: _by_position(row)),
+    number("mean accepted length", "mean_accepted_length", ".2f"),
+    number("drafted a round", "num_draft_tokens_per_round", ".1f"),
+    number("round, in plain steps", "round_cost", ".2f"),
+    with_limits("to plain (95 %)", "ratio_to_off", "ratio"),
+)
+CELLS = (
+    TEMPERATURE,
+    text("task"),
+    with_limits("`auto` to plain (95 %)", "auto_ratio"),
+    Column(
+        "best single way, to plain",
+        lambda cell: f"`{cell['best']}` {shown(cell['best_ratio'], '.2f')}",
+    ),
+    with_limits("`auto` to the best (95 %)", "auto_to_best"),
+    number("to the best of the other prompts", "auto_to_foreseen", ".2f"),
+)
+
 
 def markdown(result: Result) -> str:
     """Three tables: every way of drafting over all prompts; speedup by task, tokens over time of
     all of it; and `auto` by temperature and task, where it was an arm."""
     rows = [row for row in result["rows"] if row["num_prompts"]]
-    tables = [_drafter_table(rows), _task_table(rows)]
-    if result.get("cells"):
-        tables.append(_choice_table(result["cells"]))
-    return "\n\n".join("\n".join(table) for table in tables)
-
-
-def _markdown_table(headings: Line, lines: Sequence[Line]) -> list[str]:
-    return [
-        f"| {' | '.join(headings)} |",
-        f"|{'---|' * len(headings)}",
-        *(f"| {' | '.join(line)} |" for line in lines),
-    ]
-
-
-def _drafter_table(rows: Sequence[Row]) -> list[str]:
-    lines = list[Line]()
-    for temperature in _temperatures(rows):
-        here = [r for r in rows if r["temperature"] == temperature and r["task"] == ALL]
-        plain = next((r["tokens_per_second"] for r in here if r["arm"] == OFF), None)
-        lines += [_drafter_line(row, plain) for row in here if row["arm"] != OFF]
-    headings = (
-        "drafter", "T", "accepted at least 1 / 2 / 3 / 4", "mean accepted length",
-        "drafted a round", "round, in plain steps", "to plain (95 %)",
-    )  # fmt: skip
-    return _markdown_table(headings, lines)
-
-
-def _drafter_line(row: Row, plain_rate: float | None) -> Line:
-    by_position = row.get("acceptance_by_position")
-    shares = DASH if by_position is None else " / ".join(f"{share:.2f}" for share in by_position)
-    draft_ms, verify_ms = row.get("draft_ms_per_round"), row.get("verify_ms_per_round")
-    cost = None
-    if draft_ms is not None and verify_ms is not None and plain_rate is not None:
-        cost = (draft_ms + verify_ms) * plain_rate / 1000.0
-    return (
-        f"`{row['arm']}`",
-        f"{row['temperature']:g}",
-        shares,
-        shown(row["mean_accepted_length"], ".2f"),
-        shown(row.get("num_draft_tokens_per_round"), ".1f"),
-        shown(cost, ".2f"),
-        f"{shown(row['ratio_to_off'], '.2f')} ({interval(row['ratio_low'], row['ratio_high'])})",
-    )
-
-
-def _task_table(rows: Sequence[Row]) -> list[str]:
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != OFF]
     rates = {(r["temperature"], r["task"], r["arm"]): r["tokens_per_second"] for r in rows}
-    lines = list[Line]()
-    for temperature in _temperatures(rows):
-        for task in tasks:
-            plain = rates.get((temperature, task, OFF))
-            found = [rates.get((temperature, task, arm)) for arm in arms]
-            ratios = [shown(rate / plain if rate and plain else None, ".2f") for rate in found]
-            lines.append((f"{temperature:g}", task, *ratios))
-    return _markdown_table(("T", "task", *(f"`{arm}`" for arm in arms)), lines)
-
-
-def _choice_table(cells: Sequence[Row]) -> list[str]:
-    headings = (
-        "T", "task", "`auto` to plain (95 %)", "best single way, to plain",
-        "`auto` to the best (95 %)", "to the best of the other prompts",
-    )  # fmt: skip
-    lines = [
-        (
-            f"{cell['temperature']:g}",
-            cell["task"],
-            _with_interval(cell, "auto_ratio"),
-            f"`{cell['best']}` {shown(cell['best_ratio'], '.2f')}",
-            _with_interval(cell, "auto_to_best"),
-            shown(cell.get("auto_to_foreseen"), ".2f"),
-        )
-        for cell in cells
+    drafting = [
+        {**row, "round_cost": _round_cost(row, rates.get((row["temperature"], ALL, OFF)))}
+        for row in rows
+        if row["task"] == ALL and row["arm"] != OFF
     ]
-    return _markdown_table(headings, lines)
+    arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != OFF]
+    by_task = [
+        {"temperature": temperature, "task": task}
+        | {arm: _over(rates.get((temperature, task, arm)), rates.get((temperature, task, OFF)))
+           for arm in arms}
+        for temperature in dict.fromkeys(row["temperature"] for row in rows)
+        for task in dict.fromkeys(row["task"] for row in rows)
+    ]  # fmt: skip
+    of_tasks = (TEMPERATURE, text("task"), *(number(f"`{arm}`", arm, ".2f") for arm in arms))
+    tables = [as_markdown(DRAFTERS, drafting), as_markdown(of_tasks, by_task)]
+    if result.get("cells"):
+        tables.append(as_markdown(CELLS, result["cells"]))
+    return "\n\n".join(tables)
 
 
-def _with_interval(cell: Row, name: str) -> str:
-    limits = interval(cell.get(f"{name}_low"), cell.get(f"{name}_high"))
-    return f"{shown(cell[name], '.2f')} ({limits})"
+def _over(rate: float | None, plain: float | None) -> float | None:
+    return rate / plain if rate and plain else None
 
 
-def _temperatures(rows: Sequence[Row]) -> list[float]:
-    return list(dict.fromkeys(row["temperature"] for row in rows))
+def _by_position(row: Row) -> str:
+    shares = row.get("acceptance_by_position")
+    return DASH if shares is None else " / ".join(f"{share:.2f}" for share in shares)
+
+
+def _round_cost(row: Row, plain_rate: float | None) -> float | None:
+    """What a round that drafted took, in plain steps."""
+    draft_ms, verify_ms = row.get("draft_ms_per_round"), row.get("verify_ms_per_round")
+    if draft_ms is None or verify_ms is None or plain_rate is None:
+        return None
+    return float((draft_ms + verify_ms) * plain_rate / 1000.0)

@@ -9,8 +9,8 @@ single way, by temperature and task. Unknown is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
@@ -23,7 +23,7 @@ from localspec.bench.runs import MeasuredReply
 from localspec.bench.statistics import (
     Timed,
     inter_token_ms,
-    median_ratio,
+    median_of,
     rate,
     rate_ratio,
     repetition,
@@ -54,7 +54,7 @@ class PromptResult:
 @dataclass
 class Results:
     """What a comparison has gathered so far. refused: arms without replies, each with the reason.
-    skipped: prompts that do not fit, each with the reason. ending: why it stopped early."""
+    skipped: prompts that do not fit, each with the reason."""
 
     arms: Sequence[Arm]
     temperatures: tuple[float, ...]
@@ -62,15 +62,31 @@ class Results:
     refused: dict[str, str]
     skipped: list[dict[str, str]] = field(default_factory=list)
     measured: list[PromptResult] = field(default_factory=list)
-    ending: str | None = None
+
+    def usable(self) -> list[Arm]:
+        return [arm for arm in self.arms if arm.name not in self.refused]
 
     def groups(self, temperature: float) -> dict[str, list[PromptResult]]:
         """The prompts of one temperature by task, ALL and NOT_REPEATING among them."""
         here = [each for each in self.measured if each.temperature == temperature]
         found = {ALL: here, NOT_REPEATING: [each for each in here if not each.is_repeating]}
-        for task in dict.fromkeys(each.case.task for each in here):
-            found[task] = [each for each in here if each.case.task == task]
+        for each in here:
+            found.setdefault(each.case.task, []).append(each)
         return found
+
+
+def as_json(results: Results, machine: Mapping[str, Any], ending: str | None) -> dict[str, Any]:
+    """The whole result. ending: why it is not complete, None where it is."""
+    differences = [each for measured in results.measured for each in measured.differences]
+    return {
+        "machine": machine,
+        "rows": rows(results),
+        "cells": cells(results),
+        "near_ties": [asdict(each) for each in differences if each.is_near_tie],
+        "differences": [asdict(each) for each in differences if not each.is_near_tie],
+        "skipped": results.skipped,
+        "ending": ending,
+    }
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
@@ -79,33 +95,32 @@ def rows(results: Results) -> list[dict[str, Any]]:
     for temperature in results.temperatures:
         groups = results.groups(temperature)
         for arm in results.arms:
-            shared = {"arm": arm.name, "precision": results.precision, "temperature": temperature}
-            if arm.name in results.refused:
-                row = {**shared, "task": ALL, **_figures(arm.name, temperature, [])}
-                made.append({**row, "reason": results.refused[arm.name]})
-                continue
-            for task, chosen in groups.items():
-                made.append({**shared, "task": task, **_figures(arm.name, temperature, chosen)})
+            reason = results.refused.get(arm.name)
+            for task, chosen in (groups if reason is None else {ALL: []}).items():
+                row = {
+                    "arm": arm.name,
+                    "precision": results.precision,
+                    "temperature": temperature,
+                    "task": task,
+                    **_figures(arm.name, temperature, chosen),
+                }
+                made.append(row if reason is None else {**row, "reason": reason})
     return made
 
 
 def _figures(arm: str, temperature: float, chosen: Sequence[PromptResult]) -> dict[str, Any]:
     replies = [each.replies[arm] for each in chosen]
-    decode_rate = rate([_timed(reply) for reply in replies])
     drafting = TurnStats(
         num_prompt_tokens=sum(reply.num_prompt_tokens or 0 for reply in replies),
         num_drafts=sum(reply.num_drafts for reply in replies),
         num_draft_tokens=sum(reply.num_draft_tokens for reply in replies),
         num_accepted_tokens=sum(reply.num_accepted_tokens for reply in replies),
     )
-    to_off = median_ratio(list(paired_ratios(arm, chosen)))
     return {
         "num_prompts": len(replies),
         "num_tokens": sum(len(reply.tokens) for reply in replies),
-        "tokens_per_second": None if decode_rate is None else 1000.0 * decode_rate,
-        "ratio_to_off": to_off.value,
-        "ratio_low": to_off.low,
-        "ratio_high": to_off.high,
+        "tokens_per_second": _per_second(_timed(reply) for reply in replies),
+        **median_of(list(paired_ratios(arm, chosen))).columns("ratio_to_off", "ratio"),
         "acceptance_rate": drafting.acceptance_rate,
         "mean_accepted_length": drafting.mean_accepted_length,
         "repetition": repetition(reply.tokens for reply in replies),
@@ -117,6 +132,11 @@ def _figures(arm: str, temperature: float, chosen: Sequence[PromptResult]) -> di
 
 def _timed(reply: MeasuredReply) -> Timed:
     return (0, 0.0) if reply.decode_ms is None else (len(reply.tokens), reply.decode_ms)
+
+
+def _per_second(timed: Iterable[Timed]) -> float | None:
+    found = rate(list(timed))
+    return None if found is None else 1000.0 * found
 
 
 def paired_ratios(arm: str, measured: Iterable[PromptResult]) -> Iterable[float]:
@@ -143,68 +163,63 @@ def _num_real_differences(
 
 def latency_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
     """What a reader waits for and what a token costs. Waits are pooled over all replies;
-    rate_low, rate_high: half of the prompts lie between these rates. The share of bandwidth is
+    rate_low, rate_high: half of the prompts lie between these rates. mean_context_length: tokens
+    before the one that is decoded, in the mean over all decoded tokens. The share of bandwidth is
     measured apart (`with_extras`)."""
     waits = [wait for reply in replies for wait in inter_token_ms(reply.token_times_ms)]
     first = [reply.ttft_ms for reply in replies if reply.ttft_ms is not None]
     peaks = [r.peak_memory_bytes for r in replies if r.peak_memory_bytes is not None]
     rates = [r.tokens_per_second for r in replies if r.tokens_per_second is not None]
     quartiles = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else (None,) * 3
-    prompts = [
-        (reply.num_prompt_tokens, reply.prefill_ms)
-        for reply in replies
-        if reply.num_prompt_tokens is not None and reply.prefill_ms
-    ]
-    prefill_rate = rate(prompts)
-    known = [(r.energy_joules, len(r.tokens)) for r in replies if r.energy_joules is not None]
-    hosts = [(r.host_ms, r.num_rounds) for r in replies if r.host_ms is not None and r.num_rounds]
     return {
         "rate_low": quartiles[0],
         "rate_high": quartiles[2],
         "ttft_ms": median(first) if first else None,
-        "prefill_tokens_per_second": None if prefill_rate is None else 1000.0 * prefill_rate,
+        "prefill_tokens_per_second": _per_second(
+            (reply.num_prompt_tokens, reply.prefill_ms)
+            for reply in replies
+            if reply.num_prompt_tokens is not None and reply.prefill_ms is not None
+        ),
         "itl_p50_ms": percentile(waits, 0.50),
         "itl_p95_ms": percentile(waits, 0.95),
         "itl_p99_ms": percentile(waits, 0.99),
-        "host_ms_per_round": ratio(sum(ms for ms, _ in hosts), sum(count for _, count in hosts)),
+        "host_ms_per_round": _of_sums(replies, lambda r: (r.host_ms, r.num_rounds)),
         "peak_memory_bytes": max(peaks, default=None),
-        "energy_joules_per_token": ratio(
-            sum(joules for joules, _ in known), sum(count for _, count in known)
-        ),
-        "mean_context_length": _mean_context(replies),
+        "energy_joules_per_token": _of_sums(replies, lambda r: (r.energy_joules, len(r.tokens))),
+        "mean_context_length": _of_sums(replies, _summed_context),
         "bandwidth_share": None,
     }
 
 
-def _mean_context(replies: Sequence[MeasuredReply]) -> float | None:
-    """Tokens before the one that is decoded, in the mean over all decoded tokens."""
-    known = [
-        (reply.num_prompt_tokens, len(reply.tokens))
-        for reply in replies
-        if reply.num_prompt_tokens is not None
-    ]
-    total = sum(count * (prompt + (count - 1) / 2) for prompt, count in known)
-    return ratio(total, sum(count for _, count in known))
+def _summed_context(reply: MeasuredReply) -> tuple[float | None, int]:
+    prompt, count = reply.num_prompt_tokens, len(reply.tokens)
+    return None if prompt is None else count * (prompt + (count - 1) / 2), count
+
+
+def _of_sums(
+    replies: Iterable[MeasuredReply],
+    parts: Callable[[MeasuredReply], tuple[float | None, int | None]],
+) -> float | None:
+    """Sum over sum of the replies that know both parts; None where there are none."""
+    known = [(top, below) for top, below in map(parts, replies) if top is not None and below]
+    return ratio(sum(top for top, _ in known), sum(below for _, below in known))
 
 
 def drafting_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
     """What only rounds know. acceptance_by_position: of the rounds that drafted, the share in
     which at least so many draft tokens were accepted, from one on; of a tree by depth."""
     lengths = [length for reply in replies for length in reply.accepted_lengths]
-    drafted = [reply for reply in replies if reply.num_drafts]
-    rounds = sum(reply.num_drafts for reply in drafted)
-    draft_ms = [reply.draft_ms for reply in drafted if reply.draft_ms is not None]
-    verify_ms = [r.drafted_verify_ms for r in drafted if r.drafted_verify_ms is not None]
+    by_position = [
+        ratio(sum(length > place for length in lengths), len(lengths))
+        for place in range(NUM_POSITIONS)
+    ]
     return {
-        "acceptance_by_position": [
-            sum(length > place for length in lengths) / len(lengths)
-            for place in range(NUM_POSITIONS)
-        ]
-        if lengths
-        else None,
-        "num_draft_tokens_per_round": ratio(sum(r.num_draft_tokens for r in drafted), rounds),
-        "draft_ms_per_round": sum(draft_ms) / rounds if draft_ms else None,
-        "verify_ms_per_round": sum(verify_ms) / rounds if verify_ms else None,
+        "acceptance_by_position": by_position if lengths else None,
+        "num_draft_tokens_per_round": _of_sums(
+            replies, lambda r: (r.num_draft_tokens, r.num_drafts)
+        ),
+        "draft_ms_per_round": _of_sums(replies, lambda r: (r.draft_ms, r.num_drafts)),
+        "verify_ms_per_round": _of_sums(replies, lambda r: (r.drafted_verify_ms, r.num_drafts)),
     }
 
 
@@ -217,44 +232,34 @@ def cells(results: Results) -> list[dict[str, Any]]:
     The best of many is partly luck, which the controller cannot have: `auto_to_foreseen` is its
     rate over that of the way which was best on the other half of the prompts, half by half.
     """
-    names = [arm.name for arm in results.arms if arm.name not in results.refused]
+    names = [arm.name for arm in results.usable()]
     if AUTO not in names:
         return []
     found = list[dict[str, Any]]()
     for temperature in results.temperatures:
         for task, chosen in results.groups(temperature).items():
             timed = {name: [_timed(each.replies[name]) for each in chosen] for name in names}
-            cell = _cell(timed)
-            if cell is not None:
-                found.append({"temperature": temperature, "task": task, **cell})
+            best = best_single(timed)
+            to_off = rate_ratio(timed[AUTO], timed[OFF])
+            if to_off.value is not None and best is not None:
+                cell = {
+                    "temperature": temperature,
+                    "task": task,
+                    "best": best,
+                    "best_ratio": rate_ratio(timed[best], timed[OFF]).value,
+                    **to_off.columns("auto_ratio"),
+                    **rate_ratio(timed[AUTO], timed[best]).columns("auto_to_best"),
+                    "auto_to_foreseen": _to_foreseen(timed),
+                }
+                found.append(cell)
     return found
-
-
-def _cell(timed: Mapping[str, Sequence[Timed]]) -> dict[str, Any] | None:
-    """One cell; None where `auto` or plain decoding has no rate."""
-    to_off = rate_ratio(timed[AUTO], timed[OFF])
-    best = best_single(timed)
-    if to_off.value is None or best is None:
-        return None
-    to_best = rate_ratio(timed[AUTO], timed[best])
-    return {
-        "best": best,
-        "best_ratio": rate_ratio(timed[best], timed[OFF]).value,
-        "auto_ratio": to_off.value,
-        "auto_ratio_low": to_off.low,
-        "auto_ratio_high": to_off.high,
-        "auto_to_best": to_best.value,
-        "auto_to_best_low": to_best.low,
-        "auto_to_best_high": to_best.high,
-        "auto_to_foreseen": _to_foreseen(timed),
-    }
 
 
 def best_single(timed: Mapping[str, Sequence[Timed]]) -> str | None:
     """The fastest arm but `auto`; None where none has a rate."""
-    rates = {name: rate(replies) for name, replies in timed.items() if name != AUTO}
-    known = {name: found for name, found in rates.items() if found is not None}
-    return max(known, key=lambda name: known[name]) if known else None
+    rates = {name: rate(replies) or 0.0 for name, replies in timed.items() if name != AUTO}
+    best = max(rates, key=lambda name: rates[name])
+    return best if rates[best] else None
 
 
 def _to_foreseen(timed: Mapping[str, Sequence[Timed]]) -> float | None:
@@ -267,16 +272,14 @@ def _to_foreseen(timed: Mapping[str, Sequence[Timed]]) -> float | None:
             return None
         ours += here[AUTO]
         theirs += here[best]
-    our_rate, their_rate = rate(ours), rate(theirs)
-    return None if our_rate is None or their_rate is None else our_rate / their_rate
+    return rate_ratio(ours, theirs).value
 
 
 def with_extras(result: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
     """The result of a comparison with what was measured apart, filled into its rows too."""
-    shares = [bandwidth_share(row, extras) if row["arm"] == OFF else None for row in result["rows"]]
     made = [
-        {**row, "bandwidth_share": share}
-        for row, share in zip(result["rows"], shares, strict=True)
+        {**row, "bandwidth_share": bandwidth_share(row, extras) if row["arm"] == OFF else None}
+        for row in result["rows"]
     ]
     return {**result, "rows": made, **extras}
 
@@ -289,19 +292,3 @@ def bandwidth_share(row: Mapping[str, Any], extras: Mapping[str, Any]) -> float 
         return None
     num_bytes = read["weight_bytes"] + read["kv_bytes_per_context_token"] * context
     return float(num_bytes * token_rate / limit)
-
-
-def differences_json(results: Results, near_ties: bool) -> list[dict[str, Any]]:
-    """The greedy differences that are near-ties, or those that are not."""
-    return [
-        {
-            "prompt": each.prompt,
-            "arm": each.arm,
-            "position": each.position,
-            "gap": each.gap,
-            "top_two_gap": each.top_two_gap,
-        }
-        for measured in results.measured
-        for each in measured.differences
-        if each.is_near_tie == near_ties
-    ]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -19,9 +20,9 @@ from typing import Any, Protocol
 import psutil
 import torch
 
-from localspec.backend import DrafterStatus, TurnStats
+from localspec.backend import DrafterStatus
 from localspec.bench.cases import Case
-from localspec.core import DraftPlan, Round, SamplingParams
+from localspec.core import DraftPlan, Round, SamplingParams, Step
 from localspec.core import Sequence as Turn
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
@@ -106,23 +107,69 @@ class Runner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class EngineRunner:
-    """Our engine with a controller of its own, which learns apart from all others."""
+    """Our engine. controller: learns from every reply. num_draft_tokens: None where the controller
+    chooses."""
 
-    note = "localspec"
-
-    def __init__(self, bench: BenchEngine, drafter: str, num_draft_tokens: int | None) -> None:
-        self._bench, self._drafter, self._num_draft_tokens = bench, drafter, num_draft_tokens
-        self._controller = own_controller(bench)
+    bench: BenchEngine
+    controller: Controller
+    drafter: str
+    num_draft_tokens: int | None = None
+    note: str = "localspec"
 
     def run(self, case: Case, sampling: SamplingParams, max_tokens: int) -> MeasuredReply:
-        return run_engine(
-            self._bench, self._controller, self._drafter, self._num_draft_tokens, case, sampling,
-            max_tokens,
-        )  # fmt: skip
+        engine, never, memory = self.bench.engine, threading.Event(), MemoryGauge()
+        empty_caches(engine, case.prompt)
+        turn = engine.start(case.prompt, sampling, max_tokens, self.bench.end_ids)
+        started = perf_counter()
+        engine.prefill(turn, never)
+        policy = self.controller.policy(
+            sampling, self.drafter, self.num_draft_tokens, kind=case.workload
+        )
+        engine.prepare(turn, policy, never)
+        prefill_ms = 1000.0 * (perf_counter() - started)
+        before = self.bench.joules()
+        rounds, ends_ms = list[Round](), list[float]()
+        started = perf_counter()
+        for each in engine.decode(turn, policy, never):
+            ends_ms.append(1000.0 * (perf_counter() - started))
+            rounds.append(each)
+        decode_ms = 1000.0 * (perf_counter() - started)
+        joules = self.bench.joules()
+        times_ms = tuple(end for one, end in zip(rounds, ends_ms, strict=True) for _ in one.tokens)
+        return replace(
+            _of_rounds([each.step for each in rounds], decode_ms),
+            tokens=tuple(token for each in rounds for token in each.tokens),
+            decided=tuple(turn.tokens[turn.prompt_length :]),
+            prefill_ms=prefill_ms,
+            num_prompt_tokens=len(case.prompt),
+            ttft_ms=prefill_ms + times_ms[0] if times_ms else None,
+            token_times_ms=times_ms,
+            peak_memory_bytes=memory.peak_bytes(),
+            energy_joules=None if joules is None or before is None else joules - before,
+        )
 
     def close(self) -> None:
         """Nothing of its own is open."""
+
+
+def _of_rounds(steps: Sequence[Step], decode_ms: float) -> MeasuredReply:
+    """A reply with what its rounds know, without its tokens."""
+    drafted = [step for step in steps if step.num_draft_tokens]
+    return MeasuredReply(
+        tokens=(),
+        decided=(),
+        decode_ms=decode_ms,
+        num_drafts=len(drafted),
+        num_draft_tokens=sum(step.num_draft_tokens for step in drafted),
+        num_accepted_tokens=sum(step.num_accepted_tokens for step in drafted),
+        num_rounds=len(steps),
+        host_ms=decode_ms - sum(step.round_ms - step.plan_ms for step in steps),
+        accepted_lengths=tuple(step.num_accepted_tokens for step in drafted),
+        draft_ms=sum(step.draft_ms for step in drafted),
+        drafted_verify_ms=sum(step.verify_ms for step in drafted),
+    )
 
 
 def own_controller(bench: BenchEngine) -> Controller:
@@ -150,60 +197,6 @@ def empty_caches(engine: Engine, prompt: Sequence[int]) -> None:
         engine.target.cache.rollback(0)  # a self-draft writes into it
 
 
-def run_engine(
-    bench: BenchEngine,
-    controller: Controller,
-    drafter: str,
-    num_draft_tokens: int | None,
-    case: Case,
-    sampling: SamplingParams,
-    max_tokens: int,
-) -> MeasuredReply:
-    """One reply of our engine. Raises what the engine raises."""
-    engine, never, memory = bench.engine, threading.Event(), MemoryGauge()
-    empty_caches(engine, case.prompt)
-    turn = engine.start(case.prompt, sampling, max_tokens, bench.end_ids)
-    started = perf_counter()
-    engine.prefill(turn, never)
-    policy = controller.policy(sampling, drafter, num_draft_tokens, kind=case.workload)
-    engine.prepare(turn, policy, never)
-    prefill_ms = 1000.0 * (perf_counter() - started)
-    joules_before = bench.joules()
-    rounds, ends_ms = list[Round](), list[float]()
-    started = perf_counter()
-    for each in engine.decode(turn, policy, never):
-        ends_ms.append(1000.0 * (perf_counter() - started))
-        rounds.append(each)
-    decode_ms = 1000.0 * (perf_counter() - started)
-    joules_after = bench.joules()
-    stats = TurnStats(num_prompt_tokens=len(case.prompt))
-    for each in rounds:
-        stats = stats.plus(each.step)
-    drafted = [each.step for each in rounds if each.step.num_draft_tokens]
-    times_ms = tuple(end for each, end in zip(rounds, ends_ms, strict=True) for _ in each.tokens)
-    return MeasuredReply(
-        tokens=tuple(token for each in rounds for token in each.tokens),
-        decided=tuple(turn.tokens[turn.prompt_length :]),
-        decode_ms=decode_ms,
-        num_drafts=stats.num_drafts,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted_tokens=stats.num_accepted_tokens,
-        prefill_ms=prefill_ms,
-        num_prompt_tokens=len(case.prompt),
-        ttft_ms=prefill_ms + times_ms[0] if times_ms else None,
-        token_times_ms=times_ms,
-        num_rounds=len(rounds),
-        host_ms=decode_ms - sum(e.step.round_ms - e.step.plan_ms for e in rounds),
-        peak_memory_bytes=memory.peak_bytes(),
-        energy_joules=None
-        if joules_before is None or joules_after is None
-        else joules_after - joules_before,
-        accepted_lengths=tuple(step.num_accepted_tokens for step in drafted),
-        draft_ms=sum(step.draft_ms for step in drafted),
-        drafted_verify_ms=sum(step.verify_ms for step in drafted),
-    )
-
-
 class MemoryGauge:
     """Peak memory since it was made, of everything loaded and not only of one arm.
 
@@ -213,29 +206,23 @@ class MemoryGauge:
 
     def __init__(self, process: Path = PROCESS) -> None:
         self._process = process
-        self._has_restarted = False
         self._is_cuda = torch.cuda.is_initialized()
+        self._has_restarted = False
         if self._is_cuda:
             for device in range(torch.cuda.device_count()):
                 torch.cuda.reset_peak_memory_stats(device)
-        else:
-            self._has_restarted = self._restart()
+            return
+        with suppress(OSError):  # not Linux, or not permitted
+            (process / "clear_refs").write_text(RESTART_PEAK, encoding="ascii")
+            self._has_restarted = True
 
     def peak_bytes(self) -> int:
         if self._is_cuda:
             devices = range(torch.cuda.device_count())
             return sum(torch.cuda.max_memory_allocated(device) for device in devices)
-        peak = self._high_water_bytes() if self._has_restarted else None
-        return int(psutil.Process().memory_info().rss) if peak is None else peak
-
-    def _restart(self) -> bool:
-        try:
-            (self._process / "clear_refs").write_text(RESTART_PEAK, encoding="ascii")
-        except OSError:  # not Linux, or not permitted
-            return False
-        return True
-
-    def _high_water_bytes(self) -> int | None:
-        status = (self._process / "status").read_text(encoding="utf-8")
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-        return 1024 * int(found.group(1)) if found else None
+        if self._has_restarted:
+            status = (self._process / "status").read_text(encoding="utf-8")
+            found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+            if found is not None:
+                return 1024 * int(found[1])
+        return int(psutil.Process().memory_info().rss)

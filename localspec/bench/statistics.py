@@ -6,13 +6,13 @@ report can be made again from the same numbers. Unknown is None: nothing here di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-NUM_RESAMPLES = 2000
+NUM_RESAMPLES, SEED = 2000, 0
 TAILS = (2.5, 97.5)  # percent
 GRAM_LENGTH = 4
 
@@ -22,26 +22,27 @@ Timed = tuple[int, float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio and its 95 % interval; the interval is None below two values."""
+    """A value and its 95 % interval, which is None of fewer than two prompts."""
 
     value: float | None = None
     low: float | None = None
     high: float | None = None
 
+    def columns(self, name: str, of_limits: str | None = None) -> dict[str, float | None]:
+        """Under NAME, NAME_low and NAME_high. of_limits: another name for the two limits."""
+        limits = of_limits or name
+        return {name: self.value, f"{limits}_low": self.low, f"{limits}_high": self.high}
 
-def median_ratio(ratios: Sequence[float], seed: int = 0) -> Estimate:
-    """The median of ratios that were paired by prompt."""
-    if not ratios:
+
+def median_of(values: Sequence[float]) -> Estimate:
+    """The median of values, one for each prompt."""
+    if not values:
         return Estimate()
-    values = np.array(ratios)
-    if len(values) == 1:
-        return Estimate(ratios[0])
-    drawn = _resamples(len(values), seed)
-    low, high = np.percentile(np.median(values[drawn], axis=1), TAILS)
-    return Estimate(float(np.median(values)), float(low), float(high))
+    found = np.array(values)
+    return _estimate(float(np.median(found)), found, lambda drawn: np.median(drawn, axis=1))
 
 
-def rate_ratio(ours: Sequence[Timed], theirs: Sequence[Timed], seed: int = 0) -> Estimate:
+def rate_ratio(ours: Sequence[Timed], theirs: Sequence[Timed]) -> Estimate:
     """Tokens over time of all prompts together, ours over theirs, in the same order of prompts.
 
     Resamples in which a side has no token or no time are left out of the interval.
@@ -49,25 +50,32 @@ def rate_ratio(ours: Sequence[Timed], theirs: Sequence[Timed], seed: int = 0) ->
     our_rate, their_rate = rate(ours), rate(theirs)
     if our_rate is None or their_rate is None:
         return Estimate()
-    if len(ours) == 1:
-        return Estimate(our_rate / their_rate)
-    table = np.array([(*a, *b) for a, b in zip(ours, theirs, strict=True)])  # [N, 4]
-    sums = table[_resamples(len(table), seed)].sum(axis=1)  # [R, 4]
-    known = sums[(sums > 0.0).all(axis=1)]
-    ratios = known[:, 0] * known[:, 3] / (known[:, 1] * known[:, 2])
-    low, high = np.percentile(ratios, TAILS)
-    return Estimate(our_rate / their_rate, float(low), float(high))
+
+    def ratios(drawn: np.ndarray) -> np.ndarray:
+        sums = drawn.sum(axis=1)  # [R, 4]
+        known = sums[(sums > 0.0).all(axis=1)]
+        return known[:, 0] * known[:, 3] / (known[:, 1] * known[:, 2])  # type: ignore[no-any-return]
+
+    pairs = np.array([(*a, *b) for a, b in zip(ours, theirs, strict=True)])  # [N, 4]
+    return _estimate(our_rate / their_rate, pairs, ratios)
+
+
+def _estimate(
+    value: float, of_prompts: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
+) -> Estimate:
+    """of_prompts: [N, ...]. statistic: of prompts drawn with replacement [R, N, ...], to [R]."""
+    size = len(of_prompts)
+    if size < 2:
+        return Estimate(value)
+    chosen = np.random.default_rng(SEED).integers(size, size=(NUM_RESAMPLES, size))
+    low, high = np.percentile(statistic(of_prompts[chosen]), TAILS)
+    return Estimate(value, float(low), float(high))
 
 
 def rate(replies: Sequence[Timed]) -> float | None:
     """Tokens a ms of all replies together; None where they have no token or no time."""
     num_tokens, ms = sum(count for count, _ in replies), sum(ms for _, ms in replies)
     return num_tokens / ms if num_tokens and ms else None
-
-
-def _resamples(size: int, seed: int) -> np.ndarray:
-    """Indices drawn with replacement: [NUM_RESAMPLES, size]."""
-    return np.random.default_rng(seed).integers(size, size=(NUM_RESAMPLES, size))
 
 
 def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
@@ -80,15 +88,12 @@ def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(token_times_ms)]
 
 
-def num_repeated_grams(tokens: Sequence[int]) -> tuple[int, int]:
-    """(4-grams that stood earlier in the same output, 4-grams in all)."""
-    total = max(0, len(tokens) - GRAM_LENGTH + 1)
-    grams = {tuple(tokens[start : start + GRAM_LENGTH]) for start in range(total)}
-    return total - len(grams), total
-
-
 def repetition(outputs: Iterable[Sequence[int]]) -> float | None:
-    """Share of repeated 4-grams over all outputs; None when no output is long enough."""
-    counts = [num_repeated_grams(tokens) for tokens in outputs]
-    total = sum(count for _, count in counts)
-    return sum(repeated for repeated, _ in counts) / total if total else None
+    """Share of 4-grams that stood earlier in the same output, over all outputs; None when no output
+    is long enough."""
+    num_grams = num_different = 0
+    for tokens in outputs:
+        starts = range(len(tokens) - GRAM_LENGTH + 1)
+        num_grams += len(starts)
+        num_different += len({tuple(tokens[start : start + GRAM_LENGTH]) for start in starts})
+    return (num_grams - num_different) / num_grams if num_grams else None

@@ -98,11 +98,6 @@ class ConversationList:
             if (message_id := hits.get(row.id)) is not None or _has_all(row.title, words)
         ]
 
-    def deleted(self) -> list[ConversationRow]:
-        """Those that can be restored, the latest deletion first."""
-        with self._db.reading() as tables:
-            return [self._row(row) for row in tables.rows(queries.DELETED)]
-
     def earlier_texts(self, max_characters: int = MAX_EARLIER_CHARACTERS) -> tuple[str, ...]:
         """The texts of all messages, oldest first; only the newest where they are longer than
         `max_characters`. For drafters that look texts up."""
@@ -120,15 +115,11 @@ class ConversationList:
     # changes
 
     def rename(self, conversation_id: int, title: str) -> None:
-        is_unlogged = self._unlogged.is_on
         with self._db.writing() as tables:
             _check_exists(tables, conversation_id)
-            if not is_unlogged:
+            if not self._unlogged.is_on:
                 tables.update("conversation", conversation_id, {"title": title})
-        if is_unlogged:
-            self._unlogged.titles[conversation_id] = title
-        else:
-            self._unlogged.titles.pop(conversation_id, None)
+        self._unlogged.keep_title(conversation_id, title)
 
     def pin(self, conversation_id: int, is_pinned: bool) -> None:
         with self._db.writing() as tables:

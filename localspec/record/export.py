@@ -42,23 +42,13 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 # The turn's device is more exact than the session's.
 MACHINE_COLUMNS = tuple(one.name for one in fields(SessionInfo) if one.name != "device")
 CSV_COLUMNS = (
-    "turn_id",
-    "session_id",
-    "conversation_id",
-    "message_id",
-    "conversation_title",
-    "started_at_utc",
-    "finished_at_utc",
-    "state",
-    "finish_reason",
-    "error",
-    "continues_message_id",
+    "turn_id", "session_id", "conversation_id", "message_id", "conversation_title",
+    "started_at_utc", "finished_at_utc", "state", "finish_reason", "error", "continues_message_id",
     *(one.name for one in fields(TurnSettings)),
     *(name for name in STATS_COLUMNS if name != "drafted_by"),
     *MACHINE_COLUMNS,
-    "prompt",
-    "reply",
-)
+    "prompt", "reply",
+)  # fmt: skip
 
 
 def export(store: Store, scope: Scope, format: Format, out: Path) -> None:

@@ -8,67 +8,51 @@ one table.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Fault:
-    """fact: completes "The log cannot be used: …". remedy: a sentence."""
+    """fact: completes "The log cannot be used: …". remedy: a sentence. words: of the messages that
+    mean it."""
 
     fact: str
     remedy: str
+    words: tuple[str, ...] = ()
 
 
-DAMAGE_WORDS = ("not a database", "malformed", "disk image")
-
-_KNOWN: tuple[tuple[tuple[str, ...], Fault], ...] = (
-    (
+DAMAGE = Fault(
+    "the file is damaged",
+    "Start localspec again: it sets the damaged file aside and starts a new one.",
+    ("not a database", "malformed", "disk image"),
+)
+KNOWN = (
+    Fault(
+        "another program keeps it locked",
+        "Close that program and try again.",
         ("locked", "busy"),
-        Fault("another program keeps it locked", "Close that program and try again."),
     ),
-    (
-        ("is full", "No space left"),
-        Fault("the disk is full", "Free some space and try again."),
-    ),
-    (
+    Fault("the disk is full", "Free some space and try again.", ("is full", "No space left")),
+    Fault(
+        "the file or its folder is read-only or out of reach",
+        "Allow writing there, or start with another --home.",
         ("readonly", "Read-only", "Permission denied", "not permitted", "unable to open"),
-        Fault(
-            "the file or its folder is read-only or out of reach",
-            "Allow writing there, or start with another --home.",
-        ),
     ),
-    (
-        DAMAGE_WORDS,
-        Fault(
-            "the file is damaged",
-            "Start localspec again: it sets the damaged file aside and starts a new one.",
-        ),
-    ),
-    (
+    DAMAGE,
+    Fault(
+        "it has no row of that number, for it is newer than the page",
+        "Reload the page and start a new chat.",
         ("FOREIGN KEY",),
-        Fault(
-            "it has no row of that number, for it is newer than the page",
-            "Reload the page and start a new chat.",
-        ),
     ),
-    (
+    Fault(
+        "another file or another program's table is in its place",
+        "Start with another --home, or write to another file.",
         ("already exists",),
-        Fault(
-            "another file or another program's table is in its place",
-            "Start with another --home, or write to another file.",
-        ),
     ),
 )
 
 
 def diagnose(error: Exception) -> Fault:
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    for words, fault in _KNOWN:
-        if any(word in text for word in words):
-            return fault
-    return Fault(text, "Check the disk it lies on, or start with another --home.")
-
-
-def is_damage(error: sqlite3.Error) -> bool:
-    return any(word in str(error) for word in DAMAGE_WORDS)
+    unknown = Fault(text, "Check the disk it lies on, or start with another --home.")
+    return next((fault for fault in KNOWN if any(w in text for w in fault.words)), unknown)

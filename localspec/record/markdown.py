@@ -18,68 +18,24 @@ from localspec.record.rows import Conversation, StoredMessage, clean
 DASH = "\N{EN DASH}"
 SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
 SETTINGS = (
-    "turn_id",
-    "session_id",
-    "model",
-    "draft",
-    "device",
-    "dtype",
-    "context_length",
-    "drafter_requested",
-    "num_draft_tokens_requested",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
+    "turn_id", "session_id", "model", "draft", "device", "dtype", "context_length",
+    "drafter_requested", "num_draft_tokens_requested", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "seed", "max_tokens", "system_prompt", "workload", "leniency",
+)  # fmt: skip
+# Columns, and their names in YAML where they differ.
+FRONT_MATTER = (
+    "model", "draft", "drafter", "mean_num_draft_tokens", "num_draft_tokens_requested",
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens",
     "system_prompt",
-    "workload",
-    "leniency",
-)
-# Names of the YAML settings, and their columns.
-FRONT_MATTER = {
-    "model": "model",
-    "draft": "draft",
-    "drafter": "drafter",
-    "gamma": "mean_num_draft_tokens",
-    "gamma_fixed": "num_draft_tokens_requested",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "seed": "seed",
-    "max_tokens": "max_tokens",
-    "system_prompt": "system_prompt",
-}
+)  # fmt: skip
+YAML_NAMES = {"mean_num_draft_tokens": "gamma", "num_draft_tokens_requested": "gamma_fixed"}
 STATISTICS = (
-    "turn_id",
-    "state",
-    "finish_reason",
-    "drafter",
-    "tokens_per_second",
-    "speedup",
-    "acceptance_rate",
-    "draft_share",
-    "mean_accepted_length",
-    "mean_num_draft_tokens",
-    "num_output_tokens",
-    "num_prompt_tokens",
-    "num_reused_tokens",
-    "num_steps",
-    "num_drafts",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-    "num_lenient_tokens",
-    "ttft_ms",
-    "prefill_ms",
-    "decode_ms",
-    "exact",
-    "reason",
-    "error",
-)
+    "turn_id", "state", "finish_reason", "drafter", "tokens_per_second", "speedup",
+    "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
+    "num_output_tokens", "num_prompt_tokens", "num_reused_tokens", "num_steps", "num_drafts",
+    "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens", "ttft_ms", "prefill_ms",
+    "decode_ms", "exact", "reason", "error",
+)  # fmt: skip
 
 
 def markdown_lines(contents: Contents) -> Iterator[str]:
@@ -102,10 +58,10 @@ def _front_matter(contents: Contents) -> Iterator[str]:
     yield "---"
     yield f"title: {_yaml(one.title)}"
     yield f"created_at_utc: {_yaml(one.created_at_utc)}"
-    for name, column in FRONT_MATTER.items():
+    for column in FRONT_MATTER:
         values = list(dict.fromkeys(turn[column] for turn in turns))
         listed = f"[{', '.join(map(_yaml, values))}]" if len(values) > 1 else None
-        yield f"{name}: {listed or _yaml(values[0] if values else None)}"
+        yield f"{YAML_NAMES.get(column, column)}: {listed or _yaml(values[0] if values else None)}"
     yield "---"
     yield ""
 

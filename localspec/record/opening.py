@@ -26,7 +26,7 @@ from sqlite_utils import Database
 
 from localspec.errors import StoreError
 from localspec.record import search
-from localspec.record.faults import diagnose, is_damage
+from localspec.record.faults import DAMAGE, diagnose
 from localspec.record.schema import MIGRATIONS, unknown_migrations
 
 BUSY_TIMEOUT_MS = 5000
@@ -131,7 +131,7 @@ def _damage(db: Database) -> str | None:
     try:
         found = str(db.conn.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.DatabaseError as error:
-        if is_damage(error):
+        if diagnose(error) is DAMAGE:
             return str(error)
         if "no such module" in str(error):  # an index made by an SQLite that can do more
             return None

@@ -6,23 +6,15 @@ preset. Values out of range are refused before they are stored. Raises RequestEr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from localspec.core import SamplingParams
 from localspec.errors import RequestError
 from localspec.record.connection import SharedConnection
-from localspec.record.rows import bind, clean
+from localspec.record.rows import clean
 
 MAX_NAME_LENGTH = 80
-
-SAVE = """
-INSERT INTO preset (name, system_prompt, temperature, top_p, top_k, min_p, repetition_penalty,
-    max_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (name) DO UPDATE SET system_prompt = excluded.system_prompt,
-    temperature = excluded.temperature, top_p = excluded.top_p, top_k = excluded.top_k,
-    min_p = excluded.min_p, repetition_penalty = excluded.repetition_penalty,
-    max_tokens = excluded.max_tokens
-"""
+DELETE = "DELETE FROM preset WHERE name = ?"
 
 
 @dataclass(frozen=True)
@@ -68,11 +60,16 @@ class Presets:
             return [Preset(**row) for row in tables.rows("SELECT * FROM preset ORDER BY name")]
 
     def save(self, preset: Preset) -> None:
-        kept = replace(preset, name=clean(" ".join(preset.name.split())))
+        name = _name(preset.name)
         with self._db.writing() as tables:
-            tables.execute(SAVE, *bind(asdict(kept)))
+            tables.execute(DELETE, name)
+            tables.insert("preset", {**asdict(preset), "name": name})
 
     def delete(self, name: str) -> None:
         """No effect where there is none of that name."""
         with self._db.writing() as tables:
-            tables.execute("DELETE FROM preset WHERE name = ?", clean(" ".join(name.split())))
+            tables.execute(DELETE, _name(name))
+
+
+def _name(typed: str) -> str:
+    return clean(" ".join(typed.split()))

@@ -59,11 +59,6 @@ WHERE deleted_at_utc IS NULL
 ORDER BY is_pinned DESC, newest.id DESC
 """
 
-DELETED = """
-SELECT id, title, is_pinned, deleted_at_utc AS updated_at_utc
-FROM conversation WHERE deleted_at_utc IS NOT NULL ORDER BY deleted_at_utc DESC, id DESC
-"""
-
 NEWEST_CONVERSATIONS = "SELECT id FROM conversation WHERE deleted_at_utc IS NULL ORDER BY id DESC"
 # id of a conversation
 NEWEST_MESSAGES = "SELECT * FROM message WHERE conversation_id = ? ORDER BY id DESC"

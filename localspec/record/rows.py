@@ -27,6 +27,18 @@ STATE_AFTER: Mapping[str, MessageState] = {
     "error": "error",
     "interrupted": "interrupted",
 }
+# Names of columns are those of the numbers.
+STATS_COLUMNS = (
+    "drafter", "reason", "exact", "num_prompt_tokens", "num_reused_tokens", "num_output_tokens",
+    "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
+    "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
+    "tokens_per_second", "speedup", "ttft_ms", "prefill_ms", "decode_ms", "plain_decode_ms",
+    "energy_joules", "continued_from", "drafted_by",
+)  # fmt: skip
+STEP_COLUMNS = (
+    "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
+    "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens",
+)  # fmt: skip
 LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted_by", "drafted")
 
 
@@ -178,49 +190,11 @@ def stats_row(stats: TurnStats | None) -> dict[str, Any]:
     """The columns of the statistics; all NULL where there are none."""
     if stats is None:
         return dict.fromkeys(STATS_COLUMNS)
-    return {
-        "drafter": stats.drafter,
-        "reason": stats.reason,
-        "exact": int(stats.exact),
-        "num_prompt_tokens": stats.num_prompt_tokens,
-        "num_reused_tokens": stats.num_reused_tokens,
-        "num_output_tokens": stats.num_output_tokens,
-        "num_steps": stats.num_steps,
-        "num_drafts": stats.num_drafts,
-        "num_draft_tokens": stats.num_draft_tokens,
-        "num_accepted_tokens": stats.num_accepted_tokens,
-        "num_lenient_tokens": stats.num_lenient_tokens,
-        "acceptance_rate": stats.acceptance_rate,
-        "draft_share": stats.draft_share,
-        "mean_accepted_length": stats.mean_accepted_length,
-        "mean_num_draft_tokens": stats.mean_num_draft_tokens,
-        "tokens_per_second": stats.tokens_per_second,
-        "speedup": stats.speedup,
-        "ttft_ms": stats.ttft_ms,
-        "prefill_ms": stats.prefill_ms,
-        "decode_ms": stats.decode_ms,
-        "plain_decode_ms": stats.plain_decode_ms,
-        "energy_joules": stats.energy_joules,
-        "continued_from": stats.continued_from,
-        "drafted_by": json.dumps(dict(stats.drafted_by)),
-    }
+    row = {name: getattr(stats, name) for name in STATS_COLUMNS}
+    return {**row, "exact": int(stats.exact), "drafted_by": json.dumps(dict(stats.drafted_by))}
 
 
 def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:
-    return {
-        "turn_id": turn_id,
-        "n": n,
-        "drafter": step.drafter,
-        "num_draft_tokens": step.num_draft_tokens,
-        "num_accepted_tokens": step.num_accepted_tokens,
-        "num_output_tokens": step.num_output_tokens,
-        "draft_ms": step.draft_ms,
-        "verify_ms": step.verify_ms,
-        "context_length": step.context_length,
-        "is_probe": int(step.is_probe),
-        "signal": None if step.signal is None else json.dumps(step.signal, default=str),
-        "num_lenient_tokens": step.num_lenient_tokens,
-    }
-
-
-STATS_COLUMNS = tuple(stats_row(TurnStats(0)))
+    row = {name: getattr(step, name) for name in STEP_COLUMNS}
+    signal = None if step.signal is None else json.dumps(step.signal, default=str)
+    return {"turn_id": turn_id, "n": n, **row, "is_probe": int(step.is_probe), "signal": signal}

@@ -11,6 +11,8 @@ Not here: reading and writing rows (store).
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from sqlite_utils import Database, Migrations
 
 MIGRATIONS = Migrations("localspec")
@@ -253,5 +255,6 @@ def m005_drafted_tokens_and_energy(db: Database) -> None:
 
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""
-    known = {migration.name for migration in MIGRATIONS._migrations}
+    with closing(Database(memory=True, execute_plugins=False)) as empty:
+        known = {migration.name for migration in MIGRATIONS.pending(empty)}
     return [applied.name for applied in MIGRATIONS.applied(db) if applied.name not in known]

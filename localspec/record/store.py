@@ -129,8 +129,7 @@ class Store:
         written = title if self.logs_text else UNTITLED
         with self._db.writing() as tables:
             made = tables.insert("conversation", {"title": written, "created_at_utc": now()})
-        if written is not title:
-            self._unlogged.titles[made] = title
+        self._unlogged.keep_title(made, title)
         return made
 
     def conversations(self) -> list[Conversation]:

@@ -9,10 +9,12 @@ Not here: what is written instead (store).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from localspec.record.rows import Conversation, StoredMessage, TurnEnd
 
 UNTITLED = "(text not recorded)"
+Kept = TypeVar("Kept")
 
 
 @dataclass
@@ -28,21 +30,23 @@ class UnloggedTexts:
 
     def keep(self, message_id: int, text: str) -> None:
         """Keep a text that was not written; drop one that now was."""
-        if self.is_on:
-            self.texts[message_id] = text
-        else:
-            self.texts.pop(message_id, None)
+        self._set(self.texts, message_id, text)
 
     def keep_end(self, message_id: int, end: TurnEnd) -> None:
-        self.keep(message_id, end.text)
-        if self.is_on:
-            self.ends[message_id] = end
+        self._set(self.texts, message_id, end.text)
+        self._set(self.ends, message_id, end)
+
+    def keep_title(self, conversation_id: int, title: str) -> None:
+        self._set(self.titles, conversation_id, title)
 
     def keep_prompt(self, conversation_id: int, system_prompt: str | None) -> None:
+        self._set(self.system_prompts, conversation_id, system_prompt)
+
+    def _set(self, kept: dict[int, Kept], number: int, value: Kept) -> None:
         if self.is_on:
-            self.system_prompts[conversation_id] = system_prompt
+            kept[number] = value
         else:
-            self.system_prompts.pop(conversation_id, None)
+            kept.pop(number, None)
 
     def filled(self, message: StoredMessage) -> StoredMessage:
         text = self.texts.get(message.id)

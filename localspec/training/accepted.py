@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localspec.bench.cases import Case
 from localspec.bench.open_engine import bench_engine_of
-from localspec.bench.runs import BenchEngine, run_engine
+from localspec.bench.runs import BenchEngine, EngineRunner
 from localspec.build_drafters import heads_of, marks_of
 from localspec.chat.local import Loaded
 from localspec.engine.acceptance import Acceptance
@@ -111,12 +111,12 @@ def _is_measured(
     settings: AcceptedSettings,
     report: Report,
 ) -> bool:
+    runner = EngineRunner(bench, controller, name)
     for temperature in settings.temperatures:
         report(f"{name}: {len(cases)} prompts at T {temperature:g}")
         for case in cases:
-            sampling = case.sampling(temperature)
             try:
-                run_engine(bench, controller, name, None, case, sampling, settings.max_tokens)
+                runner.run(case, case.sampling(temperature), settings.max_tokens)
             except (LocalspecError, RuntimeError, MemoryError) as error:
                 report(f"{name} is left out: {error}")
                 return False

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from localspec.bench import compare
 from localspec.bench.arms import OtherArm, OtherEngines, parse_arms
-from localspec.bench.commands import bench_app, compact_json
+from localspec.bench.commands import bench_app
+from localspec.bench.kept import compact_json
 from localspec.bench.settings import BenchSettings, suite_settings
 from localspec.cli import app
 from localspec.drafters.registry import REGISTRY

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from localspec.backend import DrafterStatus
-from localspec.bench import runs
 from localspec.bench.arms import OtherArm, OtherEngines
 from localspec.bench.cases import Case, Prompt
-from localspec.bench.compare import Checkpoint, compare, run_bench
-from localspec.bench.runs import BenchEngine, MeasuredReply, run_engine
+from localspec.bench.compare import compare, run_bench
+from localspec.bench.kept import KeptFile
+from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply
 from localspec.bench.settings import BenchSettings
 from localspec.core import SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
@@ -41,6 +41,12 @@ def bench() -> BenchEngine:
 
 def silent(phrase: str) -> None:
     pass
+
+
+def opened(bench: BenchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_bench` finds this engine and PROMPTS."""
+    monkeypatch.setattr("localspec.bench.compare.open_bench_engine", lambda *_: bench)
+    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
 
 
 def settings(**changes: Any) -> BenchSettings:
@@ -76,27 +82,29 @@ def test_there_is_a_row_for_each_arm_temperature_and_task(bench: BenchEngine) ->
 def test_a_planted_wrong_token_is_counted(
     bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def faulty(*arguments: Any) -> Any:
-        run = run_engine(*arguments)
-        if arguments[2] != "ngram":
-            return run
-        wrong = (run.tokens[0] + 1, *run.tokens[1:])
-        return replace(run, tokens=wrong, decided=wrong)
+    run = EngineRunner.run
 
-    monkeypatch.setattr(runs, "run_engine", faulty)
+    def faulty(runner: EngineRunner, *arguments: Any) -> MeasuredReply:
+        reply = run(runner, *arguments)
+        if runner.drafter != "ngram":
+            return reply
+        wrong = (reply.tokens[0] + 1, *reply.tokens[1:])
+        return replace(reply, tokens=wrong, decided=wrong)
+
+    monkeypatch.setattr(EngineRunner, "run", faulty)
     result = compare(bench, PROMPTS, settings(arms=("ngram",)), silent)
     assert rows_of(result, "ngram")[0]["identical_to_off"] == 3
     assert [each["position"] for each in result["differences"]] == [0, 0, 0]
 
 
 def test_the_sides_take_turns(bench: BenchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[tuple[str, str]] = []
+    order, run = list[tuple[str, str]](), EngineRunner.run
 
-    def noting(*arguments: Any) -> Any:
-        order.append((arguments[4].id, arguments[2]))
-        return run_engine(*arguments)
+    def noting(runner: EngineRunner, case: Case, *rest: Any) -> MeasuredReply:
+        order.append((case.id, runner.drafter))
+        return run(runner, case, *rest)
 
-    monkeypatch.setattr(runs, "run_engine", noting)
+    monkeypatch.setattr(EngineRunner, "run", noting)
     compare(bench, PROMPTS, settings(arms=("off", "ngram")), silent)
     assert order[2:] == [  # the first two warm up
         ("a", "off"), ("a", "ngram"), ("b", "ngram"), ("b", "off"), ("c", "ngram"), ("c", "off"),
@@ -153,9 +161,8 @@ def test_what_was_compared_is_kept_when_what_follows_ends_badly(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    opened(bench, monkeypatch)
     monkeypatch.setattr("localspec.bench.compare.extras", fail)
-    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
     result = run_bench(LoadOptions(), settings(), silent)
     assert said in str(result["ending"])
     assert rows_of(result, "auto")[0]["num_prompts"] == len(PROMPTS)
@@ -200,22 +207,25 @@ def test_without_a_warm_pass_the_report_says_cold(bench: BenchEngine) -> None:
 # -- results while they grow -------------------------------------------------------------------
 
 
+def kept_in(folder: Path) -> KeptFile:
+    return KeptFile(folder / "out.json", pytest.fail)
+
+
 def test_what_was_measured_is_kept_while_the_comparison_runs(
-    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """At the second prompt plain decoding fails, which ends everything."""
-    kept, asked = list[dict[str, Any]](), list[str]()
+    run = EngineRunner.run
 
-    def failing(*arguments: Any) -> MeasuredReply:
-        asked.append(arguments[4].id)
-        if asked[-1] == "b":
+    def failing(runner: EngineRunner, case: Case, *rest: Any) -> MeasuredReply:
+        if case.id == "b":
             raise RuntimeError("the machine broke")
-        return run_engine(*arguments)
+        return run(runner, case, *rest)
 
-    monkeypatch.setattr(runs, "run_engine", failing)
+    monkeypatch.setattr(EngineRunner, "run", failing)
     with pytest.raises(RuntimeError, match="the machine broke"):
-        compare(bench, PROMPTS, settings(arms=("off",)), silent, keep=kept.append)
-    (result,) = kept
+        compare(bench, PROMPTS, settings(arms=("off",)), silent, out=kept_in(tmp_path))
+    result = json.loads((tmp_path / "out.json").read_text())
     assert rows_of(result, "off")[0]["num_prompts"] == 1
     assert result["ending"] == "it is not finished."
 
@@ -227,40 +237,38 @@ def test_a_whole_comparison_of_one_prompt_a_task_has_a_result(bench: BenchEngine
     assert rows_of(result, "auto")[0]["tokens_per_second"] is None and result["cells"] == []
 
 
-def test_growing_results_are_kept_seldom_and_a_full_disk_does_not_end_the_comparison() -> None:
+def test_growing_results_are_kept_seldom_and_a_full_disk_does_not_end_the_comparison(
+    tmp_path: Path,
+) -> None:
     said, made = list[str](), list[int]()
-
-    def full(result: dict[str, Any]) -> None:
-        raise StoreError("The disk is full.")
-
-    checkpoint = Checkpoint(full, said.append)
-    for _ in range(3):
-        checkpoint.offer(lambda: made.append(1) or {})  # type: ignore[func-returns-value]
-    assert (said, made) == (["The disk is full."], [1])
+    (tmp_path / "out.json").mkdir()
+    out = KeptFile(tmp_path / "out.json", said.append)
+    for is_due in (False, False, True):
+        out.offer(lambda: made.append(1) or {}, is_due)  # type: ignore[func-returns-value]
+    assert len(said) == len(made) == 2 and "out.json cannot be written" in said[0]
+    with pytest.raises(StoreError, match="cannot be written"):
+        out.write({})
 
 
 def test_the_comparison_is_kept_before_costs_are_measured_apart(
-    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kept = list[dict[str, Any]]()
-
     def fail(*_: object) -> None:
-        assert rows_of(kept[-1], "auto")[0]["num_prompts"] == len(PROMPTS)
+        kept = json.loads((tmp_path / "out.json").read_text())
+        assert rows_of(kept, "auto")[0]["num_prompts"] == len(PROMPTS)
         raise RuntimeError("no room")
 
-    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    opened(bench, monkeypatch)
     monkeypatch.setattr("localspec.bench.compare.extras", fail)
-    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
-    result = run_bench(LoadOptions(), settings(), silent, keep=kept.append)
+    result = run_bench(LoadOptions(), settings(), silent, out=kept_in(tmp_path))
     assert "no room" in str(result["ending"])
 
 
 def test_what_is_measured_apart_is_json(
     bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.bench.open_engine.open_bench_engine", lambda *_: bench)
+    opened(bench, monkeypatch)
     monkeypatch.setattr("localspec.bench.compare.read_bandwidth", lambda _: 1e9)
-    monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
     result = run_bench(LoadOptions(), settings(arms=("off",)), silent)
     assert result["bandwidth_bytes_per_second"] == 1e9 and result["costs"]["by_context"]
     assert rows_of(result, "off")[0]["host_ms_per_round"] > 0.0 and result["ending"] is None

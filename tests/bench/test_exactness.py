@@ -7,7 +7,7 @@ import torch
 
 from localspec.bench.cases import Case
 from localspec.bench.exactness import NEAR_TIE, Difference, first_difference, judge, plain_logits
-from localspec.bench.runs import run_engine
+from localspec.bench.runs import EngineRunner
 from localspec.core import SamplingParams
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
@@ -38,7 +38,7 @@ def test_the_first_differing_token_and_an_early_end_are_found() -> None:
 def test_the_logits_are_those_of_the_off_path(engine: Engine) -> None:
     bench = tiny_bench(engine)
     case = Case("a", "chat", PROMPT, 0)
-    plain = run_engine(bench, bench.controller, "off", None, case, SamplingParams(), 10)
+    plain = EngineRunner(bench, bench.controller, "off").run(case, SamplingParams(), 10)
     for position in range(10):
         logits = plain_logits(engine, PROMPT, plain.decided[:position])
         assert int(logits.argmax()) == plain.decided[position]

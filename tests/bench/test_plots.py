@@ -57,7 +57,7 @@ def test_a_file_name_becomes_the_prefix(tmp_path: Path) -> None:
 
 
 def test_a_plot_without_data_is_not_made(tmp_path: Path) -> None:
-    bare = {"machine": MACHINE, "rows": [row("off", "all", None)]}
+    bare = {"machine": MACHINE, "rows": [row("off", "all", None)], "cells": []}
     assert save_plots(bare, tmp_path / "plots") == []
     assert not (tmp_path / "plots").exists()
     only_off = [{**CELL, "best": "off"}]

@@ -12,9 +12,9 @@ from localspec.bench.exactness import Difference
 from localspec.bench.results import (
     PromptResult,
     Results,
+    as_json,
     bandwidth_share,
     cells,
-    differences_json,
     drafting_columns,
     latency_columns,
     paired_ratios,
@@ -126,8 +126,11 @@ def test_only_differences_beyond_a_near_tie_are_counted_and_both_are_listed() ->
     )
     assert row_of(made, "auto", "all")["identical_to_off"] == 1
     assert row_of(made, "off", "all")["identical_to_off"] == 0
-    assert [each["prompt"] for each in differences_json(made, near_ties=True)] == ["a"]
-    assert [each["prompt"] for each in differences_json(made, near_ties=False)] == ["b"]
+    found = as_json(made, {}, None)
+    assert [each["prompt"] for each in found["near_ties"]] == ["a"]
+    assert found["differences"] == [
+        {"prompt": "b", "arm": "auto", "position": 5, "gap": 0.5, "top_two_gap": 0.5}
+    ]
 
 
 def test_sampled_outputs_are_not_compared() -> None:

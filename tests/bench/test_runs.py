@@ -14,11 +14,11 @@ import pytest
 from localspec.bench.cases import Case
 from localspec.bench.runs import (
     BenchEngine,
+    EngineRunner,
     MeasuredReply,
     MemoryGauge,
     empty_caches,
     own_controller,
-    run_engine,
 )
 from localspec.core import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
@@ -35,7 +35,8 @@ def bench() -> BenchEngine:
 
 
 def run(bench: BenchEngine, drafter: str, length: int | None = None) -> MeasuredReply:
-    return run_engine(bench, bench.controller, drafter, length, CASE, SamplingParams(), 16)
+    runner = EngineRunner(bench, bench.controller, drafter, length)
+    return runner.run(CASE, SamplingParams(), 16)
 
 
 def test_plain_tokens_arrive_one_by_one_within_the_decode_time(bench: BenchEngine) -> None:
@@ -85,21 +86,19 @@ def test_without_a_counter_energy_is_unknown(bench: BenchEngine) -> None:
 
 def test_an_arm_learns_apart_from_the_others(bench: BenchEngine) -> None:
     one, other = own_controller(bench), own_controller(bench)
-    case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
-    run_engine(bench, one, "draft_model", 3, case, SamplingParams(), 16)
+    EngineRunner(bench, one, "draft_model", 3).run(CASE, SamplingParams(), 16)
     assert one.acceptance.num_rounds("draft_model", "model", Situation(0)) > 0
     assert other.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
     assert bench.controller.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
 
 
 def test_forgetting_empties_every_cache(bench: BenchEngine) -> None:
-    case = Case("a", "chat", (3, 9, 14, 27, 5), 0)
-    run_engine(bench, bench.controller, "draft_model", 3, case, SamplingParams(), 8)
-    empty_caches(bench.engine, case.prompt)
+    run(bench, "draft_model", 3)
+    empty_caches(bench.engine, CASE.prompt)
     draft = bench.engine.drafters["draft_model"]
     assert isinstance(draft, DraftModelDrafter)
     assert bench.engine.target.cache.length == 0
-    draft.model.cache.reuse(list(case.prompt))
+    draft.model.cache.reuse(list(CASE.prompt))
     assert draft.model.cache.length == 0
 
 
@@ -121,10 +120,8 @@ def test_a_drafter_that_shares_the_targets_cache_meets_it_at_the_root(
 
 def test_a_sampled_run_can_be_made_again(bench: BenchEngine) -> None:
     case = Case("a", "chat", (3, 9, 14, 27, 5), 11)
-    one, two = (
-        run_engine(bench, bench.controller, "draft_model", 3, case, case.sampling(0.7), 16)
-        for _ in range(2)
-    )
+    runner = EngineRunner(bench, bench.controller, "draft_model", 3)
+    one, two = (runner.run(case, case.sampling(0.7), 16) for _ in range(2))
     assert one.decided == two.decided
 
 

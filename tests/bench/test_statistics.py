@@ -8,8 +8,7 @@ from localspec.arithmetic import percentile
 from localspec.bench.statistics import (
     Estimate,
     inter_token_ms,
-    median_ratio,
-    num_repeated_grams,
+    median_of,
     rate,
     rate_ratio,
     repetition,
@@ -17,24 +16,24 @@ from localspec.bench.statistics import (
 
 
 def test_the_median_is_the_middle_ratio_and_not_the_mean() -> None:
-    assert median_ratio([1.0, 2.0, 9.0]).value == 2.0
+    assert median_of([1.0, 2.0, 9.0]).value == 2.0
 
 
 def test_the_interval_holds_the_median_and_stays_within_the_ratios() -> None:
-    found = median_ratio([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9])
+    found = median_of([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9])
     assert found.low is not None and found.high is not None and found.value is not None
     assert 1.0 <= found.low < found.value < found.high <= 1.9
 
 
 def test_the_interval_of_many_equal_halves_matches_the_binomial_bounds() -> None:
     # 100 ratios 1..100: order statistics 40 and 61 bound the median with 95 % (binomial).
-    found = median_ratio([float(value) for value in range(1, 101)])
+    found = median_of([float(value) for value in range(1, 101)])
     assert found.low == pytest.approx(40.5, abs=3.0)
     assert found.high == pytest.approx(60.5, abs=3.0)
 
 
 def test_more_prompts_narrow_the_interval() -> None:
-    few, many = median_ratio([1.0, 2.0, 3.0] * 3), median_ratio([1.0, 2.0, 3.0] * 100)
+    few, many = median_of([1.0, 2.0, 3.0] * 3), median_of([1.0, 2.0, 3.0] * 100)
     assert few.low is not None and few.high is not None
     assert many.low is not None and many.high is not None
     assert many.high - many.low < few.high - few.low
@@ -42,18 +41,19 @@ def test_more_prompts_narrow_the_interval() -> None:
 
 def test_the_same_ratios_give_the_same_interval() -> None:
     ratios = [0.9, 1.7, 1.1, 2.3, 1.4]
-    assert median_ratio(ratios) == median_ratio(ratios)
+    assert median_of(ratios) == median_of(ratios)
 
 
 def test_nothing_is_unknown_and_one_ratio_has_no_interval() -> None:
-    assert median_ratio([]) == Estimate(None, None, None)
-    assert median_ratio([1.5]) == Estimate(1.5, None, None)
+    assert median_of([]) == Estimate(None, None, None)
+    assert median_of([1.5]) == Estimate(1.5, None, None)
+    assert Estimate(2.0, 1.0, 3.0).columns("a", "b") == {"a": 2.0, "b_low": 1.0, "b_high": 3.0}
 
 
 def test_a_gram_counts_as_repeated_from_its_second_time_on() -> None:
-    assert num_repeated_grams([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5)
-    assert num_repeated_grams([7] * 10) == (6, 7)
-    assert num_repeated_grams([1, 2, 3]) == (0, 0)
+    assert repetition([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
+    assert repetition([[7] * 10]) == pytest.approx(6 / 7)
+    assert repetition([[1, 2, 3]]) is None
 
 
 def test_repetition_is_a_share_over_all_outputs_together() -> None:

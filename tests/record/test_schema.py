@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlite_utils import Database
+from sqlite_utils import Database, Migrations
 
 from localspec.record.export import Scope, export
 from localspec.record.log_file import read_turns
@@ -193,7 +194,13 @@ def test_the_view_tells_lenient_turns_from_exact_ones(tmp_path: Path) -> None:
         assert seen.fetchall() == [(0, 1), (1, 1)]
 
 
-@pytest.mark.parametrize("name", [migration.name for migration in MIGRATIONS._migrations])
+def steps() -> list[Any]:
+    """Every migration, as none of them is applied to an empty file."""
+    with closing(Database(memory=True)) as empty:
+        return list(MIGRATIONS.pending(empty))
+
+
+@pytest.mark.parametrize("name", [step.name for step in steps()])
 def test_any_step_of_the_way_becomes_todays(tmp_path: Path, name: str) -> None:
     old = tmp_path / "old.db"
     with closing(Database(old)) as db:
@@ -221,8 +228,10 @@ def test_failing_migration_leaves_the_old_schema(
         db.conn.execute("CREATE TABLE half_made (id INTEGER)")
         db.conn.execute("UPDATE conversation SET title = NULL")
 
-    monkeypatch.setattr(MIGRATIONS, "_migrations", list(MIGRATIONS._migrations))
-    MIGRATIONS()(m999_fails_on_rows)
+    longer = Migrations("localspec")
+    for step in (*(each.fn for each in steps()), m999_fails_on_rows):
+        longer()(step)
+    monkeypatch.setattr("localspec.record.opening.MIGRATIONS", longer)
     with closing(Store.open(path)) as store:
         assert store.path is None
         assert "NOT NULL constraint failed" in store.notices[0]
