@@ -11,18 +11,19 @@ from localspec.bootstrap import ensure_environment, prefer_large_pages
 from localspec.errors import LocalspecError
 
 
-def prepare(arguments: list[str]) -> None:
-    """Return with the packages present; otherwise set up and start again, or exit saying why."""
+def prepare(command: list[str]) -> None:
+    """Return with the packages present; otherwise set up and run `command` (arguments of Python) in
+    the environment, or exit saying why."""
     if find_spec("typer") is not None:
         return
     try:
-        ensure_environment("requirements.txt", ["-m", "localspec", *arguments])
+        ensure_environment("requirements.txt", command)
     except LocalspecError as error:
         sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    prepare(sys.argv[1:])
+    prepare(["-m", "localspec", *sys.argv[1:]])
     prefer_large_pages()
     from localspec.cli import main
 

@@ -41,20 +41,18 @@ WINDOWS_CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 INSTALLING = "Installing collected packages"  # pip has everything and begins to change packages
 DISK_FULL = ("No space left on device", "not enough space on the disk")
 NO_NETWORK = (
-    "Failed to establish a new connection",
-    "NewConnectionError",
-    "NameResolutionError",
-    "Temporary failure in name resolution",
-    "getaddrinfo failed",
-    "Network is unreachable",
-    "Read timed out",
-    "ConnectTimeoutError",
-    "ProxyError",
-    "Max retries exceeded",
+    "Failed to establish a new connection", "NewConnectionError", "NameResolutionError",
+    "Temporary failure in name resolution", "getaddrinfo failed", "Network is unreachable",
+    "Read timed out", "ConnectTimeoutError", "ProxyError", "Max retries exceeded",
     "No route to host",
-)
+)  # fmt: skip
 
 Say = Callable[[str], None]
+
+
+def say_on_stderr(line: str) -> None:
+    """stdout is for the result of the command alone."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,7 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        inside = "Scripts/python.exe" if IS_WINDOWS else "bin/python"
-        return self.folder / inside
+        return self.folder / ("Scripts/python.exe" if IS_WINDOWS else "bin/python")
 
     @property
     def unfinished_mark(self) -> Path:
@@ -87,8 +84,7 @@ class Environment:
     def files(self) -> tuple[str, ...]:
         """The requirements file and those it includes by `-r`."""
         text = (self.root / self.requirements).read_text(encoding="utf-8")
-        lines = (line.split() for line in text.splitlines())
-        included = [words[1] for words in lines if words[:1] == ["-r"]]
+        included = re.findall(r"^-r (\S+)", text, re.M)
         nested = (Environment(self.root, name).files() for name in included)
         return (self.requirements, *(name for names in nested for name in names))
 
@@ -120,14 +116,14 @@ class Environment:
 
 
 def ensure_environment(
-    requirements: str, command: Sequence[str], root: Path = ROOT, say: Say | None = None
+    requirements: str, command: Sequence[str], root: Path = ROOT, say: Say = say_on_stderr
 ) -> None:
     """Return inside the complete environment; else make it and run `command` in it.
 
     command: arguments of the Python of the environment. Raises SetupError with one sentence.
     """
     environment = Environment(root, requirements)
-    prepare(environment, say or say_on_stderr)
+    prepare(environment, say)
     if not _is_inside(environment):
         run_inside(environment, command)
 
@@ -159,10 +155,6 @@ def run_inside(environment: Environment, command: Sequence[str]) -> NoReturn:
     while True:
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl+C reaches the child by itself
             sys.exit(process.wait())
-
-
-def say_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def check_port(host: str, port: int) -> None:
@@ -210,15 +202,13 @@ def needs_cuda_index() -> bool:
 
 
 def _install(environment: Environment, say: Say) -> None:
-    has_card = has_nvidia_card()
-    check_disk(environment.root, NEEDED_BYTES_CUDA if has_card else NEEDED_BYTES)
+    check_disk(environment.root, NEEDED_BYTES_CUDA if has_nvidia_card() else NEEDED_BYTES)
     start = time.monotonic()
     _make_folder(environment, say)
     say(f"Installing {environment.requirements} into .venv (once; some minutes) ...")
     environment.unfinished_mark.touch()
     environment.log.unlink(missing_ok=True)  # pip appends to it
-    command = [str(environment.python), "-m", "pip", *pip_arguments(environment, has_card)]
-    # stdout is for the result of the command alone.
+    command = [str(environment.python), "-m", "pip", *pip_arguments(environment)]
     ended = subprocess.run(command, stdout=sys.stderr, cwd=environment.root)
     if ended.returncode:
         log = environment.log.read_text(encoding="utf-8", errors="replace")
@@ -254,19 +244,18 @@ def make_venv(folder: Path) -> int:
 
 
 def _is_of_this_python(environment: Environment) -> bool:
-    settings = environment.folder / "pyvenv.cfg"
-    pips = ("lib/python*/site-packages/pip", "Lib/site-packages/pip")
-    has_pip = any(True for pattern in pips for _ in environment.folder.glob(pattern))
-    if not (environment.python.exists() and settings.is_file() and has_pip):
+    """Whether its Python runs, has pip and is of the version of this one."""
+    if not environment.python.exists():
         return False
-    lines = settings.read_text(encoding="utf-8").splitlines()
-    values = {key.strip(): value.strip() for key, _, value in (x.partition("=") for x in lines)}
-    return values.get("version", "").split(".")[:2] == [str(n) for n in sys.version_info[:2]]
+    question = "import pip, sys; print(sys.version_info[:2])"
+    command = [str(environment.python), "-c", question]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    return answer.stdout.strip() == str(sys.version_info[:2])
 
 
-def pip_arguments(environment: Environment, has_card: bool) -> list[str]:
+def pip_arguments(environment: Environment) -> list[str]:
     options = ["--disable-pip-version-check", "--no-input", "--log", str(environment.log)]
-    if IS_WINDOWS and has_card:
+    if needs_cuda_index():
         # A build for CPUs that is already here satisfies the pin; --upgrade prefers CUDA's.
         options += ["--extra-index-url", WINDOWS_CUDA_INDEX, "--upgrade"]
     return ["install", *options, "-r", str(environment.root / environment.requirements)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,38 +52,26 @@ def settings_for(home: Path | None = None) -> Settings:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One model of a profile. Either `folder` is given, and its config.json holds the shape, or
-    the shape is written out. drafts: ids of models that may draft for it, best first; foreign: of
-    such with a vocabulary of their own. heads: folders of heads trained on it, one a kind.
-    accepted: a file of what drafts of these very models were accepted (train accepted).
-    gated: whether the hub hands it out only to those who agreed to its terms, None when that is not
-    known. terms: the page of the licence. note: a sentence a person should know before choosing it.
-    extra_params: weights beside the decoder that are loaded with it (a vision tower)."""
+    """One model of a profile. Its shape is in the config.json of `folder`, or else in `shape`: the
+    fields of machine.shapes.ModelShape that the profile writes out.
+
+    drafts: ids of models that may draft for it, best first; foreign: of such with a vocabulary of
+    their own. heads: folders of heads trained on it, one a kind. accepted: a file of what drafts of
+    these very models were accepted (train accepted). gated: whether the hub hands it out only to
+    those who agreed to its terms, None when that is not known. terms: the page of the licence.
+    note: a sentence a person should know before choosing it."""
 
     id: str
     license: str
     drafts: tuple[str, ...]
     folder: Path | None = None
-    family: str | None = None
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
-    vocab_size: int | None = None
-    context_length: int | None = None
-    is_tied: bool | None = None
-    num_experts: int = 0
-    num_experts_per_token: int = 0
-    expert_intermediate_size: int = 0
+    shape: Mapping[str, Any] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     heads: tuple[Path, ...] = ()
     accepted: Path | None = None
     gated: bool | None = None
     terms: str | None = None
     note: str = ""
-    extra_params: int = 0
 
     @property
     def page(self) -> str:
@@ -91,32 +79,25 @@ class ModelEntry:
         return f"https://huggingface.co/{self.id}"
 
 
-SHAPE_KEYS = (
-    "family",
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "context_length",
-    "is_tied",
-)
-# What a value must be, by field; a bool is an int to Python but not to a profile.
-KINDS: Mapping[str, type] = {
-    **{each.name: int for each in fields(ModelEntry)},
-    "license": str,
-    "drafts": list,
-    "foreign": list,
-    "heads": list,
-    "accepted": str,
-    "folder": str,
+SIZES = (
+    "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+    "vocab_size", "context_length",
+)  # fmt: skip
+# extra_params: weights beside the decoder that are loaded with it (a vision tower).
+OPTIONAL_SIZES = (
+    "num_experts", "num_experts_per_token", "expert_intermediate_size", "extra_params",
+)  # fmt: skip
+SHAPE_KINDS: Mapping[str, type] = {
     "family": str,
+    **dict.fromkeys((*SIZES, *OPTIONAL_SIZES), int),
     "is_tied": bool,
+}
+# What a value of a model's table must be, by key.
+KINDS: Mapping[str, type] = {
+    **SHAPE_KINDS,
+    **dict.fromkeys(("license", "folder", "accepted", "terms", "note"), str),
+    **dict.fromkeys(("drafts", "foreign", "heads"), list),
     "gated": bool,
-    "terms": str,
-    "note": str,
 }
 
 
@@ -194,26 +175,32 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _model_entry(model_id: str, table: Any, family: str | None, path: Path) -> ModelEntry:
     where = f'{path.name} [models."{model_id}"]'
     _require_kind(table, dict, "models", where)
-    known = tuple(each.name for each in fields(ModelEntry) if each.name != "id")
-    _refuse_unknown(table, known, where)
+    _refuse_unknown(table, tuple(KINDS), where)
     for key, value in table.items():
         _require_kind(value, KINDS[key], key, where)
-    values = {"family": family, **table}
-    required = [
-        each.name for each in fields(ModelEntry) if each.default is MISSING and each.name != "id"
-    ]
-    for key in (*required, *(() if "folder" in table else SHAPE_KEYS)):
+    values = {**table, "family": table.get("family", family)}
+    needed = () if "folder" in table else ("family", *SIZES, "is_tied")
+    for key in ("license", "drafts", *needed):
         if values.get(key) is None:
             raise ConfigError(f"{where} has no '{key}'. Add it, or give the model's folder.")
-    values["drafts"] = tuple(str(draft) for draft in table["drafts"])
-    values["foreign"] = tuple(str(draft) for draft in table.get("foreign", ()))
-    heads = (Path(str(folder)).expanduser() for folder in table.get("heads", ()))
-    values["heads"] = tuple(PROJECT_FOLDER / folder for folder in heads)
-    if "accepted" in table:
-        values["accepted"] = PROJECT_FOLDER / Path(table["accepted"]).expanduser()
-    if "folder" in table:
-        values["folder"] = PROJECT_FOLDER / Path(table["folder"]).expanduser()
-    return ModelEntry(id=model_id, **values)
+    return ModelEntry(
+        id=model_id,
+        license=table["license"],
+        drafts=tuple(map(str, table["drafts"])),
+        folder=_in_project(table["folder"]) if "folder" in table else None,
+        shape={key: values[key] for key in SHAPE_KINDS if needed and key in values},
+        foreign=tuple(map(str, table.get("foreign", ()))),
+        heads=tuple(map(_in_project, table.get("heads", ()))),
+        accepted=_in_project(table["accepted"]) if "accepted" in table else None,
+        gated=table.get("gated"),
+        terms=table.get("terms"),
+        note=table.get("note", ""),
+    )
+
+
+def _in_project(place: object) -> Path:
+    """The path of a folder or file that a profile names; a relative one lies in the project."""
+    return PROJECT_FOLDER / Path(str(place)).expanduser()
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

@@ -59,7 +59,7 @@ def open_local_backend(
     from localspec.engine.engine import Engine
 
     torch = _quiet_torch(report)
-    source = resolve(options)
+    source = resolve(options, report)
     hardware = confirmed_by_torch(probe(), torch)
     place = place_for(options, source, hardware, torch)
     target, notices = _target(options, source, place, report, beside_page)

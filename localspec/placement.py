@@ -22,6 +22,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from localspec.forward.weights import Bits, Opened
 
 SHORTEST_CONTEXT = 64
-QUANTISED: Mapping[str, Bits] = {"4-bit": 4, "8-bit": 8}  # as the planner names them
+QUANTISED: Mapping[Precision, Bits] = {"8-bit": 8, "4-bit": 4}
 SHORTEST_OFFERED = 512  # tokens of context
 SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 
@@ -81,7 +82,7 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
     device = device_of(hardware, torch)
-    bits = QUANTISED.get(options.dtype or "")
+    bits = next((bits for name, bits in QUANTISED.items() if name == options.dtype), None)
     dtype = dtype_of(None if bits else options.dtype, hardware, torch)
     return Place(hardware, device, dtype, bits, wanted)
 
@@ -145,16 +146,16 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
 
 def _would_fit(folder: Path, place: Place, free: int) -> str:
     """The remedies as a sentence."""
-    found = list[str]()
-    context = place.context_length // 2
-    while context >= SHORTEST_OFFERED and not found:
-        if needed_bytes(folder, replace(place, context_length=context)) <= free:
-            found.append(f"a context of {context} tokens")
-        context //= 2
-    fewer: tuple[Bits, ...] = (8, 4) if place.bits is None else (4,) if place.bits == 8 else ()
-    for bits in fewer:
-        if needed_bytes(folder, replace(place, bits=bits)) <= free:
-            found.append(f"{bits}-bit weights")
+
+    def fits(other: Place) -> bool:
+        return needed_bytes(folder, other) <= free
+
+    halves = (place.context_length >> number for number in range(1, 32))
+    contexts = [each for each in halves if each >= SHORTEST_OFFERED]
+    fewer_bits = [bits for bits in QUANTISED.values() if bits < (place.bits or 16)]
+    shorter = (each for each in contexts if fits(replace(place, context_length=each)))
+    found = [f"a context of {each} tokens" for each in islice(shorter, 1)]
+    found += [f"{bits}-bit weights" for bits in fewer_bits if fits(replace(place, bits=bits))]
     if found:
         return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
@@ -168,7 +169,7 @@ def needed_bytes(folder: Path, place: Place) -> int:
         shape = shape_from_folder(folder)
     except ModelError:  # a family the planner cannot count; its files say the least it needs
         return sum(file.stat().st_size for file in weight_files(folder))
-    precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
+    precision = next((name for name, bits in QUANTISED.items() if bits == place.bits), full)
     kept_in = kv_precision(full, place.device.type)
     return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
 

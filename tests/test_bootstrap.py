@@ -163,10 +163,13 @@ def test_no_network_for_the_tests_leaves_the_app_usable(checkout: Checkout) -> N
     assert checkout.num_folders_made == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="plays a Python by a shell script")
 def test_an_environment_of_another_python_is_made_anew(checkout: Checkout) -> None:
     checkout.prepare()
-    settings = checkout.environment().folder / "pyvenv.cfg"
-    settings.write_text("home = /nowhere\nversion = 3.9.1\n")
+    python = checkout.environment().python
+    python.unlink()
+    python.write_text("#!/bin/sh\necho '(3, 9)'\n")
+    python.chmod(0o755)
     checkout.environment().stamp("requirements.txt").write_text("of another version")
     checkout.prepare()
     assert checkout.num_folders_made == 2
@@ -276,7 +279,8 @@ def test_only_windows_with_a_card_asks_pytorchs_own_index(
     has_index: bool,
 ) -> None:
     monkeypatch.setattr(bootstrap, "IS_WINDOWS", is_windows)
-    arguments = bootstrap.pip_arguments(checkout.environment(), has_card)
+    monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: has_card)
+    arguments = bootstrap.pip_arguments(checkout.environment())
     assert (WINDOWS_CUDA_INDEX in arguments) is has_index
 
 
@@ -288,7 +292,7 @@ def test_a_card_put_in_later_asks_for_the_other_build_on_windows_alone(
     before = checkout.environment().fingerprint()
     monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: True)
     assert (checkout.environment().fingerprint() != before) is is_windows
-    arguments = bootstrap.pip_arguments(checkout.environment(), has_card=True)
+    arguments = bootstrap.pip_arguments(checkout.environment())
     assert ("--upgrade" in arguments) is is_windows, "the build for CPUs satisfies the pin"
 
 

@@ -46,7 +46,8 @@ def test_a_profile_is_read_into_its_entries(tmp_path: Path) -> None:
     profile = load_profile(written(tmp_path, GOOD))
     entry = profile.models["a/b"]
     assert (profile.name, profile.title, profile.default) == ("family", "Family", "a/b")
-    assert (entry.family, entry.num_layers, entry.is_tied) == ("llama", 2, True)
+    shape = (entry.shape["family"], entry.shape["num_layers"], entry.shape["is_tied"])
+    assert shape == ("llama", 2, True)
     assert entry.drafts == ("a/c",)
 
 
@@ -185,8 +186,8 @@ def test_no_shipped_pair_has_vocabularies_that_cannot_be_one() -> None:
     }
     for entry in entries.values():
         for draft in entry.drafts:
-            if entry.vocab_size is not None:
-                padding = abs(entry.vocab_size - (entries[draft].vocab_size or 0))
+            if entry.folder is None:
+                padding = abs(entry.shape["vocab_size"] - entries[draft].shape["vocab_size"])
                 assert padding <= 128, f"{entry.id} and {draft}"
 
 

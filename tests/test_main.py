@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import localspec.__main__ as command_line
+import tools
 from localspec.errors import SetupError
 
 
 def test_with_the_packages_nothing_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "ensure_environment", lambda *_: pytest.fail("set up"))
-    command_line.prepare(["plan"])
+    command_line.prepare(["-m", "localspec", "plan"])
 
 
 def test_without_the_packages_it_starts_again_in_its_environment(
@@ -23,8 +25,17 @@ def test_without_the_packages_it_starts_again_in_its_environment(
     asked: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(command_line, "find_spec", lambda name: None)
     monkeypatch.setattr(command_line, "ensure_environment", lambda *each: asked.append(each))
-    command_line.prepare(["plan", "--json"])
+    command_line.prepare(["-m", "localspec", "plan", "--json"])
     assert asked == [("requirements.txt", ["-m", "localspec", "plan", "--json"])]
+
+
+def test_the_tools_start_again_in_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(command_line, "find_spec", lambda name: None)
+    monkeypatch.setattr(command_line, "ensure_environment", lambda *each: asked.append(each))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "tools.inflate", "--help"])
+    importlib.reload(tools)
+    assert asked == [("requirements.txt", ["-m", "tools.inflate", "--help"])]
 
 
 def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot
 from localspec.machine.shapes import ModelShape, shape_from_folder
 from localspec.machine.sources import (
     CachedModel,
+    KnownModel,
     cached_models,
     find_model,
     missing_part,
@@ -80,13 +82,22 @@ class Catalogue:
                 models.append(folder_model(Path(folder).expanduser()))
             except ModelError as error:
                 fault = str(error)
-        notices = [*hardware.notices, *notices]
+        known = hardware
         if hardware.free_bytes is None:
             notices.append(
                 "How much memory is free is not known, so all of it is planned for. What really "
                 "fits is checked when a model is loaded."
             )
-        snapshot = self._snapshot(hardware, cached, disk, freed_bytes, context_length)
+            known = _as_if_empty(hardware)
+        room = room_for(known)
+        snapshot = Snapshot(
+            room=replace(room, free_bytes=room.free_bytes + freed_bytes),
+            full=full_precision(None, hardware),
+            disk_free_bytes=disk,
+            cached={each.id: each.num_bytes for each in cached},
+            exact=dict(self.exact),
+            measurements=tuple(self.measured(context_length)),
+        )
         return CatalogueState(
             found=found_line(hardware),
             hardware=hardware,
@@ -94,7 +105,7 @@ class Catalogue:
             cache_folder=str(cache_folder()),
             disk_free_bytes=disk,
             context_length=context_length,
-            notices=tuple(notices),
+            notices=(*hardware.notices, *notices),
             folder=folder,
             folder_fault=fault,
         )
@@ -109,35 +120,13 @@ class Catalogue:
     def close(self) -> None:
         self.downloads.close()
 
-    def _snapshot(
-        self,
-        hardware: Hardware,
-        cached: Sequence[CachedModel],
-        disk: int | None,
-        freed_bytes: int,
-        context_length: int,
-    ) -> Snapshot:
-        if hardware.free_bytes is None and hardware.gpu is not None:
-            # room_for would ask torch, which must not be imported here
-            total = hardware.gpu.total_bytes or 0
-            hardware = replace(hardware, gpu=replace(hardware.gpu, free_bytes=total))
-        room = room_for(hardware)
-        return Snapshot(
-            room=replace(room, free_bytes=room.free_bytes + freed_bytes),
-            full=full_precision(None, hardware),
-            disk_free_bytes=disk,
-            cached={each.id: each.num_bytes for each in cached},
-            exact=dict(self.exact),
-            measurements=tuple(self.measured(context_length)),
-        )
-
     def _models(self, cached: Sequence[CachedModel]) -> tuple[list[AvailableModel], list[str]]:
         """What the profiles know, then what else is in the cache; and what is wrong with either."""
-        wrong = list[str]()
         try:
             profiles = load_profiles(self.settings.profile_folders)
         except ConfigError as error:  # one of the person's own; the message names it
             return [], [str(error)]
+        wrong = list[str]()
         models = profile_models(profiles, wrong)
         known = {model.id for model in models}
         for each in cached:
@@ -149,6 +138,12 @@ class Catalogue:
         return models, wrong
 
 
+def _as_if_empty(hardware: Hardware) -> Hardware:
+    """Where the driver hides what is free: torch knows, but must not be imported here."""
+    assert hardware.gpu is not None, "the free RAM is always known"
+    return replace(hardware, gpu=replace(hardware.gpu, free_bytes=hardware.gpu.total_bytes or 0))
+
+
 def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[AvailableModel]:
     """The models to offer as targets; sentences about entries that cannot be used go to `wrong`."""
     shapes = dict[str, ModelShape]()
@@ -158,7 +153,7 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
             shapes[entry.id] = shape_from_entry(entry)
         except (ConfigError, ModelError) as error:
             wrong.append(str(error))
-    offered = set(offered_ids(profiles.values()))
+    offered = shapes.keys() & offered_ids(profiles.values())
     return [
         AvailableModel(
             shape=shapes[entry.id],
@@ -171,7 +166,7 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
             note=entry.note,
         )
         for entry, title in listed
-        if entry.id in shapes and entry.id in offered
+        if entry.id in offered
     ]
 
 
@@ -226,25 +221,22 @@ def smaller_offer(
     if fewer is not None:
         text = f"{target} in {fewer} weights takes about half the memory; answers change a little."
         return Offer(text, replace(options, dtype=fewer))
-    found = _next_smaller(options.model or target, profiles)
-    if found is None:
+    smaller = _next_smaller(options.model or target, profiles)
+    if smaller is None:
         return None
-    text = f"{found.name} is smaller and already on this machine."
-    return Offer(text, LoadOptions(model=found.name, context=options.context, home=options.home))
+    text = f"{smaller} is smaller and already on this machine."
+    return Offer(text, LoadOptions(model=smaller, context=options.context, home=options.home))
 
 
-def _next_smaller(name: str, profiles: Mapping[str, Profile]) -> ModelShape | None:
+def _next_smaller(name: str, profiles: Mapping[str, Profile]) -> str | None:
     """The largest of those on this machine with fewer parameters, drafts of another aside."""
-    try:
-        size = find_model(name, profiles).shape.num_params
-    except LocalspecError:  # a folder that is gone: nothing is known to be smaller
+    found = dict[str, KnownModel]()
+    for each in (name, *offered_ids(profiles.values())):
+        with suppress(LocalspecError):  # a folder that is gone
+            found[each] = find_model(each, profiles)
+    if name not in found:  # nothing is known to be smaller
         return None
-    here = list[ModelShape]()
-    for id in offered_ids(profiles.values()):
-        try:
-            known = find_model(id, profiles)
-        except LocalspecError:  # a profile's folder that is not there
-            continue
-        if known.folder is not None and known.shape.num_params < size:
-            here.append(known.shape)
-    return max(here, key=lambda shape: shape.num_params, default=None)
+    size = found[name].shape.num_params
+    here = [known.shape for known in found.values() if known.folder is not None]
+    smaller = [shape for shape in here if shape.num_params < size]
+    return max(smaller, key=lambda shape: shape.num_params).name if smaller else None

@@ -6,6 +6,9 @@ thread. Unfinished ones are kept in a file and listed again, paused, at the next
 by itself, and how much is here is read from the cache. `close` ends the process that runs.
 `survey` asks the hub and writes nothing. `in_words` says how far a download is, how fast and how
 long it will take; speed is measured over the last SPEED_WINDOW_S seconds of fetching, in one file.
+
+It is a process, not a thread, because the hub's client is offline for a whole process, and the
+app's must stay so.
 """
 
 from __future__ import annotations
@@ -17,19 +20,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from localspec.config import PROJECT_FOLDER
 from localspec.files import replacing
-from localspec.machine.download_faults import TRY_AGAIN, DownloadFault
+from localspec.machine.download_faults import DownloadFault, fault
 from localspec.machine.hub_files import Survey, gb
 
-WORKER = "localspec.machine.fetch"
-# The app keeps the hub's client offline; this process is the one place that may call out. Xet's
-# own transfers cannot be continued after a crash, plain ones with Range can.
+WORKER = (sys.executable, "-m", "localspec.machine.fetch")
+# The one place that may call out. Xet's own transfers cannot be continued after a crash, plain
+# ones with Range can.
 ONLINE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -94,13 +97,6 @@ class Download:
         return (self.num_bytes - self.have_bytes) / speed
 
 
-def with_sample(
-    samples: tuple[tuple[float, int], ...], now_s: float, have_bytes: int
-) -> tuple[tuple[float, int], ...]:
-    kept = tuple(each for each in samples if now_s - each[0] <= SPEED_WINDOW_S)
-    return (*kept, (now_s, have_bytes))
-
-
 class Downloads:
     """All downloads of one app. path: of the list of unfinished ones. environment: added to that of
     the process that fetches."""
@@ -109,13 +105,14 @@ class Downloads:
         self._path = path
         self._environment = dict(environment or {})
         self._changed = threading.Condition()
-        self._downloads: dict[str, Download] = {}
         self._process: subprocess.Popen[str] | None = None
         self._running: str | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        for model_id, found in load_unfinished(path).items():
-            self._downloads[model_id] = _as_held(Download(model_id, "paused", survey=found))
+        self._downloads = {
+            model_id: with_held_bytes(Download(model_id, "paused", survey=found))
+            for model_id, found in load_unfinished(path).items()
+        }
 
     @property
     def downloads(self) -> tuple[Download, ...]:
@@ -128,28 +125,26 @@ class Downloads:
 
     def survey(self, model_id: str) -> Survey | DownloadFault:
         """Exactly what would be fetched; asks the hub, in a process of its own, and waits."""
-        lines: list[dict[str, Any]] = []
         with self._start(model_id, "--survey") as process:
-            _read(process, lines.append)
+            lines = list(_said_by(process))
         for line in lines:
             if "survey" in line:
                 return Survey.from_dict(line["survey"])
             if "fault" in line:
                 return DownloadFault(**line["fault"])
-        return _vanished(process)
+        return fault("worker_ended", exit_code=process.returncode)
 
     def ask(self, model_id: str) -> None:
         """Queue a model, or go on with one. Harmless while it is under way."""
         with self._changed:
-            known = self._downloads.get(model_id) or Download(model_id, "waiting")
-            if known.is_under_way and model_id in self._downloads:
+            known = self._downloads.get(model_id, Download(model_id, "paused"))
+            if known.is_under_way:
                 return
-            self._downloads[model_id] = replace(known, state="waiting", fault=None, samples=())
+            self._put(replace(known, state="waiting", fault=None, samples=()))
             self._keep()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="downloads", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
 
     resume = ask
 
@@ -159,7 +154,7 @@ class Downloads:
             known = self._downloads.get(model_id)
             if known is None or not known.is_under_way:
                 return
-            self._put(_stopped(known, "paused", None))
+            self._put(stopped(known, "paused"))
             if self._running == model_id and self._process is not None:
                 self._process.terminate()
 
@@ -167,13 +162,12 @@ class Downloads:
         """Forget it, and delete the parts; files that are whole stay in the cache."""
         self.pause(model_id)
         with self._changed:
-            while self._running == model_id:
-                self._changed.wait(0.1)
+            self._changed.wait_for(lambda: self._running != model_id)
             known = self._downloads.pop(model_id, None)
             self._keep()
         if known is not None and known.survey is not None:
             for file in known.survey.files:
-                known.survey.place.part(file).unlink(missing_ok=True)
+                known.survey.part(file).unlink(missing_ok=True)
 
     def forget(self, model_id: str) -> None:
         """Take one that is over off the list."""
@@ -186,21 +180,19 @@ class Downloads:
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
+            thread = self._thread
             if self._process is not None:
                 self._process.terminate()
-            self._changed.notify_all()
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(timeout=10.0)
+        if thread is not None:
+            thread.join(timeout=10.0)
 
     # the thread that runs one process after the other
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                if self._is_closed:
-                    return
                 waiting = [one for one in self._downloads.values() if one.state == "waiting"]
-                if not waiting:
+                if self._is_closed or not waiting:
                     self._thread = None  # a later `ask` starts another
                     return
                 model_id = self._running = waiting[0].model_id
@@ -208,7 +200,8 @@ class Downloads:
                 process = self._process = self._start(model_id)
             try:
                 with process:
-                    _read(process, lambda line, name=model_id: self.take_line(name, line))  # type: ignore[misc]
+                    for line in _said_by(process):
+                        self.take_line(model_id, line)
                 self._settle(model_id, process)
             finally:
                 with self._changed:
@@ -217,7 +210,7 @@ class Downloads:
 
     def _start(self, model_id: str, *flags: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", WORKER, model_id, *flags],
+            [*WORKER, model_id, *flags],
             cwd=PROJECT_FOLDER,
             env={**os.environ, **ONLINE, **self._environment},
             stdin=subprocess.DEVNULL,
@@ -235,12 +228,12 @@ class Downloads:
                 return
             if "survey" in line:
                 found = Survey.from_dict(line["survey"])
-                self._put(_as_held(replace(known, survey=found, state="fetching")))
+                self._put(with_held_bytes(replace(known, survey=found, state="fetching")))
                 self._keep()
             elif "file" in line:
                 self._put(advanced(known, line))
             elif "fault" in line:
-                self._put(_stopped(known, "failed", DownloadFault(**line["fault"])))
+                self._put(stopped(known, "failed", DownloadFault(**line["fault"])))
             elif "folder" in line:
                 self._put(replace(known, state="done"))
                 self._keep()
@@ -250,7 +243,8 @@ class Downloads:
         with self._changed:
             known = self._downloads.get(model_id)
             if known is not None and known.state in RUNNING and not self._is_closed:
-                self._put(_stopped(known, "failed", _vanished(process)))
+                died = fault("worker_ended", exit_code=process.returncode)
+                self._put(stopped(known, "failed", died))
 
     def _put(self, download: Download) -> None:
         self._downloads[download.model_id] = download
@@ -263,24 +257,19 @@ class Downloads:
             log.warning("unfinished downloads cannot be remembered: %s", error)
 
 
-def _read(process: subprocess.Popen[str], take: Callable[[dict[str, Any]], object]) -> None:
+def _said_by(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     assert process.stdout is not None, "it was started with a pipe"
     for line in process.stdout:
         try:
-            take(json.loads(line))
+            yield json.loads(line)
         except json.JSONDecodeError:  # killed in the middle of a line
             continue
 
 
-def _vanished(process: subprocess.Popen[str]) -> DownloadFault:
-    return DownloadFault(
-        "worker_ended",
-        f"The program that fetches ended without saying why (exit code {process.returncode}).",
-        TRY_AGAIN,
-    )
+# -- how a download changes -----------------------------------------------------------------
 
 
-def _as_held(known: Download) -> Download:
+def with_held_bytes(known: Download) -> Download:
     """With the bytes that are really on this disk."""
     if known.survey is None:
         return known
@@ -289,29 +278,32 @@ def _as_held(known: Download) -> Download:
     return replace(known, files=tuple(files))
 
 
-def _stopped(known: Download, state: State, fault: DownloadFault | None) -> Download:
+def stopped(known: Download, state: State, why: DownloadFault | None = None) -> Download:
     """The last report may be old, so what is here is read from the disk."""
-    return replace(_as_held(known), state=state, fault=fault, samples=())
+    return replace(with_held_bytes(known), state=state, fault=why, samples=())
 
 
-def advanced(known: Download, line: Mapping[str, Any]) -> Download:
-    """After one report of progress. While a file is checked, its bytes are all here."""
-    phase = line["phase"]
+def advanced(known: Download, line: Mapping[str, Any], now_s: float | None = None) -> Download:
+    """After one report of progress. While a file is checked, its bytes are all here. now_s: None
+    reads the clock."""
+    is_fetching = line["phase"] == "fetching"
     files = tuple(
         replace(
             each,
-            have_bytes=int(line["bytes"]) if phase == "fetching" else each.num_bytes,
-            is_checked=phase == "done",
+            have_bytes=int(line["bytes"]) if is_fetching else each.num_bytes,
+            is_checked=line["phase"] == "done",
         )
         if each.name == line["file"]
         else each
         for each in known.files
     )
-    state: State = "checking" if phase == "checking" else "fetching"
-    moved = replace(known, files=files, state=state)
-    if phase != "fetching":
-        return replace(moved, samples=())
-    return replace(moved, samples=with_sample(known.samples, time.monotonic(), moved.have_bytes))
+    state: State = "checking" if line["phase"] == "checking" else "fetching"
+    moved = replace(known, files=files, state=state, samples=())
+    if not is_fetching:
+        return moved
+    now_s = time.monotonic() if now_s is None else now_s
+    recent = [each for each in known.samples if now_s - each[0] <= SPEED_WINDOW_S]
+    return replace(moved, samples=(*recent, (now_s, moved.have_bytes)))
 
 
 # -- kept over restarts ---------------------------------------------------------------------
@@ -348,11 +340,11 @@ def save_unfinished(path: Path, unfinished: Mapping[str, Survey | None]) -> None
 
 def so_far(download: Download) -> str:
     """ "3.1 of 5.0 GB": how much of it is here."""
+    have = gb(download.have_bytes)
     if download.num_bytes is None:
-        return f"{gb(download.have_bytes)} of unknown size"
-    have, total = gb(download.have_bytes), gb(download.num_bytes)
-    same_unit = have.split(" ")[1] == total.split(" ")[1]
-    return f"{have.split(' ')[0] if same_unit else have} of {total}"
+        return f"{have} of unknown size"
+    total = gb(download.num_bytes)
+    return f"{have.removesuffix(total[-3:])} of {total}"
 
 
 def in_words(download: Download) -> str:
@@ -373,14 +365,10 @@ def in_words(download: Download) -> str:
     speed, left = download.bytes_per_s, download.seconds_left
     parts = [amount]
     if speed is not None:
-        parts.append(pace(speed))
+        parts.append(f"{speed / 1e6:.1f} MB/s" if speed >= 1e6 else f"{gb(speed)}/s")
     if left is not None:
         parts.append(f"{duration(left)} left")
     return ", ".join(parts)
-
-
-def pace(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s >= 1e6 else f"{gb(bytes_per_s)}/s"
 
 
 def duration(seconds: float) -> str:

@@ -30,16 +30,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from localspec.files import replacing
-from localspec.machine.download_faults import (
-    PORTAL,
-    DownloadError,
-    DownloadFault,
-    changed,
-    fault_of,
-    wrong_bytes,
-    wrong_size,
-)
-from localspec.machine.hub_files import CachePlace, HubFile, Survey, gb, survey
+from localspec.machine.download_faults import DownloadError, fault_of
+from localspec.machine.hub_files import HubFile, Survey, gb, survey
 
 # Left free beside a model, or the log and the system suffer.
 SPARE_DISK_BYTES = 512 * 2**20
@@ -61,74 +53,58 @@ Report = Callable[[str, int, str], None]
 def fetch(model_id: str, on_survey: Callable[[Survey], None], report: Report) -> Path:
     found = survey(model_id)
     on_survey(found)
-    require_weights(found)
-    require_disk(found)
-    place = found.place
-    (place.folder / "blobs").mkdir(parents=True, exist_ok=True)
-    for file in found.files:
-        if not place.is_there(file):
-            _fetch_file(found, place, file, report)
-        report(file.name, file.num_bytes, "done")
-    _write_ref(place)
-    return place.snapshot
-
-
-def require_weights(found: Survey) -> None:
     if not any(file.name.endswith(".safetensors") for file in found.files):
-        raise DownloadError(
-            DownloadFault(
-                "no_safetensors",
-                f"{found.model_id} has no .safetensors weights, and other kinds can run code when "
-                "opened.",
-                "Choose a copy of the model that has them.",
-            )
-        )
+        raise DownloadError("no_safetensors", model_id=model_id)
+    require_disk(found)
+    (found.folder / "blobs").mkdir(parents=True, exist_ok=True)
+    for file in found.files:
+        if not found.is_there(file):
+            _fetch_file(found, file, report)
+        report(file.name, file.num_bytes, "done")
+    # This commit is the one that is found by the model's name alone.
+    with replacing(found.folder / "refs" / "main") as part:
+        part.write_text(found.commit, encoding="utf-8")
+    return found.snapshot
 
 
 def require_disk(found: Survey) -> None:
     """Room for what is still to come, before the first byte of it."""
     needed = found.num_bytes - sum(found.held_bytes().values())
-    folder = _existing(found.place.folder)
-    free = shutil.disk_usage(folder).free
-    if needed and needed + SPARE_DISK_BYTES > free:
-        raise DownloadError(
-            DownloadFault(
-                "too_little_disk",
-                f"{found.model_id} needs {gb(needed)} more on the disk of {folder}, and "
-                f"{gb(max(0, free - SPARE_DISK_BYTES))} can be used there.",
-                "Nothing was fetched. Free some space, or choose a smaller model.",
-            )
-        )
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.is_dir())
+    place = next(each for each in (found.folder, *found.folder.parents) if each.is_dir())
+    free = max(0, shutil.disk_usage(place).free - SPARE_DISK_BYTES)
+    if needed > free:
+        sizes = {"needed": gb(needed), "free": gb(free)}
+        raise DownloadError("too_little_disk", model_id=found.model_id, place=place, **sizes)
 
 
 # -- one file -------------------------------------------------------------------------------
 
 
-def _fetch_file(found: Survey, place: CachePlace, file: HubFile, report: Report) -> None:
+def _fetch_file(found: Survey, file: HubFile, report: Report) -> None:
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-    lock = place.lock(file)
+    lock, blob = found.lock(file), found.blob(file)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):  # two starts of the app must not write one part
-        if not place.blob(file).exists():
-            _fetch_blob(found, place, file, report)
-    _link(found, place, file)
+        if not blob.exists():
+            _fetch_blob(found, file, report)
+    # The client finds the blob, fetches nothing and gives it its name in the snapshot.
+    shown = Path(hf_hub_download(found.model_id, file.name, revision=found.commit))
+    if not shown.is_symlink():  # where there are no links it was copied
+        blob.unlink(missing_ok=True)
 
 
-def _fetch_blob(found: Survey, place: CachePlace, file: HubFile, report: Report) -> None:
-    part, why = place.part(file), None
+def _fetch_blob(found: Survey, file: HubFile, report: Report) -> None:
+    part, reason = found.part(file), None
     for _ in range(2):  # wrong bytes once may be an old part; twice they are what is sent
         _receive(found, part, file, report)
-        why = objection(part, file, lambda read: report(file.name, read, "checking"))
-        if why is None:
-            os.replace(part, place.blob(file))
+        reason = objection(part, file, lambda read: report(file.name, read, "checking"))
+        if reason is None:
+            os.replace(part, found.blob(file))
             return
         part.unlink()
-    raise DownloadError(wrong_bytes(file.name, str(why)))
+    raise DownloadError("wrong_bytes", name=file.name, reason=reason)
 
 
 def _receive(found: Survey, part: Path, file: HubFile, report: Report) -> None:
@@ -152,13 +128,14 @@ def _receive(found: Survey, part: Path, file: HubFile, report: Report) -> None:
             last = error
         if is_web_page(part):
             part.unlink()
-            raise DownloadError(PORTAL)
+            raise DownloadError("captive_portal")
         idle = 0 if _length(part, file) > before else idle + 1
         if idle == MOST_IDLE_ATTEMPTS:
             break
     if isinstance(last, httpx2.TransportError):
         raise last
-    raise DownloadError(wrong_size(file.name, file.num_bytes, _length(part, file))) from last
+    got = _length(part, file)
+    raise DownloadError("wrong_size", name=file.name, expected=file.num_bytes, got=got) from last
 
 
 def _length(part: Path, file: HubFile) -> int:
@@ -179,9 +156,9 @@ def _ask_for_rest(found: Survey, part: Path, file: HubFile, start: int, report: 
     url = hf_hub_url(found.model_id, file.name, revision=found.commit)
     known = get_hf_file_metadata(url)
     if known.commit_hash is None:  # only the hub sends one
-        raise DownloadError(PORTAL)
+        raise DownloadError("captive_portal")
     if (known.etag, known.commit_hash) != (file.etag, found.commit):
-        raise DownloadError(changed(file.name))
+        raise DownloadError("changed", name=file.name)
     headers = build_hf_headers()
     if urlsplit(known.location).netloc != urlsplit(url).netloc:
         headers.pop("authorization", None)  # the token is the hub's alone
@@ -215,24 +192,6 @@ class _Bar:
     def update(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
         self.report(self.name, self.num_bytes, "fetching")
-
-
-# -- its place in the cache -----------------------------------------------------------------
-
-
-def _link(found: Survey, place: CachePlace, file: HubFile) -> None:
-    """The file's name in the snapshot. The client finds the blob and fetches nothing."""
-    from huggingface_hub import hf_hub_download
-
-    shown = Path(hf_hub_download(found.model_id, file.name, revision=found.commit))
-    if not shown.is_symlink():  # where there are no links it was copied
-        place.blob(file).unlink(missing_ok=True)
-
-
-def _write_ref(place: CachePlace) -> None:
-    """Make this commit the one that is found by the model's name alone."""
-    with replacing(place.folder / "refs" / "main") as part:
-        part.write_text(place.commit, encoding="utf-8")
 
 
 # -- whether a file is what the hub listed ------------------------------------------------------
@@ -280,17 +239,11 @@ def _damaged(path: Path) -> str | None:
 # -- the process ----------------------------------------------------------------------------
 
 
-def say(data: dict[str, Any]) -> None:
-    try:
-        print(json.dumps(data), flush=True)
-    except OSError:  # the app is gone
-        os._exit(1)
+class Throttle:
+    """Passes on reports, at most REPORTS_PER_S a second and at changes of phase."""
 
-
-class Reporter:
-    """Passes on progress, at most REPORTS_PER_S times a second and at changes of phase."""
-
-    def __init__(self) -> None:
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._last_s = 0.0
         self._last: tuple[str, str] = ("", "")
 
@@ -299,29 +252,32 @@ class Reporter:
         if (name, phase) == self._last and now - self._last_s < 1.0 / REPORTS_PER_S:
             return
         self._last, self._last_s = (name, phase), now
-        say({"file": name, "bytes": num_bytes, "phase": phase})
+        self._report(name, num_bytes, phase)
+
+
+def say(**data: Any) -> None:
+    try:
+        print(json.dumps(data), flush=True)
+    except OSError:  # the app is gone
+        os._exit(1)
 
 
 def run(model_id: str, is_survey_only: bool) -> int:
     """The exit code. Every failure is a fault that was said."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import constants
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
-
-    def on_survey(found: Survey) -> None:
-        say({"survey": asdict(found)})
-
+    report = Throttle(lambda name, read, phase: say(file=name, bytes=read, phase=phase))
     try:
         if is_survey_only:
-            on_survey(survey(model_id))
+            say(survey=asdict(survey(model_id)))
         else:
-            say({"folder": str(fetch(model_id, on_survey, Reporter()))})
-    except Exception as error:  # the edge of this process: the client raises many types
-        timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        fault = fault_of(error, model_id, get_token() is not None, timeout_s)
-        say({"fault": asdict(fault)})
+            place = fetch(model_id, lambda found: say(survey=asdict(found)), report)
+            say(folder=str(place))
+    except Exception as error:  # the edge of this process: whoever reads it must be told why
+        say(fault=asdict(fault_of(error, model_id)))
         return 1
     return 0
 

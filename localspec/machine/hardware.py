@@ -74,22 +74,18 @@ class TorchBuild:
 def read_host() -> Host:
     import psutil
 
-    memory = psutil.virtual_memory()
-    system = platform.uname()
+    memory, system = psutil.virtual_memory(), platform.uname()
+    limit, room = _container_memory() or (memory.total, memory.available)
     return Host(
         system=system.system,
         release=system.release,
         architecture=system.machine,
-        cpu_name=_cpu_name() or system.machine,
+        cpu_name=_cpu_info("model name") or platform.processor() or system.machine,
         num_cpu_cores=_usable_cores(),
-        ram_total_bytes=min(memory.total, _container_limit() or memory.total),
-        ram_available_bytes=min(memory.available, _container_room() or memory.available),
+        ram_total_bytes=min(memory.total, limit),
+        ram_available_bytes=min(memory.available, room),
         multiplies_bf16=not BF16_FLAGS.isdisjoint((_cpu_info("flags") or "").split()),
     )
-
-
-def _cpu_name() -> str | None:
-    return _cpu_info("model name") or platform.processor() or None
 
 
 def _cpu_info(key: str) -> str | None:
@@ -108,29 +104,17 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _container_limit() -> int | None:
-    return _number_in(Path("/sys/fs/cgroup/memory.max"))
-
-
-def _container_room() -> int | None:
-    """Bytes left under a container's memory limit, which psutil does not see. Cached file pages
-    count as used there, but give way on demand."""
+def _container_memory() -> tuple[int, int] | None:
+    """The memory limit of a container, which psutil does not see, and the bytes left under it; None
+    without one. Cached file pages count as used there, but give way on demand."""
     group = Path("/sys/fs/cgroup")
-    limit, used = _container_limit(), _number_in(group / "memory.current")
-    if limit is None or used is None:
-        return None
     try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
         cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.M)
-    except OSError:
-        cached = None
-    return max(1, limit - used + (int(cached.group(1)) if cached else 0))
-
-
-def _number_in(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
     except (OSError, ValueError):  # no such container, or "max": no limit
         return None
+    return limit, max(1, limit - used + (int(cached.group(1)) if cached else 0))
 
 
 def read_torch_build() -> TorchBuild | None:
@@ -279,7 +263,6 @@ def _gpu_from_torch(torch: Any) -> Gpu:
         pci_bus_id="{:08x}:{:02x}:{:02x}.0".format(*address) if address else None,
         total_bytes=int(total),
         free_bytes=int(free),
-        used_by_others_bytes=None,
         driver=None,
         num_cuda_cores=None,
         has_display=False,
@@ -373,16 +356,11 @@ def found_line(hardware: Hardware) -> str:
 
 
 def _without_gpu(hardware: Hardware) -> str:
+    cpu, cores, amounts = hardware.host.cpu_name, hardware.host.num_cpu_cores, _amounts(hardware)
     if hardware.device == "mps":
-        return f"Found an Apple GPU ({hardware.host.cpu_name}), which shares the RAM: " + (
-            f"{_amounts(hardware)}."
-        )
-    cores = hardware.host.num_cpu_cores
+        return f"Found an Apple GPU ({cpu}), which shares the RAM: {amounts}."
     noun = "core" if cores == 1 else "cores"
-    return (
-        f"No GPU that can be used: {hardware.host.cpu_name}, {cores} {noun}, RAM "
-        f"{_amounts(hardware)}."
-    )
+    return f"No GPU that can be used: {cpu}, {cores} {noun}, RAM {amounts}."
 
 
 def _amounts(hardware: Hardware) -> str:

@@ -1,8 +1,9 @@
-"""What the hub holds of a model and what of it is wanted: names, sizes and hashes at one commit.
+"""What the hub holds of a model, what of it is wanted, and where the hub's cache keeps it.
 
 Contract: `survey` asks the hub and pins the commit it found; nothing is fetched or written.
 `wanted` is the allow list: weights as safetensors, JSON, chat templates and the tokenizer's own
-files, from the top folder only. `Survey.held_bytes` says what of it is on this disk.
+files, from the top folder only; never pickle or code. `Survey.held_bytes` says what is on this
+disk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.machine.sources import UNWANTED_FILES, WANTED_FILES
+WANTED_FILES = (
+    "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
+    "merges.txt", "vocab.txt", "tokenizer.model",
+)  # fmt: skip
+# Copies in other formats, often as large as the model itself.
+UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,6 @@ class Survey:
     commit: str
     files: tuple[HubFile, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Survey:
         """The inverse of `asdict`. Raises LookupError, TypeError for other data."""
@@ -45,29 +47,32 @@ class Survey:
         return cls(str(data["model_id"]), str(data["commit"]), files)
 
     @property
-    def place(self) -> CachePlace:
-        from huggingface_hub import constants
-        from huggingface_hub.file_download import repo_folder_name
-
-        name = repo_folder_name(repo_id=self.model_id, repo_type="model")
-        return CachePlace(Path(constants.HF_HUB_CACHE), name, self.commit)
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of each file that are on this disk, whole or in part."""
-        return {file.name: self.place.held_bytes(file) for file in self.files}
+        return {file.name: self._held(file) for file in self.files}
 
+    def _held(self, file: HubFile) -> int:
+        part = self.part(file)
+        if self.is_there(file):
+            return file.num_bytes
+        return min(part.stat().st_size, file.num_bytes) if part.is_file() else 0
 
-@dataclass(frozen=True)
-class CachePlace:
-    """Where the hub's cache keeps one model. name: of its folder there."""
-
-    cache: Path
-    name: str
-    commit: str
+    # places in the hub's cache
 
     @property
     def folder(self) -> Path:
-        return self.cache / self.name
+        from huggingface_hub import constants
+
+        return Path(constants.HF_HUB_CACHE) / self._folder_name
+
+    @property
+    def _folder_name(self) -> str:
+        from huggingface_hub.file_download import repo_folder_name
+
+        return repo_folder_name(repo_id=self.model_id, repo_type="model")
 
     @property
     def snapshot(self) -> Path:
@@ -81,17 +86,11 @@ class CachePlace:
         return self.folder / "blobs" / f"{file.etag}.incomplete"
 
     def lock(self, file: HubFile) -> Path:
-        return self.cache / ".locks" / self.name / f"{file.etag}.lock"
+        return self.folder.parent / ".locks" / self._folder_name / f"{file.etag}.lock"
 
     def is_there(self, file: HubFile) -> bool:
         place = self.snapshot / file.name
         return place.is_file() and place.stat().st_size == file.num_bytes
-
-    def held_bytes(self, file: HubFile) -> int:
-        part = self.part(file)
-        if self.is_there(file):
-            return file.num_bytes
-        return min(part.stat().st_size, file.num_bytes) if part.is_file() else 0
 
 
 def survey(model_id: str) -> Survey:

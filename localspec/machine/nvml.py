@@ -64,8 +64,8 @@ class GpuUser:
 class Gpu:
     """One GPU, or one MIG instance of it. Unknown is None.
 
-    used_by_others_bytes: memory of other processes, as far as the driver tells them apart.
-    users: those processes, the largest first; None where the driver does not tell.
+    users: the other programs that hold memory of it, the largest first; None where the driver does
+    not tell.
     has_display: a screen is connected to it, or Windows draws with it (WDDM).
     has_unified_memory: it shares the RAM and has no memory figure of its own.
     """
@@ -75,13 +75,19 @@ class Gpu:
     pci_bus_id: str | None
     total_bytes: int | None
     free_bytes: int | None
-    used_by_others_bytes: int | None
     driver: str | None
     num_cuda_cores: int | None
     has_display: bool
     is_mig: bool = False
     has_unified_memory: bool = False
     users: tuple[GpuUser, ...] | None = None
+
+    @property
+    def used_by_others_bytes(self) -> int | None:
+        """None as soon as one process hides its share (WDDM, WSL): a part is not a sum."""
+        used = [None] if self.users is None else [user.used_bytes for user in self.users]
+        known = [each for each in used if each is not None]
+        return sum(known) if len(known) == len(used) else None
 
 
 @dataclass(frozen=True)
@@ -97,11 +103,13 @@ class _Reader:
         self.nvml = nvml
         self.notices: list[str] = []
 
-    def ask(self, question: Callable[[], Value], subject: str | None = None) -> Value | None:
+    def ask(
+        self, question: Callable[..., Value], *arguments: Any, subject: str | None = None
+    ) -> Value | None:
         """The answer, or None; `subject` names it in a notice, without one the gap is silent
         (for readings that many healthy GPUs do not offer)."""
         try:
-            return question()
+            return question(*arguments)
         except self.nvml.NVMLError as error:
             if subject is not None:
                 self.notices.append(f"{subject}: {sentence(error)}")
@@ -109,17 +117,15 @@ class _Reader:
 
     def gpus(self) -> Iterator[Gpu]:
         driver = self.ask(self.nvml.nvmlSystemGetDriverVersion)
-        count = self.ask(self.nvml.nvmlDeviceGetCount, "Counting GPUs") or 0
+        count = self.ask(self.nvml.nvmlDeviceGetCount, subject="Counting GPUs") or 0
         for index in range(count):
-            handle = self.ask(
-                lambda i=index: self.nvml.nvmlDeviceGetHandleByIndex(i),  # type: ignore[misc]
-                f"GPU {index}",
-            )
+            by_index = self.nvml.nvmlDeviceGetHandleByIndex
+            handle = self.ask(by_index, index, subject=f"GPU {index}")
             if handle is not None:
                 yield from self._device(handle, text(driver))
 
     def _device(self, handle: Any, driver: str | None) -> Iterator[Gpu]:
-        mode = self.ask(lambda: self.nvml.nvmlDeviceGetMigMode(handle))
+        mode = self.ask(self.nvml.nvmlDeviceGetMigMode, handle)
         if not mode or not mode[0]:
             yield self._gpu(handle, handle, driver, is_mig=False)
             return
@@ -133,31 +139,28 @@ class _Reader:
             )
 
     def _mig_instances(self, parent: Any) -> Iterator[Any]:
-        most = self.ask(lambda: self.nvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0
+        most = self.ask(self.nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0
         for index in range(most):
-            found = self.ask(
-                lambda i=index: self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, i)  # type: ignore[misc]
-            )
+            found = self.ask(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             if found is not None:
                 yield found
 
     def _gpu(self, handle: Any, parent: Any, driver: str | None, is_mig: bool) -> Gpu:
         nvml = self.nvml
-        name = text(self.ask(lambda: nvml.nvmlDeviceGetName(handle))) or "NVIDIA GPU"
-        uuid = text(self.ask(lambda: nvml.nvmlDeviceGetUUID(handle), name)) or ""
-        pci = self.ask(lambda: nvml.nvmlDeviceGetPciInfo(parent))
+        name = text(self.ask(nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
+        uuid = text(self.ask(nvml.nvmlDeviceGetUUID, handle, subject=name)) or ""
+        pci = self.ask(nvml.nvmlDeviceGetPciInfo, parent)
         memory, is_unified = self._memory(handle, name)
-        users = self._users(handle)
+        total, free = memory or (None, None)
         return Gpu(
             name=name,
             uuid=uuid,
             pci_bus_id=None if pci is None else text(pci.busId),
-            total_bytes=None if memory is None else memory[0],
-            free_bytes=None if memory is None else memory[1],
-            used_by_others_bytes=_sum_of(users),
-            users=users,
+            total_bytes=total,
+            free_bytes=free,
+            users=self._users(handle),
             driver=driver,
-            num_cuda_cores=self.ask(lambda: nvml.nvmlDeviceGetNumGpuCores(parent)),
+            num_cuda_cores=self.ask(nvml.nvmlDeviceGetNumGpuCores, parent),
             has_display=self._has_display(parent),
             is_mig=is_mig,
             has_unified_memory=is_unified,
@@ -191,7 +194,7 @@ class _Reader:
             self.nvml.nvmlDeviceGetComputeRunningProcesses,
             self.nvml.nvmlDeviceGetGraphicsRunningProcesses,
         ):
-            processes = self.ask(lambda q=question: q(handle))  # type: ignore[misc]
+            processes = self.ask(question, handle)
             if processes is None:
                 return None
             for each in processes:  # a process may be in both lists
@@ -204,16 +207,9 @@ class _Reader:
         return tuple(sorted(users, key=lambda user: -(user.used_bytes or 0)))
 
     def _has_display(self, handle: Any) -> bool:
-        active = self.ask(lambda: self.nvml.nvmlDeviceGetDisplayActive(handle))
-        model = self.ask(lambda: self.nvml.nvmlDeviceGetCurrentDriverModel(handle))  # Windows only
+        active = self.ask(self.nvml.nvmlDeviceGetDisplayActive, handle)
+        model = self.ask(self.nvml.nvmlDeviceGetCurrentDriverModel, handle)  # Windows only
         return bool(active) or model == self.nvml.NVML_DRIVER_WDDM
-
-
-def _sum_of(users: tuple[GpuUser, ...] | None) -> int | None:
-    """None as soon as one process hides its share (WDDM, WSL): a part is not a sum."""
-    if users is None or any(user.used_bytes is None for user in users):
-        return None
-    return sum(user.used_bytes or 0 for user in users)
 
 
 def own_processes() -> frozenset[int]:

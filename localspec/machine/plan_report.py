@@ -14,7 +14,7 @@ from localspec.config import Profile, Settings, find_profile, load_profiles, nea
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.hardware import Hardware, probe
-from localspec.machine.planner import plan, size_down, size_up
+from localspec.machine.planner import plan, preference, size_down, size_up
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
     DraftCandidate,
@@ -23,7 +23,6 @@ from localspec.machine.plans import (
     PlanRequest,
     Refusal,
     full_precision,
-    preference,
     room_for,
 )
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
@@ -121,9 +120,9 @@ def render(report: PlanReport, free_bytes: int, most: int = 12) -> str:
     lines = [f"Planning for {report.device} with {size_down(free_bytes)} free.", ""]
     for number, each in enumerate(report.plans[:most], start=1):
         gain = "–" if each.expected_speedup is None else f"{each.expected_speedup:.2f}×"
-        draft = f" with {each.draft}" if each.draft else ""
+        draft = f" with {each.draft_name}" if each.draft else ""
         lines.append(
-            f"{number:3}. {each.target}, {each.precision}, {each.drafter}{draft}, context "
+            f"{number:3}. {each.target.name}, {each.precision}, {each.drafter}{draft}, context "
             f"{each.context_length}: {size_up(each.bytes.total)}, gain {gain}"
         )
         lines.append(f"     {each.reason}")

@@ -35,7 +35,6 @@ from localspec.machine.plans import (
     PlanRequest,
     Refusal,
     bytes_of,
-    preference,
 )
 from localspec.machine.shapes import ModelShape, Precision
 from localspec.speculation import Measurement
@@ -50,50 +49,51 @@ NOT_MEASURED = "Its gain is not measured yet."
 
 def plan(request: PlanRequest) -> PlanReport:
     """Everything that fits, ranked, and what was refused, for one target."""
-    plans = list[Plan]()
-    refused = [*_refused_drafts(request), *_refused_self_draft(request)]
-    for choices in _choices_by_drafter(request):
+    plans, impossible, too_large = list[Plan](), list[Refusal](), list[Refusal]()
+    for drafter, choices in _choices_by_drafter(request):
+        if isinstance(choices, str):
+            impossible.append(Refusal(drafter, choices))
+            continue
         fitting = (_longest_fitting(request, each) for each in choices)
         plans += [_planned(request, each) for each in fitting if each is not None]
         short = next((each for each in choices if not _fits(request, each)), None)
         if short is not None:
-            refused.append(Refusal(short.drafter, _shortage(request, short, choices)))
+            too_large.append(Refusal(drafter, _shortage(request, short, choices)))
     plans.sort(key=partial(_rank, request))
-    return PlanReport(request.room.device, tuple(plans), tuple(refused))
+    return PlanReport(request.room.device, tuple(plans), (*impossible, *too_large))
+
+
+def preference() -> tuple[str, ...]:
+    """The drafters there are plans for, in the order of preference before any measurement."""
+    return (*(info.name for info in planned()), OFF)
 
 
 # -- what could be loaded -------------------------------------------------------------------
 
 
-def _choices_by_drafter(request: PlanRequest) -> Iterator[list[Arrangement]]:
-    """For each drafter, its arrangements from the fullest precision to the smallest."""
+def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrangement] | str]]:
+    """For each drafter its arrangements, from the fullest precision to the smallest, or a sentence
+    on why there is none. A draft_model comes once for each draft."""
     base = [
         Arrangement(request.target, precision, request.wanted_context, request.full)
         for precision in request.precisions
     ]
-    for candidate in request.drafts:
-        if _draft_objection(request, candidate) is None:
-            yield [replace(each, drafter=DRAFT_MODEL, draft=candidate.shape) for each in base]
-    if _self_draft_objection(request) is None:
-        # On a CPU whichever of int8 and NF4 is measured cheaper runs: plan for the larger.
-        copy: Precision = "8-bit" if request.room.device == "cpu" else "4-bit"
-        whole = [each for each in base if each.precision == request.full]
-        yield [replace(each, drafter=SELF_QUANT, self_draft=copy) for each in whole]
-    for drafter in (*(info.name for info in planned() if info.needs == "nothing"), OFF):
-        yield [replace(each, drafter=drafter) for each in base]
-
-
-def _refused_drafts(request: PlanRequest) -> Iterator[Refusal]:
     if not request.drafts:
-        yield Refusal(
+        yield (
             DRAFT_MODEL,
             f"No draft model is known for {request.target.name}. Name one with --draft, or add "
             "it to the model's profile.",
         )
     for candidate in request.drafts:
-        objection = _draft_objection(request, candidate)
-        if objection is not None:
-            yield Refusal(DRAFT_MODEL, objection)
+        with_draft = [replace(each, drafter=DRAFT_MODEL, draft=candidate.shape) for each in base]
+        yield DRAFT_MODEL, _draft_objection(request, candidate) or with_draft
+    # On a CPU whichever of int8 and NF4 is measured cheaper runs: plan for the larger.
+    copy: Precision = "8-bit" if request.room.device == "cpu" else "4-bit"
+    whole = [each for each in base if each.precision == request.full]
+    with_copy = [replace(each, drafter=SELF_QUANT, self_draft=copy) for each in whole]
+    yield SELF_QUANT, _self_draft_objection(request) or with_copy
+    for drafter in (*(info.name for info in planned() if info.needs == "nothing"), OFF):
+        yield drafter, [replace(each, drafter=drafter) for each in base]
 
 
 def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | None:
@@ -105,8 +105,8 @@ def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | N
         )
     if draft.num_params >= target.num_params:
         return (
-            f"{draft.name} ({billions(draft)} parameters) is not smaller than "
-            f"{target.name} ({billions(target)}), so it cannot save time. A smaller draft would."
+            f"{draft.name} ({_billions(draft)} parameters) is not smaller than "
+            f"{target.name} ({_billions(target)}), so it cannot save time. A smaller draft would."
         )
     if draft.context_length < request.wanted_context:
         return (
@@ -114,12 +114,6 @@ def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | N
             f"wanted: context {draft.context_length} would do."
         )
     return None
-
-
-def _refused_self_draft(request: PlanRequest) -> Iterator[Refusal]:
-    objection = _self_draft_objection(request)
-    if objection is not None:
-        yield Refusal(SELF_QUANT, objection)
 
 
 def _self_draft_objection(request: PlanRequest) -> str | None:
@@ -184,10 +178,6 @@ def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrang
     )
 
 
-def _precision_at(arrangement: Arrangement) -> str:
-    return f"{arrangement.precision} at context {arrangement.context_length}"
-
-
 # -- order ----------------------------------------------------------------------------------
 
 
@@ -200,7 +190,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         tier = 1
     else:
         tier = 0 if speedup > 1.0 else 3
-    names = [candidate.shape.name for candidate in request.drafts]
+    drafts = [candidate.shape for candidate in request.drafts]
     return (
         each.context_length < request.wanted_context / 2,
         request.precisions.index(each.precision),
@@ -208,7 +198,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         tier,
         -(speedup or 0.0),
         preference().index(each.drafter),
-        names.index(each.draft) if each.draft else 0,
+        drafts.index(each.draft) if each.draft else 0,
     )
 
 
@@ -221,19 +211,11 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
     parts = (
         _what_drafts(request, arrangement, needed),
         gain,
-        _concessions(arrangement, request),
+        *_concessions(request, arrangement),
         f"{size_down(request.room.free_bytes - needed.total)} stays free beyond the margin.",
     )
-    return Plan(
-        target=arrangement.target.name,
-        precision=arrangement.precision,
-        drafter=arrangement.drafter,
-        draft=arrangement.draft.name if arrangement.draft else None,
-        context_length=arrangement.context_length,
-        bytes=needed,
-        expected_speedup=speedup,
-        reason=" ".join(part for part in parts if part),
-    )
+    reason = " ".join(part for part in parts if part)
+    return Plan(**vars(arrangement), bytes=needed, expected_speedup=speedup, reason=reason)
 
 
 def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanBytes) -> str:
@@ -259,8 +241,8 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
     if share <= LARGE_DRAFT_SHARE:
         return said
     return (
-        f"{said} The draft has {billions(draft)} parameters, {share:.0%} of its target's "
-        f"{billions(target)}: beyond a tenth it may cost more than it saves."
+        f"{said} The draft has {_billions(draft)} parameters, {share:.0%} of its target's "
+        f"{_billions(target)}: beyond a tenth it may cost more than it saves."
     )
 
 
@@ -285,24 +267,23 @@ def _is_of(measured: Measurement, arrangement: Arrangement) -> bool:
     return is_target and (draft is None or measured.draft == draft.name)
 
 
-def _concessions(arrangement: Arrangement, request: PlanRequest) -> str:
-    """What a plan gives up, in words; empty when it gives up nothing."""
-    target, asked, said = arrangement.target, request.context_length, list[str]()
+def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]:
+    """What a plan gives up, a sentence each."""
+    target, asked = arrangement.target, request.context_length
     if asked is not None and asked > target.context_length:
-        said.append(f"{target.name} holds {target.context_length} tokens, not the {asked} asked.")
+        yield f"{target.name} holds {target.context_length} tokens, not the {asked} asked."
     if arrangement.context_length < request.wanted_context:
-        said.append(
+        yield (
             f"The context is cut to {arrangement.context_length} of {request.wanted_context} "
             "tokens to fit."
         )
     if arrangement.precision != arrangement.full:
-        said.append(
+        yield (
             f"{arrangement.precision} weights change the answers a little; embeddings and output "
             f"head stay in {arrangement.full}."
         )
     if target.num_experts:
-        said.append("Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan.")
-    return " ".join(said)
+        yield "Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan."
 
 
 def _title(arrangement: Arrangement) -> str:
@@ -314,8 +295,17 @@ def _title(arrangement: Arrangement) -> str:
     return f"{said} at context {arrangement.context_length}"
 
 
+def _precision_at(arrangement: Arrangement) -> str:
+    return f"{arrangement.precision} at context {arrangement.context_length}"
+
+
 def _copy(arrangement: Arrangement) -> str:
     return "an 8-bit copy" if arrangement.self_draft == "8-bit" else "a 4-bit copy"
+
+
+def _billions(shape: ModelShape) -> str:
+    count = shape.num_params
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
 
 
 def size_up(num_bytes: int) -> str:
@@ -328,8 +318,3 @@ def size_down(num_bytes: int) -> str:
     if num_bytes >= GIB:
         return f"{math.floor(10 * num_bytes / GIB) / 10:.1f} GiB"
     return f"{max(0, math.floor(num_bytes / MIB))} MiB"
-
-
-def billions(shape: ModelShape) -> str:
-    count = shape.num_params
-    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"

@@ -16,11 +16,16 @@ from typing import Any
 
 from localspec.config import nearest
 from localspec.core import OFF
-from localspec.drafters.registry import planned
 from localspec.errors import ConfigError
 from localspec.machine.compatibility import UNKNOWN, Compatibility
 from localspec.machine.hardware import Device, Hardware, confirmed_by_torch, margin_for
-from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, kv_precision
+from localspec.machine.shapes import (
+    FULL_BYTES,
+    TORCH_NAMES,
+    ModelShape,
+    Precision,
+    kv_precision,
+)
 from localspec.speculation import Measurement
 
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
@@ -30,14 +35,9 @@ DEFAULT_CONTEXT = 4096
 MIB = 2**20
 GIB = 2**30
 
-# torch's names of the precisions a person may ask for, and the planner's.
+# The names of precisions that are not quantised: torch's and the planner's.
 FULL_PRECISIONS: Mapping[str, Precision] = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "fp32": "fp32",
-    "fp16": "fp16",
-    "bf16": "bf16",
+    name: precision for precision, of_torch in TORCH_NAMES.items() for name in (of_torch, precision)
 }
 
 # The widest verification in the cost table: 16 rows, 15 of them drafted.
@@ -54,11 +54,6 @@ CONTEXT_SMALL = (4_352, 107 * MIB)
 CONTEXT_LARGE = (24_064, 555 * MIB)
 # torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
 LIBRARIES_BYTES = 400 * MIB
-
-
-def preference() -> tuple[str, ...]:
-    """The drafters there are plans for, in the order of preference before any measurement."""
-    return (*(info.name for info in planned()), OFF)
 
 
 # -- the memory to plan for -------------------------------------------------------------------
@@ -94,24 +89,22 @@ def room_for(hardware: Hardware, vram_gib: float | None = None) -> Room:
     """The memory to plan for: `vram_gib` of a GPU (0: no GPU), None for what is free now."""
     if vram_gib is not None and not 0 <= vram_gib < math.inf:
         raise ConfigError(f"--vram-gib is {vram_gib}, but must be 0 or more gibibytes.")
-    gpu = hardware.gpu
     if vram_gib:
         return Room(
             device="cuda",
             free_bytes=int(vram_gib * GIB),
-            num_cuda_cores=gpu.num_cuda_cores if gpu else None,
+            num_cuda_cores=hardware.gpu.num_cuda_cores if hardware.gpu else None,
             has_display=hardware.has_display or hardware.host.draws_with_gpu,
         )
     if vram_gib == 0 and hardware.device == "cuda":
         hardware = replace(hardware, device="cpu", gpu=None)
     if hardware.free_bytes is None:  # the driver hides it; torch may know
         hardware = confirmed_by_torch(hardware)
-    gpu = hardware.gpu
     return Room(
         device=hardware.device,
         free_bytes=hardware.free_bytes or 0,
         total_bytes=hardware.total_bytes,
-        num_cuda_cores=gpu.num_cuda_cores if gpu else None,
+        num_cuda_cores=hardware.gpu.num_cuda_cores if hardware.gpu else None,
         has_display=hardware.has_display,
     )
 
@@ -208,7 +201,7 @@ def _activation_bytes(
     values += chunk * context_length  # the attention mask
     if shape.num_kv_heads < shape.num_heads:
         # With a mask transformers widens one layer's keys and values to all query heads.
-        values += 2 * context_length * shape.num_heads * shape.head_dim
+        values += 2 * context_length * shape.query_width
     if is_quantised:
         values += shape.widest_linear_params  # a weight unpacked for a wide prefill (6.1)
     return values * FULL_BYTES[full]
@@ -251,25 +244,24 @@ class PlanRequest:
         return (self.full, "8-bit", "4-bit")
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(Arrangement):
     """An arrangement that fits. expected_speedup: None where it was not measured."""
 
-    target: str
-    precision: Precision
-    drafter: str
-    draft: str | None
-    context_length: int
     bytes: PlanBytes
     expected_speedup: float | None
     reason: str
 
+    @property
+    def draft_name(self) -> str | None:
+        return None if self.draft is None else self.draft.name
+
     def as_dict(self) -> dict[str, Any]:
         return {
-            "target": self.target,
+            "target": self.target.name,
             "precision": self.precision,
             "drafter": self.drafter,
-            "draft": self.draft,
+            "draft": self.draft_name,
             "context": self.context_length,
             "bytes": self.bytes.as_dict(),
             "fits": True,

@@ -30,12 +30,11 @@ from localspec.machine.plans import (
     SELF_QUANT,
     DraftCandidate,
     Plan,
-    PlanBytes,
     PlanReport,
     PlanRequest,
     Room,
 )
-from localspec.machine.shapes import ModelShape, Precision
+from localspec.machine.shapes import TORCH_NAMES, ModelShape, Precision
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement, best_speedup
 
@@ -52,14 +51,6 @@ LONGEST_DRAFT = 8
 ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}  # careful, hopeful
 CHECK_SHARE = {"cuda": 0.03, "mps": 0.06, "cpu": 0.15}  # of a step, for each further token checked
 MOST_LOOKUP_GAIN = 2.0
-
-DTYPES: Mapping[Precision, str] = {
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "8-bit": "8-bit",
-    "4-bit": "4-bit",
-}
 
 
 @dataclass(frozen=True)
@@ -114,43 +105,28 @@ class ExpectedGain:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """The memory of a plan, part by part, in bytes; they add up to what is free. working: what
-    computing needs besides weights and caches. reserve: left free on purpose. spare: may be
-    negative where the plan does not fit."""
-
-    target: int
-    draft: int
-    kv: int
-    working: int
-    reserve: int
-    spare: int
-
-    @property
-    def free(self) -> int:
-        return self.target + self.draft + self.kv + self.working + self.reserve + self.spare
-
-
-@dataclass(frozen=True)
 class Card:
-    """One pair. refusal: why it does not fit and what would, None where it fits. disk_left: after
-    the download, None when the disk's room is not known."""
+    """One model with its plan: the best one, or where none fits the one that needs least.
+
+    free_bytes: memory that there is. refusal: why it does not fit and what would, None where it
+    fits. disk_left_bytes: after the download, None when the disk's room is not known."""
 
     model: AvailableModel
-    precision: Precision
-    drafter: str
-    draft: str | None
-    context_length: int
+    plan: Plan
     parts: tuple[Part, ...]
-    bar: Bar
+    free_bytes: int
     gain: ExpectedGain | None
-    reason: str
     disk_left_bytes: int | None
     refusal: str | None = None
 
     @property
     def id(self) -> str:
         return self.model.id
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that stays free; negative where the plan does not fit."""
+        return self.free_bytes - self.plan.bytes.total
 
     @property
     def download_bytes(self) -> int:
@@ -168,9 +144,9 @@ class Card:
         """What to ask of the engine: exactly this plan, and nothing that is not here."""
         return LoadOptions(
             model=self.id,
-            draft=self.draft,
-            context=self.context_length,
-            dtype=DTYPES[self.precision],
+            draft=self.plan.draft_name,
+            context=self.plan.context_length,
+            dtype=TORCH_NAMES.get(self.plan.precision, self.plan.precision),
             anyway=anyway,
             fetches=False,
         )
@@ -193,7 +169,8 @@ def recommend(
     snapshot: Snapshot, models: Sequence[AvailableModel], context_length: int
 ) -> Recommendation:
     cards = [card_of(snapshot, model, context_length) for model in models]
-    fitting = [card for card in cards if card.refusal is None]
+    by_size = sorted(cards, key=_size)
+    fitting = [card for card in by_size if card.refusal is None]
     first = max(
         (card for card in fitting if _may_be_first(snapshot, card, context_length)),
         key=lambda card: _rank(snapshot, card, cards),
@@ -201,20 +178,18 @@ def recommend(
     )
     here = tuple(card for card in cards if card.is_here)
     if first is None:
-        return Recommendation(None, here=here, others=_but(cards, here), reasons=_why(cards))
-    size = first.model.shape.num_params
-    by_size = sorted(fitting, key=lambda card: card.model.shape.num_params)
-    apart = [card for card in by_size if _is_for_anyone(card) and card is not first]
-    smaller = [card for card in reversed(apart) if card.model.shape.num_params < 0.8 * size]
-    larger = [card for card in apart if card.model.shape.num_params > 1.2 * size]
-    shown = (first, *smaller[:NUM_ALTERNATIVES], *larger[:NUM_ALTERNATIVES], *here)
-    return Recommendation(
-        card=first,
-        smaller=tuple(smaller[:NUM_ALTERNATIVES]),
-        larger=tuple(larger[:NUM_ALTERNATIVES]),
-        here=here,
-        others=_but(cards, shown),
-    )
+        lacking = [card.refusal for card in by_size if card.refusal is not None]
+        return Recommendation(None, here=here, others=_but(cards, here), reasons=tuple(lacking[:2]))
+    apart = [card for card in fitting if _is_for_anyone(card) and card is not first]
+    smaller = [card for card in reversed(apart) if _size(card) < 0.8 * _size(first)]
+    larger = [card for card in apart if _size(card) > 1.2 * _size(first)]
+    near = tuple(smaller[:NUM_ALTERNATIVES]), tuple(larger[:NUM_ALTERNATIVES])
+    others = _but(cards, (first, *near[0], *near[1], *here))
+    return Recommendation(first, *near, here, others)
+
+
+def _size(card: Card) -> int:
+    return card.model.shape.num_params
 
 
 def _but(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
@@ -223,14 +198,10 @@ def _but(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
 
 
 def _may_be_first(snapshot: Snapshot, card: Card, context_length: int) -> bool:
-    """For anyone, quick enough, and holding most of the context that was wanted."""
-    is_slow = (
-        snapshot.room.device == "cpu"
-        and card.model.shape.weight_bytes(card.precision, snapshot.full) > MOST_BYTES_ON_CPU
-    )
-    ships = card.model.page is None
-    is_long = card.context_length >= min(context_length, 4096) / 2
-    return _is_for_anyone(card) and is_long and not is_slow and not ships
+    """For anyone, quick enough, holding most of the context that was wanted, and not what ships."""
+    is_slow = snapshot.room.device == "cpu" and card.plan.bytes.target_weights > MOST_BYTES_ON_CPU
+    is_long = card.plan.context_length >= min(context_length, 4096) / 2
+    return _is_for_anyone(card) and is_long and not is_slow and card.model.page is not None
 
 
 def _is_for_anyone(card: Card) -> bool:
@@ -241,17 +212,8 @@ def _is_for_anyone(card: Card) -> bool:
 
 def _rank(snapshot: Snapshot, card: Card, cards: Sequence[Card]) -> tuple[bool, float, int]:
     """Larger is better; sizes alike to two digits are equal, and then the later family wins."""
-    is_pair = card.drafter == DRAFT_MODEL and snapshot.room.device != "cpu"
-    return is_pair, float(f"{card.model.shape.num_params:.1e}"), cards.index(card)
-
-
-def _why(cards: Sequence[Card]) -> tuple[str, ...]:
-    """What the smallest ones lack."""
-    refused = sorted(
-        (card for card in cards if card.refusal is not None),
-        key=lambda card: card.model.shape.num_params,
-    )
-    return tuple(str(card.refusal) for card in refused[:2])
+    is_pair = card.plan.drafter == DRAFT_MODEL and snapshot.room.device != "cpu"
+    return is_pair, float(f"{_size(card):.1e}"), cards.index(card)
 
 
 # -- one card -------------------------------------------------------------------------------
@@ -259,26 +221,41 @@ def _why(cards: Sequence[Card]) -> tuple[str, ...]:
 
 def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> Card:
     """The best plan of a model, or the least it would need where nothing fits."""
+    room = snapshot.room
     request = PlanRequest(
         target=model.shape,
-        room=snapshot.room,
+        room=room,
         context_length=context_length,
         drafts=model.drafts,
         full=snapshot.full,
         # Quantised weights are seldom faster than whole ones on a processor.
-        only_precision=snapshot.full if snapshot.room.device == "cpu" else None,
+        only_precision=snapshot.full if room.device == "cpu" else None,
         measurements=snapshot.measurements,
     )
     report = plan(request)
     if report.plans:
-        return _card(snapshot, model, _chosen(snapshot, report, request.wanted_context), None)
-    everything = replace(snapshot.room, free_bytes=2**62)
-    wished = plan(replace(request, room=everything)).plans
-    least = min(wished, key=lambda each: each.bytes.total)
-    return _card(snapshot, model, least, _refusal(report))
+        chosen, refusal = _chosen(report, request.wanted_context), None
+    else:
+        total = room.total_bytes or room.free_bytes  # the margin is a share of it
+        unlimited = replace(room, free_bytes=2**62, total_bytes=total)
+        wished = plan(replace(request, room=unlimited)).plans
+        chosen = min(wished, key=lambda each: each.bytes.total)
+        refusal = next(each.reason for each in report.refused if each.drafter == OFF)
+    shapes = (model.shape,) if chosen.draft is None else (model.shape, chosen.draft)
+    parts = tuple(_part(snapshot, shape, model) for shape in shapes)
+    missing, disk = sum(p.num_bytes for p in parts if not p.is_here), snapshot.disk_free_bytes
+    return Card(
+        model=model,
+        plan=chosen,
+        parts=parts,
+        free_bytes=room.free_bytes,
+        gain=expected_gain(chosen, room.device),
+        disk_left_bytes=None if disk is None else disk - missing,
+        refusal=refusal,
+    )
 
 
-def _chosen(snapshot: Snapshot, report: PlanReport, wanted_context: int) -> Plan:
+def _chosen(report: PlanReport, wanted_context: int) -> Plan:
     """The planner's first; on a GPU, where a pair is wanted, the first with a draft model that
     keeps half the context."""
     pairs = [
@@ -286,33 +263,7 @@ def _chosen(snapshot: Snapshot, report: PlanReport, wanted_context: int) -> Plan
         for each in report.plans
         if each.drafter == DRAFT_MODEL and each.context_length >= wanted_context / 2
     ]
-    return pairs[0] if pairs and snapshot.room.device != "cpu" else report.plans[0]
-
-
-def _refusal(report: PlanReport) -> str:
-    said = [each.reason for each in report.refused if each.drafter == OFF]
-    return said[0] if said else report.refused[0].reason
-
-
-def _card(snapshot: Snapshot, model: AvailableModel, chosen: Plan, refusal: str | None) -> Card:
-    draft = next((each.shape for each in model.drafts if each.shape.name == chosen.draft), None)
-    models = (model.shape, draft) if draft is not None else (model.shape,)
-    parts = tuple(_part(snapshot, shape, model) for shape in models)
-    disk = snapshot.disk_free_bytes
-    missing = sum(part.num_bytes for part in parts if not part.is_here)
-    return Card(
-        model=model,
-        precision=chosen.precision,
-        drafter=chosen.drafter,
-        draft=chosen.draft,
-        context_length=chosen.context_length,
-        parts=parts,
-        bar=_bar(chosen.bytes, snapshot.room),
-        gain=expected_gain(chosen, model.shape, draft, snapshot.room.device, snapshot.full),
-        reason=chosen.reason,
-        disk_left_bytes=None if disk is None else disk - missing,
-        refusal=refusal,
-    )
+    return pairs[0] if pairs and report.device != "cpu" else report.plans[0]
 
 
 def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:
@@ -325,23 +276,10 @@ def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:
     return Part(shape.name, shape.weight_bytes(PUBLISHED) + SMALL_FILES_BYTES, False, False)
 
 
-def _bar(needed: PlanBytes, room: Room) -> Bar:
-    return Bar(
-        target=needed.target_weights,
-        draft=needed.draft_weights,
-        kv=needed.target_kv + needed.draft_kv,
-        working=needed.logits + needed.activations + needed.runtime,
-        reserve=needed.margin,
-        spare=room.free_bytes - needed.total,
-    )
-
-
 # -- the gain -------------------------------------------------------------------------------
 
 
-def expected_gain(
-    plan: Plan, target: ModelShape, draft: ModelShape | None, device: str, full: Precision
-) -> ExpectedGain | None:
+def expected_gain(plan: Plan, device: str) -> ExpectedGain | None:
     """None for plain decoding."""
     if plan.drafter == OFF:
         return None
@@ -355,7 +293,7 @@ def expected_gain(
             f"{info.label} gains only where text repeats: nothing in new prose, perhaps twice the "
             "speed when a given text or code is reworked",
         )
-    low_cost, high_cost = _draft_costs(plan, target, draft, device, full)
+    low_cost, high_cost = _draft_costs(plan, device)
     careful, hopeful = ASSUMED_ACCEPTANCE[plan.drafter]
     cost = f"{100 * low_cost:.0f} %"
     if high_cost > low_cost:
@@ -368,20 +306,16 @@ def expected_gain(
     )
 
 
-def _draft_costs(
-    plan: Plan, target: ModelShape, draft: ModelShape | None, device: str, full: Precision
-) -> tuple[float, float]:
+def _draft_costs(plan: Plan, device: str) -> tuple[float, float]:
     """A draft token's cost in steps of the target, hopeful and careful: its share of the bytes
     that are read, and on a GPU that waits for launches its share of the layers."""
-    target_bytes = target.weight_bytes(plan.precision, full)
-    if draft is None:
-        copy: Precision = "8-bit" if device == "cpu" else "4-bit"
-        share = target.weight_bytes(copy, full) / target_bytes
+    if plan.draft is None:
+        assert plan.self_draft is not None, "what needs no model was answered before"
+        share = plan.target.weight_bytes(plan.self_draft, plan.full) / plan.bytes.target_weights
         return share, share
-    share = draft.weight_bytes(full) / target_bytes
-    if device == "cpu":
-        return share, share
-    return share, max(share, draft.num_layers / target.num_layers)
+    share = plan.bytes.draft_weights / plan.bytes.target_weights
+    layers = plan.draft.num_layers / plan.target.num_layers
+    return share, share if device == "cpu" else max(share, layers)
 
 
 def assumed_speedup(acceptance: float, draft_cost: float, check_share: float) -> float:

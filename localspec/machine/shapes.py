@@ -20,7 +20,9 @@ from typing import Any, Literal
 from localspec.errors import ModelError
 
 Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit"]
+# Bytes of a value in a precision that is not quantised, and torch's name of it.
 FULL_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+TORCH_NAMES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def kv_precision(full: Precision, device: str) -> Precision:
@@ -94,8 +96,6 @@ class ModelShape:
     num_dense_layers: int = 0
     extra_params: int = 0
 
-    # -- parameters -------------------------------------------------------------------------
-
     @property
     def query_width(self) -> int:
         return self.num_heads * self.head_dim
@@ -104,16 +104,6 @@ class ModelShape:
     def kv_width(self) -> int:
         """Width of the keys, and of the values, of one layer."""
         return self.num_kv_heads * self.head_dim
-
-    @property
-    def embedding_params(self) -> int:
-        """The embedding and, unless tied to it, the output head."""
-        return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
-
-    @property
-    def attention_weights(self) -> int:
-        """Weights of q, k, v and o of one layer, without biases."""
-        return self.hidden_size * 2 * (self.query_width + self.kv_width)
 
     @property
     def num_expert_layers(self) -> int:
@@ -126,9 +116,9 @@ class ModelShape:
         Experts are not among them: transformers keeps them in fused three-dimensional
         parameters, which bitsandbytes leaves as they are.
         """
-        dense_layers = self.num_layers - self.num_expert_layers
-        mlp = 3 * self.hidden_size * self.intermediate_size * dense_layers
-        return self.num_layers * self.attention_weights + mlp
+        attention = 2 * (self.query_width + self.kv_width) * self.num_layers  # q, k, v and o
+        mlp = 3 * self.intermediate_size * (self.num_layers - self.num_expert_layers)
+        return self.hidden_size * (attention + mlp)
 
     @property
     def expert_params(self) -> int:
@@ -148,8 +138,9 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
-        decoder = self.embedding_params + self.linear_params + self.expert_params
-        return decoder + self.small_params + self.extra_params
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+        decoder = embeddings + self.linear_params + self.expert_params + self.small_params
+        return decoder + self.extra_params
 
     @property
     def widest_linear_params(self) -> int:
@@ -162,8 +153,6 @@ class ModelShape:
         experts = self.num_experts_per_token * self.expert_intermediate_size
         return max(experts, self.intermediate_size if not self.num_expert_layers else 0)
 
-    # -- bytes ------------------------------------------------------------------------------
-
     def weight_bytes(self, precision: Precision, full: Precision = "bf16") -> int:
         """Bytes of all weights. full: what the unquantised part is kept in."""
         if precision in FULL_BYTES:
@@ -174,19 +163,15 @@ class ModelShape:
     def quantised_bytes(self, precision: Precision) -> int:
         """Bytes of the linear layers alone at 8 or 4 bits: what a self-draft adds, since it
         shares everything else with its target."""
-        if precision == "8-bit":
-            return self.linear_params + self._row_scale_bytes
-        assert precision == "4-bit", f"{precision} is not a quantised precision"
-        tables = self.num_layers * MATRICES_PER_LAYER * NF4_TABLE_BYTES
-        return int(self.linear_params * NF4_BYTES) + tables
-
-    @property
-    def _row_scale_bytes(self) -> int:
+        if precision == "4-bit":
+            tables = self.num_layers * MATRICES_PER_LAYER * NF4_TABLE_BYTES
+            return int(self.linear_params * NF4_BYTES) + tables
+        assert precision == "8-bit", f"{precision} is not a quantised precision"
         attention_rows = self.query_width + 2 * self.kv_width + self.hidden_size
         mlp_rows = 2 * self.intermediate_size + self.hidden_size
-        dense_layers = self.num_layers - self.num_expert_layers
-        rows = self.num_layers * attention_rows + dense_layers * mlp_rows
-        return INT8_ROW_BYTES * rows
+        num_dense_layers = self.num_layers - self.num_expert_layers
+        rows = self.num_layers * attention_rows + num_dense_layers * mlp_rows
+        return self.linear_params + INT8_ROW_BYTES * rows
 
     def kv_bytes_per_token(self, full: Precision = "bf16") -> int:
         return 2 * self.num_layers * self.kv_width * FULL_BYTES[full]
@@ -212,15 +197,10 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
             config = {**GEMMA3_DEFAULTS, **config}
         return _decoder_shape(config, name, family)
     except KeyError as missing:
-        raise ModelError(
-            f"The config.json of {name} has no {missing}, so its size cannot be known. "
-            "Fetch the model's folder again."
-        ) from None
+        fault = f"has no {missing}, so its size cannot be known"
     except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"The config.json of {name} holds a value that is not a size ({error}). "
-            "Fetch the model's folder again."
-        ) from None
+        fault = f"holds a value that is not a size ({error})"
+    raise ModelError(f"The config.json of {name} {fault}. Fetch the model's folder again.")
 
 
 def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelShape:

@@ -2,9 +2,8 @@
 
 Contract: `find_model` gives the shape, the folder if it is here and the known drafts of what a
 person named, and fetches nothing. `resolve` turns LoadOptions into folders on this disk: a hub id
-is looked for in the hub's cache first and fetched only when it is not whole there (safetensors,
-tokenizer and configs; never pickle or code, and nothing of a repository's sub-folders). Errors say
-what to do and name the nearest known model.
+is looked for in the hub's cache first and fetched only when it is not whole there. Errors say what
+to do and name the nearest known model.
 
 Not here: opening the folders (forward.weights), downloads of the page (downloads).
 """
@@ -12,13 +11,11 @@ Not here: opening the folders (forward.weights), downloads of the page (download
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from localspec.config import (
-    SHAPE_KEYS,
     ModelEntry,
     Profile,
     find_profile,
@@ -28,16 +25,15 @@ from localspec.config import (
 )
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
+from localspec.machine.download_faults import DownloadError, fault_of
+from localspec.machine.fetch import Throttle, fetch
+from localspec.machine.hub_files import gb
 from localspec.machine.shapes import FAMILIES, ModelShape, shape_from_folder
 from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
-WANTED_FILES = (
-    "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
-    "merges.txt", "vocab.txt", "tokenizer.model",
-)  # fmt: skip
-# Copies in other formats, often as large as the model itself.
-UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
+
+Say = Callable[[str], None]
 
 
 # -- what the profiles know -----------------------------------------------------------------
@@ -91,23 +87,15 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
 def shape_from_entry(entry: ModelEntry) -> ModelShape:
     if entry.folder is not None:
         return shape_from_folder(entry.folder, entry.id)
-    family = str(entry.family)
+    family = entry.shape["family"]
     if family not in FAMILIES:
         raise ConfigError(
             f"The profile of {entry.id} names the family '{family}'. "
             f"Did you mean '{nearest(family, FAMILIES)}'?"
         )
     has_qkv_bias, has_qk_norm = FAMILIES[family]
-    written: dict[str, Any] = {key: vars(entry)[key] for key in SHAPE_KEYS}
     return ModelShape(
-        name=entry.id,
-        **written,
-        has_qkv_bias=has_qkv_bias,
-        has_qk_norm=has_qk_norm,
-        num_experts=entry.num_experts,
-        num_experts_per_token=entry.num_experts_per_token,
-        expert_intermediate_size=entry.expert_intermediate_size,
-        extra_params=entry.extra_params,
+        name=entry.id, has_qkv_bias=has_qkv_bias, has_qk_norm=has_qk_norm, **entry.shape
     )
 
 
@@ -155,16 +143,23 @@ def cached_models() -> list[CachedModel]:
 
 def cached_folder(hub_id: str) -> Path | None:
     """Where the cache keeps what is here of a model, in part or whole. Asks nobody."""
-    if hub_id.count("/") != 1 or hub_id.startswith((".", "/")):
-        return None
     from huggingface_hub import try_to_load_from_cache
+
+    if not may_be_hub_id(hub_id):
+        return None
+    found = try_to_load_from_cache(hub_id, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def may_be_hub_id(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
-        found = try_to_load_from_cache(hub_id, "config.json")
-    except HFValidationError:  # the hub allows no such name
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.count("/") == 1
 
 
 def missing_part(folder: Path) -> str | None:
@@ -196,16 +191,16 @@ class Source:
 
     target: Path
     target_name: str
-    draft: Path | None
-    draft_name: str | None
+    draft: Path | None = None
+    draft_name: str | None = None
     draft_refusal: str = "no draft model was chosen for this target; --draft names one."
     foreign: Path | None = None
     heads: tuple[Path, ...] = ()
     accepted: Path | None = None
 
 
-def resolve(options: LoadOptions) -> Source:
-    """Raises ModelError, ConfigError."""
+def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
+    """say: called with a phrase on what is being fetched. Raises ModelError, ConfigError."""
     profiles = load_profiles(settings_for(options.home).profile_folders)
     target = options.model or DEMO
     if options.model is None and options.profile is not None:
@@ -217,21 +212,29 @@ def resolve(options: LoadOptions) -> Source:
             "name a model with --model."
         )
     own = tuple(_own_head(folder) for folder in options.heads)
-    folder, name = _folder(target, entry, options.fetches), _name(target, entry)
-    if entry is None:
-        source = Source(folder, name, None, None, heads=own)
-    else:
+    source = Source(_folder(target, entry, options, say), _name(target, entry), heads=own)
+    draft = options.draft
+    if entry is not None:
         is_as_measured = not own and options.draft in (None, *entry.drafts[:1])
-        source = Source(
-            folder,
-            name,
-            None,
-            None,
+        source = replace(
+            source,
             foreign=_first_here(entry.foreign, profiles),
             heads=(*own, *entry.heads),
             accepted=entry.accepted if is_as_measured else None,
         )
-    return _with_draft(source, options, entry, profiles)
+        draft = draft or next(iter(entry.drafts), None)
+    if draft is None:
+        return source
+    draft_entry = find_entry(draft, profiles)
+    try:
+        folder = _folder(draft, draft_entry, options, say)
+        if draft_entry is not None and not _is_there(folder):
+            raise ModelError(f"{folder.parent.name}/{folder.name} is missing.")
+    except ModelError as error:
+        if options.draft is not None:
+            raise  # it was named
+        return replace(source, draft_refusal=str(error))
+    return replace(source, draft=folder, draft_name=_name(draft, draft_entry))
 
 
 def _own_head(place: str) -> Path:
@@ -242,29 +245,11 @@ def _own_head(place: str) -> Path:
     return folder
 
 
-def _with_draft(
-    source: Source, options: LoadOptions, entry: ModelEntry | None, profiles: dict[str, Profile]
-) -> Source:
-    draft = options.draft or (entry.drafts[0] if entry and entry.drafts else None)
-    if draft is None:
-        return source
-    draft_entry = find_entry(draft, profiles)
-    try:
-        folder = _folder(draft, draft_entry, options.fetches)
-        if draft_entry is not None and not _is_there(folder):
-            raise ModelError(f"{folder.parent.name}/{folder.name} is missing.")
-    except ModelError as error:
-        if options.draft is not None:
-            raise  # it was named
-        return replace(source, draft_refusal=str(error))
-    return replace(source, draft=folder, draft_name=_name(draft, draft_entry))
-
-
 def _is_there(folder: Path | None) -> bool:
     return folder is not None and (folder / "config.json").is_file()
 
 
-def _first_here(places: tuple[str, ...], profiles: dict[str, Profile]) -> Path | None:
+def _first_here(places: tuple[str, ...], profiles: Mapping[str, Profile]) -> Path | None:
     """The first of these models that needs no download: nothing is fetched unasked."""
     for place in places:
         entry = find_entry(place, profiles)
@@ -280,78 +265,49 @@ def _name(place: str, entry: ModelEntry | None) -> str:
     return place if entry is None else entry.id
 
 
-def _folder(place: str, entry: ModelEntry | None, fetches: bool) -> Path:
+def _folder(place: str, entry: ModelEntry | None, options: LoadOptions, say: Say) -> Path:
     if entry is not None and entry.folder is not None:
         return entry.folder
     path = Path(place).expanduser()
     if path.is_dir():
         return path.resolve()
     hub_id = place if entry is None else entry.id
-    if path.is_absolute() or place.startswith(".") or hub_id.count("/") != 1:
-        raise _no_folder(place)
+    if not may_be_hub_id(hub_id):
+        raise ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
     cached = cached_folder(hub_id)
     if cached is not None and missing_part(cached) is None:
         return cached
-    if not fetches:
+    if not options.fetches:
         raise ModelError(
             f"{hub_id} is not whole on this machine. Download it in the Models tab, or give a "
             "folder."
         )
-    return _fetched(hub_id)
+    return _fetched(hub_id, say)
 
 
-def _no_folder(place: str) -> ModelError:
-    return ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
+def _fetched(hub_id: str, say: Say) -> Path:
+    import httpx2
+    from huggingface_hub import constants
 
-
-def _fetched(hub_id: str) -> Path:
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    def report(name: str, num_bytes: int, phase: str) -> None:
+        if phase != "done":
+            say(f"{phase} {name} of {hub_id}, {gb(num_bytes)}")
 
     # The page keeps the hub's client offline, so that nothing calls out unasked. Naming a hub id
     # is asking.
     was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
-        folder = Path(
-            snapshot_download(
-                hub_id,
-                allow_patterns=list(WANTED_FILES),
-                ignore_patterns=list(UNWANTED_FILES),
-            )
-        )
-    except HFValidationError:  # a path, then: the hub allows no such name
-        raise _no_folder(hub_id) from None
-    except Exception as error:  # the client raises many types: its own, of HTTP, of files, of Xet
+        folder = fetch(hub_id, lambda found: None, Throttle(report))
+    except (OSError, ValueError, httpx2.HTTPError, DownloadError) as error:
         raise ModelError(
-            f"{hub_id} is not on this machine and could not be fetched: {_reason(error)}"
+            f"{hub_id} is not on this machine and could not be fetched. {fault_of(error, hub_id)}"
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = was_offline
-    missing = missing_part(folder)  # without a connection the client hands out what it has
+    missing = missing_part(folder)
     if missing is not None:
         raise ModelError(
-            f"What could be had of {hub_id} lacks {missing}. Choose a model that is published "
-            "with .safetensors weights and a tokenizer.json, or check the connection and try again."
+            f"What the hub has of {hub_id} lacks {missing}. Choose a model that is published with "
+            ".safetensors weights and a tokenizer.json."
         )
     return folder
-
-
-def _reason(error: Exception) -> str:
-    """Why a fetch failed, and the remedy."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(error, GatedRepoError):
-        return (
-            "its owner gives it only to those who agree to the licence. Agree to it on the "
-            "model's page, set HF_TOKEN to your token of the hub and start again."
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return (
-            "the hub has no model of this name, or shows it to some people only. Check the "
-            "spelling, or set HF_TOKEN to your token of the hub and start again."
-        )
-    first_line = str(error).strip().split("\n")[0] or type(error).__name__
-    return (
-        f"{first_line.rstrip('.:')}. Check the connection and the free space on the disk and try "
-        "again, or give a folder."
-    )

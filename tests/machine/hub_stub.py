@@ -100,6 +100,8 @@ def client_of(endpoint: str, cache: Path, is_offline: bool = True) -> Iterator[N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.delenv("HF_TOKEN", raising=False)
+        patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
         patch.setattr(constants, "ENDPOINT", endpoint)
         template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

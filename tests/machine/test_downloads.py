@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy
-import psutil
 import pytest
 from safetensors.numpy import save_file
 
 from localspec.config import PROJECT_FOLDER
-from localspec.machine import downloads as app_side
+from localspec.machine import downloads as module
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import (
     WORKER,
     Download,
     Downloads,
     FileProgress,
+    advanced,
     duration,
     in_words,
     load_unfinished,
     save_unfinished,
     so_far,
-    with_sample,
 )
 from localspec.machine.hub_files import HubFile, Survey
 from tests import waiting
@@ -79,24 +77,37 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk(path: Path, environment: dict[str, str]) -> Iterator[Downloads]:
-    desk = Downloads(path, environment)
+def downloads(path: Path, environment: dict[str, str]) -> Iterator[Downloads]:
+    downloads = Downloads(path, environment)
     try:
-        yield desk
+        yield downloads
     finally:
-        desk.close()
+        downloads.close()
 
 
-def state(desk: Downloads, model_id: str = MODEL) -> str:
-    found = desk.find(model_id)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The processes that the downloads of this test started."""
+    found, real = list[subprocess.Popen[str]](), subprocess.Popen
+
+    def start(*arguments: Any, **more: Any) -> subprocess.Popen[str]:
+        found.append(real(*arguments, **more))
+        return found[-1]
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    return found
+
+
+def state(downloads: Downloads, model_id: str = MODEL) -> str:
+    found = downloads.find(model_id)
     return found.state if found is not None else "absent"
 
 
-def in_part(desk: Downloads) -> Download:
+def in_part(downloads: Downloads) -> Download:
     """Once a good part of the weights is here."""
 
     def look() -> Download | None:
-        found = desk.find(MODEL)
+        found = downloads.find(MODEL)
         assert found is not None and found.state != "failed", found
         return found if found.state == "fetching" and found.have_bytes > 200_000 else None
 
@@ -104,14 +115,14 @@ def in_part(desk: Downloads) -> Download:
 
 
 def test_two_models_come_one_after_the_other_and_are_whole(
-    desk: Downloads, cache: Path, models: dict[str, Path]
+    downloads: Downloads, cache: Path, models: dict[str, Path]
 ) -> None:
-    desk.ask(MODEL)
-    desk.ask(OTHER)
-    desk.ask(MODEL)  # a second click
-    assert [each.model_id for each in desk.downloads] == [MODEL, OTHER]
-    wait(lambda: state(desk, OTHER) == "done")
-    for each in desk.downloads:
+    downloads.ask(MODEL)
+    downloads.ask(OTHER)
+    downloads.ask(MODEL)  # a second click
+    assert [each.model_id for each in downloads.downloads] == [MODEL, OTHER]
+    wait(lambda: state(downloads, OTHER) == "done")
+    for each in downloads.downloads:
         assert each.state == "done" and each.have_bytes == each.num_bytes
         assert all(file.is_checked for file in each.files)
     for model_id, folder in models.items():
@@ -120,51 +131,53 @@ def test_two_models_come_one_after_the_other_and_are_whole(
         assert (place / weights).read_bytes() == (folder / weights).read_bytes()
 
 
-def test_a_paused_download_goes_on_from_where_it_was(
-    desk: Downloads, hub: HubStub, cache: Path
+def test_a_paused_download_goes_on_from_where_it_was_and_a_cancelled_one_leaves_nothing(
+    downloads: Downloads, hub: HubStub, cache: Path, path: Path
 ) -> None:
     hub.pace_s = 0.1
-    desk.ask(MODEL)
-    seen = in_part(desk)
+    downloads.ask(MODEL)
+    seen = in_part(downloads)
     assert seen.num_bytes is not None and "of" in in_words(seen)
-    desk.pause(MODEL)
-    assert state(desk) == "paused"
+    downloads.pause(MODEL)
+    assert state(downloads) == "paused"
     (part,) = wait(lambda: list(cache.rglob("*.incomplete")))
-    hub.pace_s = 0.0
-    desk.resume(MODEL)
-    wait(lambda: state(desk) == "done")
-    assert not part.exists()
+    held = part.stat().st_size
+    downloads.resume(MODEL)
+    wait(lambda: hub.ranges)
     (asked,) = hub.ranges
-    assert int(asked.removeprefix("bytes=").removesuffix("-")) > 100_000
+    assert int(asked.removeprefix("bytes=").removesuffix("-")) >= held > 100_000
+    downloads.cancel(MODEL)
+    assert downloads.downloads == () and not part.exists()
+    assert load_unfinished(path) == {}
 
 
-def test_what_an_ended_process_still_says_changes_nothing(
-    path: Path, environment: dict[str, str]
-) -> None:
+def test_what_an_ended_process_still_says_changes_nothing(path: Path) -> None:
     """Its last lines may be read after a click on Pause."""
     save_unfinished(path, {MODEL: Survey(MODEL, COMMIT, (HubFile("a", 9, "x", True),))})
-    desk = Downloads(path, environment)
-    known = desk.find(MODEL)
+    downloads = Downloads(path)
+    known = downloads.find(MODEL)
     assert known is not None and known.state == "paused"
     for line in (
         {"file": "a", "bytes": 7, "phase": "fetching"},
         {"folder": "/somewhere"},
         {"fault": {"code": "other", "text": "No.", "remedy": "None."}},
     ):
-        desk.take_line(MODEL, line)
-    assert desk.find(MODEL) == known
+        downloads.take_line(MODEL, line)
+    assert downloads.find(MODEL) == known
 
 
 def test_after_a_kill_the_next_start_offers_to_continue(
-    desk: Downloads, hub: HubStub, path: Path, environment: dict[str, str]
+    downloads: Downloads,
+    hub: HubStub,
+    path: Path,
+    environment: dict[str, str],
+    started: list[subprocess.Popen[str]],
 ) -> None:
     hub.pace_s = 0.1
-    before = psutil.Process().children()  # tests of other files may have left some
-    desk.ask(MODEL)
-    in_part(desk)
-    (worker,) = set(psutil.Process().children()) - set(before)
-    worker.kill()
-    failed = wait(lambda: (found := desk.find(MODEL)) and found.state == "failed" and found)
+    downloads.ask(MODEL)
+    in_part(downloads)
+    started[0].kill()
+    failed = wait(lambda: (found := downloads.find(MODEL)) and found.state == "failed" and found)
     assert failed.fault.code == "worker_ended" and "Continue" in failed.fault.remedy
     again = Downloads(path, environment)
     try:
@@ -182,9 +195,11 @@ def test_after_a_kill_the_next_start_offers_to_continue(
 
 def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[str, str]) -> None:
     hub.pace_s = 0.1
-    command = [sys.executable, "-m", WORKER, MODEL]
     worker = subprocess.Popen(
-        command, cwd=PROJECT_FOLDER, env={**os.environ, **environment}, stdout=subprocess.PIPE
+        [*WORKER, MODEL],
+        cwd=PROJECT_FOLDER,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
     )
     assert worker.stdout is not None
     worker.stdout.readline()
@@ -192,48 +207,34 @@ def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[st
     assert worker.wait(30) != 0
 
 
-def test_cancel_deletes_the_part_and_forgets(
-    desk: Downloads, hub: HubStub, cache: Path, path: Path
+def test_a_dropped_download_says_so_and_keeps_what_arrived(
+    downloads: Downloads, hub: HubStub
 ) -> None:
-    hub.pace_s = 0.1
-    desk.ask(MODEL)
-    in_part(desk)
-    desk.cancel(MODEL)
-    assert desk.downloads == () and not list(cache.rglob("*.incomplete"))
-    assert load_unfinished(path) == {}
-
-
-def test_a_dropped_download_says_so_and_a_click_continues_it(desk: Downloads, hub: HubStub) -> None:
     hub.fault = "closed"
-    desk.ask(MODEL)
-    failed = wait(lambda: (found := desk.find(MODEL)) and found.state == "failed" and found)
+    downloads.ask(MODEL)
+    failed = wait(lambda: (found := downloads.find(MODEL)) and found.state == "failed" and found)
     assert failed.fault.code == "dropped"
     assert 0.4 * failed.num_bytes < failed.have_bytes < 0.7 * failed.num_bytes
-    hub.fault = None
-    desk.resume(MODEL)
-    wait(lambda: state(desk) == "done")
-    assert hub.ranges
 
 
 def test_the_dry_run_gives_the_exact_size_and_fetches_nothing(
-    desk: Downloads, hub: HubStub, models: dict[str, Path]
+    downloads: Downloads, hub: HubStub, models: dict[str, Path]
 ) -> None:
-    found = desk.survey(MODEL)
+    found = downloads.survey(MODEL)
     assert isinstance(found, Survey)
     assert found.num_bytes == sum(file.stat().st_size for file in models[MODEL].iterdir())
-    assert desk.downloads == () and not hub.asked_for("resolve")
+    assert downloads.downloads == () and not hub.asked_for("resolve")
     hub.refusal = Refusal(401, "GatedRepo")
-    refused = desk.survey(MODEL)
+    refused = downloads.survey(MODEL)
     assert isinstance(refused, DownloadFault) and refused.code == "gated"
 
 
-def test_nothing_starts_by_itself(path: Path, hub: HubStub, environment: dict[str, str]) -> None:
+def test_nothing_starts_by_itself(path: Path, started: list[subprocess.Popen[str]]) -> None:
     save_unfinished(path, {MODEL: None})
-    before = psutil.Process().children()
-    again = Downloads(path, environment)
+    again = Downloads(path)
     assert [each.state for each in again.downloads] == ["paused"]
-    assert hub.requests == [] and set(psutil.Process().children()) <= set(before)
     again.close()
+    assert started == []
 
 
 @pytest.mark.parametrize("text", ["", "[", '{"a": 1}', "[1]", '[{"model_id": "a/b"}]'])
@@ -249,37 +250,40 @@ def test_the_list_keeps_what_belongs_to_a_download(path: Path) -> None:
     assert load_unfinished(path) == kept
 
 
+# -- in words -------------------------------------------------------------------------------
+
+
 def of_size(num_bytes: int) -> Survey:
     return Survey(MODEL, COMMIT, (HubFile("a", num_bytes, "x", True),))
 
 
+def fetching(known: Download, name: str, have_bytes: int, now_s: float) -> Download:
+    return advanced(known, {"file": name, "bytes": have_bytes, "phase": "fetching"}, now_s)
+
+
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
-    samples: tuple[tuple[float, int], ...] = ()
+    known = Download(MODEL, "fetching", (FileProgress("a", 9_000_000, 0),), of_size(9_000_000))
     for second, have in ((0.0, 0), (100.0, 1_000_000), (102.0, 5_000_000)):
-        samples = with_sample(samples, second, have)
-    assert samples[0] == (100.0, 1_000_000), "older ones are dropped"
-    files = (FileProgress("a", 9_000_000, 5_000_000),)
-    found = Download(MODEL, "fetching", files, of_size(9_000_000), samples=samples)
-    assert (found.bytes_per_s, found.seconds_left) == (2e6, 2.0)
-    assert in_words(found) == "5 of 9 MB, 2.0 MB/s, 2 s left"
-    unknown = Download(MODEL, "fetching", files, None)
+        known = fetching(known, "a", have, second)
+    assert (known.bytes_per_s, known.seconds_left) == (2e6, 2.0), "older ones are dropped"
+    assert in_words(known) == "5 of 9 MB, 2.0 MB/s, 2 s left"
+    unknown = Download(MODEL, "fetching", known.files, None)
     assert unknown.bytes_per_s is None and unknown.seconds_left is None
     assert in_words(unknown) == "5 MB of unknown size"
 
 
-def test_small_files_one_after_the_other_have_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files_one_after_the_other_have_no_speed() -> None:
     """Asking for each takes longer than its bytes: it was "0.0 MB/s, 3 h left" at every start."""
-    clock = iter(range(100))
-    monkeypatch.setattr(app_side, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     sizes = {"a": 100, "b": 200, "large": 9_000_000}
     known = Download(MODEL, "fetching", tuple(FileProgress(*each, 0) for each in sizes.items()))
-    for name in ("a", "b"):
-        for phase in ("fetching", "checking", "done"):
-            line = {"file": name, "bytes": sizes[name], "phase": phase}
-            known = app_side.advanced(known, line)
+    for second, name in enumerate(("a", "b")):
+        known = fetching(known, name, sizes[name], second)
+        assert known.bytes_per_s is None
+        for phase in ("checking", "done"):
+            known = advanced(known, {"file": name, "bytes": sizes[name], "phase": phase})
             assert known.bytes_per_s is None
-    for have in (500_000, 1_000_000):
-        known = app_side.advanced(known, {"file": "large", "bytes": have, "phase": "fetching"})
+    for second, have in ((7.0, 500_000), (8.0, 1_000_000)):
+        known = fetching(known, "large", have, second)
     assert known.bytes_per_s == 500_000.0
     assert "500 kB/s" in in_words(known)
 

@@ -219,7 +219,7 @@ def test_a_draft_beyond_a_tenth_of_its_target_says_so() -> None:
     small = plan(request("Qwen/Qwen3-8B", gpu(24)))  # 0.6 of 8.2 billion
     large = plan(request("meta-llama/Llama-3.2-3B-Instruct", gpu(24)))  # 1.2 of 3.2 billion
     assert "beyond a tenth" not in first(small).reason
-    assert first(large).draft == "meta-llama/Llama-3.2-1B-Instruct"
+    assert first(large).draft_name == "meta-llama/Llama-3.2-1B-Instruct"
     assert "38% of its target's 3.2 billion: beyond a tenth" in first(large).reason
 
 

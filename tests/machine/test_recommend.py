@@ -54,9 +54,9 @@ def model(name: str) -> AvailableModel:
 @pytest.mark.parametrize("gib", [6.0, 8.0, 10.3, 16.0, 24.0, 48.0, 80.0])
 def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     card = first(gpu(gib))
-    assert card.draft is not None and card.drafter == "draft_model"
+    assert card.plan.draft is not None and card.plan.drafter == "draft_model"
     assert card.model.license in ("Apache-2.0", "MIT") and card.model.gated is not True
-    assert card.refusal is None and card.bar.spare >= 0
+    assert card.refusal is None and card.spare_bytes >= 0
     assert "Coder" not in card.id
 
 
@@ -65,13 +65,11 @@ def test_more_memory_never_recommends_a_smaller_model() -> None:
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
-def test_the_bar_adds_up_to_what_is_free() -> None:
+def test_what_a_card_needs_and_spares_adds_up_to_what_is_free() -> None:
     snapshot = gpu(10.3)
     for card in (first(snapshot), card_of(snapshot, model("Qwen/Qwen3-32B"), 8192)):
-        bar = card.bar
-        parts = bar.target + bar.draft + bar.kv + bar.working + bar.reserve + bar.spare
-        assert bar.free == parts == snapshot.room.free_bytes
-    assert card.bar.spare < 0 and card.refusal is not None, "what does not fit is short by that"
+        assert card.plan.bytes.total + card.spare_bytes == snapshot.room.free_bytes
+    assert card.spare_bytes < 0 and card.refusal is not None, "what does not fit is short by that"
 
 
 def test_a_model_that_does_not_fit_says_what_would() -> None:
@@ -119,7 +117,7 @@ def test_the_alternatives_are_smaller_and_larger_and_fit() -> None:
 
 def test_on_a_processor_a_model_is_held_to_what_it_reads_in_time() -> None:
     card = first(cpu(64.0))
-    assert card.precision == "fp32", "quantised weights are seldom faster there"
+    assert card.plan.precision == "fp32", "quantised weights are seldom faster there"
     assert card.model.shape.weight_bytes("fp32") <= MOST_BYTES_ON_CPU
     assert found(cpu(64.0)).larger, "slower ones can still be chosen"
 
@@ -139,7 +137,7 @@ def test_what_ships_is_here_and_never_the_recommendation() -> None:
 
 def test_a_windowed_model_is_not_first_where_a_longer_context_is_wanted() -> None:
     gemma = card_of(gpu(24.0), model("google/gemma-3-4b-it"), 8192)
-    assert gemma.context_length == 1024 and gemma.model.gated is True
+    assert gemma.plan.context_length == 1024 and gemma.model.gated is True
     only = recommend(gpu(24.0), [replace(gemma.model, gated=False, license="MIT")], 8192)
     assert only.card is None
 
@@ -154,9 +152,9 @@ def test_a_card_loads_exactly_its_plan_and_fetches_nothing() -> None:
     card = first(gpu(10.3))
     assert card.load_options() == LoadOptions(
         model=card.id,
-        draft=card.draft,
-        context=card.context_length,
-        dtype={"bf16": "bfloat16"}.get(card.precision, card.precision),
+        draft=card.plan.draft_name,
+        context=card.plan.context_length,
+        dtype={"bf16": "bfloat16"}.get(card.plan.precision, card.plan.precision),
         fetches=False,
     )
 
@@ -173,8 +171,8 @@ def test_a_gain_that_was_not_measured_is_a_range_with_its_assumptions() -> None:
 def test_a_measured_gain_replaces_the_range() -> None:
     card = first(gpu(24.0))
     measured = Measurement(
-        card.id, card.precision, {1: 20.0, 2: 20.0, 8: 22.0}, {"draft_model": 2.0},
-        {"draft_model": (0.8,)}, card.draft,
+        card.id, card.plan.precision, {1: 20.0, 2: 20.0, 8: 22.0}, {"draft_model": 2.0},
+        {"draft_model": (0.8,)}, card.plan.draft_name,
     )  # fmt: skip
     again = first(replace(gpu(24.0), measurements=(measured,)))
     gain = again.gain
@@ -190,5 +188,5 @@ def test_a_draft_as_dear_as_its_target_gains_nothing_and_never_loses() -> None:
 
 def test_without_a_draft_the_card_says_what_drafts_there() -> None:
     card = card_of(gpu(24.0), model("mistralai/Mistral-7B-Instruct-v0.3"), 8192)
-    assert card.draft is None and card.drafter in ("ngram", "self_quant")
+    assert card.plan.draft is None and card.plan.drafter in ("ngram", "self_quant")
     assert "n-gram" in card.model.note and card.gain is not None

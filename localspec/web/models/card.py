@@ -12,7 +12,7 @@ from localspec.drafters.registry import REGISTRY
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.hardware import gib
 from localspec.machine.hub_files import gb
-from localspec.machine.recommend import Bar, Card, ExpectedGain, Part
+from localspec.machine.recommend import Card, ExpectedGain, Part
 
 ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "
@@ -44,7 +44,7 @@ def disk(num_bytes: int) -> str:
 
 
 def precision_words(card: Card) -> str:
-    return f"{card.precision}, context {card.context_length:,}"
+    return f"{card.plan.precision}, context {card.plan.context_length:,}"
 
 
 def _summary(drafter: str) -> str:
@@ -52,7 +52,7 @@ def _summary(drafter: str) -> str:
 
 
 def card_html(card: Card, title: str, fault: DownloadFault | None) -> str:
-    drafter = html.escape(card.draft or _summary(card.drafter))
+    drafter = html.escape(card.plan.draft_name or _summary(card.plan.drafter))
     refusal = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
     note = f'<p class="ls-mnote">{html.escape(card.model.note)}</p>' if card.model.note else ""
     return (
@@ -62,7 +62,7 @@ def card_html(card: Card, title: str, fault: DownloadFault | None) -> str:
         f"<dt>Licence</dt><dd>{_license_html(card)}</dd>"
         f"<dt>Download</dt><dd>{_download_html(card)}</dd>"
         f"<dt>Gain</dt><dd>{gain_html(card.gain)}</dd></dl>"
-        f"{bar_html(card.bar)}{note}{refusal}{fault_html(fault) if fault else ''}"
+        f"{bar_html(card)}{note}{refusal}{fault_html(fault) if fault else ''}"
         f'<p class="ls-mbuttons">{buttons_html(card, is_main=True)}</p></div>'
     )
 
@@ -70,8 +70,8 @@ def card_html(card: Card, title: str, fault: DownloadFault | None) -> str:
 def row_html(card: Card, kind: str, is_loaded: bool = False) -> str:
     """A model in one line, with what it would need."""
     tag = f'<span class="ls-mtag">{kind}</span> ' if kind else ""
-    draft = f" with {html.escape(card.draft)}" if card.draft else ""
-    need = card.bar.free - card.bar.spare - card.bar.reserve
+    draft = f" with {html.escape(card.plan.draft_name)}" if card.plan.draft_name else ""
+    need = card.plan.bytes.total - card.plan.bytes.margin
     facts = [
         precision_words(card),
         f"needs {amount(need)} of memory",
@@ -187,15 +187,16 @@ def _range(gain: ExpectedGain) -> str:
     return f"{low} times" if low == high else f"{low} to {high} times"
 
 
-def bar_html(bar: Bar) -> str:
+def bar_html(card: Card) -> str:
     """The memory, part by part: told apart by pattern as well as by colour."""
+    needed, spare = card.plan.bytes, card.spare_bytes
     named = [
-        ("target", "target", bar.target),
-        ("draft", "draft", bar.draft),
-        ("kv", "conversation (KV)", bar.kv),
-        ("working", "working room", bar.working),
-        ("reserve", "reserve", bar.reserve),
-        ("spare", "spare", bar.spare),
+        ("target", "target", needed.target_weights),
+        ("draft", "draft", needed.draft_weights),
+        ("kv", "conversation (KV)", needed.target_kv + needed.draft_kv),
+        ("working", "working room", needed.logits + needed.activations + needed.runtime),
+        ("reserve", "reserve", needed.margin),
+        ("spare", "spare", spare),
     ]
     shown = [(key, name, num) for key, name, num in named if num > 0]
     pieces = "".join(
@@ -207,8 +208,8 @@ def bar_html(bar: Bar) -> str:
         for key, name, num in shown
     )
     short = ""
-    if bar.spare < 0:
-        short = f'<p class="ls-mfine">{amount(-bar.spare)} more than is free.</p>'
+    if spare < 0:
+        short = f'<p class="ls-mfine">{amount(-spare)} more than is free.</p>'
     said = ", ".join(f"{name} {amount(num)}" for _, name, num in shown)
     return (
         f'<div class="ls-mbar" role="img" aria-label="Memory: {said}">{pieces}</div>'

@@ -193,8 +193,9 @@ class ModelsController:
         )
         self._service.switch(options)
         self.tuning = Tuning()
-        if card.draft is not None and not has_draft:
-            return f"{card.draft} is not on this machine, so {card.id} is loaded without it."
+        draft = card.plan.draft_name
+        if draft is not None and not has_draft:
+            return f"{draft} is not on this machine, so {card.id} is loaded without it."
         return None
 
     def cards(self) -> tuple[Card, ...]:

@@ -88,7 +88,7 @@ def first_html(found: Recommendation, device: str, faults: Mapping[str, Download
             f"<h3>No model of the list fits {DEVICES[device]} now</h3><ul>{reasons}</ul>"
             "<p>The demo pair chats meanwhile.</p>"
         )
-    title = "Recommended pair" if card.draft else "Recommended model"
+    title = "Recommended pair" if card.plan.draft else "Recommended model"
     return card_html(card, f"{title} for {DEVICES[device]}", faults.get(card.id))
 
 
