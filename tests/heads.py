@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localspec.engine.sampling import draw
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.recipe import Recipe
@@ -61,7 +61,7 @@ def lesson_of(target: Decoder, texts: Sequence[Sequence[int]]) -> Lesson:
     states = []
     for text in texts:
         target.cache.rollback(0)
-        made = target.run([Segment(target.cache, text[:-1], num_logits=1)], [LAST])
+        made = target.run(text[:-1], num_logits=1, keep=[LAST])
         states.append(made.hidden[LAST].tolist())  # an inference tensor cannot be learnt from
         target.cache.rollback(0)
     tokens = torch.tensor(texts)

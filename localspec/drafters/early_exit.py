@@ -29,7 +29,7 @@ from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.drafting import autoregress, room_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
 from localspec.forward.partial_forward import EarlyExit
 from localspec.speculation import best_length
@@ -132,7 +132,7 @@ class Exits:
     def measured(cls, target: Decoder, text: Several[int]) -> Exits:
         """Time the candidates after `text`, and score them on it; the cache is emptied."""
         target.cache.rollback(0)
-        target.run([Segment(target.cache, text, num_logits=1)])
+        target.forward(text, num_logits=1)
         depths = candidates(target.cache.shape.num_layers)
         times = {depth: _step_ms(EarlyExit(target, depth), text[-1]) for depth in depths}
         found = cls(target, times, _step_ms(Decoder(target.weights, target.cache), text[-1]))
@@ -147,10 +147,8 @@ class Exits:
         if len(tokens) < FEWEST_TOKENS:
             return
         cache.rollback(cache.length - len(tokens))
-        output = self._target.run(
-            [Segment(cache, tokens)], keep=[depth - 1 for depth in self.tallies]
-        )
-        own = output.logits[0].argmax(dim=-1)  # [n]
+        output = self._target.run(tokens, keep=[depth - 1 for depth in self.tallies])
+        own = output.logits.argmax(dim=-1)  # [n]
         for depth, tally in self.tallies.items():
             rows = self._target.weights.final_norm(output.hidden[depth - 1])  # [n, d]
             same = self._target.head(rows).argmax(dim=-1) == own

@@ -21,7 +21,7 @@ from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.model import LanguageModel
-from localspec.forward.quantise import Kind, cheapest_format, quantised_twin
+from localspec.forward.quantise import Kind, cheapest_kind, quantised_twin
 
 
 class SelfQuantDrafter(DraftModelDrafter):
@@ -38,7 +38,7 @@ class SelfQuantDrafter(DraftModelDrafter):
     @classmethod
     def build(cls, parts: Parts) -> Self:
         """Quantise by whichever format is cheaper here. Raises ModelError, MemoryShortage."""
-        twin = quantised_twin(parts.target, cheapest_format(parts.target).kind)
+        twin = quantised_twin(parts.target, cheapest_kind(parts.target))
         return cls(twin.model, twin.weight_bytes, ChunkedDraft.of(twin.model, parts))
 
     @classmethod

@@ -1,10 +1,10 @@
-"""A preallocated KV cache that speaks in absolute lengths.
+"""A preallocated KV cache addressed by absolute lengths.
 
 Contract: `tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix)
 serves rejection, cancel, edit, regenerate and the next turn alike; `rollback` shortens;
 `keep` compacts the accepted path of a tree. Every position is kept, so every length can be
-returned to. It also answers the calls transformers makes of a cache (`update`,
-`get_seq_length`, `get_mask_sizes`, `get_query_offset`); `append` brackets such a forward.
+returned to. `append` is the context of one forward, which writes by `write`, or by the methods that
+transformers calls on a cache (`update`, `get_seq_length`, `get_mask_sizes`, `get_query_offset`).
 
 Not here: attention, masks, models.
 """
@@ -59,13 +59,13 @@ def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Rows that only the first blocks of a decoder have seen: tokens from position `start` on after
-    the first `depth` blocks of `owner`, the weights.
+class PartialForward:
+    """Rows that only the first blocks of a decoder have computed: `tokens` from position `start`
+    on, after the first `depth` blocks of `owner`, the weights.
 
-    It stands in the cache whose slots it wrote, and the cache drops it as soon as anything else is
-    written. So it is valid for its tokens whenever the cache ends where it starts: to end there
-    with another text before it, something had to be written.
+    It is kept by the cache whose slots it wrote, and the cache drops it as soon as anything else is
+    written. So it is valid whenever the cache ends at `start`: to end there with another text
+    before it, something had to be written.
 
     hidden: layer -> [n, d] for layer depth - 1 and those below it that are followed."""
 
@@ -79,14 +79,14 @@ class Begun:
     def size(self) -> int:
         return len(self.tokens)
 
-    def first(self, size: int) -> Begun:
+    def shortened(self, size: int) -> PartialForward:
         """The first `size` of the rows."""
         hidden = {layer: rows[:size] for layer, rows in self.hidden.items()}
         return replace(self, tokens=self.tokens[:size], hidden=hidden)
 
-    def within(
+    def start_of(
         self, owner: object, start: int, tokens: Sequence[int], wanted: frozenset[int]
-    ) -> Begun | None:
+    ) -> PartialForward | None:
         """The rows that a chain of `tokens` from `start` on begins with, None if there are none.
 
         At least one token is left to run from the first block on. wanted: layers whose states the
@@ -94,15 +94,16 @@ class Begun:
         size = min(common_prefix_length(self.tokens, tokens), len(tokens) - 1)
         needed = {layer for layer in wanted if 0 <= layer < self.depth}
         is_same = owner is self.owner and start == self.start
-        return self.first(size) if is_same and size > 0 and needed <= self.hidden.keys() else None
+        is_usable = is_same and size > 0 and needed <= self.hidden.keys()
+        return self.shortened(size) if is_usable else None
 
-    def then(self, later: Begun) -> Begun:
+    def followed_by(self, later: PartialForward) -> PartialForward:
         """Both in a row; `later` alone where it does not start within or right after this one."""
         size = later.start - self.start  # fewer than it has after a rollback within them
         is_same = later.owner is self.owner and later.depth == self.depth
         if not is_same or not 0 < size <= self.size or later.hidden.keys() != self.hidden.keys():
             return later
-        kept = self.first(size)
+        kept = self.shortened(size)
         hidden = {i: torch.cat((kept.hidden[i], rows)) for i, rows in later.hidden.items()}
         return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
 
@@ -110,8 +111,8 @@ class Begun:
 class KVCache:
     """K and V of one sequence, [layers, 2, kv_heads, capacity, head_dim], allocated once.
 
-    features: hidden states kept beside them, None until somebody follows one (`follow`).
-    begun: what a draft by the first layers left in the slots from its start on; None once
+    features: hidden states kept beside them, None until a layer is followed (`follow`).
+    partial: what a draft by the first layers left in the slots from its start on; None once
     anything was written since."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
@@ -119,16 +120,8 @@ class KVCache:
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.tokens: list[int] = []
-        self._slots = torch.zeros(
-            shape.num_layers,
-            2,
-            1,
-            shape.num_kv_heads,
-            shape.capacity,
-            shape.head_dim,
-            dtype=dtype,
-            device=device,
-        )
+        size = (shape.num_layers, 2, 1, shape.num_kv_heads, shape.capacity, shape.head_dim)
+        self._slots = torch.zeros(size, dtype=dtype, device=device)
         # Views made once: indexing the big tensor for every layer of every step is host time.
         self._keys = [self._slots[layer, 0] for layer in range(shape.num_layers)]
         self._values = [self._slots[layer, 1] for layer in range(shape.num_layers)]
@@ -136,7 +129,7 @@ class KVCache:
         self._start = 0
         self._end = 0
         self.features: Features | None = None
-        self.begun: Begun | None = None
+        self.partial: PartialForward | None = None
 
     @property
     def length(self) -> int:
@@ -152,7 +145,16 @@ class KVCache:
 
     @property
     def kv_bytes(self) -> int:
-        return self._slots.numel() * self._slots.element_size()
+        return self._slots.nbytes
+
+    def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
+        """Keep the hidden states of these layers as well, in the width and precision of the
+        model's `embedding`. Ask before the first forward: tokens cached already have no rows."""
+        if self.features is None:
+            width, dtype, device = embedding.shape[1], embedding.dtype, embedding.device
+            self.features = Features(self.shape.capacity, width, dtype, device)
+        self.features.follow(layers)
+        return self.features
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest common prefix with `tokens`; returns its length."""
@@ -185,14 +187,12 @@ class KVCache:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
         self.tokens[base:] = tokens
-        self.begun = None
+        self.partial = None
 
     @contextmanager
     def append(self, tokens: Sequence[int]) -> Iterator[int]:
-        """Open slots for `tokens` during one forward; yields the first one's position.
-
-        The tokens count only when the forward returns: after an error the length is unchanged.
-        """
+        """Open slots for `tokens` during one forward; yields the first one's position. After an
+        error in the forward the length is unchanged. Raises CacheError at the context's end."""
         start, end = self.length, self.length + len(tokens)
         if end > self.shape.capacity:
             raise CacheError(
@@ -200,7 +200,7 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
-        self.begun = None
+        self.partial = None
         yield start
         self.tokens.extend(tokens)
 

@@ -1,9 +1,9 @@
 """A transformers causal language model with our KV cache: tokens in, logits out.
 
 Contract: `forward` appends n slots and returns one row of fp32 logits for each of the last
-`num_logits` tokens. The module is used as it is (any family transformers knows with full
-attention); nothing of it or of its config is edited. Models whose cache cannot roll back
-(sliding windows, recurrent states) are refused when built.
+`num_logits` tokens. The module is any family of transformers with full attention; neither it nor
+its config is edited. `kv_shape` refuses models whose cache cannot roll back (sliding windows,
+recurrent states).
 
 Not here: loading from disk, sampling, drafting.
 """
@@ -25,8 +25,7 @@ PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
 
 
 class LanguageModel(Protocol):
-    """What the engine and the drafters need of a model; a packed or captured forward may stand
-    in for the transformers path."""
+    """What the engine and the drafters need of a model, whatever computes it."""
 
     cache: KVCache
     vocab_size: int
@@ -67,7 +66,7 @@ class CausalLM:
     @property
     def weight_bytes(self) -> int:
         tensors = chain(self.module.parameters(), self.module.buffers())
-        held = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
         return sum(held.values())  # tied weights count once
 
     @torch.inference_mode()
@@ -97,27 +96,18 @@ class CausalLM:
                 output_hidden_states=features is not None,
             )
             if features is not None:
-                states = (
-                    output.hidden_states
-                )  # the embedding, then every layer; the last normalised
+                states = output.hidden_states  # embedding, then each layer; the last normalised
                 rows = {at: states[-1 if at == LAST else at + 1][0] for at in features.layers}
                 features.write(start, rows)
         logits: torch.Tensor = output.logits[0]  # [num_logits, V]
         return logits.float()
 
     def follow(self, layers: Sequence[int]) -> Features:
-        """See LanguageModel. The last layer's residual is not to be had here, only LAST. Raises
-        ModelError for it."""
+        """See LanguageModel. Raises ModelError for the residual of the last layer, which
+        transformers returns only normalised (LAST)."""
         if self.cache.shape.num_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
-        held = self.cache.features
-        if held is None:
-            table = self.module.get_input_embeddings().weight
-            capacity = self.cache.shape.capacity
-            held = Features(capacity, table.shape[1], table.dtype, self.device)
-            self.cache.features = held
-        held.follow(layers)
-        return held
+        return self.cache.follow(layers, self.module.get_input_embeddings().weight)
 
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
@@ -145,9 +135,9 @@ class CausalLM:
 
 
 def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:
-    """What a family does to its logits behind the output embedding, as its config tells it: divided
-    (Granite), multiplied (Cohere) or capped (Gemma 2). A family that does something else is not
-    known here; whoever depends on it compares with a forward first.
+    """What a family does to its logits after the output embedding: divide (Granite), multiply
+    (Cohere) or cap (Gemma 2) them. A caller that depends on it compares with a forward first, since
+    other families may do something else.
 
     logits: [..., V] fp32, as the output embedding gives them. config: of transformers."""
     text = config.get_text_config()
@@ -162,7 +152,7 @@ def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:
 
 
 def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
-    """Run `tokens` through the model for their KV alone. At most PREFILL_CHUNK at a time."""
+    """Run `tokens` through the model for their keys and values, PREFILL_CHUNK at a time."""
     for start in range(0, len(tokens), PREFILL_CHUNK):
         model.forward(tokens[start : start + PREFILL_CHUNK], num_logits=1)
 

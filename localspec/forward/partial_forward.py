@@ -1,13 +1,13 @@
 """The first layers of a decoder as a model of their own: what an early exit drafts with.
 
 Contract: `EarlyExit` is a Decoder of the whole one's first `depth` blocks, its final norm and its
-head, over the very same KV cache, without a weight of its own. It writes keys and values of these
+head, over the same KV cache, without a weight of its own. It writes keys and values of these
 layers only, so its tokens must be rolled back before the whole decoder runs; their slots stay as
-they are. It notes the rows it has begun in `cache.begun`, and a chain that the whole decoder runs
-next over the same tokens from the same place on goes on from them (Decoder.run). Whatever else is
-written to the cache makes them void.
+they are. The rows it computed are kept in `cache.partial`, and a chain that the whole decoder runs
+next over the same tokens from the same position continues from them (Decoder.run). The cache drops
+them as soon as anything else is written.
 
-It writes no features: those of upper layers it cannot know, and verification writes them all.
+It writes no features: it cannot compute those of upper layers, and verification writes them all.
 
 Not here: which depth, and drafting (drafters.early_exit).
 Source: LayerSkip (arXiv 2404.16710), whose verification reuses the exit's keys and values too.
@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import torch
 
-from localspec.forward.cache import Begun
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.cache import PartialForward
+from localspec.forward.decoder import Decoder
 
 
 class EarlyExit(Decoder):
@@ -29,10 +29,7 @@ class EarlyExit(Decoder):
 
     def __init__(self, whole: Decoder, depth: int) -> None:
         assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
-        super().__init__(
-            replace(whole.weights, blocks=whole.weights.blocks[:depth]),
-            whole.cache,
-        )
+        super().__init__(replace(whole.weights, blocks=whole.weights.blocks[:depth]), whole.cache)
         self.depth = depth
         self._whole = whole.weights
 
@@ -44,20 +41,20 @@ class EarlyExit(Decoder):
         num_logits: int | None = None,
     ) -> torch.Tensor:
         """See Decoder.forward; the logits are the exit's."""
-        segment = Segment(self.cache, tokens, parents, num_logits)
-        earlier = self.cache.begun  # opening the cache makes it void
+        earlier = self.cache.partial  # opening the cache drops it
         with self.cache.append(tokens) as start:
-            cos, sin = self._rotations([segment], [start])
-            attend = self._attention([segment], [start])
+            cos, sin = self._rotations(len(tokens), parents, start)
+            attend = self._attention(len(tokens), parents, start)
             rows, hidden = self.layers(self.embed(tokens), cos, sin, attend, self._kept())
-            (logits,) = self._logits(rows, [segment], {}, False)
+            logits = self._logits(rows, num_logits, {}, False)
         if parents is None:
-            begun = Begun(self._whole, start, self.depth, tuple(tokens), hidden)
-            self.cache.begun = begun if earlier is None else earlier.then(begun)
+            made = PartialForward(self._whole, start, self.depth, tuple(tokens), hidden)
+            self.cache.partial = made if earlier is None else earlier.followed_by(made)
         return logits
 
     def _kept(self) -> frozenset[int]:
-        """The layer that is gone on from, and those below that somebody follows."""
+        """The last layer, from which the whole decoder continues, and those below it that are
+        followed."""
         features = self.cache.features
         followed = () if features is None else features.layers
         return frozenset((self.depth - 1, *(i for i in followed if 0 <= i < self.depth)))

@@ -3,15 +3,14 @@
 Contract: `quantised_twin` gives a model over the original's KV cache whose linear layers are 4-bit
 (NF4 by bitsandbytes) or int8 (torch's own kernels, CPU only), and the bytes it holds of its own.
 Embedding, norms, output head and every layer whose shape the format cannot take are the original's
-tensors. The original is read, never written. Both forwards have twins: the native decoder keeps its
-fused layers, the transformers path gets a copy of the module. Every quantised layer is compared
-with its original once, when it is made. `cheapest_format` says which of the two formats this
-machine runs faster.
+tensors. The original is read, never written. The native decoder keeps its fused layers, the
+transformers path gets a copy of the module. Every quantised layer is compared with its original
+once, when it is made. `cheapest_kind` says which of the two formats this machine runs faster.
 
 A twin lives as long as the process: bitsandbytes repacks its weights in place and cannot save
 them afterwards, so `state_dict` refuses.
 
-Not here: drafting with a twin (drafters.self_quant), 4-bit or 8-bit targets.
+Not here: drafting with a twin (drafters.self_quant), 4-bit or 8-bit targets (weights).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from torch import nn
 
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.linear import Linear, ModuleLinear
 from localspec.forward.model import CausalLM, LanguageModel
+from localspec.forward.weight_layout import Linear, ModuleLinear
 
 Kind = Literal["nf4", "int8"]
 
@@ -43,47 +42,46 @@ NF4_ROWS = 32  # rows the CPU kernel of bitsandbytes takes at a time
 MAX_RELATIVE_ERROR = 0.5  # NF4 is near 0.1, int8 near 0.02; a broken kernel is beyond 1
 MIN_QUANTISED_SHARE = 0.5  # below this a draft step costs about what the target's own costs
 
-TIMED_WEIGHTS = 64 * 2**20  # enough not to sit in a processor's cache where the model would not
+TIMED_WEIGHTS = 64 * 2**20  # enough not to fit a processor's cache where the model would not
 TIMED_PASSES = 5
 
 
 @dataclass(frozen=True)
-class KindChoice:
-    """Which format to draft in, and why. The times are those of all linear layers for one
-    token; None where a format was not measured."""
+class Twin:
+    """model: over its original's cache. weight_bytes: what it holds beside its original."""
 
-    kind: Kind
-    nf4_ms: float | None
-    int8_ms: float | None
-    reason: str
+    model: LanguageModel
+    weight_bytes: int
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with one int8 scale a row; activations are quantised as they come."""
+def quantised_twin(model: LanguageModel, kind: Kind) -> Twin:
+    """Quantise now. Raises ModelError where the device, an absent package or the model's shapes
+    forbid it."""
+    if isinstance(model, Decoder):
+        return _decoder_twin(model, kind)
+    copied = quantised_copy(_module_of(model), kind)
+    return Twin(CausalLM(copied, model.cache), quantised_bytes(copied))
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        bias = None if linear.bias is None else linear.bias.detach().float()
-        self.out_features = linear.out_features
-        self._packed = torch.ops.quantized.linear_prepack(_per_row_int8(linear), bias)
-        # The packed weight is opaque. x86 kernels hold it once; the others keep the unpacked one
-        # as well. A row also has its scale, zero point, offset and bias.
-        held = 1 if torch.backends.quantized.engine in ("x86", "fbgemm") else 2
-        self.weight_bytes = held * linear.weight.numel() + 16 * linear.out_features
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        try:
-            # reduce_range: processors without VNNI overflow on the eighth bit.
-            out: torch.Tensor = torch.ops.quantized.linear_dynamic(
-                hidden.float(), self._packed, reduce_range=True
-            )
-        except RuntimeError:
-            # The kernel finds no range for values that are not numbers. A float layer passes
-            # them on, and so the target's own check names the fault.
-            if bool(torch.isfinite(hidden).all()):
-                raise
-            return hidden.new_full((*hidden.shape[:-1], self.out_features), float("nan"))
-        return out.to(hidden.dtype)
+def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
+    held = num_weights = num_quantised = 0
+
+    def change(linear: Linear) -> Linear:
+        nonlocal held, num_weights, num_quantised
+        dense = linear.dense()
+        if dense is None:  # quantised already: it stays as it is
+            return linear
+        num_weights += dense.weight.numel()
+        if not suits(dense, kind):
+            return linear
+        num_quantised += dense.weight.numel()
+        made = quantised_layer(dense, kind)
+        held += layer_bytes(made)
+        return ModuleLinear([made], layer_bytes(made))
+
+    twin = model.with_linears(change)
+    _require_share(num_quantised, num_weights, kind)
+    return Twin(twin, held)
 
 
 def quantised_copy(module: Any, kind: Kind) -> Any:
@@ -119,46 +117,74 @@ def layer_bytes(layer: nn.Module) -> int:
     return 0
 
 
-def cheapest_kind(
-    linears: Callable[[], Iterable[nn.Linear]],
-    device: torch.device,
-    clock: Callable[[], float] = perf_counter,
-) -> KindChoice:
-    """The format whose linear layers take less time for one token on the device.
+# -- the cheaper format ---------------------------------------------------------------------
 
-    linears: gives the layers anew at each call, one by one. On a GPU the format is NF4,
-    unmeasured. On a CPU both are built for at most TIMED_WEIGHTS weights and timed over a few
-    passes (about a second in all), and the others counted by their size. A format that cannot be
-    used leaves the choice to the other, and the reason says so. clock: seconds, monotonic. Raises
-    ModelError when neither can be used.
+
+def cheapest_kind(model: LanguageModel, clock: Callable[[], float] = perf_counter) -> Kind:
+    """The format whose linear layers take less time for one token on the model's device.
+
+    On a GPU that is NF4, unmeasured. On a CPU both are built for at most TIMED_WEIGHTS weights and
+    timed over a few passes (about a second in all), and the others counted by their size. clock:
+    seconds, monotonic. Raises ModelError when neither can be used.
     """
-    if device.type != "cpu":
-        _check_device(device, "nf4")
-        return KindChoice("nf4", None, None, "NF4: the only 4-bit or int8 format for a GPU here.")
-    nf4_ms, nf4_fault = _try_pass_ms(linears, "nf4", clock)
-    int8_ms, int8_fault = _try_pass_ms(linears, "int8", clock)
-    if nf4_ms is None and int8_ms is None:
-        raise ModelError(f"{nf4_fault} {int8_fault}")
-    if int8_ms is None:
-        return KindChoice("nf4", nf4_ms, None, f"NF4, since int8 cannot be used: {int8_fault}")
-    if nf4_ms is None:
-        return KindChoice("int8", None, int8_ms, f"int8, since NF4 cannot be used: {nf4_fault}")
-    kind: Kind = "nf4" if nf4_ms < int8_ms else "int8"
-    reason = (
-        f"{'NF4' if kind == 'nf4' else 'int8'}: the linear layers take {nf4_ms:.2f} ms a token "
-        f"in NF4 and {int8_ms:.2f} ms in int8 on this processor."
-    )
-    return KindChoice(kind, nf4_ms, int8_ms, reason)
+    if model.device.type != "cpu":
+        _check_device(model.device, "nf4")
+        return "nf4"
+    kinds: tuple[Kind, ...] = ("nf4", "int8")
+    seconds, faults = dict[Kind, float](), list[str]()
+    for kind in kinds:
+        try:
+            seconds[kind] = _pass_seconds(_linears(model), kind, clock)
+        except ModelError as error:
+            faults.append(str(error))
+    if not seconds:
+        raise ModelError(" ".join(faults))
+    return min(seconds, key=lambda kind: seconds[kind])
+
+
+@torch.inference_mode()
+def _pass_seconds(linears: Iterable[nn.Linear], kind: Kind, clock: Callable[[], float]) -> float:
+    """Of all linear layers for one token; those that `kind` cannot take count by their size."""
+    layers, rows, covered, everything = list[nn.Module](), list[torch.Tensor](), 0, 0
+    for linear in linears:
+        everything += linear.weight.numel()
+        if covered < TIMED_WEIGHTS and suits(linear, kind):
+            layers.append(quantised_layer(linear, kind))
+            rows.append(torch.ones(1, 1, linear.in_features, dtype=linear.weight.dtype))
+            covered += linear.weight.numel()
+    if not covered:
+        raise ModelError(f"No layer of this model has a shape that {kind} can take.")
+    times = list[float]()
+    for _ in range(TIMED_PASSES + 1):  # the first warms up
+        started = clock()
+        for layer, row in zip(layers, rows, strict=True):
+            layer(row)
+        times.append(clock() - started)
+    return median(times[1:]) * everything / covered
 
 
 # -- which layers ---------------------------------------------------------------------------
 
 
+def _linears(model: LanguageModel) -> Iterator[nn.Linear]:
+    """The plain linear layers of the blocks, one by one: each may be unpacked for it."""
+    if isinstance(model, Decoder):
+        dense = (one.dense() for block in model.weights.blocks for one in block.linears)
+        yield from (layer for layer in dense if layer is not None)
+    else:
+        yield from (layer for _, layer in _named_linears(_module_of(model)))
+
+
+def _module_of(model: LanguageModel) -> Any:
+    assert isinstance(model, CausalLM), "a model runs natively or on transformers"
+    return model.module
+
+
 def _named_linears(module: Any) -> Iterator[tuple[str, nn.Linear]]:
-    """Every plain linear layer but the output head, by path."""
+    """Every plain linear layer except the output head, by path."""
     head = module.get_output_embeddings()
     for path, layer in module.named_modules():
-        # Subclasses are somebody's own format (a quantised target, an adapter): left alone.
+        # Subclasses are another format (a quantised target, an adapter): they stay as they are.
         if type(layer) is nn.Linear and layer is not head:
             yield path, layer
 
@@ -183,7 +209,7 @@ def _check_device(device: torch.device, kind: Kind) -> None:
 
 
 def _require_share(num_quantised: int, num_weights: int, kind: Kind) -> None:
-    """Raises ModelError for a copy that would still be mostly the original."""
+    """Raises ModelError for a copy that would mostly be the original."""
     if num_quantised < MIN_QUANTISED_SHARE * max(1, num_weights):
         shapes = f" NF4 takes layers of {NF4_BLOCK} x n inputs and {NF4_ROWS} x n outputs."
         raise ModelError(
@@ -221,12 +247,40 @@ def quantised_layer(linear: nn.Linear, kind: Kind) -> nn.Module:
     return layer
 
 
+class Int8Linear(nn.Module):
+    """A linear layer with one int8 scale a row; activations are quantised on the fly."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        self.out_features = linear.out_features
+        self._packed = torch.ops.quantized.linear_prepack(_per_row_int8(linear), bias)
+        # The packed weight is opaque: x86 kernels hold it once, others beside the unpacked one. A
+        # row also has its scale, zero point, offset and bias.
+        held = 1 if torch.backends.quantized.engine in ("x86", "fbgemm") else 2
+        self.weight_bytes = held * linear.weight.numel() + 16 * linear.out_features
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        try:
+            # reduce_range: processors without VNNI overflow on the eighth bit.
+            out: torch.Tensor = torch.ops.quantized.linear_dynamic(
+                hidden.float(), self._packed, reduce_range=True
+            )
+        except RuntimeError:
+            # The kernel finds no range for NaN. A float layer passes it on, so that the check of
+            # the logits names the fault.
+            if bool(torch.isfinite(hidden).all()):
+                raise
+            return hidden.new_full((*hidden.shape[:-1], self.out_features), float("nan"))
+        return out.to(hidden.dtype)
+
+
 def _per_row_int8(linear: nn.Linear) -> torch.Tensor:
     weight = linear.weight.detach().float()  # [out, in]
     scales = (weight.abs().amax(dim=1) / 127.0).clamp(min=1e-12).double()
     zeros = torch.zeros(linear.out_features, dtype=torch.long)
     with warnings.catch_warnings():
-        # Announced for removal in a later torch; the version is pinned, the kernel is tested.
+        # Deprecated in torch; the version is pinned, and the kernel is tested.
         warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
         return torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
 
@@ -260,7 +314,7 @@ def _nf4_linear(linear: nn.Linear) -> nn.Module:
 
 
 def _bitsandbytes() -> Any:
-    """The library, imported without its look for compiled kernels on a model hub."""
+    """The library, imported without letting it look for compiled kernels on a model hub."""
     if "bitsandbytes" in sys.modules:
         return sys.modules["bitsandbytes"]
     missing = object()
@@ -268,7 +322,7 @@ def _bitsandbytes() -> Any:
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     level = logger.level
     sys.modules["kernels"] = None  # type: ignore[assignment]  # makes its import fail: no network
-    logger.setLevel(logging.ERROR)  # it would warn of just that
+    logger.setLevel(logging.ERROR)  # it would warn of that
     try:
         return import_module("bitsandbytes")
     except ImportError as error:
@@ -298,101 +352,5 @@ def _nf4_tensors(layer: Any) -> list[torch.Tensor]:
 def _refuse_saving(*_: object) -> None:
     raise ModelError(
         "A quantised copy cannot be saved: its weights are repacked for this processor. It is "
-        "made anew from its model at every start; save that one."
+        "made from its model at every start; save the model instead."
     )
-
-
-# -- timing ---------------------------------------------------------------------------------
-
-
-def _try_pass_ms(
-    linears: Callable[[], Iterable[nn.Linear]], kind: Kind, clock: Callable[[], float]
-) -> tuple[float | None, str]:
-    """Milliseconds of all linear layers for one token, or None and what forbids the format."""
-    try:
-        return _pass_ms(linears, kind, clock), ""
-    except ModelError as error:
-        return None, str(error)
-
-
-@torch.inference_mode()
-def _pass_ms(
-    linears: Callable[[], Iterable[nn.Linear]], kind: Kind, clock: Callable[[], float]
-) -> float:
-    layers, rows, covered, everything = list[nn.Module](), list[torch.Tensor](), 0, 0
-    for linear in linears():
-        everything += linear.weight.numel()
-        if covered < TIMED_WEIGHTS and suits(linear, kind):
-            layers.append(quantised_layer(linear, kind))
-            rows.append(torch.ones(1, 1, linear.in_features, dtype=linear.weight.dtype))
-            covered += linear.weight.numel()
-    if not covered:
-        raise ModelError(f"No layer of this model has a shape that {kind} can take.")
-    times = []
-    for _ in range(TIMED_PASSES + 1):  # the first warms up
-        started = clock()
-        for layer, row in zip(layers, rows, strict=True):
-            layer(row)
-        times.append(1000.0 * (clock() - started))
-    return median(times[1:]) * everything / covered
-
-
-@dataclass(frozen=True)
-class Twin:
-    """model: over its original's cache. weight_bytes: what it holds beside its original."""
-
-    model: LanguageModel
-    weight_bytes: int
-
-
-def quantised_twin(model: LanguageModel, kind: Kind) -> Twin:
-    """Quantise now. Raises ModelError where the format, the shapes or the device forbid it."""
-    if isinstance(model, Decoder):
-        return _decoder_twin(model, kind)
-    module = _module_of(model)
-    copied = quantised_copy(module, kind)
-    return Twin(CausalLM(copied, model.cache), quantised_bytes(copied))
-
-
-def cheapest_format(model: LanguageModel) -> KindChoice:
-    """The format whose step is cheapest on this model's device. Raises ModelError."""
-    if isinstance(model, Decoder):
-        return cheapest_kind(lambda: _dense(model), model.device)
-    module = _module_of(model)
-    return cheapest_kind(lambda: (one for _, one in _named_linears(module)), model.device)
-
-
-def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
-    held = 0
-    num_weights = num_quantised = 0
-
-    def change(linear: Linear) -> Linear:
-        nonlocal held, num_weights, num_quantised
-        dense = linear.dense()
-        if dense is None:  # quantised already: it stays as it is
-            return linear
-        num_weights += dense.weight.numel()
-        if not suits(dense, kind):
-            return linear
-        num_quantised += dense.weight.numel()
-        made = quantised_layer(dense, kind)
-        held += layer_bytes(made)
-        return ModuleLinear(made, layer_bytes(made))
-
-    twin = model.with_linears(change)
-    _require_share(num_quantised, num_weights, kind)
-    return Twin(twin, held)
-
-
-def _dense(model: Decoder) -> Iterator[nn.Linear]:
-    for block in model.weights.blocks:
-        for linear in block.linears:
-            dense = linear.dense()
-            if dense is not None:
-                yield dense
-
-
-def _module_of(model: LanguageModel) -> nn.Module:
-    assert isinstance(model, CausalLM), "a model runs natively or on transformers"
-    module: nn.Module = model.module
-    return module

@@ -1,15 +1,15 @@
-"""The native decoder's forward with fixed shapes and nothing on the host: what a graph can hold.
+"""The native decoder's forward with fixed shapes and no work on the host: what a graph can hold.
 
 Contract: `Window.forward` runs rows whose ids, positions and slots are tensors, writes their keys
 and values into those slots and attends to the first `bucket` slots of the cache under a mask that
-is made on the device. `StaticForward` puts buffers around it: `fill` describes the tokens (one
-small copy), a call computes their logits into a buffer. Both are plain tensor code and give the
-decoder's own logits on any device, captured or not.
+is made on the device. `StaticForward` adds buffers: `fill` copies the description of the tokens to
+the device in one small copy, a call computes their logits into a buffer. Both are plain tensor code
+and give the decoder's own logits on any device, captured or not.
 
-Slots beyond a sequence's end hold nothing that is needed, so rows that only pad a width write
-there; but what they hold must be numbers (`zero_beyond`).
+Rows that only pad a width write to slots beyond the sequence's end. These slots are masked, which
+hides finite values only, so they must not hold NaN (`zero_beyond`).
 
-That it can be captured has never been tried on CUDA hardware: no GPU was at hand.
+Capturing has never been tried on CUDA hardware: no GPU was available.
 
 Not here: choosing widths and buckets, capturing (graphs), the cache's bookkeeping (cache).
 """
@@ -23,8 +23,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from localspec.forward.attention import Attend, grouped_attention, grouped_mask
 from localspec.forward.cache import KVCache
-from localspec.forward.decoder import Attend, Decoder
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.tree import additive_mask, depths
 
@@ -51,8 +52,7 @@ def every_slot(cache: KVCache) -> Slots:
 
 @contextmanager
 def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
-    """The first `num_slots` slots and features may be scribbled on inside; afterwards they are
-    as before."""
+    """Restore the first `num_slots` slots and features afterwards, whatever was written inside."""
     held = [part[:, :, :num_slots] for pair in every_slot(cache) for part in pair]
     if cache.features is not None:
         features = cache.features
@@ -67,9 +67,9 @@ def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
 
 @torch.inference_mode()
 def zero_beyond(cache: KVCache) -> None:
-    """Make the slots beyond the end numbers again, after something wrote others there. A mask
-    hides what is finite; a NaN comes through it, and no length that is rolled back erases it."""
-    cache.begun = None
+    """Zero the slots beyond the end, after NaN may have been written there: a mask does not hide
+    NaN, and a rollback does not erase it."""
+    cache.partial = None
     for keys, values in every_slot(cache):
         keys[:, :, cache.length :].zero_()
         values[:, :, cache.length :].zero_()
@@ -117,34 +117,23 @@ class Window:
         return self.weights.head(self.weights.final_norm(rows))
 
     def _mask(self, slots: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-        """Additive, [1, 1, groups * w, bucket]; the query heads of one key head stand as further
-        rows, group by group."""
+        """Additive, [1, 1, w, bucket]."""
         # Filled in place: a number in `where` would be copied from the host, which stops a capture.
         past = torch.zeros(self.bucket, dtype=self.dtype, device=self.device)
         past.masked_fill_(self._columns >= slots[:1], float("-inf"))
-        rows = past.repeat(block.shape[0], 1).index_copy_(1, slots, block)  # [w, bucket]
-        return rows.repeat(self._groups, 1)[None, None]
+        return past.repeat(block.shape[0], 1).index_copy_(1, slots, block)[None, None]
 
     def _attention(self, slots: torch.Tensor, block: torch.Tensor) -> Attend:
-        mask = self._mask(slots, block)
+        mask = grouped_mask(self._mask(slots, block), self._groups)
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-            width, heads, head_dim = queries.shape
+            width, _, head_dim = queries.shape
             keys, values = self._slots[layer]
             new = keys_values.view(width, 2, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
             keys.index_copy_(2, slots, new[:1])
             values.index_copy_(2, slots, new[1:])
-            # [w, kv_heads, groups, dim] -> [1, kv_heads, groups * w, dim]
-            grouped = queries.view(width, -1, self._groups, head_dim).permute(1, 2, 0, 3)
-            rows = grouped.reshape(1, heads // self._groups, self._groups * width, head_dim)
-            seen = F.scaled_dot_product_attention(
-                rows.to(keys.dtype),
-                keys[:, :, : self.bucket],
-                values[:, :, : self.bucket],
-                attn_mask=mask,
-            )
-            out = seen.view(-1, self._groups, width, head_dim).permute(2, 0, 1, 3)
-            return out.reshape(width, heads * head_dim).to(queries.dtype)
+            window = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
+            return grouped_attention(queries, *window, mask)
 
         return attend
 
@@ -176,9 +165,9 @@ class StaticForward:
         if parents is not None:
             positions = [start + depth for depth in depths(parents)] + [start] * spare
             tree = (*parents, *[-1] * spare)
-        values = [[*tokens, *[0] * spare], positions, slots]
+        values = [[*tokens, *[0] * spare], positions, slots]  # [3, width]
         self._inputs.copy_(uploaded(values, torch.int64, self.window.device), non_blocking=True)
-        if tree != self._parents:  # chains follow chains: there is nothing to copy then
+        if tree != self._parents:  # mostly a chain after a chain, with nothing to copy
             self._block.copy_(_block(tree, self.width, self.window.dtype))
             self._parents = tree
 

@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError
 from localspec.forward.cache import KVCache, kv_dtype
-from localspec.forward.from_transformers import take_over, tune
+from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
+from localspec.forward.weight_layout import tune
 
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -72,7 +73,7 @@ def load_model(
             except ModelError as error:
                 refusal = str(error)
             else:
-                tune(native, spare_bytes)
+                tune(native.weights.linears, native.weights.embedding, spare_bytes)
                 off = float((_answers(native) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[dtype]:
                     return Opened(native, None)

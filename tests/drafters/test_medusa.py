@@ -14,7 +14,7 @@ from localspec.drafters.medusa import Level, MedusaDrafter, grown, guesses
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads
 from localspec.forward.tree import depths
@@ -154,7 +154,7 @@ def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Pa
     held = target.cache.length
     kept = target.follow([LAST]).rows(LAST, 0, held).clone()
     fresh = with_cache(tiny_llama())
-    made = fresh.run([Segment(fresh.cache, sequence.tokens[:held])], [LAST])
+    made = fresh.run(sequence.tokens[:held], keep=[LAST])
     assert torch.allclose(kept, made.hidden[LAST], atol=1e-4)
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from localspec.errors import CacheError, ModelError
+from localspec.errors import ModelError
 from localspec.forward.cache import KVCache
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import FAMILIES, take_over
-from localspec.forward.linear import PackedLinear, PlainLinear
 from localspec.forward.model import CausalLM, kv_shape
+from localspec.forward.weight_layout import PackedLinear, PlainLinear
 from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
@@ -129,40 +129,10 @@ def test_only_the_wanted_logits_are_computed(pair: tuple[CausalLM, Decoder]) -> 
     assert torch.allclose(native.forward(TEXT, num_logits=2), everything[-2:], atol=1e-4)
 
 
-def test_segments_of_different_lengths_share_one_pass() -> None:
-    module = small("qwen3")
-    native = with_cache(module, 64)
-    alone, caches = [], [KVCache(kv_shape(module.config, 64), torch.float32, CPU) for _ in "abc"]
-    parts = [
-        (TEXT[:9], [7], None),
-        (TEXT[3:5], [1, 2, 3], (-1, 0, 0)),
-        (TEXT[:6], TEXT[6:9], None),
-    ]
-    for before, tokens, parents in parts:
-        emptied(native)
-        native.forward(before)
-        alone.append(native.forward(tokens, parents))
-    for cache, (before, _, _) in zip(caches, parts, strict=True):
-        native.run([Segment(cache, before)])
-    segments = [Segment(c, t, p) for c, (_, t, p) in zip(caches, parts, strict=True)]
-    for found, wanted in zip(native.run(segments).logits, alone, strict=True):
-        assert_close(found, wanted)
-    assert [cache.length for cache in caches] == [10, 5, 9]
-
-
-def test_an_overfull_segment_leaves_every_cache_as_it_was() -> None:
-    module = small("llama")
-    native = with_cache(module, 64)
-    roomy, narrow = (KVCache(kv_shape(module.config, size), torch.float32, CPU) for size in (64, 4))
-    with pytest.raises(CacheError):
-        native.run([Segment(roomy, TEXT), Segment(narrow, TEXT)])
-    assert roomy.length == narrow.length == 0
-
-
 def test_hidden_states_are_those_of_transformers() -> None:
     module = small("llama")
     native = with_cache(module, 64)
-    kept = native.run([Segment(native.cache, TEXT)], keep=(0, 1, -1)).hidden
+    kept = native.run(TEXT, keep=(0, 1, -1)).hidden
     with torch.no_grad():
         states = module(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
     assert sorted(kept) == [-1, 0, 1]
@@ -242,16 +212,29 @@ def real_configs() -> list[Any]:
     return folders or [pytest.param(None, marks=pytest.mark.skip("the data folder is not here"))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", real_configs(), ids=lambda f: f.name if f else "none")
-def test_real_shapes_at_reduced_depth(folder: Path) -> None:
+def real_settings(folder: Path) -> dict[str, Any]:
+    """Of one layer and a small vocabulary; all else as published."""
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "num_experts" in settings:
-        pytest.skip("a mixture of experts runs on transformers")
-    width = {"num_hidden_layers": 1, "vocab_size": 512, "layer_types": None}
-    model_type = settings.pop("model_type")
     kept = {k: v for k, v in settings.items() if not k.endswith("token_id")}
-    config = AutoConfig.for_model(model_type, **{**kept, **width})
+    return {**kept, "num_hidden_layers": 1, "vocab_size": 512, "layer_types": None}
+
+
+def narrowed(settings: dict[str, Any]) -> dict[str, Any]:
+    """With two key heads of 16; the other widths keep their ratios, the feed-forward's is odd."""
+    heads, size = settings["num_attention_heads"], settings["hidden_size"]
+    num_heads = 2 * heads // settings["num_key_value_heads"]
+    width = num_heads * 16 * size // (heads * (settings.get("head_dim") or size // heads))
+    return settings | {
+        "num_key_value_heads": 2,
+        "num_attention_heads": num_heads,
+        "head_dim": 16,
+        "hidden_size": width,
+        "intermediate_size": width * settings["intermediate_size"] // size | 1,
+    }
+
+
+def assert_taken_over(settings: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     with torch.device("meta"):
         module: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     module = module.to_empty(device="cpu").float().eval().requires_grad_(False)
@@ -263,3 +246,18 @@ def test_real_shapes_at_reduced_depth(folder: Path) -> None:
     wanted = on_transformers(module, 64).forward(TEXT)
     cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
     assert_close(take_over(module, cache, is_emptied=True).forward(TEXT), wanted)
+
+
+@pytest.mark.parametrize("folder", real_configs(), ids=lambda f: f.name if f else "none")
+def test_real_shapes_at_reduced_width_and_depth(folder: Path) -> None:
+    settings = real_settings(folder)
+    if "num_experts" in settings:
+        pytest.skip("a mixture of experts runs on transformers")
+    assert_taken_over(narrowed(settings))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CONFIGS.is_dir(), reason="the data folder is not here")
+def test_one_real_width() -> None:
+    """The packed kernels get the sizes of a real layer."""
+    assert_taken_over(real_settings(CONFIGS / "Qwen2.5-3B"))

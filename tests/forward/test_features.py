@@ -94,13 +94,12 @@ def test_head_and_embedding_are_the_models_own() -> None:
     assert torch.equal(model.embed([5, 2]), table[[5, 2]])
 
 
-def test_following_twice_keeps_what_is_held_and_counts_its_bytes() -> None:
+def test_following_twice_keeps_what_is_held() -> None:
     features = Features(10, 4, torch.float32, torch.device("cpu"))
     features.follow((LAST,))
     features.write(0, {LAST: torch.ones(3, 4)})
     features.follow((LAST, 2))
     assert features.rows(LAST, 0, 3).sum() == 12.0
-    assert features.held_bytes == 2 * 10 * 4 * 4
 
 
 def test_transformers_cannot_give_the_last_layers_residual() -> None:

@@ -18,8 +18,7 @@ from localspec import core
 from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, chain
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError
-from localspec.forward.cache import KVCache
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import (
     WARM_UPS,
     CapturedDecoder,
@@ -33,7 +32,7 @@ from localspec.forward.graphs import (
 from localspec.forward.static import every_slot
 from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
-from tests.tiny import CPU, Plans, play, tiny_llama, with_cache
+from tests.tiny import Plans, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 TREE = (-1, 0, 0, 1, 2, 2, -1)
@@ -161,21 +160,12 @@ def test_a_rejected_draft_leaves_no_trace(pair: tuple[CapturedDecoder, Decoder])
         assert_close(*(model.forward([3, 4]) for model in pair))
 
 
-def test_several_sequences_and_hidden_states_run_as_in_the_decoder() -> None:
+def test_hidden_states_are_those_of_the_decoder() -> None:
     decoder, reference = captured(num_graphs=3), with_cache(tiny_llama(), CAPACITY)
     for model in (decoder, reference):
         model.forward(text(12))
-    outputs = [
-        model.run(
-            [
-                Segment(model.cache, [3, 4]),
-                Segment(KVCache(model.cache.shape, torch.float32, CPU), [8]),
-            ],
-            keep=(0,),
-        )
-        for model in (decoder, reference)
-    ]
-    assert_close(outputs[0].logits[1], outputs[1].logits[1])
+    outputs = [model.run([3, 4], keep=(0,)) for model in (decoder, reference)]
+    assert_close(outputs[0].logits, outputs[1].logits)
     assert_close(outputs[0].hidden[0], outputs[1].hidden[0])
 
 

@@ -17,13 +17,13 @@ from localspec.core import OFF, DraftPlan, Outcome, Proposal, SamplingParams, ch
 from localspec.core import Sequence as Turn
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError
-from localspec.forward.cache import Begun, KVCache
-from localspec.forward.decoder import Decoder, Segment
+from localspec.forward.cache import KVCache, PartialForward
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.graphs import CapturedDecoder
-from localspec.forward.linear import PlainLinear
 from localspec.forward.partial_forward import EarlyExit
 from localspec.forward.static import zero_beyond
+from localspec.forward.weight_layout import PlainLinear
 from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import TracingPool
 from tests.tiny import Plans, play, tiny_llama, with_cache
@@ -121,7 +121,7 @@ def test_a_chain_gone_on_with_is_the_plain_forward(depth: int, num_begun: int) -
     assert_close(target.forward(DRAFT), plain.forward(DRAFT))
     assert target.cache.tokens == plain.cache.tokens
     assert_close(slots(target.cache), slots(plain.cache))
-    assert target.cache.begun is None
+    assert target.cache.partial is None
 
 
 def test_lower_layers_run_only_for_what_was_not_begun(runs: list[tuple[int, int]]) -> None:
@@ -287,11 +287,11 @@ def test_fault_rows_that_outlive_their_text_are_seen() -> None:
     num_seen = 0
     for event in (another_text, a_draft_by_other_weights, a_clearing_of_slots):
         target, leaving = drafted()
-        begun = target.cache.begun
-        assert isinstance(begun, Begun)
+        begun = target.cache.partial
+        assert isinstance(begun, PartialForward)
         event(target, leaving)
         before = list(target.cache.tokens)
-        target.cache.begun = begun
+        target.cache.partial = begun
         error = (target.forward(DRAFT) - alone(DRAFT, before)).abs().max()
         num_seen += float(error) > 0.1
     assert num_seen == 3
@@ -305,14 +305,6 @@ def test_a_tree_is_verified_as_if_nothing_was_begun() -> None:
     assert_close(target.forward(DRAFT, parents), plain.forward(DRAFT, parents))
 
 
-def test_several_sequences_at_once_are_run_from_the_first_layer() -> None:
-    target, _ = drafted()
-    other = whole()
-    output = target.run([Segment(target.cache, DRAFT), Segment(other.cache, TEXT)])
-    assert_close(output.logits[0], alone(DRAFT))
-    assert_close(output.logits[1], whole().forward(TEXT))
-
-
 def test_a_captured_forward_computes_everything_anew() -> None:
     target = CapturedDecoder(whole(), TracingPool())
     for _ in target.capture():
@@ -321,7 +313,7 @@ def test_a_captured_forward_computes_everything_anew() -> None:
     EarlyExit(target, 2).forward(DRAFT[:3])
     target.cache.rollback(len(TEXT))
     assert_close(target.forward(DRAFT), alone(DRAFT))
-    assert target.cache.begun is None
+    assert target.cache.partial is None
 
 
 def test_an_uncaptured_forward_of_a_captured_decoder_goes_on(runs: list[tuple[int, int]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +20,9 @@ from localspec.forward.quantise import (
     cheapest_kind,
     quantised_bytes,
     quantised_copy,
+    quantised_twin,
 )
-from tests.tiny import CPU, tiny_llama
+from tests.tiny import on_transformers, tiny_llama, with_cache
 
 KINDS: tuple[Kind, ...] = ("nf4", "int8")
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -38,12 +39,6 @@ def narrow_llama() -> Any:
         num_key_value_heads=2,
     )
     return LlamaForCausalLM(config).eval()
-
-
-def linears(module: Any) -> Callable[[], Iterator[nn.Linear]]:
-    head = module.get_output_embeddings()
-    layers = [one for one in module.modules() if type(one) is nn.Linear and one is not head]
-    return lambda: iter(layers)
 
 
 def biased_qwen() -> Any:
@@ -107,6 +102,16 @@ def test_a_copy_answers_nearly_as_its_original(kind: Kind, limit: float) -> None
         assert 0.0 < difference < limit  # 0 would mean that nothing was quantised
 
 
+@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int8", 0.05)])
+def test_a_native_twin_answers_nearly_as_its_original(kind: Kind, limit: float) -> None:
+    model = with_cache(tiny_llama())
+    twin = quantised_twin(model, kind)
+    assert twin.model.cache is model.cache and twin.weight_bytes > 0
+    wanted = model.forward([3, 1, 4])
+    model.cache.rollback(0)
+    assert 0.0 < float((twin.model.forward([3, 1, 4]) - wanted).norm() / wanted.norm()) < limit
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_goes_in_and_comes_out(kind: Kind) -> None:
     module = tiny_llama().to(torch.bfloat16)
@@ -163,8 +168,9 @@ def test_int8_takes_no_more_memory_than_it_declares() -> None:
 
 
 def test_shapes_that_nf4_cannot_take_are_refused_with_a_remedy() -> None:
-    with pytest.raises(ModelError, match=r"Only 0% .* NF4 takes layers of 64 .* another drafter"):
-        quantised_copy(narrow_llama(), "nf4")
+    for model in (on_transformers(narrow_llama(), 16), with_cache(narrow_llama(), 16)):
+        with pytest.raises(ModelError, match=r"Only 0% .* NF4 takes layers of 64 .* another draft"):
+            quantised_twin(model, "nf4")
 
 
 def test_a_layer_of_an_odd_shape_stays_shared() -> None:
@@ -245,34 +251,22 @@ def clock_of(*pass_seconds: float) -> Iterator[float]:
             yield now
 
 
+@pytest.mark.parametrize("make", [with_cache, on_transformers])
 @pytest.mark.parametrize(
     ("nf4_s", "int8_s", "kind"), [(0.002, 0.003, "nf4"), (0.003, 0.002, "int8")]
 )
-def test_the_cheaper_format_is_chosen_and_both_times_are_told(
-    nf4_s: float, int8_s: float, kind: Kind
-) -> None:
+def test_the_cheaper_format_is_chosen(make: Any, nf4_s: float, int8_s: float, kind: Kind) -> None:
     ticks = clock_of(nf4_s, int8_s)
-    choice = cheapest_kind(linears(tiny_llama()), CPU, clock=lambda: next(ticks))
-    assert choice.kind == kind
-    assert choice.nf4_ms == pytest.approx(1000 * nf4_s)
-    assert choice.int8_ms == pytest.approx(1000 * int8_s)
-    assert f"{1000 * nf4_s:.2f} ms" in choice.reason and f"{1000 * int8_s:.2f} ms" in choice.reason
-
-
-def test_the_real_clock_gives_times_above_zero() -> None:
-    choice = cheapest_kind(linears(tiny_llama()), CPU)
-    assert choice.nf4_ms is not None and choice.int8_ms is not None
-    assert min(choice.nf4_ms, choice.int8_ms) > 0.0
+    assert cheapest_kind(make(tiny_llama()), clock=lambda: next(ticks)) == kind
 
 
 def test_a_format_that_cannot_be_used_leaves_the_choice_to_the_other() -> None:
-    choice = cheapest_kind(linears(narrow_llama()), CPU)
-    assert (choice.kind, choice.nf4_ms) == ("int8", None)
-    assert "since NF4 cannot be used" in choice.reason
+    assert cheapest_kind(on_transformers(narrow_llama(), 16)) == "int8"
 
 
-def test_a_timed_part_stands_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantise, "TIMED_WEIGHTS", 1)  # one layer: q, 64 x 64 of 73,728
-    ticks = clock_of(0.001, 0.002)
-    choice = cheapest_kind(linears(tiny_llama()), CPU, clock=lambda: next(ticks))
-    assert choice.nf4_ms == pytest.approx(1.0 * 73_728 / 4_096)
+def test_a_timed_part_stands_for_the_whole() -> None:
+    """NF4 cannot take the odd layer; its time counts for that layer as well."""
+    module = tiny_llama()
+    module.model.layers[0].mlp.odd = nn.Linear(60, 8 * 1024, bias=False)
+    ticks = clock_of(0.002, 0.003)
+    assert cheapest_kind(on_transformers(module), clock=lambda: next(ticks)) == "int8"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.forward.decoder import Segment
 from localspec.forward.features import LAST
 from localspec.forward.heads.eagle import EagleHead
 from localspec.forward.heads.eagle_files import load_head
@@ -29,7 +28,7 @@ def target_and_lesson(seed: int = 1, count: int = 4, num_layers: int = 4) -> tup
     texts, layers = written_by(target, seed, count, LENGTH), read_layers(num_layers)
     found: dict[int, list[Any]] = {layer: [] for layer in layers}
     for text in texts:
-        made = target.run([Segment(target.cache, text[:-1], num_logits=1)], layers)
+        made = target.run(text[:-1], num_logits=1, keep=layers)
         target.cache.rollback(0)
         for layer in layers:
             found[layer].append(made.hidden[layer].tolist())

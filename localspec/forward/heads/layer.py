@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.forward.cache import KVCache, KVShape, kv_dtype
-from localspec.forward.linear import Linear, packed
 from localspec.forward.norm import RootMeanSquareNorm
+from localspec.forward.weight_layout import Linear, packed
 
 Rows = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
 # queries [..., heads, head_dim], keys and values [..., kv_heads, head_dim]

@@ -1,0 +1,246 @@
+"""Linear layers of the native decoder, each in the weight layout that is fastest on its device.
+
+Contract: a `Linear` maps [n, in] to [n, out]; `add_to` adds the result to a residual, in one
+kernel where there is one. `packed` lays a weight out for oneDNN's matrix kernels, which about
+halves the time of a step and makes checking eight tokens cost little more than one. The kernels
+are private operators of torch: each layer is compared with the plain product once, when it is
+packed, and stays plain where they are missing or wrong. `dense` gives the weight back.
+
+`tune` adds a plain copy of the weights for single rows where that is faster. Plain decoding is one
+row a step and bound by the memory's bandwidth; checking a draft is several rows and wants the
+packed layout. Which is faster for one row depends on the processor and on whether the model fits
+its cache. So a pass of one row through all packed layers is timed in both layouts, which takes
+about a second. CPU only.
+
+Not here: quantised formats (quantise), the layers' order (decoder).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+PACKED_DTYPES = (torch.bfloat16, torch.float32)
+TESTED_ROWS = (1, 5)  # one row and several take different kernels
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the largest output
+
+MARGIN = 1.05  # how much faster plain weights must be to be kept
+TIMED_PASSES = 5
+MOST_SECONDS = 2.0  # for either layout
+
+
+class Linear(Protocol):
+    """One product with a weight, and a bias where the layer has one."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + the product; the residual is not written to."""
+        ...
+
+    def dense(self) -> nn.Linear | None:
+        """The layer as torch's own, without copying where possible; None if it has no plain
+        weight (an already quantised one)."""
+        ...
+
+
+class PlainLinear:
+    """The product as torch does it: any device, any precision."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight  # [out, in]
+        self.bias = bias
+        self.weight_bytes = _bytes(weight, bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(rows, self.weight, self.bias)
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + F.linear(rows, self.weight, self.bias)
+
+    def dense(self) -> nn.Linear:
+        return _as_module(self.weight, self.bias)
+
+
+class PackedLinear:
+    """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32.
+
+    single_row_weight: the plain weight as well, for one row at a time; None where memory or time
+    are better without it (`tune`)."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        kernels: Any = torch.ops.mkldnn
+        self._packed: torch.Tensor = kernels._reorder_linear_weight(weight.contiguous(), 1)
+        self._product: Any = kernels._linear_pointwise.default
+        self._product_and_sum: Any = kernels._linear_pointwise.binary
+        self.bias = bias
+        self.single_row_weight: torch.Tensor | None = None
+        self.in_features: int = weight.shape[1]
+        self.dtype = weight.dtype
+        self._packed_bytes = _bytes(weight, bias)
+
+    @property
+    def weight_bytes(self) -> int:
+        plain = self.single_row_weight
+        return self._packed_bytes + (0 if plain is None else plain.nbytes)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.single_row_weight is not None and rows.shape[0] == 1:
+            return _single_row(rows, self.single_row_weight, self.bias)
+        made: torch.Tensor = self._product(rows, self._packed, self.bias, "none", [], "")
+        return made
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self.single_row_weight is not None and rows.shape[0] == 1:
+            return _single_row(rows, self.single_row_weight, self.bias).add_(residual)
+        made: torch.Tensor = self._product_and_sum(rows, residual, self._packed, self.bias, "add")
+        return made
+
+    def dense(self) -> nn.Linear:
+        plain = self.single_row_weight
+        return _as_module(self._packed.to_dense() if plain is None else plain, self.bias)
+
+
+def _single_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product by torch's own vector kernel: it streams the plain weight at the speed of the
+    memory, which oneDNN's matrix kernels do not."""
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return F.linear(row, weight, bias)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+class ModuleLinear:
+    """Layers of one input in another format (NF4, int8), by their modules; the outputs of several
+    stand side by side."""
+
+    def __init__(self, modules: Sequence[Any], weight_bytes: int) -> None:
+        self._modules = tuple(modules)
+        self.weight_bytes = weight_bytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        made = [module(rows) for module in self._modules]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + self(rows)
+
+    def dense(self) -> None:
+        return None
+
+
+def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """The fastest form of a full-precision layer on its device that computes the same."""
+    plain = PlainLinear(weight, bias)
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
+        return plain
+    try:
+        made = PackedLinear(weight, bias)
+        is_right = all(_agree(made, plain, num_rows) for num_rows in TESTED_ROWS)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return plain  # kernels of another torch or another processor
+    return made if is_right else plain
+
+
+def fused(layers: Sequence[Any]) -> Linear:
+    """Linear modules of one input as one product; one by one where their format forbids it."""
+    # Subclasses are another format (4-bit, 8-bit): their weights cannot be stacked.
+    if any(type(layer) is not nn.Linear for layer in layers):
+        tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
+        return ModuleLinear(layers, _bytes(*tensors))
+    weights = [layer.weight.detach() for layer in layers]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return packed(weight, _stacked_bias(layers))
+
+
+def _stacked_bias(layers: Sequence[nn.Linear]) -> torch.Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    parts = [
+        layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+        for layer in layers
+    ]
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def _agree(made: PackedLinear, plain: PlainLinear, num_rows: int) -> bool:
+    generator = torch.Generator().manual_seed(num_rows)
+    rows = torch.randn(num_rows, plain.weight.shape[1], generator=generator)
+    rows = rows.to(plain.weight.dtype)
+    wanted = plain(rows).float()  # [n, out]
+    bound = TOLERANCE[rows.dtype] * float(wanted.abs().max()) + 1e-6
+    alone = float((made(rows).float() - wanted).abs().max())
+    residual = torch.ones_like(wanted).to(rows.dtype)
+    added = float((made.add_to(rows, residual).float() - wanted - 1.0).abs().max())
+    return alone <= bound and added <= 2.0 * bound + TOLERANCE[rows.dtype]  # NaN is refused too
+
+
+def _as_module(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
+
+
+def _bytes(*tensors: torch.Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+# -- plain weights for single rows ----------------------------------------------------------
+
+
+@torch.inference_mode()
+def tune(
+    linears: Sequence[Linear],
+    embedding: torch.Tensor,
+    spare_bytes: int | None,
+    clock: Callable[[], float] = perf_counter,
+) -> bool:
+    """Keep plain weights for single rows if that is faster; returns whether it is.
+
+    linears: all products of one step. embedding: [V, d]; an output head tied to it shares it.
+    spare_bytes: memory that may be used, None for as much as is needed. clock: seconds."""
+    layers = [each for each in linears if isinstance(each, PackedLinear)]
+    needed = sum(layer.weight_bytes for layer in layers)
+    if not layers or (spare_bytes is not None and needed > spare_bytes):
+        return False
+    plain = [_plain(layer, embedding) for layer in layers]
+    packed_s = _pass_seconds(layers, clock)
+    for layer, weight in zip(layers, plain, strict=True):
+        layer.single_row_weight = weight
+    is_faster = packed_s > MARGIN * _pass_seconds(layers, clock)
+    if not is_faster:
+        for layer in layers:
+            layer.single_row_weight = None
+    return is_faster
+
+
+def _plain(layer: PackedLinear, embedding: torch.Tensor) -> torch.Tensor:
+    weight = layer.dense().weight.detach()  # [out, in]
+    return embedding if torch.equal(weight, embedding) else weight
+
+
+def _pass_seconds(layers: Sequence[PackedLinear], clock: Callable[[], float]) -> float:
+    sizes = {layer.in_features for layer in layers}
+    rows = {size: torch.ones(1, size, dtype=layers[0].dtype) for size in sizes}
+    times, begun = list[float](), clock()
+    for _ in range(TIMED_PASSES + 1):  # the first warms up
+        started = clock()
+        for layer in layers:
+            layer(rows[layer.in_features])
+        times.append(clock() - started)
+        if clock() - begun > MOST_SECONDS and len(times) > 1:
+            break
+    return median(times[1:])

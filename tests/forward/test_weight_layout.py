@@ -1,0 +1,175 @@
+"""Every form of a linear layer is the same product, a wrong kernel is never used, and plain weights
+for single rows are kept where they pay and fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from localspec.forward import weight_layout
+from localspec.forward.decoder import Decoder
+from localspec.forward.weight_layout import (
+    TIMED_PASSES,
+    ModuleLinear,
+    PackedLinear,
+    PlainLinear,
+    fused,
+    packed,
+    tune,
+)
+from tests.tiny import tiny_llama, with_cache
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def layer(out_features: int, *, bias: bool = False, dtype: torch.dtype = FP32) -> nn.Linear:
+    torch.manual_seed(out_features)
+    return nn.Linear(24, out_features, bias=bias).to(dtype).requires_grad_(False)
+
+
+def rows(dtype: torch.dtype, count: int = 3) -> torch.Tensor:
+    return torch.randn(count, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
+    module = layer(40, bias=bias, dtype=dtype)
+    made = packed(module.weight, module.bias)
+    assert isinstance(made, PackedLinear)
+    plain, residual = PlainLinear(module.weight, module.bias), torch.ones(3, 40, dtype=dtype)
+    allowed = {"atol": 0.02, "rtol": 0.02} if dtype == BF16 else {"atol": 1e-5, "rtol": 1e-5}
+    assert torch.allclose(made(rows(dtype)), plain(rows(dtype)), **allowed)
+    added = made.add_to(rows(dtype), residual)
+    assert torch.allclose(added, plain.add_to(rows(dtype), residual), **allowed)
+    assert torch.equal(residual, torch.ones(3, 40, dtype=dtype)), "the residual is only read"
+    assert made.weight_bytes == plain.weight_bytes
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_a_packed_layer_gives_its_weight_back(dtype: torch.dtype) -> None:
+    module = layer(40, bias=True, dtype=dtype)
+    dense = packed(module.weight, module.bias).dense()
+    assert dense is not None
+    assert torch.equal(dense.weight, module.weight) and torch.equal(dense.bias, module.bias)
+
+
+@pytest.mark.parametrize("fault", ["wrong", "missing", "not a number"])
+def test_a_kernel_that_is_wrong_or_missing_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def broken(self: PackedLinear, given: torch.Tensor) -> torch.Tensor:
+        if fault == "missing":
+            raise RuntimeError("no such kernel")
+        return torch.full((given.shape[0], 40), 0.1 if fault == "wrong" else float("nan"))
+
+    monkeypatch.setattr(weight_layout.PackedLinear, "__call__", broken)
+    module = layer(40)
+    assert isinstance(packed(module.weight, None), PlainLinear)
+
+
+def test_a_precision_without_a_packed_kernel_stays_plain() -> None:
+    assert isinstance(packed(layer(40, dtype=torch.float16).weight, None), PlainLinear)
+
+
+def test_fused_layers_are_their_outputs_side_by_side() -> None:
+    parts = [layer(8, bias=True), layer(12), layer(20)]
+    together = torch.cat([part(rows(FP32)) for part in parts], dim=-1)
+    assert torch.allclose(fused(parts)(rows(FP32)), together, atol=1e-5)
+
+
+def test_layers_of_another_format_are_not_opened() -> None:
+    class Odd(nn.Linear):
+        """A quantised layer: its weight is not what it seems."""
+
+        def forward(self, given: Any) -> torch.Tensor:
+            return super().forward(given) + 1.0
+
+    odd = [Odd(24, 8), Odd(24, 4)]
+    both = fused(odd)
+    assert isinstance(both, ModuleLinear) and both.dense() is None
+    wanted = torch.cat([part(rows(FP32)) for part in odd], dim=-1)
+    assert torch.equal(both(rows(FP32)), wanted)
+    single = fused(odd[:1])
+    assert isinstance(single, ModuleLinear) and single.dense() is None
+    assert torch.equal(single.add_to(rows(FP32), wanted[:, :8]), 2.0 * wanted[:, :8])
+
+
+# -- plain weights for single rows ----------------------------------------------------------
+
+TEXT = [3, 14, 15, 9, 26]
+
+
+def packed_layers(decoder: Decoder) -> list[PackedLinear]:
+    return [each for each in decoder.weights.linears if isinstance(each, PackedLinear)]
+
+
+def tuned(decoder: Decoder, spare_bytes: int | None, clock: Callable[[], float]) -> bool:
+    weights = decoder.weights
+    return tune(weights.linears, weights.embedding, spare_bytes, clock)
+
+
+def ticking(packed_s: float, plain_s: float) -> Callable[[], float]:
+    """A clock by which a pass of packed layers, timed first, and one of plain ones take so long."""
+    calls, now = 0, 0.0
+
+    def clock() -> float:
+        nonlocal calls, now
+        calls += 1
+        per_call = packed_s if calls <= 3 * (TIMED_PASSES + 1) + 1 else plain_s
+        now += per_call
+        return now
+
+    return clock
+
+
+def test_plain_weights_are_kept_where_they_are_faster() -> None:
+    decoder = with_cache(tiny_llama())
+    before = decoder.weight_bytes
+    assert tuned(decoder, None, ticking(0.02, 0.01))
+    assert all(layer.single_row_weight is not None for layer in packed_layers(decoder))
+    assert decoder.weight_bytes > before, "what is held twice is counted twice"
+
+
+def test_they_are_let_go_where_they_are_not() -> None:
+    decoder = with_cache(tiny_llama())
+    assert not tuned(decoder, None, ticking(0.0101, 0.01))
+    assert all(layer.single_row_weight is None for layer in packed_layers(decoder))
+
+
+def test_nothing_is_tried_where_the_memory_is_short() -> None:
+    decoder = with_cache(tiny_llama())
+    needed = sum(layer.weight_bytes for layer in packed_layers(decoder))
+    assert not tuned(decoder, needed - 1, ticking(0.02, 0.01))
+    assert tuned(decoder, needed, ticking(0.02, 0.01))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_stay(dtype: torch.dtype) -> None:
+    module = tiny_llama(later=1.0).to(dtype)
+    reference, plain = with_cache(module), with_cache(module)
+    assert tuned(plain, None, ticking(0.02, 0.01))
+    allowed = 1e-4 if dtype == torch.float32 else 0.05
+    for token in TEXT:
+        wanted, found = reference.forward([token]), plain.forward([token])
+        assert float((found - wanted).norm()) <= allowed * float(wanted.norm())
+
+
+def test_a_tied_head_shares_the_embedding() -> None:
+    module = tiny_llama()
+    module.lm_head.weight = module.model.embed_tokens.weight
+    decoder = with_cache(module)
+    assert tuned(decoder, None, ticking(0.02, 0.01))
+    head = decoder.weights.head
+    assert isinstance(head, PackedLinear) and head.single_row_weight is decoder.weights.embedding
+
+
+def test_single_rows_leave_the_kernels_switched_on() -> None:
+    decoder = with_cache(tiny_llama())
+    tuned(decoder, None, ticking(0.02, 0.01))
+    decoder.forward(TEXT[:1])
+    assert torch.backends.mkldnn.enabled
