@@ -197,7 +197,7 @@ def test_a_module_for_another_target_is_refused(
     model = target()
     sizes = TargetSizes(**{**vars(TargetSizes.of(model)), **changed})
     recipe = make_recipe("mtp", teacher_of(model), SMALL, 0)
-    write_head(tmp_path, KIND, sizes, recipe.settings, recipe.module.state_dict())
+    write_head(tmp_path, KIND, sizes, recipe.plan.settings, recipe.module.state_dict())
     with pytest.raises(ModelError, match=said):
         read_mtp(tmp_path, model)
 
