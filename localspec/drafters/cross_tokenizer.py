@@ -1,48 +1,56 @@
 """A draft model of another family, with other tokens, drafts for the target.
 
-Contract: the draft reads the target's text in its own vocabulary (retokenise) and drafts on in one
-of two ways, both exact.
+Contract: the draft reads the target's text in its own vocabulary (`DraftText`) and drafts in one of
+two ways, both exact.
 
-Re-encoded: its most likely tokens, as text, become the target's tokens. Nothing is
-drawn, so they are judged by the target's chance alone, whatever the temperature.
+Re-encoded: the draft's most likely tokens, as text, become the target's tokens (`Retokeniser`).
+Nothing is drawn, so they are accepted with the target's chance alone, at every temperature.
 
-Translated: its rows, on the tokens both have (SharedTokens), warped as the request asks, are
-what tokens are drawn from, one of the draft for one of the target; those rows are handed on. A row
-most of which is on tokens that the target lacks ends the draft before a token is drawn.
+Translated: tokens are drawn from the draft's rows, restricted to the tokens that both have
+(`SharedTokens`) and warped as the request asks, and those rows are handed over. A row with less
+than ENOUGH_SHARED of its mass on shared tokens ends the draft before a token is drawn from it.
 
-Which way: greedily the first, for it can say everything. Sampled, a translated token is accepted
-as often as the draft says, if the target's next token is one of the draft's at all; a re-encoded
-one as often as the target itself draws the draft's favourite. So the share of the target's tokens
-that are one token of the draft, of the text so far, is held against the height of the draft's
-peaks, and the larger wins. Both are known before the round, so the choice sees nothing of the
-draft, and both are learnt anew in each turn, so that a seed gives the same reply again.
+Greedy drafts are re-encoded, which can express everything. When sampling, a translated token is
+accepted about as often as the target's next token is one token of the draft at all; a re-encoded
+token about as often as the draft's peaks are high. The way with the larger estimate is taken. Both
+estimates come from the text before the round and begin anew with each turn, so the choice sees
+nothing of the draft, and a seed gives the same reply again.
 
-Source: universal assisted generation (transformers) and token-level intersection
+Not here: the bytes of tokens, what two vocabularies share (vocabularies).
+Source: universal assisted generation (transformers since 4.46) and token-level intersection
 (arXiv 2502.05202); deterministic drafts accepted with p(x) as in engine.verify.
 """
 
 from __future__ import annotations
 
+import codecs
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.drafters.drafting import Drafting
-from localspec.drafters.parts import DrafterBase, Foreign, Parts
-from localspec.drafters.retokenise import DraftText, Retokeniser, TargetToken
-from localspec.drafters.vocabularies import SharedTokens, special_pairs
+from localspec.drafters.drafting import Drafting, catch_up, guessed_with
+from localspec.drafters.parts import DrafterBase, Foreign, Parts, Vocabulary
+from localspec.drafters.vocabularies import (
+    SharedTokens,
+    Table,
+    complete_text,
+    last_seam,
+    last_word,
+    starts_of,
+)
 from localspec.engine.sampling import distributions, peaks
 from localspec.errors import ModelError
-from localspec.forward.model import prefill
 
 RE_ENCODED, TRANSLATED = "re-encoded", "translated"
-ENOUGH_SHARED = 0.5  # of a row's mass; below it most of what the draft means cannot be said
+ENOUGH_SHARED = 0.5
 STEPS_A_TOKEN = 3  # of the draft for one token of the target, at most
-FIRST_PEAK, PEAK_RATE = 0.5, 0.05  # how high peaks are taken to be, and how fast that is learnt
-TAKEN_ALONG = 8  # tokens that the first draft step takes in
+FIRST_PEAK, PEAK_RATE = 0.5, 0.05  # height of the peaks before any was seen, and the learning rate
+REMEMBERED = 512  # tokens of the target after which the counts of older ones are halved
+LONG_WORD = 24  # bytes after which a word's tokens count as whole, all but the last
 
 
 class CrossTokenizerDrafter(DrafterBase):
@@ -56,13 +64,14 @@ class CrossTokenizerDrafter(DrafterBase):
         self._targets = parts.targets
         self._table = parts.own.token_bytes()
         self._targets_table = parts.targets.token_bytes()[:target_vocab_size]
-        both = (parts.own, parts.model.vocab_size, parts.targets, target_vocab_size)
-        specials = special_pairs(*both)  # the target's id -> the draft's
-        self._specials = {own: theirs for theirs, own in specials.items()}
-        self._shared = SharedTokens.between(*both, parts.model.device)
+        self._shared = SharedTokens.between(
+            parts.own, parts.model.vocab_size, parts.targets, target_vocab_size, parts.model.device
+        )
+        specials = self._shared.specials  # the target's id -> the draft's
+        self._specials = {own: target for target, own in specials.items()}
         self._text = DraftText(parts.own, self._table, self._targets_table, specials)
         self._peak = FIRST_PEAK
-        self._said: str | None = None  # what it last signalled
+        self._last_signal: str | None = None
 
     @classmethod
     def build(cls, parts: Parts) -> CrossTokenizerDrafter:
@@ -75,58 +84,50 @@ class CrossTokenizerDrafter(DrafterBase):
         return self.model.weight_bytes + self.model.cache.kv_bytes + self._shared.held_bytes
 
     def signal(self, sequence: Sequence) -> str | None:
-        """Which way the draft would go: each is accepted in its own measure. By the text as far as
-        it was read for the last draft of the turn, and until there was one as in the turn before:
-        reading takes time, and is for those who draft."""
+        """Which way the draft would go: acceptance is learnt apart for each. Until the first draft
+        of a turn it is the way of the turn before: reading the text takes time, so that is left to
+        rounds that draft."""
         if self._text.is_reading(sequence.tokens):
-            self._said = self._way(sequence)
-            return self._said
-        may_translate = sequence.sampling.temperature > 0.0 and self._said == TRANSLATED
+            self._last_signal = self._way(sequence)
+            return self._last_signal
+        may_translate = sequence.sampling.temperature > 0.0 and self._last_signal == TRANSLATED
         return TRANSLATED if may_translate else RE_ENCODED
+
+    def prepare(self, sequence: Sequence) -> None:
+        self._follow(sequence)
+        if self._way(sequence) is not None:
+            catch_up(self.model, self._text.ids)
+
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        self._follow(sequence)
+        way = self._way(sequence)
+        if way is None or plan.num_draft_tokens == 0:
+            return Proposal()
+        catch_up(self.model, self._text.ids)
+        temperature = sequence.sampling.temperature
+        pending = self._text.ids[self.model.cache.length :]
+        logits = self.model.forward(pending, num_logits=1)[0]  # [V_draft]
+        if way == TRANSLATED and self._shared.mass(logits, temperature) >= ENOUGH_SHARED:
+            return self._translated(sequence, plan.shortened(self._room), logits)
+        return self._re_encoded(sequence, plan, logits)
+
+    def _follow(self, sequence: Sequence) -> None:
+        if self._text.follow(sequence.tokens):
+            self._peak = FIRST_PEAK
+
+    @property
+    def _room(self) -> int:
+        return self.model.cache.shape.capacity - len(self._text.ids)
 
     def _way(self, sequence: Sequence) -> str | None:
         if self._room <= 0 or not self._text.ids:
             return None
         return TRANSLATED if self._translates(sequence.sampling) else RE_ENCODED
 
-    def prepare(self, sequence: Sequence) -> None:
-        self._follow(sequence)
-        if self._way(sequence) is not None:
-            self._catch_up()
-
-    def _follow(self, sequence: Sequence) -> None:
-        if self._text.follow(sequence.tokens):
-            self._peak = FIRST_PEAK
-
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        self._follow(sequence)
-        if self._way(sequence) is None or plan.num_draft_tokens == 0:
-            return Proposal()
-        self._catch_up()
-        pending = self._text.ids[self.model.cache.length :]
-        logits = self.model.forward(pending, num_logits=1)[0]  # [V_draft]
-        if self._translates(sequence.sampling) and self._can_say(logits, sequence.sampling):
-            return self._translated(sequence, plan.shortened(self._room), logits)
-        return self._re_encoded(sequence, plan, logits)
-
-    @property
-    def _room(self) -> int:
-        return self.model.cache.shape.capacity - len(self._text.ids)
-
-    def _catch_up(self) -> None:
-        """Hold all ids but the last few, which the first draft step takes along."""
-        wanted = self._text.ids[:-1]
-        missing = wanted[self.model.cache.reuse(wanted) :]
-        if len(missing) > TAKEN_ALONG:
-            prefill(self.model, missing)
-
     def _translates(self, sampling: SamplingParams) -> bool:
         if sampling.temperature == 0.0 or self._text.pending:
             return False
         return self._text.aligned_share > self._peak
-
-    def _can_say(self, logits: torch.Tensor, sampling: SamplingParams) -> bool:
-        return self._shared.mass(logits, sampling.temperature) >= ENOUGH_SHARED
 
     def _translated(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
         """Draw from the shared part of the draft's rows; `logits` are those of the first."""
@@ -137,42 +138,47 @@ class CrossTokenizerDrafter(DrafterBase):
                 break
             logits = self.model.forward([own], num_logits=1)[0]
             num_steps += 1
-            if not self._can_say(logits, sequence.sampling):
+            if self._shared.mass(logits, sequence.sampling.temperature) < ENOUGH_SHARED:
                 break
         proposal = draft.proposal()
         self._learn_peaks(proposal.confidences or ())
         return replace(proposal, num_steps=num_steps) if proposal.tokens else proposal
 
     def _re_encoded(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
-        """Tell the draft's most likely text in the target's tokens."""
-        text, asked = self._text, _Asked(plan)
+        """The draft's most likely text in the target's tokens; `logits` are those of the first."""
+        text, stop = self._text, _StopRule(plan)
         retokeniser = Retokeniser(self._targets, self._targets_table, text.tail, text.pending)
-        drafted, end = list[int](), list[TargetToken]()
+        drafted, special = list[int](), list[TargetToken]()
         for _ in range(min(self._room, STEPS_A_TOKEN * plan.num_draft_tokens)):
             if drafted:
                 logits = self.model.forward(drafted[-1:], num_logits=1)[0]
-            confidence, token = self._best(logits, sequence.sampling, drafted)
+            confidence, token = self._likeliest(logits, sequence.sampling, drafted)
             piece = self._table[token] if token < len(self._table) else None
             drafted.append(token)
             if token in self._specials and not math.isnan(confidence):
-                end = [TargetToken(self._specials[token], 0, confidence)]
+                special = [TargetToken(self._specials[token], 0, confidence)]
                 break
-            # A damaged draft, a token that only it knows, or one that the target has ruled out.
+            # A damaged draft, a token that only the draft has, or one that the target ruled out.
             if math.isnan(confidence) or piece is None or not retokeniser.add(piece, confidence):
                 break
-            if asked.is_answered(retokeniser.whole()):
+            if stop.is_reached(retokeniser.whole()):
                 break
-        return _proposal(asked, retokeniser, end, len(drafted))
+        # Where no token is whole, or the text ended, all tokens are submitted: none was drawn.
+        whole = [] if special else retokeniser.whole()
+        found = (whole or [*retokeniser.encoded(), *special])[: stop.max_tokens]
+        if not found:
+            return Proposal()
+        confidences = tuple(each.confidence for each in found)
+        made = chain(tuple(each.token for each in found), None, confidences)
+        return replace(made, num_steps=len(drafted))
 
-    def _best(
+    def _likeliest(
         self, logits: torch.Tensor, sampling: SamplingParams, drafted: list[int]
     ) -> tuple[float, int]:
         """The draft's favourite and its chance under the request's sampling."""
-        if sampling.temperature == 0.0:
-            sampling = SamplingParams(1.0, repetition_penalty=sampling.repetition_penalty)
-        is_penalised = sampling.repetition_penalty != 1.0
-        history = [*self._text.ids, *drafted] if is_penalised else []
-        (confidence,), (token,) = peaks(distributions(logits[None], sampling, [history]))
+        histories = ([*self._text.ids, *drafted] for _ in range(1))
+        row = distributions(logits[None], guessed_with(sampling), histories)  # [1, V_draft]
+        (confidence,), (token,) = peaks(row)
         if not math.isnan(confidence):
             self._learn_peaks((confidence,))
         return confidence, token
@@ -182,34 +188,212 @@ class CrossTokenizerDrafter(DrafterBase):
             self._peak += PEAK_RATE * (confidence - self._peak)
 
 
-class _Asked:
-    """How many whole tokens are wanted, and which of them the stop rule has seen."""
+class _StopRule:
+    """The plan's rule over whole tokens, which may come several at a time."""
 
     def __init__(self, plan: DraftPlan) -> None:
-        self.most = plan.num_draft_tokens
-        self._plan = plan
+        self.max_tokens = plan.num_draft_tokens
+        self._keep_drafting = plan.keep_drafting
         self._num_seen = 0
 
-    def is_answered(self, whole: list[TargetToken]) -> bool:
+    def is_reached(self, whole: list[TargetToken]) -> bool:
         """Whether these are enough. The rule is asked once about each, in order."""
-        while self._num_seen < min(len(whole), self.most):
-            index = self._num_seen
+        while self._num_seen < min(len(whole), self.max_tokens):
+            confidence = whole[self._num_seen].confidence
+            goes_on = self._keep_drafting is None or self._keep_drafting(self._num_seen, confidence)
             self._num_seen += 1
-            keep_drafting = self._plan.keep_drafting
-            goes_on = keep_drafting is None or keep_drafting(index, whole[index].confidence)
-            if self._num_seen == self.most or not goes_on:
-                self.most = self._num_seen
-                return True
-        return False
+            if not goes_on:
+                self.max_tokens = self._num_seen
+        return self._num_seen == self.max_tokens
 
 
-def _proposal(
-    asked: _Asked, retokeniser: Retokeniser, end: list[TargetToken], num_steps: int
-) -> Proposal:
-    """What was told whole; where nothing was, or text ended, all of it: nothing was drawn, and a
-    guess more costs a row of the target's forward."""
-    whole = [] if end else retokeniser.whole()
-    told = (whole or [*retokeniser.told(), *end])[: asked.most]
-    tokens = tuple(each.token for each in told)
-    found = chain(tokens, None, tuple(each.confidence for each in told))
-    return replace(found, num_steps=num_steps) if tokens else found
+class DraftText:
+    """One sequence of the target in the draft's ids.
+
+    A round encodes only the text since the last *seam* (vocabularies.last_seam), so it costs the
+    same in a long conversation as in a short one. A special token of the target becomes the draft's
+    of the same text ("<|im_start|>" in all ChatML models); any other is left out. Nothing is merged
+    across it. Bytes that are not UTF-8 become U+FFFD; a character whose last bytes are missing
+    waits in `pending`.
+
+    own, own_table: the draft's vocabulary and its bytes. targets_table: bytes of the target's ids.
+    specials: the draft's special id for a special id of the target."""
+
+    def __init__(
+        self, own: Vocabulary, own_table: Table, targets_table: Table, specials: Mapping[int, int]
+    ) -> None:
+        self._own = own
+        self._own_table = own_table
+        self._targets_table = targets_table
+        self._specials = specials
+        self._opening = own.opening()
+        self._source: list[int] | None = None  # the list that is followed
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ids = list(self._opening)
+        self._num_read = 0
+        self._num_settled = len(self.ids)  # of ids: those before the last seam
+        self._num_seen = self._num_aligned = 0.0  # tokens of the target
+        self._decoder: codecs.IncrementalDecoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._open("", [0])
+
+    def _open(self, tail: str, ends: list[int]) -> None:
+        self.tail = tail  # the text since the last seam
+        self._ends = ends  # of the target's tokens in the tail, in bytes
+
+    @property
+    def pending(self) -> bytes:
+        """The first bytes of a character that is not complete."""
+        return self._decoder.getstate()[0]
+
+    @property
+    def aligned_share(self) -> float:
+        """Share of the target's tokens in this text that are one token of the draft too; a half
+        before any was read."""
+        return (self._num_aligned + 1.0) / (self._num_seen + 2.0)
+
+    def is_reading(self, tokens: list[int]) -> bool:
+        """Whether `tokens` is the list that is followed; within a turn it only grows."""
+        return tokens is self._source and len(tokens) >= self._num_read
+
+    def follow(self, tokens: list[int]) -> bool:
+        """Read what was added to `tokens` since the last call; all of it if it is another list.
+        Returns whether it is."""
+        is_another = not self.is_reading(tokens)
+        if is_another:
+            self._begin()
+            self._source = tokens
+        if len(tokens) == self._num_read:
+            return is_another
+        for token in tokens[self._num_read :]:
+            piece = self._targets_table[token] if token < len(self._targets_table) else None
+            if piece is None:
+                self._close(self._specials.get(token))
+            else:
+                self._add(self._decoder.decode(piece))
+        self._num_read = len(tokens)
+        self._encode()
+        return is_another
+
+    def _add(self, text: str) -> None:
+        self.tail += text
+        self._ends.append(self._ends[-1] + len(text.encode()))
+
+    def _close(self, special: int | None) -> None:
+        """A special token of the target: settle what is before it."""
+        unfinished = self._decoder.decode(b"", final=True)
+        if unfinished:
+            self._add(unfinished)
+        self._encode()
+        is_doubled = self.ids == self._opening and self.ids[-1:] == [special]
+        if special is not None and not is_doubled:
+            self.ids.append(special)
+        self._num_settled = len(self.ids)
+        self._open("", [0])
+
+    def _encode(self) -> None:
+        """Encode the tail and settle what is before its last seam."""
+        self.ids[self._num_settled :] = self._own.encode(self.tail) if self.tail else []
+        raw = self.tail.encode()
+        starts = starts_of(self.ids[self._num_settled :], self._own_table)
+        if starts is None or starts[-1] != len(raw):  # the draft's tokens are not this very text
+            self._num_settled = len(self.ids)
+            self._open("", [0])
+            return
+        seam = last_seam(raw, starts)
+        if seam:
+            self._count_aligned(starts[: seam + 1])
+        self._num_settled += seam
+        place = starts[seam]
+        self._open(raw[place:].decode(), [end - place for end in self._ends if end >= place])
+
+    def _count_aligned(self, starts: list[int]) -> None:
+        """Count the target's tokens that are one token of the draft; starts: of those of the draft
+        that are settled now."""
+        ends = [end for end in self._ends if end <= starts[-1]]
+        targets = {(begin, end) for begin, end in pairwise(ends) if end > begin}
+        if self._num_seen > REMEMBERED:
+            self._num_seen, self._num_aligned = self._num_seen / 2.0, self._num_aligned / 2.0
+        self._num_seen += len(targets)
+        self._num_aligned += len(targets & set(pairwise(starts)))
+
+
+@dataclass(frozen=True)
+class TargetToken:
+    """A token of the target. end: in bytes from where the draft began. confidence: the draft's,
+    of all its tokens that begin in this one."""
+
+    token: int
+    end: int
+    confidence: float
+
+
+class Retokeniser:
+    """The bytes that the draft wrote as tokens of the target.
+
+    The target's earlier tokens stand, so only tokens that begin where those end count. Where none
+    does (the target itself cut a word in two), the new text is encoded by itself. A token is
+    *whole* when more text is not likely to change it: its word is followed by another, or the draft
+    wrote that word in one token so far. After " w" and "or" nothing is whole, as "ld" may come.
+    After " w" alone it is: to ask the draft whether the word goes on would cost a step each round,
+    and only the last token of a draft can be wrong by it.
+
+    before: the text since a seam, which the target has written. pending: the first bytes of a
+    character that the target began; what is drafted must begin with them."""
+
+    def __init__(self, targets: Vocabulary, table: Table, before: str, pending: bytes) -> None:
+        self._targets = targets
+        self._table = table
+        self._before = before.encode()
+        self._pending = pending
+        self._drafted = b""
+        self._starts = list[int]()
+        self._confidences = list[float]()
+
+    def add(self, piece: bytes, confidence: float) -> bool:
+        """Add a token of the draft; False where it contradicts the pending bytes."""
+        self._starts.append(len(self._drafted))
+        self._confidences.append(confidence)
+        self._drafted += piece
+        length = min(len(self._pending), len(self._drafted))
+        return self._drafted[:length] == self._pending[:length]
+
+    def encoded(self) -> list[TargetToken]:
+        """All tokens of what was drafted; the last may go on."""
+        known = len(self._before) + len(self._pending)
+        ids, starts = self._encode(self._before + self._drafted)
+        if known not in starts:
+            if self._pending:  # half a character cannot be encoded by itself
+                return []
+            ids, starts = self._encode(self._drafted)
+            known = 0
+        first = starts.index(known)
+        ends = [start - known + len(self._pending) for start in starts[first + 1 :]]
+        begins = [0, *ends][: len(ends)]
+        found = zip(ids[first:], begins, ends, strict=True)
+        return [TargetToken(token, end, self._chance(begin, end)) for token, begin, end in found]
+
+    def whole(self) -> list[TargetToken]:
+        """The tokens that more text is not likely to change."""
+        tokens = self.encoded()
+        if not tokens:
+            return []
+        word = last_word(complete_text(self._drafted))
+        if self._starts[-1] <= word and tokens[-1].end == len(self._drafted):
+            return tokens
+        if tokens[-1].end - word > LONG_WORD:
+            return tokens[:-1]
+        return [each for each in tokens if each.end <= word]
+
+    def _encode(self, raw: bytes) -> tuple[list[int], list[int]]:
+        """Ids of the complete characters of `raw`, and where they begin; none if the target's
+        tokens are not this very text."""
+        text = complete_text(raw)
+        ids = self._targets.encode(text) if text else []
+        starts = starts_of(ids, self._table)
+        return (ids, starts) if starts and starts[-1] == len(text.encode()) else ([], [0])
+
+    def _chance(self, begin: int, end: int) -> float:
+        pairs = zip(self._starts, self._confidences, strict=True)
+        return math.prod(chance for start, chance in pairs if begin <= start < end)

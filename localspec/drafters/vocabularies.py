@@ -1,33 +1,35 @@
-"""Text and tokens of one tokenizer, byte for byte, and what two tokenizers have in common.
+"""Text and tokens of a tokenizer, byte for byte, and what two tokenizers have in common.
 
 Contract: `load_vocabulary` reads the tokenizer of a model folder as a parts.Vocabulary whose
-`encode` gives back the bytes it was given: the bytes of its ids, put together, are the text's own.
-It encodes a piece *inside* a text, so what a tokenizer does to the start of a text (a space put in
-front, a beginning token) is switched off, and so is Unicode composition (NFC), which leaves nearly
-all text as it is. Understood are byte-level BPE (GPT-2, Qwen, SmolLM, Llama 3, ours) and BPE with
-"▁" for the space that falls back to bytes (Llama 2, Mistral). Whatever else changes text is refused
-with ModelError, after a look at what samples come back as. What no sample shows, a control
-character that SmolLM has no byte for or the character "▁" itself, which comes back as a space from
-the second kind, costs a draft, never correctness.
-
-A vocabulary is for guessing only: what the target reads and writes is cut by its own tokenizer.
-
-Source: the byte alphabet is that of GPT-2's byte-level BPE; byte fallback is SentencePiece's
-(arXiv 1808.06226).
+`encode` keeps every byte: the bytes of the ids, joined, are the bytes of the text. It encodes a
+piece *inside* a text, so what a tokenizer does to the start of a text (a space in front, a
+beginning token) is switched off, and so is Unicode composition (NFC), which leaves nearly all text
+as it is. Byte-level BPE is read (GPT-2, Qwen, SmolLM, Llama 3, ours), and BPE with "▁" for the
+space that falls back to bytes (Llama 2, Mistral). Any other tokenizer that changes text is refused
+with ModelError, as samples show. What no sample shows, such as a control character that SmolLM
+has no byte for, or the character "▁" itself, costs a draft, never correctness: a vocabulary is for
+guessing only, and the target's text is cut by the target's own tokenizer.
 
 `SharedTokens`: two ids are one token when they stand for the same bytes, or are special tokens of
-the same text. Where a vocabulary has several ids for the same bytes, the one it writes itself
+the same text. Where a vocabulary has several ids for the same bytes, the one that `encode` gives
 counts. `translated` puts a draft's logits on the target's ids and minus infinity on all that the
-draft cannot say; a softmax then renormalises over the shared part. `mass` is how much of what the
-draft wants to say it can say there. Source: token-level intersection, arXiv 2502.05202.
+draft does not have; a softmax then renormalises over the shared part. `mass` is the share of the
+draft's probability on shared tokens.
+
+Not here: drafting, text that goes from one vocabulary into the other (cross_tokenizer).
+Source: the byte alphabet is that of GPT-2's byte-level BPE; byte fallback is SentencePiece's
+(arXiv 1808.06226); token-level intersection, arXiv 2502.05202.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from localspec.drafters.parts import Foreign, Vocabulary
 from localspec.errors import ModelError
@@ -35,13 +37,12 @@ from localspec.forward.model import LanguageModel
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-from dataclasses import dataclass
 
-import torch
+Table = Sequence[bytes | None]  # of each id the bytes it stands for
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
-# Bytes that written text is made of. Some tokenizers lack control characters, or the lead bytes of
-# planes that hold no characters yet; they drop them without a word.
+# The bytes of written text. Some tokenizers lack control characters, or the lead bytes of planes
+# that hold no characters yet, and drop them without an error.
 ORDINARY = {9, 10, 13, *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF1), 0xF3}
 SAMPLES = (
     "Hello, world! It's a test: don't you think?",
@@ -70,7 +71,7 @@ class TokenizerVocabulary:
             if added["special"]
         }
         self._bytes = _byte_table(state, self._encoder, name)
-        _require_exact(self, name)
+        _require_exact(self, self._encoder, name)
 
     def encode(self, text: str) -> list[int]:
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
@@ -150,8 +151,8 @@ def _inside_a_text(state: dict[str, Any], name: str) -> Tokenizer:
     changed = state | {
         "truncation": None,
         "padding": None,
-        "normalizer": _without(state.get("normalizer"), {"Prepend", "NFC"}, "normalizers"),
-        "pre_tokenizer": _without_prefix(state.get("pre_tokenizer")),
+        "normalizer": _unprefixed(state.get("normalizer")),
+        "pre_tokenizer": _unspaced(state.get("pre_tokenizer")),
     }
     try:
         encoder: Tokenizer = Tokenizer.from_str(json.dumps(changed))
@@ -163,35 +164,38 @@ def _inside_a_text(state: dict[str, Any], name: str) -> Tokenizer:
     return encoder
 
 
-def _without(step: Any, kinds: set[str], key: str) -> Any:
-    """A normalizer less the steps of some kinds."""
-    if step is None or step["type"] in kinds:
+def _unprefixed(step: Any) -> Any:
+    """A normalizer that puts nothing in front and does not compose characters."""
+    if step is None or step["type"] in ("Prepend", "NFC"):
         return None
     if step["type"] != "Sequence":
         return step
-    kept = [_without(each, kinds, key) for each in step[key]]
-    return step | {key: [each for each in kept if each is not None]}
+    kept = [_unprefixed(each) for each in step["normalizers"]]
+    return step | {"normalizers": [each for each in kept if each is not None]}
 
 
-def _without_prefix(step: Any) -> Any:
+def _unspaced(step: Any) -> Any:
     """A pre-tokenizer that puts no space in front."""
-    if step is None:
-        return None
-    if step["type"] == "Sequence":
-        return step | {"pretokenizers": [_without_prefix(each) for each in step["pretokenizers"]]}
-    if step["type"] == "Metaspace":
-        kept = {key: value for key, value in step.items() if key != "add_prefix_space"}
-        return kept | {"prepend_scheme": "never"}
-    return step | {"add_prefix_space": False} if step["type"] == "ByteLevel" else step
+    match step:
+        case {"type": "Sequence"}:
+            return step | {"pretokenizers": [_unspaced(each) for each in step["pretokenizers"]]}
+        case {"type": "Metaspace"}:
+            kept = {key: value for key, value in step.items() if key != "add_prefix_space"}
+            return kept | {"prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return step | {"add_prefix_space": False}
+    return step
 
 
 def _byte_table(state: dict[str, Any], encoder: Tokenizer, name: str) -> list[bytes | None]:
     """For each id its bytes inside a text; None for special and unused ids."""
+    steps = state.get("pre_tokenizer") or {}
+    kinds = {each.get("type") for each in (steps, *steps.get("pretokenizers", ()))}
     read: Callable[[str], bytes | None]
     if state["model"].get("byte_fallback"):
         read = _read_piece
-    elif _has_step(state, "ByteLevel"):
-        read = _ByteAlphabet().read
+    elif "ByteLevel" in kinds:
+        read = _reader_of_byte_alphabet()
     else:
         raise ModelError(
             f"The tokenizer of {name} is not made of bytes, so what it drafts cannot be told byte "
@@ -206,11 +210,6 @@ def _byte_table(state: dict[str, Any], encoder: Tokenizer, name: str) -> list[by
     return table
 
 
-def _has_step(state: dict[str, Any], kind: str) -> bool:
-    step = state.get("pre_tokenizer") or {}
-    return kind in {each.get("type") for each in (step, *step.get("pretokenizers", ()))}
-
-
 def _read_piece(token: str) -> bytes:
     """A SentencePiece piece: "<0x0A>" is one byte, anything else text."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
@@ -218,42 +217,35 @@ def _read_piece(token: str) -> bytes:
     return token.replace(SPACE, " ").encode()
 
 
-class _ByteAlphabet:
+def _reader_of_byte_alphabet() -> Callable[[str], bytes | None]:
     """GPT-2's: printable Latin-1 characters stand for themselves, the other bytes for the
-    characters from U+0100 on, in order."""
+    characters from U+0100 on, in order. Reads None from a token that is not written in it."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(0x100) if byte not in printable)
+    byte_of = {chr(byte): byte for byte in printable}
+    byte_of |= {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
-    def __init__(self) -> None:
-        printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-        others = (byte for byte in range(0x100) if byte not in printable)
-        self._byte_of = {chr(byte): byte for byte in printable}
-        self._byte_of |= {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    def read(token: str) -> bytes | None:
+        known = all(character in byte_of for character in token)
+        return bytes(byte_of[character] for character in token) if known else None
 
-    def read(self, token: str) -> bytes | None:
-        """None for a token that is not written in it."""
-        try:
-            return bytes(self._byte_of[character] for character in token)
-        except KeyError:
-            return None
+    return read
 
 
-def _require_exact(vocabulary: TokenizerVocabulary, name: str) -> None:
+def _require_exact(vocabulary: TokenizerVocabulary, encoder: Tokenizer, name: str) -> None:
     """Raise ModelError unless the bytes of text have tokens and samples come back unchanged."""
     table = vocabulary.token_bytes()
     missing = {bytes([byte]) for byte in ORDINARY} - {*table}
     if missing:
         raise _inexact(name, f"it has no token for the byte 0x{min(missing).hex().upper()}")
-    plain = [piece for piece in _added_text(vocabulary) if piece.strip()]
-    for sample in (*SAMPLES, *(f"a {piece} b" for piece in plain)):
+    # Some added tokens that stand for text remove the spaces around them.
+    added = (token for token in encoder.get_added_tokens_decoder().values() if not token.special)
+    pieces = [token.content for token in added if token.content.strip()]
+    for sample in (*SAMPLES, *(f"a {piece} b" for piece in pieces)):
         back = b"".join(table[i] or b"" for i in vocabulary.encode(sample))
         if back != sample.encode():
-            before, after = _difference(sample, back.decode(errors="replace"))
-            raise _inexact(name, f"it reads {before!r} and gives back {after!r}")
-
-
-def _added_text(vocabulary: TokenizerVocabulary) -> Iterable[str]:
-    """Added tokens that stand for text; some take the spaces around them away."""
-    added = vocabulary._encoder.get_added_tokens_decoder().values()
-    return [token.content for token in added if not token.special]
+            given_back = back.decode(errors="replace")
+            raise _inexact(name, f"it reads {sample!r} and gives back {given_back!r}")
 
 
 def _inexact(name: str, how: str) -> ModelError:
@@ -263,31 +255,13 @@ def _inexact(name: str, how: str) -> ModelError:
     )
 
 
-def _difference(left: str, right: str) -> tuple[str, str]:
-    """The two texts from a little before where they part."""
-    pairs = enumerate(zip(left, right, strict=False))
-    place = next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
-    start = max(0, place - 3)
-    return left[start : place + 8], right[start : place + 8]
-
-
-def starts_of(ids: Sequence[int], table: Sequence[bytes | None]) -> list[int] | None:
-    """Where in the text each token begins, and the end of the last, [n + 1]; None when an id
-    stands for no text."""
-    starts = [0]
-    for token in ids:
-        piece = table[token] if 0 <= token < len(table) else None
-        if piece is None:
-            return None
-        starts.append(starts[-1] + len(piece))
-    return starts
-
-
 @dataclass(frozen=True)
 class SharedTokens:
-    """own_of: the draft's id of each of the target's ids that it has. targets_size: V."""
+    """own_of: the draft's id of each of the target's ids that it has. specials: the special tokens
+    among them. targets_size: V."""
 
     own_of: Mapping[int, int]
+    specials: Mapping[int, int]
     targets_size: int
     own_ids: torch.Tensor  # [S]
     targets_ids: torch.Tensor  # [S]
@@ -303,10 +277,11 @@ class SharedTokens:
     ) -> SharedTokens:
         """sizes: rows of both models' heads; ids beyond them are no tokens."""
         ours, theirs = _ids_of(own, own_size), _ids_of(targets, targets_size)
-        pairs = [(theirs[key], ours[key]) for key in theirs if key in ours]
-        columns = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).to(device)  # [S, 2]
-        own_ids, targets_ids = columns[:, 1].contiguous(), columns[:, 0].contiguous()
-        return cls(dict(pairs), targets_size, own_ids, targets_ids)
+        own_of = {theirs[key]: ours[key] for key in theirs if key in ours}
+        specials = {theirs[key]: ours[key] for key in theirs if key in ours and type(key) is str}
+        own_ids = torch.tensor(list(own_of.values()), dtype=torch.long, device=device)
+        targets_ids = torch.tensor(list(own_of), dtype=torch.long, device=device)
+        return cls(own_of, specials, targets_size, own_ids, targets_ids)
 
     @property
     def held_bytes(self) -> int:
@@ -324,26 +299,14 @@ class SharedTokens:
         return float(probs[self.own_ids].sum())
 
 
-def special_pairs(
-    own: Vocabulary, own_size: int, targets: Vocabulary, targets_size: int
-) -> dict[int, int]:
-    """The draft's special id for each special id of the target with the same text."""
-    ours, theirs = _specials_of(own, own_size), _specials_of(targets, targets_size)
-    return {theirs[text]: ours[text] for text in theirs if text in ours}
-
-
-def _specials_of(vocabulary: Vocabulary, size: int) -> dict[str, int]:
-    """Special tokens that the model has a row for; one added for padding often has none."""
-    return {text: index for text, index in vocabulary.markup().items() if index < size}
-
-
 def _ids_of(vocabulary: Vocabulary, size: int) -> dict[bytes | str, int]:
-    """One id for each token: bytes for text, its name for a special one."""
+    """One id below `size` for each token: by its bytes, a special token by its text. An added
+    padding token often has an id beyond the model's rows."""
     found: dict[bytes | str, int] = {}
     for index, piece in enumerate(vocabulary.token_bytes()[:size]):
         if piece and (piece not in found or _is_written(vocabulary, piece, index)):
             found[piece] = index
-    return found | _specials_of(vocabulary, size)
+    return found | {text: index for text, index in vocabulary.markup().items() if index < size}
 
 
 def _is_written(vocabulary: Vocabulary, piece: bytes, index: int) -> bool:
@@ -352,3 +315,70 @@ def _is_written(vocabulary: Vocabulary, piece: bytes, index: int) -> bool:
         return vocabulary.encode(piece.decode()) == [index]
     except UnicodeDecodeError:
         return False
+
+
+# -- where text may be cut ---------------------------------------------------------------------
+
+LONGEST_TAIL = 64  # tokens since the last seam, after which text is cut by force
+KEPT_TAIL = 16  # tokens after a forced seam
+FIRST_OF_SCRIPTS_WITHOUT_SPACES = "\u2e80"  # Chinese, Japanese and after them emoji
+
+
+def starts_of(ids: Sequence[int], table: Table) -> list[int] | None:
+    """Where in the text each token begins, and the end of the last, [n + 1]; None when an id
+    stands for no text."""
+    starts = [0]
+    for token in ids:
+        piece = table[token] if 0 <= token < len(table) else None
+        if piece is None:
+            return None
+        starts.append(starts[-1] + len(piece))
+    return starts
+
+
+def last_seam(raw: bytes, starts: Sequence[int]) -> int:
+    """Index of the last token that begins at a seam; 0 if there is none.
+
+    A seam is a space after a character that is none. Tokenizers of both kinds cut there whatever
+    comes later, so text before it need not be encoded again. Text without spaces gets a seam by
+    force; where the tokenizer would have cut otherwise, that costs a draft, never correctness.
+
+    starts: [n + 1] of the tokens of `raw`, the first of which begins at a seam already."""
+    for index in range(len(starts) - 2, 0, -1):
+        at = starts[index]
+        if raw[at] == 0x20 and not _is_space_before(raw, at):
+            return index
+    if len(starts) - 1 > LONGEST_TAIL:
+        for index in range(len(starts) - 1 - KEPT_TAIL, 0, -1):
+            if raw[starts[index]] & 0xC0 != 0x80:  # not inside a character
+                return index
+    return 0
+
+
+def _is_space_before(raw: bytes, at: int) -> bool:
+    """Whether the character before byte `at` is a space of any kind."""
+    return raw[max(0, at - 4) : at].decode(errors="ignore")[-1:].isspace()
+
+
+def last_word(text: str) -> int:
+    """Where the last word of a text begins, in bytes: a run of letters and digits, or of neither,
+    with the space before it. A character of a script that uses no spaces is a word."""
+    place = len(text) - 1
+    while place > 0 and not _is_word_start(text[place - 1], text[place]):
+        place -= 1
+    return len(text[: max(0, place)].encode())
+
+
+def _is_word_start(before: str, character: str) -> bool:
+    if before.isspace():  # a space belongs to the word after it
+        return False
+    changes = before.isalnum() != character.isalnum()
+    return changes or character.isspace() or character >= FIRST_OF_SCRIPTS_WITHOUT_SPACES
+
+
+def complete_text(raw: bytes) -> str:
+    """The text up to the first byte that is not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        return raw[: error.start].decode()

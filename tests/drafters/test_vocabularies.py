@@ -19,7 +19,6 @@ from localspec.drafters.vocabularies import (
     foreign,
     load_vocabulary,
     require_ids_within,
-    special_pairs,
     starts_of,
 )
 from localspec.errors import ModelError
@@ -226,7 +225,8 @@ def test_a_special_token_without_a_row_is_no_fault(shared_data: Path) -> None:
     vocabulary = real(shared_data / "tokenizers" / "smollm")
     assert vocabulary.markup()["[PAD]"] == 49152
     require_ids_within(vocabulary, 49152, "smollm")
-    assert 49152 not in special_pairs(vocabulary, 49152, vocabulary, 49152)
+    shared = SharedTokens.between(vocabulary, 49152, vocabulary, 49152, CPU)
+    assert 49152 not in shared.specials
 
 
 def test_older_tokenizer_files_are_read_too(shared_data: Path, tmp_path: Path) -> None:
@@ -264,17 +264,13 @@ def small() -> tuple[Vocabulary, Vocabulary]:
 def test_shared_tokens_are_those_of_the_same_bytes_and_names() -> None:
     shared = between(*small())
     assert shared.own_of == {0: 0, 2: 1, 3: 2, 5: 4}
-    assert special_pairs(*_sized(small())) == {5: 4}
-
-
-def _sized(pair: tuple[Vocabulary, Vocabulary]) -> tuple[Vocabulary, int, Vocabulary, int]:
-    return pair[0], 6, pair[1], 6
+    assert shared.specials == {5: 4}
 
 
 def test_ids_beyond_a_models_rows_are_no_tokens() -> None:
     own, targets = small()
     assert SharedTokens.between(own, 2, targets, 3, CPU).own_of == {0: 0, 2: 1}
-    assert special_pairs(own, 4, targets, 6) == {}
+    assert SharedTokens.between(own, 4, targets, 6, CPU).specials == {}
 
 
 def test_a_translated_row_has_the_drafts_logits_and_nothing_else() -> None:

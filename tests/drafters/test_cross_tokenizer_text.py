@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from localspec.drafters import retokenise as retokenise_module
-from localspec.drafters.retokenise import (
-    LONG_WORD,
+from localspec.drafters import cross_tokenizer as module_under_test
+from localspec.drafters.cross_tokenizer import LONG_WORD, DraftText, Retokeniser
+from localspec.drafters.vocabularies import (
     LONGEST_TAIL,
-    DraftText,
-    Retokeniser,
+    SharedTokens,
+    TokenizerVocabulary,
     last_seam,
     last_word,
 )
-from localspec.drafters.vocabularies import TokenizerVocabulary, special_pairs
 from tests.drafters.tokenizers_at_hand import (
     COARSE,
     FINE,
@@ -27,16 +26,19 @@ from tests.drafters.tokenizers_at_hand import (
     real,
     trained,
 )
+from tests.tiny import CPU
 
 
-def retelling(targets: TokenizerVocabulary, before: str = "", pending: bytes = b"") -> Retokeniser:
+def retokeniser(
+    targets: TokenizerVocabulary, before: str = "", pending: bytes = b""
+) -> Retokeniser:
     return Retokeniser(targets, targets.token_bytes(), before, pending)
 
 
-def tell(found: Retokeniser, *pieces: str | bytes) -> list[int]:
+def encoded(found: Retokeniser, *pieces: str | bytes) -> list[int]:
     for piece in pieces:
         assert found.add(piece.encode() if isinstance(piece, str) else piece, 0.5)
-    return [each.token for each in found.told()]
+    return [each.token for each in found.encoded()]
 
 
 def whole(found: Retokeniser) -> list[int]:
@@ -44,13 +46,13 @@ def whole(found: Retokeniser) -> list[int]:
 
 
 @pytest.mark.parametrize("targets", [trained(FINE), trained(COARSE), byte_fallback()])
-def test_text_is_told_in_the_targets_own_tokens(targets: TokenizerVocabulary) -> None:
+def test_text_is_encoded_in_the_targets_own_tokens(targets: TokenizerVocabulary) -> None:
     for text in TEXTS:
         words = text.split(" ")
         for place in range(1, len(words)):
             before, after = " ".join(words[:place]), " " + " ".join(words[place:])
-            found = retelling(targets, before)
-            assert tell(found, *after) == targets.encode(after)
+            found = retokeniser(targets, before)
+            assert encoded(found, *after) == targets.encode(after)
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -64,16 +66,16 @@ def test_the_text_before_decides_how_the_first_word_is_cut(name: str, shared_dat
             pending = before[len(known.encode()) :]
             if before != known.encode() + pending:
                 continue  # invalid in the middle: there is none in these texts
-            found = retelling(targets, known, pending)
+            found = retokeniser(targets, known, pending)
             rest = text.encode()[len(known.encode()) :]
-            assert tell(found, rest) == ids[place:]
+            assert encoded(found, rest) == ids[place:]
 
 
 def test_a_word_that_the_target_cut_in_two_goes_on_by_itself() -> None:
     targets = trained(COARSE)
     assert len(targets.encode(" jumps")) == 1
-    found = retelling(targets, " ju")
-    assert tell(found, "mps", " over") == [*targets.encode("mps"), *targets.encode(" over")]
+    found = retokeniser(targets, " ju")
+    assert encoded(found, "mps", " over") == [*targets.encode("mps"), *targets.encode(" over")]
 
 
 def test_a_character_that_the_target_began_is_finished() -> None:
@@ -82,28 +84,28 @@ def test_a_character_that_the_target_began_is_finished() -> None:
     table = targets.token_bytes()
     begun = table[tokens[0]] or b""
     assert 0 < len(begun) < 4
-    found = retelling(targets, "", begun)
-    assert tell(found, "🦖".encode()[:1]) == []
-    assert tell(found, "🦖".encode()[1:], " x") == tokens[1:]
-    assert [each.end for each in found.told()][-1] == len("🦖 x".encode())
+    found = retokeniser(targets, "", begun)
+    assert encoded(found, "🦖".encode()[:1]) == []
+    assert encoded(found, "🦖".encode()[1:], " x") == tokens[1:]
+    assert [each.end for each in found.encoded()][-1] == len("🦖 x".encode())
 
 
 def test_another_character_than_the_target_began_is_none() -> None:
-    found = retelling(trained(COARSE), "", "🦖".encode()[:2])
+    found = retokeniser(trained(COARSE), "", "🦖".encode()[:2])
     assert found.add("🦖".encode()[:1], 0.5)
     assert not found.add(b"\xa0", 0.5)
-    assert not retelling(trained(COARSE), "", "🦖".encode()[:2]).add(b" and", 0.5)
+    assert not retokeniser(trained(COARSE), "", "🦖".encode()[:2]).add(b" and", 0.5)
 
 
-def test_half_a_character_at_the_end_is_not_told_yet() -> None:
+def test_half_a_character_at_the_end_is_not_encoded_yet() -> None:
     targets = trained(COARSE)
-    found = retelling(targets)
-    assert tell(found, " fox", "🦖".encode()[:2]) == targets.encode(" fox")
+    found = retokeniser(targets)
+    assert encoded(found, " fox", "🦖".encode()[:2]) == targets.encode(" fox")
 
 
-def test_bytes_that_are_no_text_end_what_is_told() -> None:
+def test_bytes_that_are_no_text_end_what_is_encoded() -> None:
     targets = trained(COARSE)
-    assert tell(retelling(targets), " fox", b"\xff", " jumps") == targets.encode(" fox")
+    assert encoded(retokeniser(targets), " fox", b"\xff", " jumps") == targets.encode(" fox")
 
 
 # -- whole tokens ----------------------------------------------------------------------------
@@ -111,40 +113,40 @@ def test_bytes_that_are_no_text_end_what_is_told() -> None:
 
 def test_a_word_said_in_pieces_is_whole_when_the_next_begins() -> None:
     targets = trained(COARSE)
-    found = retelling(targets)
+    found = retokeniser(targets)
     said = ((" ju", [" ju"]), ("m", []), ("ps", []), (" over", [" jumps", " over"]))
     for piece, words in said:  # its first piece looks like a word until the second comes
-        tell(found, piece)
+        encoded(found, piece)
         assert whole(found) == [token for word in words for token in targets.encode(word)]
 
 
 def test_a_word_said_at_once_is_whole() -> None:
     targets = trained(COARSE)
-    found = retelling(targets)
-    tell(found, " jumps")
+    found = retokeniser(targets)
+    encoded(found, " jumps")
     assert whole(found) == targets.encode(" jumps")
 
 
 def test_a_word_that_goes_on_is_not_whole_any_more() -> None:
-    found = retelling(trained(COARSE))
-    tell(found, " jump", "s")
+    found = retokeniser(trained(COARSE))
+    encoded(found, " jump", "s")
     assert whole(found) == []
 
 
 def test_a_word_without_end_counts_all_but_its_last_token() -> None:
-    found = retelling(trained(FINE))
-    told = tell(found, *("xq" for _ in range(LONG_WORD)))
-    assert whole(found) == told[:-1]
+    found = retokeniser(trained(FINE))
+    tokens = encoded(found, *("xq" for _ in range(LONG_WORD)))
+    assert whole(found) == tokens[:-1]
 
 
 def test_confidence_is_that_of_all_pieces_that_begin_in_a_token() -> None:
     targets = trained(COARSE)
-    found = retelling(targets)
+    found = retokeniser(targets)
     for piece, confidence in ((" ju", 0.5), ("mps", 0.4), (" over", 0.9), (" the fox", 0.8)):
         found.add(piece.encode(), confidence)
-    told = found.told()
-    assert [targets.decode([each.token]) for each in told] == [" jumps", " over", " the", " fox"]
-    assert [each.confidence for each in told] == pytest.approx([0.2, 0.9, 0.8, 1.0])
+    tokens = found.encoded()
+    assert [targets.decode([each.token]) for each in tokens] == [" jumps", " over", " the", " fox"]
+    assert [each.confidence for each in tokens] == pytest.approx([0.2, 0.9, 0.8, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -180,25 +182,25 @@ class Counted:
 
 
 def between(own: TokenizerVocabulary | Counted, targets: TokenizerVocabulary) -> DraftText:
-    sizes = (len(own.token_bytes()), len(targets.token_bytes()))
-    pairs = special_pairs(own, sizes[0], targets, sizes[1])
-    return DraftText(own, own.token_bytes(), targets.token_bytes(), pairs)
+    tables = (own.token_bytes(), targets.token_bytes())
+    shared = SharedTokens.between(own, len(tables[0]), targets, len(tables[1]), CPU)
+    return DraftText(own, *tables, shared.specials)
 
 
-def grown(transcript: DraftText, ids: list[int], seed: int) -> DraftText:
+def grown(text_of_draft: DraftText, ids: list[int], seed: int) -> DraftText:
     """Follows `ids` one to three at a time, as rounds of decoding bring them."""
     rng, tokens = random.Random(seed), list[int]()
     while len(tokens) < len(ids):
         tokens += ids[len(tokens) : len(tokens) + rng.randint(1, 3)]
-        transcript.follow(tokens)
-    return transcript
+        text_of_draft.follow(tokens)
+    return text_of_draft
 
 
 def check_grown_is_whole(own: TokenizerVocabulary, targets: TokenizerVocabulary) -> None:
-    transcript = between(own, targets)
+    text_of_draft = between(own, targets)
     for seed, text in enumerate((*TEXTS, " ".join(TEXTS))):
         ids = targets.encode(text)
-        assert grown(transcript, ids, seed).ids == [*own.opening(), *own.encode(text)]
+        assert grown(text_of_draft, ids, seed).ids == [*own.opening(), *own.encode(text)]
 
 
 @pytest.mark.parametrize(("own", "targets"), PAIRS)
@@ -219,23 +221,23 @@ def test_what_a_round_encodes_does_not_grow_with_the_conversation() -> None:
     cost = []
     for repeats in (2, 40):
         own = Counted(trained(FINE))
-        transcript, tokens = between(own, targets), targets.encode(text * repeats)
-        transcript.follow(tokens)  # the prompt, whole
+        text_of_draft, tokens = between(own, targets), targets.encode(text * repeats)
+        text_of_draft.follow(tokens)  # the prompt, whole
         own.num_characters = own.longest = 0
         for token in targets.encode(text):
             tokens.append(token)
-            transcript.follow(tokens)
+            text_of_draft.follow(tokens)
         cost.append((own.num_characters, own.longest))
     assert cost[0] == cost[1] and cost[0][1] < 40
 
 
 def test_text_without_spaces_is_cut_by_force_and_little_is_lost() -> None:
     own, targets = Counted(trained(FINE)), trained(COARSE)
-    transcript = grown(between(own, targets), targets.encode(UNSPACED), 1)
+    text_of_draft = grown(between(own, targets), targets.encode(UNSPACED), 1)
     assert own.longest < 4 * LONGEST_TAIL
-    assert own.decode(transcript.ids) == UNSPACED
+    assert own.decode(text_of_draft.ids) == UNSPACED
     whole = own.encode(UNSPACED)
-    same = len(set(_spans(own, transcript.ids)) & set(_spans(own, whole)))
+    same = len(set(_spans(own, text_of_draft.ids)) & set(_spans(own, whole)))
     assert same / len(whole) > 0.9
 
 
@@ -250,7 +252,7 @@ def _spans(vocabulary: Counted, ids: list[int]) -> list[tuple[int, int]]:
 
 def test_a_seam_that_is_none_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the end of the text so far taken for a seam."""
-    monkeypatch.setattr(retokenise_module, "last_seam", lambda raw, starts: len(starts) - 1)
+    monkeypatch.setattr(module_under_test, "last_seam", lambda raw, starts: len(starts) - 1)
     with pytest.raises(AssertionError):
         check_grown_is_whole(trained(COARSE), trained(FINE))
 
@@ -265,27 +267,27 @@ def test_a_seam_is_a_space_after_what_is_none() -> None:
 def test_a_character_waits_for_its_last_byte() -> None:
     own, targets = trained(FINE), trained(COARSE)
     tokens = targets.encode("a 🦖")
-    transcript = between(own, targets)
-    transcript.follow(tokens[:-1])
-    assert transcript.ids == own.encode("a ")
-    assert transcript.pending and "🦖".encode().startswith(transcript.pending)
-    transcript.follow(tokens)
-    assert transcript.ids == own.encode("a 🦖") and transcript.pending == b""
+    text_of_draft = between(own, targets)
+    text_of_draft.follow(tokens[:-1])
+    assert text_of_draft.ids == own.encode("a ")
+    assert text_of_draft.pending and "🦖".encode().startswith(text_of_draft.pending)
+    text_of_draft.follow(tokens)
+    assert text_of_draft.ids == own.encode("a 🦖") and text_of_draft.pending == b""
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     own, targets = trained(FINE), trained(COARSE)
     lone = targets.token_bytes().index(b"\xff")
-    transcript = between(own, targets)
-    transcript.follow([*targets.encode("a"), lone, *targets.encode(" b")])
-    assert transcript.ids == own.encode("a\ufffd b")
+    text_of_draft = between(own, targets)
+    text_of_draft.follow([*targets.encode("a"), lone, *targets.encode(" b")])
+    assert text_of_draft.ids == own.encode("a\ufffd b")
 
 
 def test_text_that_does_not_come_back_is_kept_as_it_is() -> None:
     """SentencePiece cannot tell its own space sign from a space."""
     own, targets = byte_fallback(), trained(COARSE)
-    transcript = grown(between(own, targets), targets.encode("one ▁ two and three"), 2)
-    assert own.decode(transcript.ids) == "one   two and three"
+    text_of_draft = grown(between(own, targets), targets.encode("one ▁ two and three"), 2)
+    assert own.decode(text_of_draft.ids) == "one   two and three"
 
 
 # -- special tokens ------------------------------------------------------------------------------
@@ -298,40 +300,40 @@ def chat(vocabulary: TokenizerVocabulary) -> list[int]:
 
 def test_markup_that_both_have_stands_in_its_place() -> None:
     own, targets = trained(FINE), trained(COARSE)
-    transcript = between(own, targets)
-    assert grown(transcript, chat(targets), 3).ids == chat(own)
-    transcript.follow(chat(targets))
-    assert transcript.ids == chat(own)
+    text_of_draft = between(own, targets)
+    assert grown(text_of_draft, chat(targets), 3).ids == chat(own)
+    text_of_draft.follow(chat(targets))
+    assert text_of_draft.ids == chat(own)
 
 
 def test_markup_that_the_draft_lacks_is_left_out() -> None:
     own, targets = byte_fallback(), trained(COARSE)
-    transcript = grown(between(own, targets), chat(targets), 3)
-    assert transcript.ids == [*own.encode("user\nHi there"), *own.encode("\n")]
+    text_of_draft = grown(between(own, targets), chat(targets), 3)
+    assert text_of_draft.ids == [*own.encode("user\nHi there"), *own.encode("\n")]
 
 
 def test_ids_that_stand_for_nothing_are_left_out() -> None:
     own, targets = trained(FINE), trained(COARSE)
-    transcript = between(own, targets)
-    transcript.follow([*targets.encode("one"), COARSE, 10_000, *targets.encode(" two")])
-    assert transcript.ids == own.encode("one two")
+    text_of_draft = between(own, targets)
+    text_of_draft.follow([*targets.encode("one"), COARSE, 10_000, *targets.encode(" two")])
+    assert text_of_draft.ids == own.encode("one two")
 
 
 def test_half_a_character_before_markup_is_replaced() -> None:
     own, targets = trained(FINE), trained(COARSE)
     end = targets.markup()["<|im_end|>"]
-    transcript = between(own, targets)
-    transcript.follow([*targets.encode("🦖")[:-1], end])
-    assert transcript.ids == [*own.encode("\ufffd"), own.markup()["<|im_end|>"]]
+    text_of_draft = between(own, targets)
+    text_of_draft.follow([*targets.encode("🦖")[:-1], end])
+    assert text_of_draft.ids == [*own.encode("\ufffd"), own.markup()["<|im_end|>"]]
 
 
 def test_a_beginning_that_both_have_stands_once(shared_data: Path) -> None:
     llama, mistral = (real(shared_data / "tokenizers" / name) for name in ("llama2", "mistral"))
-    transcript = between(llama, mistral)
-    transcript.follow([mistral.markup()["<s>"], *mistral.encode("One")])
-    assert transcript.ids == [1, *llama.encode("One")]
-    transcript.follow(mistral.encode("One"))
-    assert transcript.ids == [1, *llama.encode("One")]
+    text_of_draft = between(llama, mistral)
+    text_of_draft.follow([mistral.markup()["<s>"], *mistral.encode("One")])
+    assert text_of_draft.ids == [1, *llama.encode("One")]
+    text_of_draft.follow(mistral.encode("One"))
+    assert text_of_draft.ids == [1, *llama.encode("One")]
 
 
 # -- other sequences ---------------------------------------------------------------------------
@@ -339,16 +341,16 @@ def test_a_beginning_that_both_have_stands_once(shared_data: Path) -> None:
 
 def test_another_sequence_is_read_from_its_beginning() -> None:
     own, targets = trained(FINE), trained(COARSE)
-    transcript = between(own, targets)
+    text_of_draft = between(own, targets)
     for text in ("One text. ", "Another", "One text. And more", ""):
-        transcript.follow(targets.encode(text))
-        assert transcript.ids == own.encode(text)
+        text_of_draft.follow(targets.encode(text))
+        assert text_of_draft.ids == own.encode(text)
 
 
 def test_how_often_tokens_agree_is_measured_on_the_text() -> None:
     same, other = between(trained(FINE), trained(FINE)), between(trained(280), trained(COARSE))
     assert same.aligned_share == 0.5
-    for transcript, targets in ((same, trained(FINE)), (other, trained(COARSE))):
-        transcript.follow(targets.encode(" ".join(TEXTS[:3])))  # all characters in one token
+    for text_of_draft, targets in ((same, trained(FINE)), (other, trained(COARSE))):
+        text_of_draft.follow(targets.encode(" ".join(TEXTS[:3])))  # all characters in one token
     assert same.aligned_share > 0.9
     assert other.aligned_share < 0.5
