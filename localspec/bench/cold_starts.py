@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from statistics import median_low
 from threading import Event
 from typing import Any, TypeVar
 
@@ -147,11 +148,12 @@ def _rows(temperature: float, pairs: Sequence[Mapping[str, Started]]) -> list[di
     for place, first in enumerate(pairs[0][AUTO]["replies"]):
         ratios = [ratio for pair in pairs if (ratio := _ratios(pair)[place]) is not None]
         plain = [pair[OFF]["replies"][place]["tokens_per_second"] for pair in pairs]
+        lengths = [made["replies"][place]["num_tokens"] for pair in pairs for made in pair.values()]
         row = {
             "temperature": temperature,
             "prompt": first["prompt"],
             "num_starts": len(ratios),
-            "num_tokens": first["num_tokens"],
+            "num_tokens": median_low(lengths),
             "off_tokens_per_second": median_of([rate for rate in plain if rate]).value,
             **median_of(ratios).columns("auto_ratio"),
         }

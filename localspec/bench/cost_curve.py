@@ -8,8 +8,7 @@ the controller measured, None where it did not. JSON data; the target's cache is
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
@@ -17,9 +16,8 @@ from typing import Any
 import torch
 
 from localspec.bench.runs import BenchEngine
-from localspec.core import DraftPlan, Outcome, SamplingParams
-from localspec.core import Sequence as Turn
-from localspec.engine.calibrate import StandIn, made_up_text
+from localspec.core import SamplingParams
+from localspec.engine.calibrate import StandIn, widths_ms
 from localspec.engine.engine import Engine
 from localspec.machine.plans import FULL_PRECISIONS
 from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, shape_from_folder
@@ -33,25 +31,8 @@ NUM_READS = 8
 QUANTISED: Mapping[str, Precision] = {"4-bit": "4-bit", "8-bit": "8-bit"}
 
 
-class WidthsInTurn:
-    """A policy that plans each width once and notes what its round cost."""
-
-    def __init__(self, widths: Sequence[int]) -> None:
-        self._widths = widths
-        self.verify_ms: list[float] = []
-
-    def plan(self, sequence: Turn) -> DraftPlan:
-        return DraftPlan(StandIn.name, self._widths[len(self.verify_ms)] - 1)
-
-    def candidates(self, sequence: Turn) -> tuple[str, ...]:
-        return ()
-
-    def observe(self, sequence: Turn, outcome: Outcome) -> None:
-        self.verify_ms.append(outcome.step.verify_ms)
-
-
 def cost_curve(
-    bench: BenchEngine, widths: Sequence[int] = WIDTHS, contexts: Sequence[int] = CONTEXTS
+    bench: BenchEngine, widths: tuple[int, ...] = WIDTHS, contexts: tuple[int, ...] = CONTEXTS
 ) -> dict[str, Any]:
     """The curve at each context that fits, and each drafter's step against a plain one."""
     target = bench.engine.target
@@ -66,13 +47,14 @@ def cost_curve(
     return {"by_context": curves, "draft": _draft_steps(bench, contexts[0], curves)}
 
 
-def _curve(engine: Engine, widths: Sequence[int], context: int) -> dict[str, Any]:
+def _curve(engine: Engine, widths: tuple[int, ...], context: int) -> dict[str, Any]:
     started, cycles = monotonic(), list[list[float]]()
-    _cycle(engine, widths, context)  # the first round of each width pays for its set-up
+    greedy = SamplingParams()
+    widths_ms(engine, widths, context, greedy)  # the first round of each width pays for its set-up
     while len(cycles) < MIN_CYCLES or (
         len(cycles) < MAX_CYCLES and monotonic() - started < LIMIT_S
     ):
-        cycles.append(_cycle(engine, widths, context))
+        cycles.append(widths_ms(engine, widths, context, greedy))
     by_width = list(zip(*cycles, strict=True))
     relative = [
         median(ms / plain for ms, plain in zip(times, by_width[0], strict=True))
@@ -84,18 +66,6 @@ def _curve(engine: Engine, widths: Sequence[int], context: int) -> dict[str, Any
         "verify_ms": [median(times) for times in by_width],
         "relative": relative,
     }
-
-
-def _cycle(engine: Engine, widths: Sequence[int], context: int) -> list[float]:
-    """One round of each width, in ms, after a made-up text of `context` tokens."""
-    sequence = made_up_text(context, SamplingParams())
-    engine.prefill(sequence, threading.Event())  # all but the first find it in the cache
-    policy = WidthsInTurn(widths)
-    rounds = engine.decode(sequence, policy, threading.Event())
-    for _ in widths:
-        next(rounds)
-    rounds.close()
-    return policy.verify_ms
 
 
 def _draft_steps(bench: BenchEngine, context: int, curves: dict[str, Any]) -> dict[str, Any]:

@@ -78,14 +78,14 @@ class StandIn:
 
 
 @dataclass
-class _AtWidth:
-    """A policy that always plans one width and keeps what it cost."""
+class _AtWidths:
+    """A policy that plans each of these widths once and keeps what it cost."""
 
-    width: int
+    widths: tuple[int, ...]
     verify_ms: list[float]
 
     def plan(self, sequence: Sequence) -> DraftPlan:
-        return DraftPlan(StandIn.name, self.width - 1)
+        return DraftPlan(StandIn.name, self.widths[len(self.verify_ms)] - 1)
 
     def candidates(self, sequence: Sequence) -> tuple[str, ...]:
         return ()
@@ -162,17 +162,23 @@ def made_up_text(context: int, sampling: SamplingParams) -> Sequence:
 
 
 def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams) -> float:
-    def times() -> list[float]:
-        policy = _AtWidth(width, [])
-        sequence = made_up_text(context, sampling)
-        stage.prefill(sequence, threading.Event())
-        rounds = stage.decode(sequence, policy, threading.Event())
-        for _ in range(REPEATS + 1):
-            next(rounds)
-        rounds.close()
-        return policy.verify_ms[1:]
+    widths = (width,) * (REPEATS + 1)
+    return steady_ms(lambda: widths_ms(stage, widths, context, sampling)[1:])
 
-    return steady_ms(times)
+
+def widths_ms(
+    stage: Engine, widths: tuple[int, ...], context: int, sampling: SamplingParams
+) -> list[float]:
+    """What checking each width took, one round after another, after `context` tokens of text.
+    stage: an engine whose only drafter is a StandIn."""
+    policy = _AtWidths(widths, [])
+    sequence = made_up_text(context, sampling)
+    stage.prefill(sequence, threading.Event())
+    rounds = stage.decode(sequence, policy, threading.Event())
+    for _ in widths:
+        next(rounds)
+    rounds.close()
+    return policy.verify_ms
 
 
 def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
