@@ -11,7 +11,7 @@ temperature 1 when greedy: a token that was not drawn is accepted with the targe
 under those, which this softmax of the head estimates. top-k, top-p and min-p are left to the
 target: they change the likeliest tokens little and cost a sort of every row.
 
-Not here: the head (forward.heads.eagle), which nodes pay (tree_growth).
+Not here: the head (forward.heads.autoregressive), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 """
 
@@ -23,8 +23,8 @@ from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import distributions
-from localspec.forward.heads.eagle import KIND, EagleHead
-from localspec.forward.heads.eagle_files import load_head
+from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.eagle import KIND, read_eagle
 from localspec.forward.model import LanguageModel
 
 NUM_CHILDREN = 8  # candidates of one node
@@ -38,7 +38,7 @@ class EagleDrafter(DrafterBase):
     name = KIND
     shapes_itself = True
 
-    def __init__(self, target: LanguageModel, head: EagleHead) -> None:
+    def __init__(self, target: LanguageModel, head: AutoregressiveHead) -> None:
         self._target = target
         self._head = head
         self._features = target.follow(head.layers)
@@ -47,7 +47,7 @@ class EagleDrafter(DrafterBase):
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.head(KIND, "EAGLE head")
         capacity = parts.target.cache.shape.capacity
-        return cls(parts.target, EagleHead(load_head(folder, parts.target), capacity))
+        return cls(parts.target, AutoregressiveHead(read_eagle(folder, parts.target), capacity))
 
     @property
     def memory_bytes(self) -> int:
@@ -59,17 +59,14 @@ class EagleDrafter(DrafterBase):
 
     def prepare(self, sequence: Sequence) -> None:
         held = sequence.tokens[: self._target.cache.length + 1]  # a cancelled prefill ends early
-        if self._head.reuse(held) < len(held) - 1:
-            self._head.read(held, self._features)
+        self._head.catch_up(held, self._features)
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:
             return Proposal()
         tokens = sequence.tokens
         assert self._target.cache.length == len(tokens) - 1, "the target has read all but the root"
-        # The last pair is read again: its output is what the draft starts from.
-        self._head.forget(min(self._head.reuse(tokens), len(tokens) - 2))
-        root = self._head.read(tokens, self._features)  # [1, d]
+        root = self._head.start(tokens, self._features)  # [1, d]
         try:
             return _Draft(sequence, plan, self._head, root).grow()
         finally:
@@ -80,7 +77,7 @@ class _Draft:
     """One tree while it grows. A node's row is made when it gets children."""
 
     def __init__(
-        self, sequence: Sequence, plan: DraftPlan, head: EagleHead, root: torch.Tensor
+        self, sequence: Sequence, plan: DraftPlan, head: AutoregressiveHead, root: torch.Tensor
     ) -> None:
         self._sequence = sequence
         self._plan = plan

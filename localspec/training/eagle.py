@@ -1,6 +1,6 @@
 """Trains an EAGLE head: one decoder layer over hidden states of the target and its embedding.
 
-Contract: the trained weights are those of forward.heads.eagle, run by its own `OwnForm`; the
+Contract: the trained weights are those of forward.heads.eagle, run by its own `OwnNetwork`; the
 steps are those of `unrolled`, loss and acceptance those of `recipe`.
 Source: EAGLE-3 (arXiv 2503.01840).
 """
@@ -8,21 +8,26 @@ Source: EAGLE-3 (arXiv 2503.01840).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from localspec.forward.features import LAST
-from localspec.forward.heads.eagle import KIND, EagleShape, OwnForm
-from localspec.forward.heads.eagle_files import read_shape
-from localspec.forward.heads.files import TargetSizes
+from localspec.forward.heads.autoregressive import HeadShape
+from localspec.forward.heads.eagle import (
+    KIND,
+    OwnNetwork,
+    read_shape,
+    settings_of,
+    tensor_shapes,
+)
+from localspec.forward.heads.files import Settings, TargetSizes
 from localspec.forward.heads.layer import module_parts, trainable_parts
-from localspec.training.recipe import HeadPlan, draft_steps, layer_sizes
+from localspec.training.recipe import HeadPlan, draft_steps, layer_shape
 from localspec.training.unrolled import NUM_JUDGED, Unrolled
 
 NUM_STEPS = 2  # a third step costs half as much again
+NORM_EPSILON = 1e-5
 START_SCALE = 0.1  # of the layer's first weights, relative to the stream it adds to
 
 
@@ -34,46 +39,34 @@ def read_layers(num_layers: int) -> tuple[int, ...]:
 
 def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
     """options: ffn_size, num_heads, num_steps. Raises ConfigError."""
-    layer = layer_sizes(sizes, options)
-    shape = EagleShape(
-        layers=read_layers(sizes.num_layers),
-        hidden_size=sizes.hidden_size,
-        ffn_size=layer.ffn_size,
-        num_heads=layer.num_heads,
-        num_kv_heads=layer.num_heads,
-        head_dim=layer.head_dim,
-        norm_epsilon=1e-5,
-        rope_base=10000.0,
-    )
+    shape = HeadShape(layer_shape(sizes, options, NORM_EPSILON), read_layers(sizes.num_layers))
     return _plan(shape, draft_steps(options, NUM_STEPS))
 
 
-def read_plan(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) -> HeadPlan:
+def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
     """Raises ModelError."""
-    return _plan(read_shape(settings, folder, sizes), NUM_STEPS)
+    return _plan(read_shape(settings, sizes), NUM_STEPS)
 
 
-def _plan(shape: EagleShape, num_steps: int) -> HeadPlan:
+def _plan(shape: HeadShape, num_steps: int) -> HeadPlan:
+    shapes = tensor_shapes(shape)
+
     def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
-        module = trainable_parts(shape.shapes(), shape.norm_epsilon, generator)
+        module = trainable_parts(shapes, shape.layer.norm_epsilon, generator)
         _initialise(module, shape)
-        form = OwnForm.of(shape.layer(), module_parts(module))
-        return module, Unrolled(
-            form.enter, form.step, form.leave, shape.layers, shape.head_dim, shape.rope_base
-        )
+        return module, Unrolled(OwnNetwork(shape.layer, module_parts(module)), shape)
 
-    return HeadPlan(
-        KIND, shape.layers, shape.settings(), shape.shapes(), build, num_steps, NUM_JUDGED
-    )
+    settings = settings_of(shape)
+    return HeadPlan(KIND, shape.layers, settings, shapes, build, num_steps, NUM_JUDGED)
 
 
 @torch.no_grad()
-def _initialise(module: nn.ModuleDict, shape: EagleShape) -> None:
+def _initialise(module: nn.ModuleDict, shape: HeadShape) -> None:
     """Pass the last hidden state through and let the layer add little, so that the target's output
     head reads what it was trained to read."""
-    weights, identity = dict(module.named_parameters()), torch.eye(shape.hidden_size)
+    weights, width = dict(module.named_parameters()), shape.layer.hidden_size
     for name in ("fuse.weight", "mix.weight", "output.weight", "down.weight"):
         weights[name].mul_(START_SCALE)
-    last = shape.layers.index(LAST) * shape.hidden_size
-    weights["fuse.weight"][:, last : last + shape.hidden_size] += identity
-    weights["mix.weight"][:, shape.hidden_size :] += identity  # the embedding comes first
+    last = shape.layers.index(LAST) * width
+    weights["fuse.weight"][:, last : last + width] += torch.eye(width)
+    weights["mix.weight"][:, width:] += torch.eye(width)  # the embedding comes first

@@ -9,15 +9,13 @@ Source: Medusa-1 (arXiv 2401.10774, section 2.2), with the target's distribution
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes
+from localspec.forward.heads.files import Settings, TargetSizes
 from localspec.forward.heads.medusa import (
     KIND,
     MAX_HEADS,
@@ -60,9 +58,9 @@ def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
     return _plan(sizes, num_heads, num_layers)
 
 
-def read_plan(settings: Mapping[str, Any], folder: Path, sizes: TargetSizes) -> HeadPlan:
+def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
     """Raises ModelError."""
-    return _plan(sizes, *read_counts(folder, settings, "num_heads", "num_layers"))
+    return _plan(sizes, *read_counts(settings))
 
 
 def _plan(sizes: TargetSizes, num_heads: int, num_layers: int) -> HeadPlan:

@@ -29,9 +29,15 @@ from torch.nn import functional
 
 from localspec.errors import ConfigError
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes, read_head, take, write_head
-from localspec.forward.heads.layer import Shapes
-from localspec.forward.heads.mtp import MAX_SIZE
+from localspec.forward.heads.files import (
+    MAX_SIZE,
+    Shapes,
+    TargetSizes,
+    read_head,
+    take,
+    write_head,
+)
+from localspec.forward.heads.layer import LayerShape
 from localspec.training.target import Lesson, Teacher
 
 HEADS = {kind: f"localspec.training.{kind}" for kind in ("medusa", "eagle", "mtp")}
@@ -161,7 +167,7 @@ def load_recipe(kind: str, teacher: Teacher, folder: Path) -> HeadRecipe:
     """A saved head of our own format, to be measured. Raises ModelError, and ConfigError for one
     that can draft and cannot be trained."""
     files = read_head(folder, kind, teacher.sizes)
-    plan: HeadPlan = _module(kind).read_plan(files.settings, folder, teacher.sizes)
+    plan: HeadPlan = _module(kind).read_plan(files.settings, teacher.sizes)
     recipe, cpu = HeadRecipe(plan, teacher.sizes, 0), torch.device("cpu")
     weights = take(files.tensors, plan.shapes, folder.name, torch.float32, cpu)
     recipe.module.load_state_dict(weights)
@@ -177,18 +183,9 @@ def _module(kind: str) -> Any:
     return import_module(HEADS[kind])
 
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """The one decoder layer of a head. head_dim: width of each attention head, even."""
-
-    ffn_size: int
-    num_heads: int
-    head_dim: int
-
-
-def layer_sizes(sizes: TargetSizes, options: Mapping[str, int]) -> LayerSizes:
-    """options: ffn_size, num_heads; the defaults follow the target's width. Raises
-    ConfigError."""
+def layer_shape(sizes: TargetSizes, options: Mapping[str, int], norm_epsilon: float) -> LayerShape:
+    """The one decoder layer of a head. options: ffn_size, num_heads; the defaults follow the
+    target's width. Raises ConfigError."""
     width = sizes.hidden_size
     default = max(1, width // 64)
     num_heads = within("--num-heads", options.get("num_heads", default), width // 2)
@@ -198,8 +195,9 @@ def layer_sizes(sizes: TargetSizes, options: Mapping[str, int]) -> LayerSizes:
             f"{width // num_heads} wide each, but that must be an even number. Choose another "
             f"--num-heads; the default is {default}."
         )
-    ffn_size = options.get("ffn_size", 16 * (13 * width // 64))
-    return LayerSizes(within("--ffn-size", ffn_size, MAX_SIZE), num_heads, width // num_heads)
+    ffn_size = within("--ffn-size", options.get("ffn_size", 16 * (13 * width // 64)), MAX_SIZE)
+    head_dim = width // num_heads
+    return LayerShape(width, width, ffn_size, num_heads, num_heads, head_dim, norm_epsilon)
 
 
 def draft_steps(options: Mapping[str, int], default: int) -> int:

@@ -10,14 +10,14 @@ Source: training-time test of EAGLE-3 (arXiv 2503.01840), as HASS (arXiv 2408.15
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from localspec.forward.heads.layer import Attend, Rotation, Rows, plain_frequencies
+from localspec.forward.heads.autoregressive import HeadShape, Network
+from localspec.forward.heads.layer import Rotation, plain_frequencies
 from localspec.training.target import Lesson, Teacher
 
 NUM_JUDGED = 5  # draft positions in the held-out acceptance
@@ -25,31 +25,25 @@ NUM_JUDGED = 5  # draft positions in the held-out acceptance
 
 @dataclass(frozen=True)
 class Unrolled:
-    """The function of a head's network, over the modules that are trained. enter: the hidden states
-    of `layers`, [B, n, d] each -> the rows of the first step, [B, n, d]. step: rows, embeddings,
-    cos and sin -> the rows of the next step. leave: rows -> what the target's output head reads.
-    head_dim, rope_base: of the rotary positions."""
+    """network: over the modules that are trained; its rows are [B, n, d]."""
 
-    enter: Callable[[Sequence[Tensor]], Tensor]
-    step: Callable[[Tensor, Tensor, Tensor, Tensor, Attend], Tensor]
-    leave: Rows
-    layers: tuple[int, ...]
-    head_dim: int
-    rope_base: float
+    network: Network
+    shape: HeadShape
 
     def __call__(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
-        return [self.leave(rows) for rows in self.outputs(teacher, lesson, num_steps)]
+        return [self.network.leave(rows) for rows in self.outputs(teacher, lesson, num_steps)]
 
     def outputs(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
         """The network's rows, [B, n, d] of each step."""
         embedded = teacher.embed(lesson.tokens[:, 1:])  # [B, n, d]
         length = embedded.shape[1]
-        frequencies = plain_frequencies(self.head_dim, self.rope_base, embedded.device)
+        head_dim, base = self.shape.layer.head_dim, self.shape.rope_base
+        frequencies = plain_frequencies(head_dim, base, embedded.device)
         cos, sin = Rotation.of(frequencies, length, embedded.dtype).at(slice(0, length))
         attend, made = UnrolledAttention(), list[Tensor]()
-        rows = self.enter([lesson.features[layer] for layer in self.layers])
+        rows = self.network.enter([lesson.features[layer] for layer in self.shape.layers])
         for _ in range(num_steps):
-            rows = self.step(rows, embedded, cos, sin, attend)
+            rows = self.network.step(rows, embedded, cos, sin, attend)
             made.append(rows)
             rows = functional.pad(rows[:, :-1], (0, 0, 1, 0))
         return made

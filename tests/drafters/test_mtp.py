@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,8 @@ from localspec.engine.sampling import distributions
 from localspec.errors import CacheError, ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.forward.heads.mtp import MtpHead, read_mtp
+from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.mtp import read_mtp
 from tests.drafters.random_mtp import write_random
 from tests.forward.heads.test_mtp import shipped, write
 from tests.tiny import Plans, play, tiny_llama, with_cache
@@ -61,14 +61,12 @@ def rows_by_hand(folder: Path, tokens: tuple[int, ...], count: int) -> list[torc
     target = with_cache(tiny_llama())
     features = target.follow([LAST])
     target.forward(tokens[:-1])
-    head = MtpHead(read_mtp(folder, target), 64)
-    ids = list(tokens[1:])
-    state = head.advance(ids, features.rows(LAST, 0, len(ids)), target.embed(ids))[-1:]
+    head = AutoregressiveHead(read_mtp(folder, target), 64)
+    state = head.start(tokens, features)
     found: list[torch.Tensor] = []
     while len(found) < count:
         found.append(target.head(state)[0].softmax(-1))
-        token = [int(found[-1].argmax())]
-        state = head.advance(token, state, target.embed(token))
+        state = head.extend(int(found[-1].argmax()), state)
     return found
 
 
@@ -112,15 +110,15 @@ def test_drafted_rows_are_forgotten_also_after_an_error(
 ) -> None:
     drafter, target = built(folder)
     guess = tuple(draft(drafter, target, PROMPT, 3))
-    embed, calls = target.embed, list[int]()
+    extend, calls = AutoregressiveHead.extend, list[int]()
 
-    def failing(ids: Any) -> torch.Tensor:
-        calls.append(len(ids))
-        if len(calls) == 3:
+    def failing(self: AutoregressiveHead, token: int, rows: torch.Tensor) -> torch.Tensor:
+        calls.append(token)
+        if len(calls) == 2:
             raise CacheError("planted")
-        return embed(ids)
+        return extend(self, token, rows)
 
-    monkeypatch.setattr(target, "embed", failing)
+    monkeypatch.setattr(AutoregressiveHead, "extend", failing)
     with pytest.raises(CacheError, match="planted"):
         draft(drafter, target, PROMPT, 6)
     monkeypatch.undo()
@@ -161,15 +159,15 @@ def test_rows_are_those_the_tokens_were_drawn_from(folder: Path, sampling: Sampl
     fresh = with_cache(tiny_llama())
     features = fresh.follow([LAST])
     fresh.forward(PROMPT[:-1])
-    head, ids = MtpHead(read_mtp(folder, fresh), 64), list(PROMPT[1:])
-    state = head.advance(ids, features.rows(LAST, 0, len(ids)), fresh.embed(ids))[-1:]
+    head = AutoregressiveHead(read_mtp(folder, fresh), 64)
+    state = head.start(PROMPT, features)
     text = list(PROMPT)
     for token, row in zip(proposal.tokens, proposal.probs, strict=True):
         wanted = distributions(fresh.head(state), sampling, [text])[0]
         assert torch.allclose(row, wanted, atol=1e-5)
         assert float(row[token]) > 0.0
         text.append(token)
-        state = head.advance([token], state, fresh.embed([token]))
+        state = head.extend(token, state)
 
 
 def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from localspec.forward.features import LAST
-from localspec.forward.heads.eagle import EagleHead
-from localspec.forward.heads.eagle_files import load_head
+from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.eagle import read_layers
 from localspec.training.recipe import HeadRecipe, make_recipe
@@ -51,12 +51,12 @@ def test_what_is_trained_is_what_drafts(tmp_path: Path) -> None:
     teacher = teacher_of(target)
     recipe = rounded(make_recipe("eagle", teacher, OPTIONS, 0))
     recipe.save(tmp_path)
-    head = EagleHead(load_head(tmp_path, target), 64)
+    head = AutoregressiveHead(read_eagle(tmp_path, target), 64)
     features, text = target.follow(head.layers), lesson.tokens[0].tolist()
     target.forward(text[:-1])
     with torch.no_grad():
         outputs = recipe.states.outputs(teacher, lesson, 4)
-        said = teacher.head(recipe.states.leave(outputs[2][0, 8:9]))
+        said = teacher.head(recipe.states.network.leave(outputs[2][0, 8:9]))
     for start in (0, 1, 6):  # a draft after pair `start`
         pairs = text[: start + 2]
         head.reuse(pairs)
@@ -142,7 +142,7 @@ def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
     found = recipe.acceptance(teacher, lesson)
     with torch.no_grad():
         outputs = recipe.states.outputs(teacher, lesson, len(found))
-        guesses = [teacher.head(recipe.states.leave(o)).argmax(-1) for o in outputs]
+        guesses = [teacher.head(recipe.states.network.leave(o)).argmax(-1) for o in outputs]
         choices = teacher.head(lesson.features[LAST]).argmax(-1)
     wanted = [[0, 0] for _ in found]
     for row in range(lesson.tokens.shape[0]):

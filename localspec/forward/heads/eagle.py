@@ -1,330 +1,306 @@
-"""EAGLE's head: one decoder layer that goes on from the target's features.
+"""EAGLE: one decoder layer that continues from the target's hidden states.
 
-Contract: a row stands for the pair (feature of token i, embedding of token i + 1) and its output
-predicts token i + 2; that output also takes the feature's place where the target has not been
-yet. `Network` is this function in three forms, over parts that training and drafting supply alike;
-`Speech` makes logits of it. `EagleParts` is a head that was read, in whatever format.
+Contract: `read_eagle` gives a head that fits the target. One of our own format shares the target's
+embedding and output head. A published folder holds the config of a Llama of one layer. With
+`hidden_norm` among its tensors it is an EAGLE-3: hidden states of three layers, an output head of
+its own over a part of the vocabulary (d2t: what to add to a draft id to get the target's).
+Otherwise it is an EAGLE-1 or 2, which reads and predicts what the target's own head reads. An
+embedding in the file is used only where it differs from the target's.
 
-`EagleHead` is one head with the pairs of one text. Slot i of its cache is pair i and bears the name
-of token i + 1: `reuse` keeps the pairs that belong to a text by their longest common prefix, `read`
-appends those that are missing from the target's own features. Rows of a draft come after them by
-`branch`, with features of the head's own making; they are erased by the next `reuse` or `forget`,
-so no pair of a text was ever guessed.
-
-Not here: folders (eagle_files), which tokens are worth a row (drafters.eagle).
-Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
+Not here: running a head (autoregressive), which tokens are worth a row (drafters.eagle).
+Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840). Layouts as in
+SafeAILab/EAGLE model/cnets.py and cnets1.py; layer indices as vLLM and SGLang read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.cache import KVCache
-from localspec.forward.features import Features
-from localspec.forward.heads.layer import (
-    Attend,
-    DecoderLayer,
-    LayerShape,
-    Rotation,
-    Rows,
-    Shapes,
-    cached_attention,
-    layer_cache,
+from localspec.forward.features import LAST
+from localspec.forward.from_transformers import ROTATIONS
+from localspec.forward.heads.autoregressive import (
+    HeadParts,
+    HeadShape,
+    Layer,
+    Network,
+    OutputHead,
 )
-from localspec.forward.model import PREFILL_CHUNK
-from localspec.forward.tree import additive_mask
+from localspec.forward.heads.files import (
+    PUBLISHED_CONFIG,
+    PUBLISHED_WEIGHTS,
+    Layout,
+    Settings,
+    Shapes,
+    TargetSizes,
+    is_published,
+    read_head,
+    read_published,
+    read_tensors,
+    take,
+    take_published,
+)
+from localspec.forward.heads.layer import LayerShape, llama_layout, packed_parts
+from localspec.forward.model import LanguageModel
 
 KIND = "eagle"
+NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
 
 
-@dataclass(frozen=True)
-class EagleShape:
-    """A head of our own format. layers: whose hidden states it reads."""
+class FirstNetwork(Network):
+    """EAGLE-1 and 2: embedding and hidden state are fused into the layer's input; the output is
+    what the target's head reads, as the hidden state was."""
 
-    layers: tuple[int, ...]
-    hidden_size: int
-    ffn_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_epsilon: float
-    rope_base: float
-
-    def layer(self) -> LayerShape:
-        return LayerShape(
-            self.hidden_size,
-            self.hidden_size,
-            self.ffn_size,
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.norm_epsilon,
-        )
-
-    def shapes(self) -> Shapes:
-        width, norms = (
-            self.hidden_size,
-            ("embedding_norm", "hidden_norm", "input_norm", "final_norm"),
-        )
-        products: Shapes = {
-            "fuse.weight": (width, len(self.layers) * width),
-            "mix.weight": (width, 2 * width),
-        }
-        return products | {f"{norm}.weight": (width,) for norm in norms} | self.layer().shapes()
-
-    def settings(self) -> dict[str, Any]:
-        return asdict(self) | {"layers": list(self.layers)}
+    def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
+        fused = self.parts["fuse"](torch.cat((embedded, rows), dim=-1))
+        return layer(fused, fused)
 
 
-@dataclass(frozen=True)
-class FirstForm:
-    """EAGLE-1 and 2: embedding and feature fused into the layer's input; the feature is what the
-    target's head reads, and so is the output."""
-
-    fuse: Rows
-    layer: DecoderLayer
+class _FusedNetwork(Network):
+    """Hidden states of several layers are fused to one, which is normalised for the output head."""
 
     def enter(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        return features[0]
+        return self.parts["fuse"](torch.cat(tuple(features), dim=-1))
 
-    def step(
-        self,
-        hidden: torch.Tensor,
-        embedded: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attend: Attend,
-    ) -> torch.Tensor:
-        rows = self.fuse(torch.cat((embedded, hidden), dim=-1))
-        return self.layer(rows, rows, cos, sin, attend)
+    def leave(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.parts["final_norm"](rows)
 
-    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
+    def _both(self, rows: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        normed = (self.parts["embedding_norm"](embedded), self.parts["hidden_norm"](rows))
+        return torch.cat(normed, dim=-1)  # [..., 2 d]
 
 
-@dataclass(frozen=True)
-class ThirdForm:
-    """EAGLE-3: features of three layers are fused to one hidden state, which the layer's stream
-    carries; embedding and hidden state, each normalised, make its queries, keys and values."""
+class ThirdNetwork(_FusedNetwork):
+    """EAGLE-3: the layer's stream carries the fused state; embedding and state, each normalised,
+    make its queries, keys and values."""
 
-    fuse: Rows
-    embedding_norm: Rows
-    hidden_norm: Rows
-    layer: DecoderLayer
-    final_norm: Rows
+    def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
+        return layer(self._both(rows, embedded), rows)
 
-    @classmethod
-    def of(cls, shape: LayerShape, parts: Mapping[str, Rows]) -> ThirdForm:
-        return cls(
-            parts["fuse"],
-            parts["embedding_norm"],
-            parts["hidden_norm"],
-            DecoderLayer.of(shape, parts),
-            parts["final_norm"],
+
+class OwnNetwork(_FusedNetwork):
+    """Ours: hidden states are fused as in EAGLE-3, then state and embedding are mixed into the
+    layer's stream as in EAGLE-1, so that its feed-forward part sees both at once. With a few
+    minutes of training that learns faster than EAGLE-3's layer."""
+
+    def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
+        mixed = self.parts["mix"](self._both(rows, embedded))
+        return layer(self.parts["input_norm"](mixed), mixed)
+
+
+def read_eagle(folder: Path, target: LanguageModel) -> HeadParts:
+    """The head in `folder`, of our own format or a published one. Raises ModelError."""
+    if is_published(folder):
+        return _published(folder, target)
+    sizes = TargetSizes.of(target)
+    files = read_head(folder, KIND, sizes)
+    shape = read_shape(files.settings, sizes)
+    wanted, dtype = tensor_shapes(shape), target.embed([0]).dtype
+    tensors = take(files.tensors, wanted, folder.name, dtype, target.device)
+    return HeadParts.sharing(target, shape, OwnNetwork, tensors)
+
+
+# -- our own format -------------------------------------------------------------------------
+
+
+def tensor_shapes(shape: HeadShape) -> Shapes:
+    """Every tensor of a head. The embedding stands before the hidden state in `mix`."""
+    width = shape.layer.hidden_size
+    products: Shapes = {
+        "fuse.weight": (width, len(shape.layers) * width),
+        "mix.weight": (width, 2 * width),
+    }
+    norms = {f"{norm}.weight": (width,) for norm in NORMS}
+    return products | norms | shape.layer.shapes()
+
+
+def settings_of(shape: HeadShape) -> dict[str, Any]:
+    """As head.json holds them."""
+    layer = asdict(shape.layer)
+    del layer["input_size"]
+    return {"layers": list(shape.layers), **layer, "rope_base": shape.rope_base}
+
+
+def read_shape(settings: Settings, sizes: TargetSizes) -> HeadShape:
+    """The settings, checked. Raises ModelError."""
+    layers, width = settings.values.get("layers"), settings.whole("hidden_size")
+    known = (LAST, *range(sizes.num_layers))
+    if not isinstance(layers, list) or not layers or any(i not in known for i in layers):
+        raise settings.unfit(
+            f"it reads the layers {layers!r} of a target that has {sizes.num_layers}"
         )
-
-    def enter(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One [..., d] for each layer read -> [..., d]."""
-        return self.fuse(torch.cat(tuple(features), dim=-1))
-
-    def step(
-        self,
-        hidden: torch.Tensor,
-        embedded: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attend: Attend,
-    ) -> torch.Tensor:
-        """hidden, embedded: [..., d] -> what is the next row's hidden state, [..., d]."""
-        mixed = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
-        return self.layer(mixed, hidden, cos, sin, attend)
-
-    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What an output head reads, [..., d]."""
-        return self.final_norm(hidden)
+    if width != sizes.hidden_size:
+        raise settings.unfit(f"its rows are {width} wide, the target's {sizes.hidden_size}")
+    layer = LayerShape.own(settings, width)
+    shape = HeadShape(layer, tuple(layers), settings.fraction("rope_base"))
+    if unknown := sorted(settings.values.keys() - settings_of(shape).keys()):
+        raise settings.unfit(f"its setting {unknown[0]} is not known")
+    return shape
 
 
-@dataclass(frozen=True)
-class OwnForm:
-    """Ours: features of several layers are fused as in EAGLE-3, then hidden state and embedding,
-    each normalised, are mixed into the layer's stream as in EAGLE-1, whose feed-forward part thus
-    sees both at once. With few minutes of training that learns faster than EAGLE-3's layer."""
-
-    fuse: Rows
-    embedding_norm: Rows
-    hidden_norm: Rows
-    mix: Rows
-    input_norm: Rows
-    layer: DecoderLayer
-    final_norm: Rows
-
-    @classmethod
-    def of(cls, shape: LayerShape, parts: Mapping[str, Rows]) -> OwnForm:
-        names = ("fuse", "embedding_norm", "hidden_norm", "mix", "input_norm", "final_norm")
-        return cls(layer=DecoderLayer.of(shape, parts), **{name: parts[name] for name in names})
-
-    def enter(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One [..., d] for each layer read -> [..., d]."""
-        return self.fuse(torch.cat(tuple(features), dim=-1))
-
-    def step(
-        self,
-        hidden: torch.Tensor,
-        embedded: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attend: Attend,
-    ) -> torch.Tensor:
-        """hidden, embedded: [..., d] -> what is the next row's hidden state, [..., d]."""
-        both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
-        rows = self.mix(both)
-        return self.layer(self.input_norm(rows), rows, cos, sin, attend)
-
-    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the target's head reads, [..., d]."""
-        return self.final_norm(hidden)
+# -- published heads ------------------------------------------------------------------------
 
 
-Network = FirstForm | ThirdForm | OwnForm
+def _published(folder: Path, target: LanguageModel) -> HeadParts:
+    sizes, dtype = TargetSizes.of(target), target.embed([0]).dtype
+    config = read_published(folder, KIND)
+    tensors = {_plain_name(name): t for name, t in read_tensors(folder / PUBLISHED_WEIGHTS).items()}
+    offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    is_third = "hidden_norm.weight" in tensors
+    layer = _layer_shape(config, sizes, is_third)
+    layers = _third_layers(config, sizes) if is_third else (LAST,)
+    draft_vocab_size = config.whole("draft_vocab_size", sizes.vocab_size)
+    if is_third:
+        layout = _third_layout(layer, len(layers), draft_vocab_size)
+    else:
+        tensors |= _missing_biases(tensors, layer)
+        layout = _first_layout(layer, tensors)
+    if "embed_tokens.weight" in tensors:
+        layout["embedding"] = {"embed_tokens.weight": (sizes.vocab_size, sizes.hidden_size)}
+    held = take_published(tensors, layout, folder.name, dtype, target.device)
+    embed, embedding_bytes = _embedding(held.pop("embedding", None), target)
+    parts = packed_parts(held, layer.norm_epsilon)
+    frequencies, rope_scale = _rotation(config, layer, target.device)
+    network: type[Network] = ThirdNetwork if is_third else FirstNetwork
+    output = OutputHead(target.head, target.vocab_size)
+    if is_third:
+        ids = _target_ids(config, offsets, draft_vocab_size, target)
+        output = OutputHead(parts["output_head"], target.vocab_size, ids)
+    return HeadParts(
+        layers=layers,
+        network=network(layer, parts),
+        output=output,
+        embed=embed,
+        frequencies=frequencies,
+        rope_scale=rope_scale,
+        dtype=dtype,
+        weight_bytes=embedding_bytes + sum(part.weight_bytes for part in parts.values()),
+    )
 
 
-@dataclass(frozen=True)
-class Speech:
-    """How a head's rows become logits over the target's tokens. logits: [n, d] -> [n, Vd] fp32.
-    ids: [Vd], the target's id of each, None where they are the same."""
-
-    logits: Rows
-    vocab_size: int
-    ids: torch.Tensor | None = None
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, d] -> [n, V] fp32; what the head cannot say is -inf."""
-        said = self.logits(rows).float()
-        if self.ids is None:
-            return said
-        everything = said.new_full((said.shape[0], self.vocab_size), float("-inf"))
-        return everything.index_copy_(1, self.ids, said)
+def _plain_name(name: str) -> str:
+    """Without the prefixes that differ between files: the one layer is called layers.0 or
+    midlayer, and some files put `model.` before all."""
+    for prefix in ("model.", "layers.0.", "midlayer."):
+        name = name.removeprefix(prefix)
+    return name
 
 
-@dataclass(frozen=True)
-class EagleParts:
-    """A head ready to run, whatever format it came in. layers: whose hidden states it reads.
-    frequencies: of its rotation, [head_dim / 2]. weight_bytes: beyond the target's own."""
-
-    layers: tuple[int, ...]
-    network: Network
-    speech: Speech
-    embed: Callable[[Sequence[int]], torch.Tensor]
-    frequencies: torch.Tensor
-    rope_scale: float
-    dtype: torch.dtype
-    weight_bytes: int
-
-    @property
-    def held_bytes(self) -> int:
-        held = self.weight_bytes + self.frequencies.numel() * self.frequencies.element_size()
-        ids = self.speech.ids
-        return held if ids is None else held + ids.numel() * ids.element_size()
+def _layer_shape(config: Settings, sizes: TargetSizes, is_third: bool) -> LayerShape:
+    """Raises ModelError for another target or an unknown variant."""
+    config.require("num_hidden_layers", 1)
+    config.require("norm_before_residual", False)
+    width, vocab_size = config.whole("hidden_size"), config.whole("vocab_size")
+    read = config.whole("target_hidden_size", width)
+    if (width, read, vocab_size) != (sizes.hidden_size, sizes.hidden_size, sizes.vocab_size):
+        raise config.unfit(
+            f"it was made for a target {read} wide with {vocab_size} tokens; this one is "
+            f"{sizes.hidden_size} wide with {sizes.vocab_size}"
+        )
+    return LayerShape.published(config, width, 2 * width if is_third else width)
 
 
-DRAFT_SLOTS = 256  # for rows of a tree, beyond the text
+def _third_layers(config: Settings, sizes: TargetSizes) -> tuple[int, ...]:
+    """The blocks whose output an EAGLE-3 reads: those its config names, else its authors' choice,
+    the inputs of blocks 2, n / 2 and n - 3."""
+    number = sizes.num_layers
+    nested = config.values.get("eagle_config") or {}
+    named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
+    layers = named or [1, number // 2 - 1, number - 4]
+    if not isinstance(layers, list) or not all(type(i) is int and 0 <= i < number for i in layers):
+        raise config.unfit(f"it reads the layers {layers} of a target that has {number} layers")
+    return tuple(layers)
 
 
-class EagleHead:
-    """One head, one text at a time. capacity: tokens of the target's context."""
+def _first_layout(layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Layout:
+    width = layer.hidden_size
+    layout = llama_layout(layer, has_bias="self_attn.q_proj.bias" in tensors)
+    layout["fuse.weight"] = {"fc.weight": (width, 2 * width)}
+    if "fc.bias" in tensors:
+        layout["fuse.bias"] = {"fc.bias": (width,)}
+    return layout
 
-    def __init__(self, parts: EagleParts, capacity: int) -> None:
-        slots, device = capacity + DRAFT_SLOTS, parts.frequencies.device
-        self._parts = parts
-        self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
-        self._first = -1  # the text's first token, of which no slot tells
-        self._num_pairs = 0  # slots beyond these hold rows of a draft
-        self.cache: KVCache = layer_cache(parts.network.layer.shape, slots, parts.dtype, device)
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self._parts.layers
+def _missing_biases(
+    tensors: Mapping[str, torch.Tensor], layer: LayerShape
+) -> dict[str, torch.Tensor]:
+    """Zeros for the biases that are missing of queries, keys and values, where any has one."""
+    biases = llama_layout(layer, has_bias=True)["qkv.bias"]
+    if not biases.keys() & tensors.keys():
+        return {}
+    return {name: torch.zeros(size) for name, size in biases.items() if name not in tensors}
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._parts.held_bytes + self._rotation.table_bytes + self.cache.kv_bytes
 
-    @property
-    def room(self) -> int:
-        """Rows that still fit."""
-        return self.cache.shape.capacity - self.cache.length
+def _third_layout(layer: LayerShape, num_read: int, draft_vocab_size: int) -> Layout:
+    width = layer.hidden_size
+    return llama_layout(layer, has_bias=False) | {
+        "fuse.weight": {"fc.weight": (width, num_read * width)},
+        "embedding_norm.weight": {"input_layernorm.weight": (width,)},
+        "hidden_norm.weight": {"hidden_norm.weight": (width,)},
+        "final_norm.weight": {"norm.weight": (width,)},
+        "output_head.weight": {"lm_head.weight": (draft_vocab_size, width)},
+    }
 
-    def reuse(self, tokens: Sequence[int]) -> int:
-        """Keep the pairs that belong to `tokens` alone; returns how many."""
-        # Rows of a draft may bear the right names, but their features were guessed.
-        self.forget(0 if self._first != tokens[0] else self._num_pairs)
-        self._first = tokens[0]
-        self._num_pairs = self.cache.reuse(tokens[1:])
-        return self._num_pairs
 
-    def forget(self, num_pairs: int) -> None:
-        """Erase everything after so many pairs."""
-        self.cache.rollback(num_pairs)
-        self._num_pairs = min(self._num_pairs, num_pairs)
+def _embedding(
+    table: torch.Tensor | None, target: LanguageModel
+) -> tuple[Callable[[Sequence[int]], torch.Tensor], int]:
+    """The target's embedding where the head has none or the same; and the bytes of its own."""
+    if table is None or torch.equal(table, target.embed(range(target.vocab_size))):
+        return target.embed, 0
 
-    @torch.inference_mode()
-    def read(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
-        """Append the missing pairs of `tokens`, the last but one of which the target has read;
-        returns the last pair's output, [1, d]. `reuse` came before, and one pair is missing."""
-        num_pairs = len(tokens) - 1
-        assert self.cache.length == self._num_pairs, "rows of a draft were left behind"
-        assert self.cache.length < num_pairs, "there is no pair to read"
-        for start in range(self.cache.length, num_pairs, PREFILL_CHUNK):
-            end = min(start + PREFILL_CHUNK, num_pairs)
-            rows = [features.rows(layer, start, end) for layer in self.layers]  # [n, d] each
-            hidden = self._parts.network.enter(rows)
-            mask = additive_mask(end - start, None, start, self.cache.dtype, self.cache.device)
-            cos, sin = self._rotation.at(slice(start, end))
-            out = self._run(tokens[start + 1 : end + 1], hidden, cos, sin, mask)
-        self._num_pairs = num_pairs
-        return out[-1:]
+    def embed(ids: Sequence[int]) -> torch.Tensor:
+        return F.embedding(torch.tensor(ids, device=table.device), table)
 
-    @torch.inference_mode()
-    def branch(
-        self,
-        tokens: Sequence[int],
-        hidden: torch.Tensor,
-        places: Sequence[int],
-        blocked: torch.Tensor,
-    ) -> torch.Tensor:
-        """Append rows of a tree: tokens, their parents' outputs [n, d], their positions.
+    return embed, table.nbytes
 
-        blocked: [n, m] bool on the host, which of the last m rows, these n the last among them, a
-        row does not see. Returns their outputs, [n, d].
-        """
-        device, mask = hidden.device, None
-        if bool(blocked.any()):
-            scores = torch.zeros(blocked.shape, dtype=self.cache.dtype)
-            scores.masked_fill_(blocked, float("-inf"))
-            ahead = self.cache.length + len(tokens) - blocked.shape[1]
-            mask = F.pad(scores.to(device), (ahead, 0))[None, None]  # [1, 1, n, all]
-        cos, sin = self._rotation.at(torch.tensor(places, device=device))
-        return self._run(tokens, hidden, cos, sin, mask)
 
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Outputs [n, d] -> [n, V] fp32."""
-        return self._parts.speech(self._parts.network.leave(hidden))
+def _rotation(
+    config: Settings, layer: LayerShape, device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """Frequencies [head_dim / 2] and scale, by transformers' own code. Raises ModelError."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    def _run(
-        self,
-        tokens: Sequence[int],
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        with self.cache.append(tokens) as start:
-            attend = cached_attention(self.cache, start, mask)
-            embedded = self._parts.embed(tokens)  # [n, d]
-            return self._parts.network.step(hidden, embedded, cos, sin, attend)
+    names = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+    given = {name: config.values[name] for name in names if config.values.get(name) is not None}
+    try:
+        made = LlamaConfig(
+            hidden_size=layer.hidden_size,
+            num_attention_heads=layer.num_heads,
+            head_dim=layer.head_dim,
+            **given,
+        )
+        rotary: Any = LlamaRotaryEmbedding(made)
+    except Exception as error:  # a stranger's values in other people's code: any type may come
+        first_line = str(error).strip().split("\n")[0]
+        raise config.unfit(f"{PUBLISHED_CONFIG} describes no rotation ({first_line})") from error
+    kind = (made.rope_parameters or {}).get("rope_type", "default")
+    if kind not in ROTATIONS:
+        raise config.unfit(f"its rotation is {kind}, which changes with the length")
+    return rotary.inv_freq.float().to(device), float(rotary.attention_scaling)
+
+
+def _target_ids(
+    config: Settings, offsets: torch.Tensor | None, size: int, target: LanguageModel
+) -> torch.Tensor | None:
+    """The target's id of each token that the head knows, None where they are the same. Raises
+    ModelError for a map that leads outside the target's vocabulary."""
+    vocab_size = target.vocab_size
+    if offsets is None:
+        if size != vocab_size:
+            raise config.unfit(
+                f"it knows {size} of {vocab_size} tokens, without a d2t to tell which"
+            )
+        return None
+    if offsets.shape != (size,) or offsets.dtype not in (torch.int64, torch.int32):
+        raise config.unfit(f"its d2t is {offsets.dtype} {list(offsets.shape)}, not int64 [{size}]")
+    ids = torch.arange(size) + offsets.long()
+    if not bool(((ids >= 0) & (ids < vocab_size)).all()) or len(set(ids.tolist())) != size:
+        raise config.unfit(f"its d2t does not name {size} different tokens of the {vocab_size}")
+    return ids.to(target.device)

@@ -1,11 +1,13 @@
-"""Folders of heads: what they say of their target, and their tensors, checked before use.
+"""Folders of heads: settings and tensors that somebody else wrote, checked before use.
 
-Contract: a head's folder holds `head.json` (kind, the target's sizes, the kind's own settings) and
-`head.safetensors`. `read_head` refuses a folder that does not fit the target, in words; `take`
-refuses tensors that are missing, too many, of another shape or not floating point. Nothing is
-unpickled, ever.
+Contract: a head's folder in our format holds `head.json` (kind, the target's sizes, the kind's own
+settings) and `head.safetensors`; a published one holds `config.json` and tensors under its authors'
+names. `read_head` refuses a folder that was made for another target. `Settings` checks values one
+by one. `take` refuses tensors that are missing, unknown, of another shape or not finite floating
+point; `take_published` does so by a `Layout`, which says how published tensors make up ours. All
+refusals are ModelErrors. Pickle is never opened.
 
-Not here: what the tensors mean (medusa, eagle, mtp), published layouts (each kind's own).
+Not here: what the tensors mean (eagle, mtp, medusa).
 """
 
 from __future__ import annotations
@@ -25,8 +27,15 @@ from localspec.forward.model import LanguageModel
 from localspec.forward.weights import check_safetensors, read_object
 
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
+PUBLISHED_CONFIG, PUBLISHED_WEIGHTS = "config.json", "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+MAX_SIZE = 1 << 20  # of any count in settings; more is damage
+MAX_FRACTION = 1e12
+
+Shapes = dict[str, tuple[int, ...]]
+# Our tensor -> the published tensors that are stacked to make it, in this order, with their shapes.
+Layout = dict[str, Shapes]
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,47 @@ class TargetSizes:
 
 
 @dataclass(frozen=True)
-class HeadFiles:
-    """A head as read: settings of its kind, tensors by name."""
+class Settings:
+    """Settings of a head of this kind in `folder`; every method raises ModelError."""
 
+    values: Mapping[str, Any]
     kind: str
-    settings: Mapping[str, Any]
+    folder: Path
+
+    def whole(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """A whole number from 1 to `most`."""
+        found = self.values.get(name)
+        found = default if found is None else found
+        if type(found) is not int or not 1 <= found <= most:
+            raise self.unfit(f"its {name} is {found!r}, but must be a number from 1 to {most}")
+        return found
+
+    def fraction(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        found: Any = self.values.get(name)
+        found = default if found is None else found
+        if type(found) not in (int, float) or not 0 < found < MAX_FRACTION:
+            raise self.unfit(f"its {name} is {found!r}, but must be a positive number")
+        return float(found)
+
+    def require(self, name: str, wanted: object) -> None:
+        """The value, where there is one, must be `wanted`."""
+        found = self.values.get(name, wanted)
+        if found != wanted:
+            raise self.unfit(f"its {name} is {found!r}, and only {wanted!r} is known here")
+
+    def unfit(self, reason: str) -> ModelError:
+        return ModelError(
+            f"The {self.kind} head in {self.folder.name} cannot be used: {reason}. Choose the head "
+            f"made for this target, or train one (python -m localspec train {self.kind})."
+        )
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """A head of our own format as read, its settings yet unchecked."""
+
+    settings: Settings
     tensors: Mapping[str, torch.Tensor]
 
 
@@ -60,7 +105,7 @@ def write_head(
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
     """Write a whole folder, the config last and each file in one go: a folder without a config
-    is one that was never finished."""
+    was never finished."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as part:
@@ -70,16 +115,20 @@ def write_head(
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def is_published(folder: Path) -> bool:
+    """Whether a folder is not in our format."""
+    return (folder / PUBLISHED_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
 def head_kind(folder: Path) -> str:
-    """What kind of head a folder holds: ours by what it says of itself, a published one by its
-    marks. Raises ModelError for anything else."""
-    published = folder / "config.json"
-    if (folder / CONFIG).is_file() or not published.is_file():
+    """What kind of head a folder holds: ours by its `kind`, a published one by its config. Raises
+    ModelError for anything else."""
+    if not is_published(folder):
         return str(_config(folder).get("kind"))
-    config = _read_object(published)
+    config = _read_object(folder / PUBLISHED_CONFIG)
     if "medusa_num_heads" in config:
         return "medusa"
-    if config.get("num_hidden_layers") == 1:  # EAGLE's one layer goes by the name of its target's
+    if config.get("num_hidden_layers") == 1:  # EAGLE's one layer has the model type of its target
         return "eagle"
     raise ModelError(
         f"{folder.name} is no head that localspec knows: it holds neither {CONFIG} nor the config "
@@ -95,9 +144,12 @@ def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:
             f"{folder.name} holds a head of the kind {config.get('kind')!r}, not {kind!r}. "
             "Choose another folder."
         )
-    made_for = config.get("target")
-    if not isinstance(made_for, dict):
-        raise ModelError(f"{folder.name}/{CONFIG} does not say for which target. Train it again.")
+    made_for, settings = config.get("target"), config.get("settings")
+    if not isinstance(made_for, dict) or not isinstance(settings, dict):
+        raise ModelError(
+            f"{folder.name}/{CONFIG} lacks the sizes of its target or its settings. Train the head "
+            "again."
+        )
     for name, ours in asdict(sizes).items():
         if made_for.get(name) != ours:
             raise ModelError(
@@ -105,10 +157,7 @@ def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:
                 f"{made_for.get(name)}; this one has {ours}. Train one for this target "
                 f"(python -m localspec train {kind}), or load the head's own target."
             )
-    settings = config.get("settings")
-    if not isinstance(settings, dict):
-        raise ModelError(f"{folder.name}/{CONFIG} has no settings. Train the head again.")
-    return HeadFiles(kind, settings, read_tensors(folder / WEIGHTS))
+    return HeadFiles(Settings(settings, kind, folder), read_tensors(folder / WEIGHTS))
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -153,20 +202,35 @@ def take(
                 f"point {list(shape)}. It is another target's, or damaged."
             )
         if not bool(found.isfinite().all()):
-            raise ModelError(f"The head in {where}: {name} holds values that are no numbers.")
+            raise ModelError(f"The head in {where}: {name} holds values that are not finite.")
     return {name: tensors[name].to(device, dtype) for name in shapes}
 
 
-def is_fraction(value: object) -> bool:
-    """Whether it is a positive number such as an epsilon or a base of rotation; a whole one may be
-    beyond what a float holds."""
-    return isinstance(value, int | float) and type(value) is not bool and 0 < value < 1e12
+def take_published(
+    tensors: Mapping[str, torch.Tensor],
+    layout: Layout,
+    where: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Our tensors from exactly those that the layout names. Raises ModelError."""
+    shapes = {name: shape for parts in layout.values() for name, shape in parts.items()}
+    held = take(tensors, shapes, where, dtype, device)
+    return {
+        ours: held[next(iter(parts))] if len(parts) == 1 else torch.cat([held[n] for n in parts])
+        for ours, parts in layout.items()
+    }
 
 
 def _config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise ModelError(f"There is no head at {folder} ({CONFIG} is missing).")
     return _read_object(folder / CONFIG)
+
+
+def read_published(folder: Path, kind: str) -> Settings:
+    """The config of a published head. Raises ModelError."""
+    return Settings(_read_object(folder / PUBLISHED_CONFIG), kind, folder)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

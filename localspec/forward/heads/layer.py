@@ -1,10 +1,10 @@
 """One decoder layer of a head: the same function while it is trained and while it drafts.
 
-Contract: `DecoderLayer` is Llama's layer without its first norm. What queries, keys and values are
-made of and the stream they are added to are given apart, for heads differ in how they make both
-from a hidden state and an embedding. Its products and norms are callables by name: torch's
-modules in training (`trainable_parts`), packed layers when drafting (`packed_parts`). `attend`
-decides what a row sees: `cached_attention` reads and writes a KVCache of one layer.
+Contract: `DecoderLayer` is Llama's layer without its first norm. The rows that queries, keys and
+values are made of and the stream they are added to are given apart, for heads differ in how they
+make both from a hidden state and an embedding. Its products and norms are callables by name:
+torch's modules in training (`trainable_parts`), packed layers when drafting (`packed_parts`).
+`Attend` decides what a row sees. `llama_layout` names the tensors of a published layer.
 
 Not here: how a head makes its rows (eagle, mtp), attention in training (training.unrolled).
 Source: Touvron et al. 2023 (arXiv 2302.13971); rotation, arXiv 2104.09864.
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.forward.cache import KVCache, KVShape, kv_dtype
+from localspec.forward.heads.files import Layout, Settings, Shapes
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, packed
 
@@ -27,12 +27,11 @@ Rows = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
 # queries [..., heads, head_dim], keys and values [..., kv_heads, head_dim]
 # -> [..., heads * head_dim]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """input_size: width of what queries, keys and values are made of."""
+    """input_size: width of the rows that queries, keys and values are made of."""
 
     hidden_size: int
     input_size: int
@@ -42,16 +41,76 @@ class LayerShape:
     head_dim: int
     norm_epsilon: float
 
+    @classmethod
+    def own(cls, settings: Settings, hidden_size: int) -> LayerShape:
+        """As our own format says it. Raises ModelError."""
+        return cls(
+            hidden_size,
+            hidden_size,
+            settings.whole("ffn_size"),
+            settings.whole("num_heads"),
+            settings.whole("num_kv_heads"),
+            settings.whole("head_dim"),
+            settings.fraction("norm_epsilon"),
+        )._checked(settings)
+
+    @classmethod
+    def published(cls, config: Settings, hidden_size: int, input_size: int) -> LayerShape:
+        """As the config of a Llama says it. Raises ModelError."""
+        config.require("hidden_act", "silu")
+        num_heads = config.whole("num_attention_heads")
+        return cls(
+            hidden_size,
+            input_size,
+            config.whole("intermediate_size"),
+            num_heads,
+            config.whole("num_key_value_heads", num_heads),
+            config.whole("head_dim", hidden_size // num_heads),
+            config.fraction("rms_norm_eps", 1e-6),
+        )._checked(config)
+
+    def _checked(self, settings: Settings) -> LayerShape:
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise settings.unfit(
+                f"its {self.num_heads} attention heads of {self.head_dim} do not divide among "
+                f"{self.num_kv_heads} key heads, or into two halves"
+            )
+        return self
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
     def shapes(self) -> Shapes:
         """The layer's tensors. Queries stand before keys, keys before values, gate before up."""
-        projected = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return {
-            "qkv.weight": (projected, self.input_size),
-            "output.weight": (self.hidden_size, self.num_heads * self.head_dim),
+            "qkv.weight": (self.query_size + 2 * self.key_size, self.input_size),
+            "output.weight": (self.hidden_size, self.query_size),
             "feed_forward_norm.weight": (self.hidden_size,),
             "gate_up.weight": (2 * self.ffn_size, self.hidden_size),
             "down.weight": (self.hidden_size, self.ffn_size),
         }
+
+
+def llama_layout(layer: LayerShape, has_bias: bool) -> Layout:
+    """The same tensors under the names of transformers' Llama and Qwen2. has_bias: of queries, keys
+    and values."""
+    width, ffn_size = layer.hidden_size, layer.ffn_size
+    sides = {"q": layer.query_size, "k": layer.key_size, "v": layer.key_size}
+    projections = {f"self_attn.{side}_proj": size for side, size in sides.items()}
+    layout: Layout = {
+        "qkv.weight": {f"{p}.weight": (size, layer.input_size) for p, size in projections.items()},
+        "output.weight": {"self_attn.o_proj.weight": (width, layer.query_size)},
+        "feed_forward_norm.weight": {"post_attention_layernorm.weight": (width,)},
+        "gate_up.weight": {f"mlp.{p}_proj.weight": (ffn_size, width) for p in ("gate", "up")},
+        "down.weight": {"mlp.down_proj.weight": (width, ffn_size)},
+    }
+    biases: Layout = {"qkv.bias": {f"{p}.bias": (size,) for p, size in projections.items()}}
+    return layout | biases if has_bias else layout
 
 
 @dataclass(frozen=True)
@@ -59,22 +118,7 @@ class DecoderLayer:
     """The layer's function, over whatever computes its parts."""
 
     shape: LayerShape
-    qkv: Rows
-    output: Rows
-    feed_forward_norm: Rows
-    gate_up: Rows
-    down: Rows
-
-    @classmethod
-    def of(cls, shape: LayerShape, parts: Mapping[str, Rows]) -> DecoderLayer:
-        return cls(
-            shape,
-            parts["qkv"],
-            parts["output"],
-            parts["feed_forward_norm"],
-            parts["gate_up"],
-            parts["down"],
-        )
+    parts: Mapping[str, Rows]
 
     def __call__(
         self,
@@ -86,14 +130,15 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """mixed [..., in], stream [..., d], cos and sin [..., 1, head_dim] -> stream [..., d]."""
         heads, kv_heads, size = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
-        made = self.qkv(mixed)
+        made = self.parts["qkv"](mixed)
         rows = made.view(*made.shape[:-1], -1, size)  # [..., heads + 2 kv_heads, head_dim]
         turned, values = torch.split(rows, [heads + kv_heads, kv_heads], dim=-2)
         turned = turned * cos + torch.roll(turned, size // 2, -1) * sin
         queries, keys = torch.split(turned, [heads, kv_heads], dim=-2)
-        stream = stream + self.output(attend(queries, keys, values))
-        gate, up = self.gate_up(self.feed_forward_norm(stream)).chunk(2, dim=-1)
-        return stream + self.down(F.silu(gate) * up)
+        stream = stream + self.parts["output"](attend(queries, keys, values))
+        normed = self.parts["feed_forward_norm"](stream)
+        gate, up = self.parts["gate_up"](normed).chunk(2, dim=-1)
+        return stream + self.parts["down"](F.silu(gate) * up)
 
 
 def trainable_parts(
@@ -134,8 +179,8 @@ def packed_parts(
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and signed sin of every position, [capacity, head_dim]: one roll by half a head stands
-    for the rotation."""
+    """cos and signed sin of every position, [capacity, head_dim]: all that is left of the rotation
+    is a roll by half a head."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -153,7 +198,7 @@ class Rotation:
 
     @property
     def table_bytes(self) -> int:
-        return sum(table.numel() * table.element_size() for table in (self.cos, self.sin))
+        return self.cos.nbytes + self.sin.nbytes
 
     def at(self, positions: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
         """[n, 1, head_dim] each, of n positions."""
@@ -164,30 +209,3 @@ def plain_frequencies(head_dim: int, base: float, device: torch.device) -> torch
     """Of an unscaled rotation: [head_dim / 2] fp32."""
     half = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
     return torch.pow(base, -half / head_dim)
-
-
-def layer_cache(
-    shape: LayerShape, capacity: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
-    """An empty cache for one such layer."""
-    held = KVShape(1, shape.num_kv_heads, shape.head_dim, capacity)
-    return KVCache(held, kv_dtype(dtype, device), device)
-
-
-def cached_attention(cache: KVCache, start: int, mask: torch.Tensor | None) -> Attend:
-    """Attention of n rows over the cache's one layer, their keys and values written from slot
-    `start` on. mask: added to the scores, [1, 1, n, start + n]; None where every row sees all."""
-
-    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        rows = torch.cat((keys, values), dim=1)  # [n, 2 kv_heads, head_dim]
-        all_keys, all_values = cache.write(0, start, start + rows.shape[0], rows)
-        seen = F.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None].to(all_keys.dtype),  # [1, heads, n, head_dim]
-            all_keys,
-            all_values,
-            attn_mask=mask,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
-        return seen[0].transpose(0, 1).flatten(1).to(queries.dtype)
-
-    return attend

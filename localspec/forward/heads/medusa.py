@@ -1,9 +1,9 @@
 """Medusa heads: several guesses at once, each from the target's last hidden state alone.
 
-Contract: head k (from 1), given the state that predicted the root, names the token k places after
-the root. A head is a few residual blocks, x + SiLU(W x + b), and an output layer: the target's
-own in our format, one of each head's own in the published one. `head_states` is the one function
-that inference and training share. Both formats are read from safetensors only.
+Contract: head k (from 1), given the state that predicted the root, predicts the token k places
+after the root. A head is a few residual blocks, x + SiLU(W x + b), and an output layer: the
+target's own in our format, one of each head's own in the published one. `head_states` is the one
+function that inference and training share.
 
 Not here: which guesses are tried (drafters.medusa), training (training.medusa).
 Source: Medusa (Cai et al. 2024, arXiv 2401.10774).
@@ -11,22 +11,31 @@ Source: Medusa (Cai et al. 2024, arXiv 2401.10774).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from localspec.errors import ModelError
-from localspec.forward.heads.files import CONFIG, TargetSizes, read_head, read_tensors, take
+from localspec.forward.heads.files import (
+    PUBLISHED_CONFIG,
+    Layout,
+    Settings,
+    Shapes,
+    TargetSizes,
+    is_published,
+    read_head,
+    read_published,
+    read_tensors,
+    take,
+    take_published,
+)
 from localspec.forward.model import LanguageModel
-from localspec.forward.weights import read_object
 
 KIND = "medusa"
-PUBLISHED_CONFIG, PUBLISHED_WEIGHTS = "config.json", "medusa_lm_head.safetensors"
-MAX_HEADS, MAX_LAYERS = 16, 8  # more than anybody trained; a config that says more is damaged
+PUBLISHED_WEIGHTS = "medusa_lm_head.safetensors"
+MAX_HEADS, MAX_LAYERS = 16, 8  # more than anybody trained; settings that say more are damaged
 
 
 def head_states(weight: torch.Tensor, bias: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -57,8 +66,7 @@ class MedusaHeads:
 
     @property
     def weight_bytes(self) -> int:
-        tensors = (self.weight, self.bias, *(self.outputs or ()))
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in (self.weight, self.bias, *(self.outputs or ())))
 
     @torch.inference_mode()
     def logits(
@@ -72,96 +80,72 @@ class MedusaHeads:
         return torch.stack([F.linear(state, output) for state, output in pairs]).float()
 
 
-def shapes(num_heads: int, num_layers: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
+def shapes(num_heads: int, num_layers: int, hidden_size: int) -> Shapes:
     """The tensors of our format."""
     stack = (num_heads, num_layers, hidden_size)
     return {"weight": (*stack, hidden_size), "bias": stack}
 
 
+def read_counts(settings: Settings) -> tuple[int, int]:
+    """Numbers of heads and of their layers in our format. Raises ModelError."""
+    num_layers = settings.whole("num_layers", most=MAX_LAYERS)
+    return settings.whole("num_heads", most=MAX_HEADS), num_layers
+
+
 def read_medusa(folder: Path, target: LanguageModel) -> MedusaHeads:
     """The heads in `folder`, in our format or the published one. Raises ModelError."""
-    if not (folder / CONFIG).is_file() and (folder / PUBLISHED_CONFIG).is_file():
-        return _published(folder, target)
-    sizes = TargetSizes.of(target)
+    sizes, dtype = TargetSizes.of(target), target.embed([0]).dtype
+    if is_published(folder):
+        return _published(folder, sizes, dtype, target.device)
     files = read_head(folder, KIND, sizes)
-    num_heads, num_layers = read_counts(folder, files.settings, "num_heads", "num_layers")
-    wanted = shapes(num_heads, num_layers, sizes.hidden_size)
-    found = take(files.tensors, wanted, folder.name, target.embed([0]).dtype, target.device)
+    wanted = shapes(*read_counts(files.settings), sizes.hidden_size)
+    found = take(files.tensors, wanted, folder.name, dtype, target.device)
     return MedusaHeads(found["weight"], found["bias"])
 
 
-def _published(folder: Path, target: LanguageModel) -> MedusaHeads:
-    """Head k's tensors are named k.l.linear.{weight, bias} for block l, then k.L.weight."""
-    path, remedy = folder / PUBLISHED_CONFIG, "Fetch the heads again."
-    config = read_object(path, f"{path} is not valid JSON. {remedy}", remedy)
-    if "medusa_num_heads" not in config:
-        raise ModelError(
-            f"{folder.name} holds no Medusa heads: its {PUBLISHED_CONFIG} has no "
-            "medusa_num_heads. Choose another folder."
-        )
+def _published(
+    folder: Path, sizes: TargetSizes, dtype: torch.dtype, device: torch.device
+) -> MedusaHeads:
+    config = read_published(folder, KIND)
+    if "medusa_num_heads" not in config.values:
+        raise config.unfit(f"its {PUBLISHED_CONFIG} has no medusa_num_heads")
     tensors = read_tensors(folder / PUBLISHED_WEIGHTS)
-    told = {"medusa_num_layers": 1, **config}
+    num_heads = config.whole("medusa_num_heads", most=MAX_HEADS)
+    num_layers = config.whole("medusa_num_layers", 1, MAX_LAYERS)
     # A well-known config says 2 beside a file of 5 heads; its authors read the file.
-    if type(told["medusa_num_heads"]) is int:
-        told["medusa_num_heads"] = max(told["medusa_num_heads"], _num_heads_in(tensors))
-    num_heads, num_layers = read_counts(folder, told, "medusa_num_heads", "medusa_num_layers")
-    sizes = TargetSizes.of(target)
-    _require_same_target(folder, config, tensors.get(f"0.{num_layers}.weight"), sizes)
-    wanted = _published_shapes(num_heads, num_layers, sizes)
-    found = take(tensors, wanted, folder.name, target.embed([0]).dtype, target.device)
-
-    def stacked(part: str) -> torch.Tensor:
-        return torch.stack(
-            [
-                torch.stack([found[f"{head}.{layer}.linear.{part}"] for layer in range(num_layers)])
-                for head in range(num_heads)
-            ]
-        )
-
-    outputs = tuple(found[f"{head}.{num_layers}.weight"] for head in range(num_heads))
-    return MedusaHeads(stacked("weight"), stacked("bias"), outputs)
-
-
-def _num_heads_in(tensors: Mapping[str, torch.Tensor]) -> int:
     firsts = {name.partition(".")[0] for name in tensors}
-    return len([first for first in firsts if first.isdecimal()])
-
-
-def _published_shapes(
-    num_heads: int, num_layers: int, sizes: TargetSizes
-) -> dict[str, tuple[int, ...]]:
-    size, found = sizes.hidden_size, dict[str, tuple[int, ...]]()
-    for head in range(num_heads):
-        for layer in range(num_layers):
-            found[f"{head}.{layer}.linear.weight"] = (size, size)
-            found[f"{head}.{layer}.linear.bias"] = (size,)
-        found[f"{head}.{num_layers}.weight"] = (sizes.vocab_size, size)
-    return found
-
-
-def _require_same_target(
-    folder: Path, config: Mapping[str, Any], output: torch.Tensor | None, sizes: TargetSizes
-) -> None:
-    """Raises ModelError naming the model the heads were made for, where their sizes tell."""
-    if output is None or tuple(output.shape) == (sizes.vocab_size, sizes.hidden_size):
-        return
-    base = config.get("base_model_name_or_path") or "another model"
-    raise ModelError(
-        f"The Medusa heads in {folder.name} were made for {base} (output {list(output.shape)}); "
-        f"this target's is {[sizes.vocab_size, sizes.hidden_size]}. Load the heads' own target, or "
-        f"train some for this one (python -m localspec train {KIND})."
+    in_file = {"medusa_num_heads": sum(first.isdecimal() for first in firsts)}
+    if in_file["medusa_num_heads"] > num_heads:
+        num_heads = replace(config, values=in_file).whole("medusa_num_heads", most=MAX_HEADS)
+    _require_same_target(config, tensors.get(f"0.{num_layers}.weight"), sizes)
+    layout = _layout(num_heads, num_layers, sizes)
+    found = take_published(tensors, layout, folder.name, dtype, device)
+    wanted = shapes(num_heads, num_layers, sizes.hidden_size)
+    return MedusaHeads(
+        found["weight"].view(wanted["weight"]),
+        found["bias"].view(wanted["bias"]),
+        tuple(found[f"output {head}"] for head in range(num_heads)),
     )
 
 
-def read_counts(
-    folder: Path, settings: Mapping[str, Any], heads: str, layers: str
-) -> tuple[int, int]:
-    """Numbers of heads and of their layers, under these names. Raises ModelError."""
-    found = settings.get(heads), settings.get(layers)
-    for name, count, limit in ((heads, found[0], MAX_HEADS), (layers, found[1], MAX_LAYERS)):
-        if type(count) is not int or not 1 <= count <= limit:
-            raise ModelError(
-                f"The settings in {folder.name} say {name} = {count!r}, but it must be a number "
-                f"from 1 to {limit}. Fetch or train the heads again."
-            )
-    return int(found[0]), int(found[1])  # type: ignore[arg-type]
+def _layout(num_heads: int, num_layers: int, sizes: TargetSizes) -> Layout:
+    """Head k's tensors are named k.l.linear.{weight, bias} for block l, then k.L.weight."""
+    size, heads = sizes.hidden_size, range(num_heads)
+    blocks = [f"{head}.{layer}.linear" for head in heads for layer in range(num_layers)]
+    output = (sizes.vocab_size, size)
+    return {
+        "weight": {f"{block}.weight": (size, size) for block in blocks},
+        "bias": {f"{block}.bias": (size,) for block in blocks},
+        **{f"output {head}": {f"{head}.{num_layers}.weight": output} for head in heads},
+    }
+
+
+def _require_same_target(config: Settings, output: torch.Tensor | None, sizes: TargetSizes) -> None:
+    """Raises ModelError naming the model the heads were made for, where their sizes tell."""
+    if output is None or tuple(output.shape) == (sizes.vocab_size, sizes.hidden_size):
+        return
+    base = config.values.get("base_model_name_or_path") or "another model"
+    raise config.unfit(
+        f"they were made for {base} (output {list(output.shape)}), and this target's is "
+        f"{[sizes.vocab_size, sizes.hidden_size]}"
+    )

@@ -1,4 +1,5 @@
-"""EAGLE's head: pairs and rows of a tree give what the whole text gives, and what it refuses."""
+"""EAGLE heads from folders: published ones compute what their authors' code computes, written here
+with transformers' own layer, and whatever does not fit the target is refused."""
 
 from __future__ import annotations
 
@@ -9,108 +10,241 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from localspec.errors import ModelError
-from localspec.forward.heads.eagle import EagleHead
-from localspec.forward.heads.eagle_files import load_head
-from localspec.forward.heads.files import CONFIG, WEIGHTS
+from localspec.forward.features import LAST
+from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.eagle import read_eagle
+from localspec.forward.heads.files import CONFIG as HEAD_CONFIG
+from localspec.forward.heads.files import WEIGHTS as HEAD_WEIGHTS
 from tests.drafters.random_eagle import write_random
-from tests.tiny import tiny_llama, with_cache
+from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
-TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 CAPACITY = 64
+DRAFT_VOCAB = 20
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "hidden_act": "silu",
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
+THIRD = CONFIG | {
+    "draft_vocab_size": DRAFT_VOCAB,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+}
+IDS = torch.arange(DRAFT_VOCAB) * 3  # what the draft's tokens are called by the target
 
 
-def target_with_head(folder: Path) -> tuple[Any, EagleHead]:
-    target = with_cache(tiny_llama(), CAPACITY)
-    write_random(folder, target)
-    return target, EagleHead(load_head(folder, target), CAPACITY)
+def any_target() -> Any:
+    return with_cache(tiny_llama(num_layers=4), CAPACITY)
 
 
-def read_all(target: Any, head: EagleHead, text: list[int]) -> torch.Tensor:
-    """The last pair's output, [1, d], of a text that was never seen before."""
+class Reference(torch.nn.Module):
+    """The layer with transformers' parts, under the published names."""
+
+    def __init__(self, is_third: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        config = LlamaConfig(**{k: v for k, v in CONFIG.items() if k != "architectures"})
+        config._attn_implementation = "eager"
+        self.rotary = LlamaRotaryEmbedding(config)
+        layer = torch.nn.Module()
+        layer.self_attn = LlamaAttention(config, 0)
+        layer.mlp = LlamaMLP(config)
+        layer.post_attention_layernorm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+        if is_third:
+            wide = 2 * HIDDEN_SIZE
+            for side in ("q_proj", "k_proj", "v_proj"):
+                size = getattr(layer.self_attn, side).out_features
+                setattr(layer.self_attn, side, torch.nn.Linear(wide, size, bias=False))
+            layer.hidden_norm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+            layer.input_layernorm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+            self.midlayer = layer
+            self.fc = torch.nn.Linear(3 * HIDDEN_SIZE, HIDDEN_SIZE, bias=False)
+            self.norm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
+            self.lm_head = torch.nn.Linear(HIDDEN_SIZE, DRAFT_VOCAB, bias=False)
+        else:
+            self.layers = torch.nn.ModuleList([layer])
+            self.fc = torch.nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.add_(0.1 * torch.randn_like(weight))
+
+    def run(self, layer: Any, mixed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        """[n, .] -> [n, d]."""
+        size = len(mixed)
+        mask = torch.full((size, size), float("-inf")).triu(1)[None, None]
+        turned = self.rotary(mixed[None], torch.arange(size)[None])
+        stream = stream + layer.self_attn(mixed[None], turned, mask)[0][0]
+        return stream + layer.mlp(layer.post_attention_layernorm(stream))
+
+    def first(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        rows = self.fc(torch.cat((embedded, features), -1))
+        return self.run(self.layers[0], rows, rows)
+
+    def third(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        hidden, layer = self.fc(features), self.midlayer
+        mixed = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), -1)
+        return self.run(layer, mixed, hidden)
+
+
+def publish(folder: Path, is_third: bool, **changes: Any) -> Reference:
+    """changes: of the config, or of tensors (None leaves one out)."""
+    reference = Reference(is_third)
+    tensors: dict[str, Any] = dict(reference.state_dict())
+    if is_third:
+        known = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+        known[IDS] = True
+        tensors |= {"d2t": IDS - torch.arange(DRAFT_VOCAB), "t2d": known}
+    config = dict(THIRD if is_third else CONFIG)
+    for name, value in changes.items():
+        (tensors if value is None or isinstance(value, torch.Tensor) else config)[name] = value
+    held = {k: t.contiguous() for k, t in tensors.items() if t is not None}
+    save_file(held, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return reference
+
+
+def states(target: Any, layers: tuple[int, ...]) -> torch.Tensor:
+    """[n, layers * d] of TEXT but its last token."""
+    features = target.follow(layers)
     target.cache.rollback(0)
-    features = target.follow(head.layers)
-    target.forward(text[:-1])
-    head.forget(0)
-    head.reuse(text)
-    return head.read(text, features)
+    target.forward(TEXT[:-1])
+    return torch.cat([features.rows(layer, 0, len(TEXT) - 1) for layer in layers], -1).clone()
 
 
-def test_pairs_read_in_pieces_give_what_they_give_at_once(tmp_path: Path) -> None:
-    target, head = target_with_head(tmp_path)
-    whole = read_all(target, head, TEXT)
-    features = target.follow(head.layers)
-    head.forget(0)
-    for end in (2, 5, 6, len(TEXT)):
-        head.reuse(TEXT[:end])
-        piece = head.read(TEXT[:end], features)
-    assert torch.allclose(whole, piece, atol=1e-5)
+@pytest.mark.parametrize("is_third", [False, True])
+@torch.no_grad()
+def test_a_published_head_says_what_its_authors_code_says(tmp_path: Path, is_third: bool) -> None:
+    target = any_target()
+    reference = publish(tmp_path, is_third)
+    head = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
+    assert head.layers == ((0, 1, 2) if is_third else (LAST,))
+    rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
+    head.reuse(TEXT)
+    output = head.read(TEXT, target.follow(head.layers))
+    if is_third:
+        wanted = reference.third(embedded, rows)[-1:]
+        said = reference.lm_head(reference.norm(wanted))
+        logits = torch.full((1, VOCAB_SIZE), float("-inf"))
+        logits[:, IDS] = said
+    else:
+        wanted = reference.first(embedded, rows)[-1:]
+        logits = target.head(wanted)
+    assert torch.allclose(output, wanted, atol=1e-4)
+    assert torch.allclose(head.logits(output), logits, atol=1e-3)
 
 
-def test_an_edited_text_keeps_only_the_pairs_before_the_edit(tmp_path: Path) -> None:
-    target, head = target_with_head(tmp_path)
-    edited = [*TEXT[:4], 30, *TEXT[5:]]
-    wanted = read_all(target, head, edited).clone()
-    read_all(target, head, TEXT)
-    target.cache.reuse(edited[:-1])
-    target.forward(edited[target.cache.length : -1])
-    assert head.reuse(edited) == 3, "pair 3 already holds the token that was changed"
-    assert torch.allclose(head.read(edited, target.follow(head.layers)), wanted, atol=1e-5)
+@torch.no_grad()
+def test_biases_of_an_eagle_1_are_used(tmp_path: Path) -> None:
+    target = any_target()
+    publish(tmp_path, False)
+    plain = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
+    bias = {"layers.0.self_attn.v_proj.bias": torch.ones(2 * HIDDEN_SIZE // 4)}
+    publish(tmp_path, False, **bias)
+    biased = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
+    states(target, (LAST,))
+    for head in (plain, biased):
+        head.reuse(TEXT)
+    features = target.follow((LAST,))
+    assert not torch.allclose(plain.read(TEXT, features), biased.read(TEXT, features), atol=1e-2)
 
 
-def test_a_text_with_another_first_token_keeps_no_pair(tmp_path: Path) -> None:
-    target, head = target_with_head(tmp_path)
-    read_all(target, head, TEXT)
-    assert head.reuse([40, *TEXT[1:]]) == 0
+def test_an_embedding_that_is_the_targets_takes_no_memory(tmp_path: Path) -> None:
+    target = any_target()
+    publish(tmp_path, False)
+    without = read_eagle(tmp_path, target).weight_bytes
+    table = target.embed(range(VOCAB_SIZE)).clone()
+    publish(tmp_path, False, **{"embed_tokens.weight": table})
+    assert read_eagle(tmp_path, target).weight_bytes == without
+    publish(tmp_path, False, **{"embed_tokens.weight": table + 1.0})
+    own = read_eagle(tmp_path, target)
+    assert own.weight_bytes == without + table.numel() * 4
+    assert torch.equal(own.embed([2]), table[2:3] + 1.0)
 
 
-def test_rows_of_a_tree_see_their_own_ancestors_alone(tmp_path: Path) -> None:
-    """A branch beside others gives what it gives alone, as a chain."""
-    target, head = target_with_head(tmp_path)
-    root, count = read_all(target, head, TEXT), len(TEXT) - 1
-    open_one = torch.zeros(1, 1, dtype=torch.bool)
-    first = head.branch([20], root, [count], open_one)
-    alone = head.branch([21], first, [count + 1], torch.zeros(1, 2, dtype=torch.bool))
-    head.forget(count)
-    both = head.branch([30, 20], root.repeat(2, 1), [count] * 2, ~torch.eye(2, dtype=torch.bool))
-    assert torch.allclose(both[1:], first, atol=1e-5)
-    blocked = torch.tensor([[False, True, False, True], [True, False, True, False]])
-    deeper = head.branch([31, 21], both, [count + 1] * 2, blocked)
-    assert torch.allclose(deeper[1:], alone, atol=1e-5)
-    wrong = head.branch([21], both[1:], [count + 1], torch.zeros(1, 5, dtype=torch.bool))
-    assert not torch.allclose(wrong, alone, atol=1e-3), "the mask must matter"
+def test_without_names_the_authors_choice_of_layers_is_read(tmp_path: Path) -> None:
+    """What goes into blocks 2, n / 2 and n - 3 is what comes out of the ones before."""
+    target = with_cache(tiny_llama(num_layers=8), CAPACITY)
+    publish(tmp_path, True, eagle_config={})
+    assert read_eagle(tmp_path, target).layers == (1, 3, 4)
 
 
-def test_a_tree_leaves_no_trace_in_the_pairs(tmp_path: Path) -> None:
-    target, head = target_with_head(tmp_path)
-    longer = [*TEXT, 7, 8]
-    wanted = read_all(target, head, longer).clone()
-    root, count = read_all(target, head, TEXT), len(TEXT) - 1
-    head.branch([7], root, [count], torch.zeros(1, 1, dtype=torch.bool))  # the right token
-    target.forward(longer[target.cache.length : -1])
-    assert head.reuse(longer) == count
-    assert torch.allclose(head.read(longer, target.follow(head.layers)), wanted, atol=1e-5)
+@pytest.mark.parametrize(
+    ("is_third", "changes", "said"),
+    [
+        (False, {"hidden_size": 128}, "made for a target 128 wide"),
+        (False, {"vocab_size": 32000}, "with 32000 tokens; this one is 64 wide with 64"),
+        (False, {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
+        (False, {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        (False, {"intermediate_size": "many"}, "intermediate_size is 'many'"),
+        (False, {"num_key_value_heads": 3}, "do not divide"),
+        (False, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotation is dynamic"),
+        (False, {"rope_scaling": 5}, "describes no rotation"),
+        (False, {"max_position_embeddings": "many"}, "describes no rotation"),
+        (False, {"rms_norm_eps": -1.0}, "rms_norm_eps is -1"),
+        (False, {"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
+        (False, {"fc.weight": None}, "lacks fc.weight"),
+        (False, {"layers.0.input_layernorm.weight": torch.ones(64)}, "input_layernorm.weight"),
+        (False, {"fc.bias": torch.ones(64, dtype=torch.int8)}, "fc.bias is int8"),
+        (True, {"norm_before_residual": True}, "norm_before_residual is True"),
+        (True, {"d2t": torch.full((DRAFT_VOCAB,), 60)}, "does not name 20 different tokens"),
+        (True, {"d2t": -torch.arange(DRAFT_VOCAB)}, "does not name 20 different tokens"),
+        (True, {"d2t": torch.zeros(DRAFT_VOCAB)}, "not int64"),
+        (True, {"d2t": None, "t2d": None}, "without a d2t to tell which"),
+        (True, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}}, "has 4 layers"),
+    ],
+)
+def test_a_published_head_that_does_not_fit_is_refused(
+    tmp_path: Path, is_third: bool, changes: dict[str, Any], said: str
+) -> None:
+    publish(tmp_path, is_third, **changes)
+    with pytest.raises(ModelError, match=said):
+        read_eagle(tmp_path, any_target())
 
 
-def test_memory_covers_weights_and_cache(tmp_path: Path) -> None:
-    _, head = target_with_head(tmp_path)
-    stored = sum(t.numel() * t.element_size() for t in load_file(tmp_path / WEIGHTS).values())
-    assert head.memory_bytes >= stored + head.cache.kv_bytes
+def test_pickle_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    publish(tmp_path, False)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pickle .*weights_only=True.*'model.safetensors'"):
+        read_eagle(tmp_path, any_target())
 
 
-# -- what does not fit ------------------------------------------------------------------------
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path, False)
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        read_eagle(tmp_path, any_target())
+
+
+# -- our own format -------------------------------------------------------------------------
 
 
 def change_config(folder: Path, part: str, **values: object) -> None:
-    content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    content = json.loads((folder / HEAD_CONFIG).read_text(encoding="utf-8"))
     content[part] |= values
-    (folder / CONFIG).write_text(json.dumps(content), encoding="utf-8")
+    (folder / HEAD_CONFIG).write_text(json.dumps(content), encoding="utf-8")
 
 
 def change_tensors(folder: Path, **values: torch.Tensor | None) -> None:
-    tensors = load_file(folder / WEIGHTS) | values
-    save_file({name: t for name, t in tensors.items() if t is not None}, folder / WEIGHTS)
+    tensors = load_file(folder / HEAD_WEIGHTS) | values
+    save_file({name: t for name, t in tensors.items() if t is not None}, folder / HEAD_WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -127,16 +261,17 @@ def change_tensors(folder: Path, **values: torch.Tensor | None) -> None:
         ("settings", {"rope_base": "10k"}, "rope_base is '10k'"),
         ("settings", {"rope_base": 10**400}, "rope_base is 1000"),
         ("settings", {"num_kv_heads": 3}, "do not divide"),
-        ("settings", {"speed": 3}, "speed is missing from its settings or unknown"),
+        ("settings", {"speed": 3}, "setting speed is not known"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
     tmp_path: Path, part: str, values: dict[str, object], said: str
 ) -> None:
-    target, _ = target_with_head(tmp_path)
+    target = with_cache(tiny_llama(), CAPACITY)
+    write_random(tmp_path, target)
     change_config(tmp_path, part, **values)
     with pytest.raises(ModelError, match=said):
-        load_head(tmp_path, target)
+        read_eagle(tmp_path, target)
 
 
 @pytest.mark.parametrize(
@@ -146,18 +281,19 @@ def test_a_config_that_does_not_fit_is_refused(
         ({"spare.weight": torch.ones(2)}, "holds spare.weight"),
         ({"down.weight": torch.ones(2, 2)}, "must be floating point"),
         ({"final_norm.weight": torch.ones(64, dtype=torch.int64)}, "int64"),
-        ({"final_norm.weight": torch.full((64,), float("nan"))}, "no numbers"),
+        ({"final_norm.weight": torch.full((64,), float("nan"))}, "not finite"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(
     tmp_path: Path, values: dict[str, torch.Tensor | None], said: str
 ) -> None:
-    target, _ = target_with_head(tmp_path)
+    target = with_cache(tiny_llama(), CAPACITY)
+    write_random(tmp_path, target)
     change_tensors(tmp_path, **values)
     with pytest.raises(ModelError, match=said):
-        load_head(tmp_path, target)
+        read_eagle(tmp_path, target)
 
 
 def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no head"):
-        load_head(tmp_path, with_cache(tiny_llama(), CAPACITY))
+        read_eagle(tmp_path, with_cache(tiny_llama(), CAPACITY))

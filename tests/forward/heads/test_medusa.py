@@ -16,10 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.heads.files import CONFIG, WEIGHTS, TargetSizes, write_head
+from localspec.forward.heads.files import (
+    CONFIG,
+    PUBLISHED_CONFIG,
+    WEIGHTS,
+    TargetSizes,
+    write_head,
+)
 from localspec.forward.heads.medusa import (
     KIND,
-    PUBLISHED_CONFIG,
     PUBLISHED_WEIGHTS,
     MedusaHeads,
     head_states,
@@ -159,7 +164,7 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("more", lambda t: t.update({"more": torch.zeros(1)}), "holds more, which is not known"),
     ("shape", lambda t: t.update({"bias": torch.zeros(3)}), "bias is float32"),
     ("dtype", lambda t: t.update({"bias": t["bias"].to(torch.int8)}), "must be floating point"),
-    ("nan", lambda t: t["weight"].fill_(float("nan")), "values that are no numbers"),
+    ("nan", lambda t: t["weight"].fill_(float("nan")), "values that are not finite"),
 ]
 
 
@@ -188,13 +193,13 @@ def test_counts_no_heads_have_are_refused(tmp_path: Path, count: object) -> None
     config = json.loads((folder / CONFIG).read_text())
     config["settings"]["num_heads"] = count
     (folder / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="num_heads = "):
+    with pytest.raises(ModelError, match="its num_heads is"):
         read_medusa(folder, model)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "not valid JSON"), ("[]", "not a JSON object"), ("{}", "holds no Medusa heads")],
+    [("{", "not valid JSON"), ("[]", "not a JSON object"), ("{}", "has no medusa_num_heads")],
 )
 def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / PUBLISHED_CONFIG).write_text(text)

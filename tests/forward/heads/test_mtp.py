@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,21 @@ from localspec.drafters.mtp import MtpDrafter
 from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.features import LAST
-from localspec.forward.heads.files import CONFIG, WEIGHTS, TargetSizes, write_head
+from localspec.forward.features import LAST, Features
+from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts, HeadShape
+from localspec.forward.heads.files import CONFIG, WEIGHTS, Settings, TargetSizes, write_head
 from localspec.forward.heads.mtp import (
     KIND,
-    MtpHead,
-    MtpShape,
-    MtpWeights,
+    MtpNetwork,
     read_mtp,
-    read_native,
+    read_shape,
     ships_mtp,
+    tensor_shapes,
 )
 from localspec.forward.weights import load_model
 from localspec.training.recipe import HeadRecipe, make_recipe
 from tests.heads import lesson_of, random_texts, teacher_of
-from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
+from tests.tiny import CPU, HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 SMALL = {"num_heads": 2, "ffn_size": 48}
 
@@ -51,9 +52,24 @@ def recipe_for(model: Decoder) -> HeadRecipe:
     return recipe
 
 
-def in_full(recipe: HeadRecipe) -> MtpWeights:
+def shape_of(recipe: HeadRecipe, model: Decoder) -> HeadShape:
+    settings = Settings(recipe.plan.settings, KIND, Path("head"))
+    return read_shape(settings, TargetSizes.of(model))
+
+
+def in_full(recipe: HeadRecipe, model: Decoder) -> HeadParts:
+    """The trained weights in fp32, which a file would round."""
     tensors = {name: weight.detach() for name, weight in recipe.module.state_dict().items()}
-    return MtpWeights(MtpShape.of(recipe.plan.settings, "head"), tensors)
+    return HeadParts.sharing(model, shape_of(recipe, model), MtpNetwork, tensors)
+
+
+def outputs(parts: HeadParts, text: list[int], states: torch.Tensor) -> torch.Tensor:
+    """The row of every pair of `text`, each from a cache of its own: [n, d]."""
+    features = Features(32, states.shape[1], torch.float32, CPU)
+    features.follow([LAST])
+    features.write(0, {LAST: states})
+    ends = range(2, len(text) + 1)
+    return torch.cat([AutoregressiveHead(parts, 32).start(text[:end], features) for end in ends])
 
 
 def folder_with(tmp_path: Path, model: Decoder) -> Path:
@@ -70,67 +86,56 @@ def test_drafting_computes_what_training_computed() -> None:
     lesson = lesson_of(model, [text])
     with torch.no_grad():
         trained = recipe.states(teacher, lesson, 4)
-    features = lesson.features[LAST][0]  # [n, d]
+    features = model.follow([LAST])
+    model.forward(text)
     for start in range(1, len(text) - 4):
-        head = MtpHead(in_full(recipe), 16)
-        tokens = text[1 : start + 1]
-        rows = head.advance(tokens, features[:start], model.embed(tokens))
-        state = rows[-1:]
+        head = AutoregressiveHead(in_full(recipe, model), 16)
+        state = head.start(text[: start + 1], features)
         for step in range(4):
             place = start - 1 + step
             assert torch.allclose(state[0], trained[step][0, place], atol=1e-4), (start, step)
-            token = text[start + step + 1 : start + step + 2]
-            state = head.advance(token, state, model.embed(token))
-
-
-def test_rows_in_pieces_equal_rows_at_once() -> None:
-    torch.manual_seed(4)
-    model = target()
-    weights = in_full(recipe_for(model))
-    states, tokens = torch.randn(9, HIDDEN_SIZE), list(range(9))
-    whole = MtpHead(weights, 16).advance(tokens, states, model.embed(tokens))
-    head = MtpHead(weights, 16)
-    pieces = [
-        head.advance(tokens[i:j], states[i:j], model.embed(tokens[i:j]))
-        for i, j in ((0, 4), (4, 5), (5, 9))
-    ]
-    assert torch.allclose(torch.cat(pieces), whole, atol=1e-5)
+            state = head.extend(text[start + step + 1], state)
 
 
 def test_a_bias_of_the_attention_counts() -> None:
     torch.manual_seed(5)
     model = target()
-    plain = in_full(recipe_for(model))
-    shape = MtpShape(**{**plain.shape.settings(), "has_bias": True})
-    bias = torch.randn(shape.shapes(HIDDEN_SIZE)["qkv.bias"])
-    states, tokens = torch.randn(3, HIDDEN_SIZE), [1, 2, 3]
-    found = [
-        MtpHead(MtpWeights(shape, {**plain.tensors, "qkv.bias": added}), 8).advance(
-            tokens, states, model.embed(tokens)
+    recipe = recipe_for(model)
+    shape = replace(shape_of(recipe, model), has_bias=True)
+    bias = torch.randn(tensor_shapes(shape)["qkv.bias"])
+    states, text = torch.randn(3, HIDDEN_SIZE), [1, 2, 3, 4]
+    tensors = {name: weight.detach() for name, weight in recipe.module.state_dict().items()}
+    without = outputs(in_full(recipe, model), text, states)
+    unbiased, biased = (
+        outputs(
+            HeadParts.sharing(model, shape, MtpNetwork, {**tensors, "qkv.bias": added}),
+            text,
+            states,
         )
         for added in (torch.zeros_like(bias), bias)
-    ]
-    without = MtpHead(plain, 8).advance(tokens, states, model.embed(tokens))
-    assert torch.allclose(found[0], without, atol=1e-6)
-    assert not torch.allclose(found[1], without, atol=1e-2)
+    )
+    assert torch.allclose(unbiased, without, atol=1e-6)
+    assert not torch.allclose(biased, without, atol=1e-2)
 
 
 def test_a_saved_module_is_read_back(tmp_path: Path) -> None:
+    """In bf16, as files hold it."""
+    torch.manual_seed(6)
     model = target()
-    recipe = make_recipe("mtp", teacher_of(model), SMALL, 0)
+    recipe = recipe_for(model)
+    with torch.no_grad():
+        for weight in recipe.module.parameters():
+            weight.copy_(weight.bfloat16())
     recipe.save(tmp_path)
-    found = read_mtp(tmp_path, model)
-    assert found.shape == MtpShape.of(recipe.plan.settings, "head")
-    saved = recipe.module.state_dict()
-    assert found.tensors.keys() == saved.keys()
-    for name, tensor in found.tensors.items():
-        assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, saved[name].bfloat16().float()), name
+    states, text = torch.randn(3, HIDDEN_SIZE), [1, 2, 3, 4]
+    found = outputs(read_mtp(tmp_path, model), text, states)
+    assert torch.equal(found, outputs(in_full(recipe, model), text, states))
 
 
-def test_memory_covers_weights_cache_and_tables(tmp_path: Path) -> None:
+def test_memory_covers_weights_cache_and_tables() -> None:
     model = target()
-    small, large = (MtpHead(in_full(recipe_for(model)), size) for size in (16, 32))
+    parts = in_full(recipe_for(model), model)
+    small, large = (AutoregressiveHead(parts, size) for size in (16, 32))
     per_slot = 2 * 4 * HIDDEN_SIZE + 2 * 4 * 32  # keys and values, and two rows of the tables
     assert large.memory_bytes - small.memory_bytes == 16 * per_slot
 
@@ -148,7 +153,7 @@ Change = Callable[[dict[str, torch.Tensor]], Any]
             lambda t: t.update({"down.weight": t["down.weight"].to(torch.int8)}),
             "must be floating point",
         ),
-        (lambda t: t["down.weight"].fill_(float("nan")), "values that are no numbers"),
+        (lambda t: t["down.weight"].fill_(float("nan")), "values that are not finite"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, said: str) -> None:
@@ -161,25 +166,27 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, sai
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "said"),
     [
-        {"num_heads": 0},
-        {"num_heads": "2"},
-        {"num_heads": 3, "num_kv_heads": 2},
-        {"head_dim": 7},
-        {"head_dim": 1 << 40},
-        {"rotation_base": -1.0},
-        {"rotation_base": 10**400},
-        {"norm_epsilon": None},
-        {"has_bias": 1},
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"num_heads": "2"}, "num_heads is '2'"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "do not divide"),
+        ({"head_dim": 7}, "do not divide"),
+        ({"head_dim": 1 << 40}, "head_dim is 1099511627776"),
+        ({"rotation_base": -1.0}, "rotation_base is -1.0"),
+        ({"rotation_base": 10**400}, "rotation_base is 1000"),
+        ({"norm_epsilon": None}, "norm_epsilon is None"),
+        ({"has_bias": 1}, "has_bias is 1"),
     ],
 )
-def test_settings_no_module_has_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_no_module_has_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
     folder = folder_with(tmp_path, target())
     config = json.loads((folder / CONFIG).read_text())
     config["settings"].update(settings)
     (folder / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=f"say {list(settings)[-1]} = "):
+    with pytest.raises(ModelError, match=said):
         read_mtp(folder, target())
 
 
@@ -272,16 +279,11 @@ def test_the_shipped_module_computes_what_it_should(
 ) -> None:
     folder, target, model, module = parts
     torch.manual_seed(8)
-    states, tokens = torch.randn(6, SIZE), [5, 9, 1, 2, 60, 3]
-    embedded = target.embed(tokens).clone()
+    states, text = torch.randn(6, SIZE), [7, 5, 9, 1, 2, 60, 3]
+    embedded = target.embed(text[1:]).clone()
     with torch.no_grad():
         wanted = module(states, embedded, model.model.rotary_emb(states, torch.arange(6)[None]))
-    head = MtpHead(read_native(folder, target), 32)
-    found = [head.advance(tokens[:4], states[:4], embedded[:4])]
-    found += [
-        head.advance(tokens[i : i + 1], states[i : i + 1], embedded[i : i + 1]) for i in (4, 5)
-    ]
-    assert torch.allclose(torch.cat(found), wanted, atol=1e-4)
+    assert torch.allclose(outputs(read_mtp(folder, target), text, states), wanted, atol=1e-4)
 
 
 def test_a_folder_says_whether_it_ships_a_module(
@@ -292,7 +294,7 @@ def test_a_folder_says_whether_it_ships_a_module(
     change(folder, lambda t: [t.pop(name) for name in list(t) if "mtp" in name])
     assert not ships_mtp(folder)
     with pytest.raises(ModelError, match="ships no multi-token-prediction module"):
-        read_native(folder, parts[1])
+        read_mtp(folder, parts[1])
     assert not ships_mtp(tmp_path / "nowhere")
 
 
@@ -312,7 +314,7 @@ def test_other_layouts_are_refused_by_name(
     change(folder, lambda t: t.update({name: torch.zeros(1)}))
     assert ships_mtp(folder)
     with pytest.raises(ModelError, match=said):
-        read_native(folder, target)
+        read_mtp(folder, target)
 
 
 Tensors = dict[str, torch.Tensor]
@@ -327,10 +329,10 @@ FIRST = "model.mtp_layers.0."
         (lambda t: t.update({f"{FIRST}mlp.gate.weight": torch.zeros(1)}), r"mlp\.gate\.weight"),
         (
             lambda t: t.update({f"{FIRST}self_attn.k_proj.weight": torch.zeros(8, 3)}),
-            "do not go together",
+            r"k_proj\.weight is float32 \[8, 3\]",
         ),
-        (lambda t: t.update({f"{FIRST}mlp.down_proj.weight": torch.zeros(8, 3)}), "down.weight"),
-        (lambda t: t[f"{FIRST}input_proj.weight"].fill_(float("inf")), "no numbers"),
+        (lambda t: t.update({f"{FIRST}mlp.down_proj.weight": torch.zeros(8, 3)}), "down_proj"),
+        (lambda t: t[f"{FIRST}input_proj.weight"].fill_(float("inf")), "not finite"),
     ],
 )
 def test_native_tensors_that_do_not_fit_are_refused(
@@ -338,17 +340,17 @@ def test_native_tensors_that_do_not_fit_are_refused(
 ) -> None:
     change(parts[0], by)
     with pytest.raises(ModelError, match=said):
-        read_native(parts[0], parts[1])
+        read_mtp(parts[0], parts[1])
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"hidden_act": "gelu"}, "its activation is gelu"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "turned by yarn"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rotation is yarn"),
         ({"use_sliding_window": True}, "a window only"),
-        ({"num_attention_heads": 0}, "num_heads = 0"),
-        ({"rms_norm_eps": "small"}, "norm_epsilon = 'small'"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
     ],
 )
 def test_settings_that_change_the_mathematics_are_refused(
@@ -356,14 +358,14 @@ def test_settings_that_change_the_mathematics_are_refused(
 ) -> None:
     model, module = shipped()
     with pytest.raises(ModelError, match=said):
-        read_native(write(tmp_path, model, module, **settings), with_cache(model, 32))
+        read_mtp(write(tmp_path, model, module, **settings), with_cache(model, 32))
 
 
 def test_a_module_without_bias_is_read(parts: tuple[Path, Decoder, Any, Shipped]) -> None:
     folder, target = parts[:2]
+    biased = read_mtp(folder, target).weight_bytes
     change(folder, lambda t: [t.pop(name) for name in list(t) if "mtp" in name and "bias" in name])
-    found = read_native(folder, target)
-    assert not found.shape.has_bias and "qkv.bias" not in found.tensors
+    assert read_mtp(folder, target).weight_bytes < biased
 
 
 def test_the_model_itself_is_loaded_without_running_its_code(tmp_path: Path) -> None:

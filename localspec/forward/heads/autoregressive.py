@@ -1,0 +1,270 @@
+"""Heads that draft on their own outputs: what EAGLE and multi-token prediction have in common.
+
+Contract: a row stands for a pair of neighbouring tokens, the target's hidden states of token i and
+the embedding of token i + 1. Its output predicts token i + 2, and takes the place of the hidden
+states where the target has not been yet. `Network` is this function over parts that training and
+drafting supply alike; `HeadParts` is a head as read from a folder.
+
+`AutoregressiveHead` is one head with the pairs of one text. Slot i of its cache is pair i and bears
+the name of token i + 1: `reuse` keeps the pairs that belong to a text by their longest common
+prefix, `read` appends those that are missing from the target's own states. Rows of a draft come
+after them by `extend` or `branch`, from outputs of the head; the next `reuse` or `forget` erases
+them, so that no pair of a text is made of guesses.
+
+Not here: the networks and their folders (eagle, mtp), which tokens to draft (drafters).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from localspec.forward.attention import cached_attention
+from localspec.forward.cache import KVCache, KVShape, kv_dtype
+from localspec.forward.features import LAST, Features
+from localspec.forward.heads.layer import (
+    Attend,
+    DecoderLayer,
+    LayerShape,
+    Rotation,
+    Rows,
+    packed_parts,
+    plain_frequencies,
+)
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.tree import additive_mask
+
+DRAFT_SLOTS = 256  # for rows of a draft, beyond the text
+Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """A head with one decoder layer. layers: whose hidden states it reads. has_bias: whether
+    queries, keys and values have one."""
+
+    layer: LayerShape
+    layers: tuple[int, ...] = (LAST,)
+    rope_base: float = 10000.0
+    has_bias: bool = False
+
+
+class Network(ABC):
+    """A head's function, over whatever computes its parts."""
+
+    def __init__(self, shape: LayerShape, parts: Mapping[str, Rows]) -> None:
+        self.parts = parts
+        self.layer = DecoderLayer(shape, parts)
+
+    def enter(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Hidden states of the layers read, [..., d] each -> the rows of the first step, [..., d];
+        the only ones where one layer is read."""
+        return features[0]
+
+    def step(
+        self,
+        rows: torch.Tensor,
+        embedded: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """rows, embedded: [..., d], cos and sin [..., 1, head_dim] -> the rows of the next step,
+        [..., d]."""
+
+        def layer(mixed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+            return self.layer(mixed, stream, cos, sin, attend)
+
+        return self.transform(rows, embedded, layer)
+
+    @abstractmethod
+    def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
+        """As `step`. layer: what queries, keys and values are made of, [..., in], and the stream,
+        [..., d] -> the stream after the decoder layer, [..., d]."""
+
+    def leave(self, rows: torch.Tensor) -> torch.Tensor:
+        """What the output head reads, [..., d]."""
+        return rows
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """How a head's rows become logits over the target's tokens. product: [n, d] -> [n, Vd].
+    ids: [Vd], the target's id of each, None where they are the same."""
+
+    product: Rows
+    vocab_size: int
+    ids: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, d] -> [n, V] fp32; -inf for tokens that the head does not know."""
+        logits = self.product(rows).float()
+        if self.ids is None:
+            return logits
+        everything = logits.new_full((logits.shape[0], self.vocab_size), float("-inf"))
+        return everything.index_copy_(1, self.ids, logits)
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """A head ready to run, whatever format it came in. layers: whose hidden states it reads.
+    frequencies: of its rotation, [head_dim / 2]. weight_bytes: beyond the target's own."""
+
+    layers: tuple[int, ...]
+    network: Network
+    output: OutputHead
+    embed: Callable[[Sequence[int]], torch.Tensor]
+    frequencies: torch.Tensor
+    rope_scale: float
+    dtype: torch.dtype
+    weight_bytes: int
+
+    @classmethod
+    def sharing(
+        cls,
+        target: LanguageModel,
+        shape: HeadShape,
+        network: type[Network],
+        tensors: Mapping[str, torch.Tensor],
+    ) -> HeadParts:
+        """With the target's embedding and output head. tensors: in one precision, on its device."""
+        parts = packed_parts(tensors, shape.layer.norm_epsilon)
+        return cls(
+            layers=shape.layers,
+            network=network(shape.layer, parts),
+            output=OutputHead(target.head, target.vocab_size),
+            embed=target.embed,
+            frequencies=plain_frequencies(shape.layer.head_dim, shape.rope_base, target.device),
+            rope_scale=1.0,
+            dtype=next(iter(tensors.values())).dtype,
+            weight_bytes=sum(part.weight_bytes for part in parts.values()),
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        ids = self.output.ids
+        return self.weight_bytes + self.frequencies.nbytes + (0 if ids is None else ids.nbytes)
+
+
+class AutoregressiveHead:
+    """One head, one text at a time. capacity: tokens of the target's context."""
+
+    def __init__(self, parts: HeadParts, capacity: int) -> None:
+        slots, device = capacity + DRAFT_SLOTS, parts.frequencies.device
+        layer = parts.network.layer.shape
+        shape = KVShape(1, layer.num_kv_heads, layer.head_dim, slots)
+        self._parts = parts
+        self._num_heads = layer.num_heads
+        self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
+        self._first = -1  # the text's first token, which no slot bears the name of
+        self._num_pairs = 0  # slots beyond these hold rows of a draft
+        self.cache = KVCache(shape, kv_dtype(parts.dtype, device), device)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self._parts.layers
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._parts.held_bytes + self._rotation.table_bytes + self.cache.kv_bytes
+
+    @property
+    def room(self) -> int:
+        """Rows that still fit."""
+        return self.cache.shape.capacity - self.cache.length
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Keep the pairs that belong to `tokens` alone; returns how many."""
+        # Rows of a draft may bear the right names, but they are made of guesses.
+        self.forget(0 if self._first != tokens[0] else self._num_pairs)
+        self._first = tokens[0]
+        self._num_pairs = self.cache.reuse(tokens[1:])
+        return self._num_pairs
+
+    def forget(self, num_pairs: int) -> None:
+        """Erase everything after so many pairs."""
+        self.cache.rollback(num_pairs)
+        self._num_pairs = min(self._num_pairs, num_pairs)
+
+    def catch_up(self, tokens: Sequence[int], features: Features) -> None:
+        """Hold all pairs of `tokens`, the last but one of which the target has read."""
+        if self.reuse(tokens) < len(tokens) - 1:
+            self.read(tokens, features)
+
+    def start(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
+        """The output that a draft after `tokens` starts from, [1, d]: that of the last pair, which
+        is read again where it is held already."""
+        self.forget(min(self.reuse(tokens), len(tokens) - 2))
+        return self.read(tokens, features)
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
+        """Append the missing pairs of `tokens`, the last but one of which the target has read;
+        returns the last pair's output, [1, d]. `reuse` came before, and one pair is missing."""
+        num_pairs = len(tokens) - 1
+        assert self.cache.length == self._num_pairs, "rows of a draft were left behind"
+        assert self.cache.length < num_pairs, "there is no pair to read"
+        for start in range(self.cache.length, num_pairs, PREFILL_CHUNK):
+            end = min(start + PREFILL_CHUNK, num_pairs)
+            rows = [features.rows(layer, start, end) for layer in self.layers]  # [n, d] each
+            mask = additive_mask(end - start, None, start, self.cache.dtype, self.cache.device)
+            first = self._parts.network.enter(rows)
+            made = self._run(tokens[start + 1 : end + 1], first, slice(start, end), mask)
+        self._num_pairs = num_pairs
+        return made[-1:]
+
+    @torch.inference_mode()
+    def extend(self, token: int, rows: torch.Tensor) -> torch.Tensor:
+        """Append the next row of a chain: the output before it [1, d] -> its own, [1, d]."""
+        length = self.cache.length
+        return self._run([token], rows, slice(length, length + 1), None)
+
+    @torch.inference_mode()
+    def branch(
+        self,
+        tokens: Sequence[int],
+        rows: torch.Tensor,
+        places: Sequence[int],
+        blocked: torch.Tensor,
+    ) -> torch.Tensor:
+        """Append rows of a tree: tokens, their parents' outputs [n, d], their positions.
+
+        blocked: [n, m] bool on the host, which of the last m rows, these n the last among them, a
+        row does not see. Returns their outputs, [n, d].
+        """
+        device, mask = rows.device, None
+        if bool(blocked.any()):
+            scores = torch.zeros(blocked.shape, dtype=self.cache.dtype)
+            scores.masked_fill_(blocked, float("-inf"))
+            ahead = self.cache.length + len(tokens) - blocked.shape[1]
+            mask = F.pad(scores.to(device), (ahead, 0))[None, None]  # [1, 1, n, all]
+        return self._run(tokens, rows, torch.tensor(places, device=device), mask)
+
+    @torch.inference_mode()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs [n, d] -> [n, V] fp32."""
+        return self._parts.output(self._parts.network.leave(rows))
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        rows: torch.Tensor,
+        places: slice | torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """mask: added to the scores, [1, 1, n, all]; None where every row sees all."""
+        cos, sin = self._rotation.at(places)
+        with self.cache.append(tokens) as start:
+            cached = cached_attention(self.cache, start, len(tokens), self._num_heads, mask)
+
+            def attend(
+                queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+            ) -> torch.Tensor:
+                return cached(0, queries, torch.cat((keys, values), dim=1))
+
+            embedded = self._parts.embed(tokens)  # [n, d]
+            return self._parts.network.step(rows, embedded, cos, sin, attend)
