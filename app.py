@@ -20,7 +20,6 @@ import platform
 import threading
 import webbrowser
 from collections.abc import Callable, MutableMapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +176,7 @@ def announce(address: str, opens_browser: bool) -> threading.Thread:
 
 def session_info() -> "SessionInfo":
     """The machine and the versions, for the log."""
+    from localspec.machine.doctor import version_of
     from localspec.machine.hardware import probe
     from localspec.record.store import SessionInfo
 
@@ -188,19 +188,12 @@ def session_info() -> "SessionInfo":
         driver=found.gpu.driver if found.gpu else None,
         vram_total_bytes=found.gpu.total_bytes if found.gpu else None,
         ram_total_bytes=found.host.ram_total_bytes,
-        torch=_version_of("torch"),
-        transformers=_version_of("transformers"),
-        bitsandbytes=_version_of("bitsandbytes"),
+        torch=version_of("torch"),
+        transformers=version_of("transformers"),
+        bitsandbytes=version_of("bitsandbytes"),
         python=platform.python_version(),
         platform=platform.platform(),
     )
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _open_browser(address: str, is_wanted: bool) -> None:

@@ -109,10 +109,8 @@ class Environment:
     def write_stamps(self) -> None:
         """Stamp the file and the files it includes: all of them are installed now."""
         for name in self.files():
-            stamp = self.stamp(name)
-            temporary = stamp.with_suffix(".part")
-            temporary.write_text(Environment(self.root, name).fingerprint(), encoding="utf-8")
-            temporary.replace(stamp)
+            fingerprint = Environment(self.root, name).fingerprint()
+            self.stamp(name).write_text(fingerprint, encoding="utf-8")
 
 
 def ensure_environment(

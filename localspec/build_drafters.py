@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Gathered:
     """parts: what drafters can be built from. odd: what is to be said of heads that no drafter
-    names. notices: what a person should know of what was loaded. codes: of refusals in parts
-    that a page tells apart, by their sentence."""
+    names. notices: what a person should know of what was loaded. draft_code: why parts hold no
+    draft model, for the page."""
 
     parts: Parts
     odd: tuple[DrafterStatus, ...]
     notices: tuple[str, ...]
-    codes: Mapping[str, OffCode] = field(default_factory=dict)
+    draft_code: OffCode
 
 
 def gather(
@@ -60,8 +60,8 @@ def gather(
     """Load everything the source names beside the target."""
     from localspec.drafters.parts import Parts
 
-    codes = dict[str, OffCode]()
-    draft, refusal, stranger = _draft(source, place, report, codes)
+    draft, refusal, code = _draft(source, place, report)
+    stranger = source.draft if code == "incompatible_vocabulary" else None
     foreign, foreign_refusal = _foreign(source, stranger, place, target, report)
     heads, odd = heads_of(source)
     parts = Parts(
@@ -81,13 +81,14 @@ def gather(
         if each is not None
     )
     notices = tuple(each for each in told if each is not None)
-    return Gathered(parts, odd, notices, codes)
+    return Gathered(parts, odd, notices, code)
 
 
 def build_drafters(
-    parts: Parts, report: Report, codes: Mapping[str, OffCode] | None = None
+    parts: Parts, report: Report, draft_code: OffCode = "no_draft"
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
-    """Every registered drafter that can be built, and a status for each that is known."""
+    """Every registered drafter that can be built, and a status for each that is known. draft_code:
+    why parts hold no draft model."""
     from localspec.drafters.registry import REGISTRY, drafter_class
 
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
@@ -96,15 +97,15 @@ def build_drafters(
         try:
             built[name] = drafter_class(name).build(parts)
         except (LocalspecError, RuntimeError, MemoryError) as error:
-            code = (codes or {}).get(str(error), _code_of(error))
+            code = draft_code if str(error) == parts.draft_refusal else _code_of(error)
             statuses.append(DrafterStatus(name, False, str(error), code=code))
         except Exception as error:  # one drafter's fault, or its file's, must not end the chat
             log.exception("%s could not be prepared", name)
             statuses.append(DrafterStatus(name, False, _fault_words(name, error), code="no_draft"))
         else:
             memory = built[name].memory_bytes
-            ready = f"ready, {gib(memory)}"
-            statuses.append(DrafterStatus(name, True, ready, memory, shares=info.shares))
+            said = f"ready, {gib(memory)}"
+            statuses.append(DrafterStatus(name, True, said, memory, shares=info.shares))
     return built, tuple(statuses)
 
 
@@ -160,22 +161,19 @@ def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple
 
 
 def _draft(
-    source: Source, place: Place, report: Report, codes: dict[str, OffCode]
-) -> tuple[LanguageModel | None, str, Path | None]:
-    """The draft model, or why there is none; and the draft's folder if it has other tokens.
-    codes: gets the refusal's."""
+    source: Source, place: Place, report: Report
+) -> tuple[LanguageModel | None, str, OffCode]:
+    """The draft model, or why there is none, in words and as a code."""
     if source.draft is None:
-        return None, source.draft_refusal, None
+        return None, source.draft_refusal, "no_draft"
     try:
         require_compatible(source.target, source.draft)
         report(f"loading {source.draft_name}")
-        return _load_draft(source.draft, place), "", None
+        return _load_draft(source.draft, place), "", "no_draft"
     except DraftMismatch as error:
-        codes[str(error)] = "incompatible_vocabulary"
-        return None, str(error), source.draft
+        return None, str(error), "incompatible_vocabulary"
     except (ModelError, MemoryShortage) as error:
-        codes[str(error)] = _code_of(error)
-        return None, str(error), None
+        return None, str(error), _code_of(error)
 
 
 def _foreign(

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from localspec.errors import ConfigError
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = PROJECT_FOLDER / "profiles" / "models"
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,7 @@ class Profile:
 
 def load_profile(path: Path) -> Profile:
     """The profile in `path`. Raises ConfigError for whatever is wrong with it."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"There is no profile file {path}.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct it.") from None
+    table = read_toml(path)
     _refuse_unknown(table, ("title", "family", "default", "models"), path.name)
     title, family = table.get("title", path.stem), table.get("family")
     models = table.get("models", {})
@@ -141,21 +138,30 @@ def load_profile(path: Path) -> Profile:
 
 
 def load_profiles(folders: Iterable[Path]) -> dict[str, Profile]:
-    """All profiles by name; a folder given first wins over a later one. Missing folders are
-    empty."""
-    found: dict[str, Profile] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.toml")):
-            if path.stem not in found:
-                found[path.stem] = load_profile(path)
+    return by_name(folders, load_profile)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no profile file {path}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct it.") from None
+
+
+def by_name(folders: Iterable[Path], load: Callable[[Path], Entry]) -> dict[str, Entry]:
+    """What the .toml files of the folders hold; a folder given first wins over a later one. Missing
+    folders are empty."""
+    found = dict[str, Entry]()
+    for path in (path for folder in folders for path in sorted(folder.glob("*.toml"))):
+        if path.stem not in found:
+            found[path.stem] = load(path)
     return found
 
 
-def find_profile(name: str, profiles: Mapping[str, Profile] | None = None) -> Profile:
-    """The profile called `name`, or the one in a .toml file given by its path. profiles: None
-    looks among the shipped ones."""
-    if profiles is None:
-        profiles = load_profiles((SHIPPED_PROFILES,))
+def find_profile(name: str, profiles: Mapping[str, Profile]) -> Profile:
+    """The profile called `name`, or the one in a .toml file given by its path."""
     if name in profiles:
         return profiles[name]
     if name.endswith(".toml"):

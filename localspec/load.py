@@ -31,7 +31,14 @@ from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
-from localspec.placement import Place, check_target, load_at, place_for, return_memory
+from localspec.placement import (
+    Place,
+    check_target,
+    choose_threads,
+    load_at,
+    place_for,
+    return_memory,
+)
 
 if TYPE_CHECKING:
     from localspec.core import Drafter
@@ -67,7 +74,7 @@ def open_local_backend(
     target = capturable(target, pool)
     template = ChatTemplate.load(source.target)
     found = gather(source, place, target, template, past, pool, report)
-    drafters, statuses = build_drafters(found.parts, report, found.codes)
+    drafters, statuses = build_drafters(found.parts, report, found.draft_code)
     lost = lost_heads(options.heads, found, statuses)
     marks, states = marks_of(source, found.parts.heads), dict(state or {})
     combination = _identity(source, marks, place, torch)
@@ -114,8 +121,6 @@ def _target(
     options: LoadOptions, source: Source, place: Place, report: Report, beside_page: bool
 ) -> tuple[LanguageModel, list[str]]:
     """The loaded target, and what a person should know of it."""
-    from localspec.placement import choose_threads
-
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)
     opened = load_at(source.target, place)

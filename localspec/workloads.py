@@ -12,13 +12,12 @@ Not here: what a rule does with a draft (engine.lenient).
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from localspec.config import PROJECT_FOLDER, Settings, nearest
+from localspec.config import PROJECT_FOLDER, Settings, by_name, nearest, read_toml
 from localspec.core import AUTO
 from localspec.errors import ConfigError, RequestError
 from localspec.leniency import THRESHOLD, Leniency, Threshold, parsed
@@ -99,21 +98,12 @@ def workload_folders(settings: Settings) -> tuple[Path, ...]:
 
 
 def load_workloads(folders: Iterable[Path] = (SHIPPED_WORKLOADS,)) -> dict[str, Workload]:
-    """All kinds by name; a folder given first wins over a later one. Missing folders are empty."""
-    found: dict[str, Workload] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*.toml")):
-            if path.stem not in found:
-                found[path.stem] = load_workload(path)
-    return found
+    return by_name(folders, load_workload)
 
 
 def load_workload(path: Path) -> Workload:
     """The kind of text in `path`. Raises ConfigError for whatever is wrong with it."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct it.") from None
+    table = read_toml(path)
     if path.stem in (AUTO, ""):
         raise ConfigError(f"{path}: no kind of text can be called {path.stem!r}. Rename the file.")
     known = [each.name for each in fields(Workload) if each.name != "name"]

@@ -16,6 +16,7 @@ from localspec.config import (
 )
 from localspec.errors import ConfigError
 
+SHIPPED = load_profiles((SHIPPED_PROFILES,))
 GOOD = """
 title = "Family"
 family = "llama"
@@ -108,11 +109,11 @@ def test_broken_toml_and_a_missing_file_are_plain_errors(tmp_path: Path) -> None
 
 def test_an_unknown_profile_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'qwen33'. Did you mean 'qwen3'\?"):
-        find_profile("qwen33")
+        find_profile("qwen33", SHIPPED)
 
 
 def test_a_profile_can_be_given_by_path(tmp_path: Path) -> None:
-    assert find_profile(str(written(tmp_path, GOOD))).title == "Family"
+    assert find_profile(str(written(tmp_path, GOOD)), {}).title == "Family"
 
 
 def test_a_persons_profile_comes_before_the_shipped_one(tmp_path: Path) -> None:
@@ -123,27 +124,16 @@ def test_a_persons_profile_comes_before_the_shipped_one(tmp_path: Path) -> None:
 
 
 def test_the_shipped_profiles_are_whole() -> None:
-    profiles = load_profiles((SHIPPED_PROFILES,))
-    named = {
-        "qwen3",
-        "qwen2_5",
-        "llama3",
-        "demo",
-        "gemma3",
-        "mistral",
-        "smollm2",
-        "smollm3",
-        "phi4",
-    }
-    assert set(profiles) >= named
-    known = {model for profile in profiles.values() for model in profile.models}
-    for profile in profiles.values():
+    named = set("qwen3 qwen2_5 llama3 demo gemma3 mistral smollm2 smollm3 phi4".split())
+    assert set(SHIPPED) >= named
+    known = {model for profile in SHIPPED.values() for model in profile.models}
+    for profile in SHIPPED.values():
         for entry in profile.models.values():
             assert entry.license and set(entry.drafts) <= known
 
 
 def test_the_demo_profile_points_into_the_project() -> None:
-    demo = find_profile("demo")
+    demo = find_profile("demo", SHIPPED)
     for model, name in ((demo.default, "target"), (demo.models[demo.default].drafts[0], "draft")):
         folder = demo.models[model].folder
         assert folder is not None and folder.parts[-3:] == ("assets", "demo", name)
@@ -162,7 +152,7 @@ def test_something_is_always_nearest() -> None:
 
 
 def test_every_shipped_model_says_its_licence_and_where_its_terms_are() -> None:
-    for profile in load_profiles((SHIPPED_PROFILES,)).values():
+    for profile in SHIPPED.values():
         for entry in profile.models.values():
             assert entry.license
             assert entry.folder is not None or (entry.terms or "").startswith("https://"), entry.id
@@ -171,19 +161,14 @@ def test_every_shipped_model_says_its_licence_and_where_its_terms_are() -> None:
 
 
 def test_a_target_without_a_draft_says_what_drafts_there() -> None:
-    profiles = load_profiles((SHIPPED_PROFILES,))
     for name in ("mistral", "smollm3", "phi4"):
-        for entry in profiles[name].models.values():
+        for entry in SHIPPED[name].models.values():
             assert entry.drafts == () and "n-gram" in entry.note and "quantised" in entry.note
 
 
 def test_no_shipped_pair_has_vocabularies_that_cannot_be_one() -> None:
     """Rows that pad an embedding are no tokens; a difference beyond that is another language."""
-    entries = {
-        entry.id: entry
-        for profile in load_profiles((SHIPPED_PROFILES,)).values()
-        for entry in profile.models.values()
-    }
+    entries = {entry.id: entry for profile in SHIPPED.values() for entry in profile.models.values()}
     for entry in entries.values():
         for draft in entry.drafts:
             if entry.folder is None:

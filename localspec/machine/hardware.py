@@ -71,11 +71,12 @@ class TorchBuild:
     cuda: str | None
 
 
-def read_host() -> Host:
+def read_host(group: Path = Path("/sys/fs/cgroup")) -> Host:
+    """group: where Linux tells the limits of a container."""
     import psutil
 
     memory, system = psutil.virtual_memory(), platform.uname()
-    limit, room = _container_memory() or (memory.total, memory.available)
+    limit, room = _container_memory(group) or (memory.total, memory.available)
     return Host(
         system=system.system,
         release=system.release,
@@ -104,10 +105,9 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _container_memory() -> tuple[int, int] | None:
+def _container_memory(group: Path) -> tuple[int, int] | None:
     """The memory limit of a container, which psutil does not see, and the bytes left under it; None
     without one. Cached file pages count as used there, but give way on demand."""
-    group = Path("/sys/fs/cgroup")
     try:
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())

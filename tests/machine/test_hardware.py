@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -261,6 +262,20 @@ def test_the_hosts_figures_make_sense() -> None:
     host = read_host()
     assert 0 < host.ram_available_bytes <= host.ram_total_bytes
     assert host.num_cpu_cores >= 1 and host.cpu_name
+
+
+def test_a_container_with_less_memory_than_the_computer_has_only_its_own(tmp_path: Path) -> None:
+    kept = {
+        "memory.max": 3000,
+        "memory.current": 2500,
+        "memory.stat": "anon 9\ninactive_file 700\n",
+    }
+    for name, value in kept.items():
+        (tmp_path / name).write_text(f"{value}\n" if isinstance(value, int) else value)
+    host = read_host(tmp_path)
+    assert (host.ram_total_bytes, host.ram_available_bytes) == (3000, 3000 - 2500 + 700)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert read_host(tmp_path).ram_total_bytes > 2**28
 
 
 # -- energy ---------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from localspec import config
-from localspec.cli import app
+from localspec.backend import Message, Request
+from localspec.cli import collect
 from localspec.errors import ModelError
+from localspec.load import open_local_backend
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
@@ -264,17 +265,15 @@ def qwen(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_qwen3_folder_in_several_files_answers_alike_with_and_without_drafting(
-    qwen: Path, tmp_path: Path
+    qwen: Path,
 ) -> None:
     assert len(list(qwen.glob("model-*.safetensors"))) > 1
+    backend = open_local_backend(LoadOptions(model=str(qwen), context=128), None, lambda _: None)
     found = {}
     for drafter in ("off", "ngram"):
-        command = ["generate", "one two one two one", "--model", str(qwen), "--json"]
-        command += ["--home", str(tmp_path), "--context", "128", "--max-tokens", "8"]
-        command += ["--drafter", drafter, "--num-draft-tokens", "3"]
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-        found[drafter] = json.loads(result.stdout.rstrip("\n").split("\n")[-1])
+        message = Message("user", "one two one two one")
+        request = Request((message,), max_tokens=8, drafter=drafter, num_draft_tokens=3)
+        found[drafter] = collect(backend, request)
     assert len(found["off"]["tokens"]) == 8
     assert found["ngram"]["stats"]["num_draft_tokens"] > 0, found["ngram"]
     assert found["ngram"]["tokens"] == found["off"]["tokens"]
