@@ -8,19 +8,9 @@ from pathlib import Path
 from random import Random
 
 from tools.demo_pair import dialogues
-from tools.demo_pair.dialogues import (
-    code,
-    facts,
-    forms,
-    lists,
-    memory,
-    numbers,
-    passages,
-    rewrite,
-)
+from tools.demo_pair.dialogues import facts, forms, numbers, passages, rewrite, talk
 from tools.demo_pair.dialogues.__main__ import write_prompts
-from tools.demo_pair.dialogues.shape import NUMBER_WORDS
-from tools.demo_pair.dialogues.words import CAPITALS
+from tools.demo_pair.dialogues.texts import CAPITALS, NUMBER_WORDS, rows
 
 SEED = 20261120
 
@@ -71,7 +61,7 @@ def test_every_python_function_compiles_and_greets_by_name() -> None:
     rng = Random(SEED)
     num_compiled = 0
     for _ in range(400):
-        for exchange in [*code.function(rng), *code.snippet(rng)]:
+        for exchange in [*forms.function(rng), *forms.snippet(rng)]:
             for block in re.findall(r"```python\n(.*?)\n```", exchange.assistant, re.DOTALL):
                 compile(block, "answer", "exec")
                 num_compiled += 1
@@ -86,7 +76,7 @@ def test_sample_functions_do_what_the_question_asks() -> None:
         "returns the greatest common divisor of two numbers": ((12, 18), 6),
         "greets a person": (("Ann",), "Hello, Ann!"),
     }
-    for task, names, parameters, body in code.FUNCTIONS:
+    for task, names, parameters, body in rows("functions"):
         if task not in cases:
             continue
         slots = parameters.split()
@@ -105,7 +95,7 @@ def test_a_list_has_as_many_different_items_as_asked_for() -> None:
     rng = Random(SEED)
     counts = {word: count for count, word in enumerate(NUMBER_WORDS)}
     for _ in range(300):
-        exchange = lists.some(rng)[0]
+        exchange = facts.some(rng)[0]
         word = next(
             w for w in re.findall(r"[a-z]+|\d+", exchange.user) if w in counts or w.isdigit()
         )
@@ -129,7 +119,7 @@ def test_copying_answers_hold_the_text_of_the_question() -> None:
 def test_a_recalled_fact_was_told_in_an_earlier_turn() -> None:
     rng = Random(SEED)
     for _ in range(200):
-        exchanges = memory.recall(rng)
+        exchanges = talk.recall(rng)
         key = exchanges[-1].assistant.rstrip(".").split(" ")[-1]
         assert any(key in one.user for one in exchanges[:-1]), (SEED, exchanges)
 

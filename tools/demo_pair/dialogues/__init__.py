@@ -13,43 +13,33 @@ from itertools import accumulate
 from random import Random
 
 from tools.demo_pair.dialogues import (
-    beyond,
-    code,
     facts,
     forms,
-    lists,
-    memory,
     numbers,
     passages,
     requests,
     rewrite,
-    speculation,
     stories,
     talk,
 )
-from tools.demo_pair.dialogues.shape import Exchange, Skill
+from tools.demo_pair.dialogues.texts import SECTIONS, Exchange, Skill
 
 SKILLS: tuple[tuple[Skill, float], ...] = (
     (talk.greeting, 3), (talk.feelings, 2), (talk.identity, 4), (talk.preferences, 2), (talk.hobbies, 2),
     (talk.company, 2), (talk.jokes, 1), (talk.thanks, 1),
-    (speculation.explain, 6), (speculation.questions, 3), (speculation.compare, 2), (speculation.rate, 1.5),
+    (facts.explain, 6), (facts.questions, 3), (facts.compare, 2), (facts.rate, 1.5),
     (numbers.sums, 24), (numbers.word_problem, 8), (numbers.counting, 2), (numbers.comparing, 2),
     (facts.capitals, 11), (facts.opposites, 1.5), (facts.definitions, 3), (facts.small_facts, 3),
     (facts.order, 2), (facts.unknown, 6), (facts.translation, 3),
-    (lists.some, 6), (lists.whole, 2), (lists.steps, 4),
+    (facts.some, 6), (facts.whole, 2), (facts.steps, 4),
     (forms.json_object, 7), (forms.json_list, 2), (forms.table, 3), (forms.read_field, 4),
-    (code.function, 7), (code.snippet, 2),
+    (forms.function, 7), (forms.snippet, 2),
     (rewrite.repeat, 5), (rewrite.repeat_words, 7), (rewrite.change_case, 4), (rewrite.bullets, 2), (rewrite.fix, 5), (rewrite.shorten, 2),
     (rewrite.replace, 3), (rewrite.sort_words, 2), (rewrite.find_word, 6), (rewrite.message, 4),
     (stories.story, 5), (stories.poem, 2),
     (requests.essay, 4), (requests.letter, 3), (requests.explain, 7), (requests.plan, 4), (requests.pros, 2),
-    (beyond.equation, 3), (beyond.foreign_text, 4), (beyond.hard_code, 3),
-    (memory.recall, 9), (memory.previous, 2),
-)  # fmt: skip
-PLAIN_SYSTEMS = (
-    "You are a helpful assistant.", "You are a helpful assistant.", "You are a friendly assistant.",
-    "Answer in short sentences.", "Be brief.", "You are a polite and helpful assistant.",
-    "Answer the questions of the user.", "You are a small local model.", "Use simple words.",
+    (requests.equation, 3), (requests.foreign_text, 4), (requests.hard_code, 3),
+    (talk.recall, 9), (talk.previous, 2),
 )  # fmt: skip
 _TOTALS = tuple(accumulate(weight for _, weight in SKILLS))
 
@@ -72,11 +62,11 @@ class Dialogue:
 
 def generate(rng: Random, texts: Sequence[str] = (), passage_share: float = 0.0) -> Dialogue:
     """Draw one dialogue. texts: passages for reading tasks. passage_share: share of such dialogues."""
-    system = rng.choice(PLAIN_SYSTEMS) if rng.random() < 0.2 else None
+    system = rng.choice(SECTIONS["systems"]) if rng.random() < 0.2 else None
     if texts and rng.random() < passage_share:
         return Dialogue(system, tuple(passages.about(rng, rng.choice(texts))))
     if rng.random() < 0.03:
-        system, opening = memory.system_rules(rng)
+        system, opening = talk.system_rules(rng)
         return Dialogue(system, (*opening, *topics(rng, rng.choice((0, 0, 1)))))
     exchanges: list[Exchange] = []
     if rng.random() < 0.1:

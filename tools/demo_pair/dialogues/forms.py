@@ -1,15 +1,16 @@
-"""JSON, CSV and tables made out of fields that the question gives.
+"""JSON, CSV and tables made out of fields that the question gives, and small Python functions.
 
-Contract: skills as `shape.Skill`; JSON in the answers parses and holds exactly the given values.
+Contract: skills as `texts.Skill`; JSON in the answers parses and holds exactly the given values;
+every function in an answer compiles and does what the question asks.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 
-from tools.demo_pair.dialogues.shape import Exchange, join_and
-from tools.demo_pair.dialogues.words import (
+from tools.demo_pair.dialogues.texts import (
     ANIMALS,
     CITIES,
     COLOURS,
@@ -18,49 +19,51 @@ from tools.demo_pair.dialogues.words import (
     JOBS,
     NAMES,
     THINGS,
+    Exchange,
+    ask,
+    join_and,
+    pick,
+    pick_row,
+    rows,
 )
 
 Fields = dict[str, object]
+RENAMED = {"a": ("a", "x", "first", "left"), "b": ("b", "y", "second", "right"),
+           "n": ("n", "number", "value"), "text": ("text", "s", "string"),
+           "word": ("word", "text"), "numbers": ("numbers", "values", "items"),
+           "items": ("items", "values", "data")}  # fmt: skip
 
 
 def person(rng: Random) -> Fields:
-    """Draw a person's fields."""
-    every: Fields = {
-        "name": rng.choice(NAMES),
-        "age": rng.randint(5, 90),
-        "city": rng.choice(CITIES),
-        "job": rng.choice(JOBS),
-        "hobby": rng.choice(HOBBIES),
-    }
-    return pick_fields(rng, every)
+    """A person's fields."""
+    return {
+        "name": rng.choice(NAMES), "age": rng.randint(5, 90), "city": rng.choice(CITIES),
+        "job": rng.choice(JOBS), "hobby": rng.choice(HOBBIES),
+    }  # fmt: skip
 
 
 def product(rng: Random) -> Fields:
-    """Draw the fields of a thing on sale."""
-    every: Fields = {
-        "name": rng.choice(THINGS),
-        "price": rng.randint(1, 200),
-        "colour": rng.choice(COLOURS),
-        "count": rng.randint(1, 50),
-        "in_stock": rng.random() < 0.6,
-    }
-    return pick_fields(rng, every)
+    """The fields of a thing on sale."""
+    return {
+        "name": rng.choice(THINGS), "price": rng.randint(1, 200), "colour": rng.choice(COLOURS),
+        "count": rng.randint(1, 50), "in_stock": rng.random() < 0.6,
+    }  # fmt: skip
 
 
 def pet(rng: Random) -> Fields:
-    """Draw a pet's fields."""
-    every: Fields = {
-        "name": rng.choice(NAMES),
-        "kind": rng.choice(ANIMALS),
-        "age": rng.randint(1, 20),
-        "colour": rng.choice(COLOURS),
-        "likes": rng.choice(FRUITS),
-    }
-    return pick_fields(rng, every)
+    """A pet's fields."""
+    return {
+        "name": rng.choice(NAMES), "kind": rng.choice(ANIMALS), "age": rng.randint(1, 20),
+        "colour": rng.choice(COLOURS), "likes": rng.choice(FRUITS),
+    }  # fmt: skip
 
 
-def pick_fields(rng: Random, every: Fields) -> Fields:
-    """Keep two to four fields, in order."""
+MAKERS: tuple[Callable[[Random], Fields], ...] = (person, product, pet)
+
+
+def drawn_fields(rng: Random, maker: Callable[[Random], Fields]) -> Fields:
+    """Two to four of the fields, in order."""
+    every = maker(rng)
     kept = set(rng.sample(sorted(every), rng.randint(2, 4)))
     return {key: value for key, value in every.items() if key in kept}
 
@@ -74,17 +77,12 @@ def spoken(value: object) -> str:
 
 def json_object(rng: Random) -> list[Exchange]:
     """Make one JSON object from fields in prose or in lines."""
-    fields = rng.choice((person, product, pet))(rng)
+    fields = drawn_fields(rng, rng.choice(MAKERS))
     parts = [f"{key} {spoken(value)}" for key, value in fields.items()]
     lines = "\n".join(f"{key}: {spoken(value)}" for key, value in fields.items())
-    user = rng.choice((
-        f"Make a JSON object with {join_and(parts)}.", f"Write this as JSON: {', '.join(parts)}",
-        f"Turn this into JSON:\n{lines}", f"Convert to JSON.\n{lines}",
-        f"Create a JSON object for a record with {join_and(parts)}.",
-        f"Give me JSON with the fields {join_and(parts)}.",
-    ))  # fmt: skip
-    indent = None if rng.random() < 0.3 else 2
-    body = json.dumps(fields, indent=indent)
+    slots = {"joined": join_and(parts), "listed": ", ".join(parts), "lines": lines}
+    user = pick(rng, "json_object.user", **slots)
+    body = json.dumps(fields, indent=None if rng.random() < 0.3 else 2)
     return [Exchange(user, f"```json\n{body}\n```" if rng.random() < 0.7 else body)]
 
 
@@ -92,54 +90,69 @@ def json_list(rng: Random) -> list[Exchange]:
     """Make a JSON array of words or numbers."""
     if rng.random() < 0.3:
         numbers = [rng.randint(0, 99) for _ in range(rng.randint(3, 6))]
-        return [
-            Exchange(
-                f"Make a JSON array of these numbers: {', '.join(map(str, numbers))}",
-                json.dumps(numbers),
-            )
-        ]
+        asked = f"Make a JSON array of these numbers: {', '.join(map(str, numbers))}"
+        return [Exchange(asked, json.dumps(numbers))]
     items = rng.sample(rng.choice((FRUITS, COLOURS, ANIMALS, NAMES, CITIES)), rng.randint(2, 5))
-    user = rng.choice(
-        (
-            f"Make a JSON list of {join_and(items)}.",
-            f"Write these words as a JSON array: {', '.join(items)}",
-        )
-    )
+    user = pick(rng, "json_list.user", joined=join_and(items), listed=", ".join(items))
     return [Exchange(user, json.dumps(items))]
 
 
 def table(rng: Random) -> list[Exchange]:
     """Make CSV or a Markdown table from two to four records."""
-    maker = rng.choice((person, product, pet))
-    header = list(maker(rng))
-    rows: list[list[str]] = []
-    while len(rows) < rng.randint(2, 4):
-        fields = maker(rng)
+    maker = rng.choice(MAKERS)
+    header = list(drawn_fields(rng, maker))
+    records: list[list[str]] = []
+    while len(records) < rng.randint(2, 4):
+        fields = drawn_fields(rng, maker)
         if list(fields) == header:
-            rows.append([spoken(value) for value in fields.values()])
+            records.append([spoken(value) for value in fields.values()])
     told = "\n".join(
-        ", ".join(f"{key} {value}" for key, value in zip(header, row, strict=True)) for row in rows
+        ", ".join(f"{key} {value}" for key, value in zip(header, record, strict=True))
+        for record in records
     )
     if rng.random() < 0.6:
-        user = rng.choice(
-            (
-                f"Write this as CSV:\n{told}",
-                f"Make a CSV file from these records:\n{told}",
-                f"Convert to CSV.\n{told}",
-            )
-        )
-        body = "\n".join([",".join(header), *(",".join(row) for row in rows)])
+        user = pick(rng, "csv.user", told=told)
+        body = "\n".join(",".join(line) for line in (header, *records))
         return [Exchange(user, f"```csv\n{body}\n```")]
-    user = rng.choice(
-        (f"Make a table from these records:\n{told}", f"Write this as a Markdown table:\n{told}")
-    )
-    lines = [header, ["---"] * len(header), *rows]
+    user = pick(rng, "table.user", told=told)
+    lines = [header, ["---"] * len(header), *records]
     return [Exchange(user, "\n".join(f"| {' | '.join(line)} |" for line in lines))]
 
 
 def read_field(rng: Random) -> list[Exchange]:
     """Give a JSON object and ask for one of its values."""
-    fields = rng.choice((person, product, pet))(rng)
+    fields = drawn_fields(rng, rng.choice(MAKERS))
     key = rng.choice(tuple(fields))
     user = f"{json.dumps(fields)}\n{rng.choice(('What is the', 'Tell me the'))} {key}?"
     return [Exchange(user, f"The {key} is {spoken(fields[key])}.")]
+
+
+def function(rng: Random) -> list[Exchange]:
+    """Ask for a small function, with or without a given name; sometimes ask for a call of it."""
+    task, names, parameters, body = rng.choice(rows("functions"))
+    name = rng.choice(names.split(","))
+    chosen = [rng.choice(RENAMED.get(one, (one,))) for one in parameters.split()]
+    if len(set(chosen)) < len(chosen):
+        chosen = parameters.split()
+    slots = {"a": chosen[0], "b": chosen[-1], "f": name}
+    code = f"def {name}({', '.join(chosen)}):\n    {body.format(**slots)}"
+    wanted = pick(rng, "function.wanted")
+    named = f" and call it `{name}`" if rng.random() < 0.4 else ""
+    user = ask(rng, f"{wanted} {task}{named}")
+    if rng.random() < 0.3:
+        head = rng.choice(("", "", "from typing import List\n\n\n"))
+        user = f'{head}def {name}({", ".join(chosen)}):\n    """{task.capitalize()}."""\n'
+    lead = rng.choice(("", "", f"This function {task}:\n\n"))
+    exchanges = [Exchange(user, f"{lead}```python\n{code}\n```")]
+    if rng.random() < 0.25:
+        taken = " and ".join(f"`{one}`" for one in chosen)
+        told = f"The function `{name}` {task}. It takes {taken}."
+        exchanges.append(Exchange(pick(rng, "function.more"), told))
+    return exchanges
+
+
+def snippet(rng: Random) -> list[Exchange]:
+    """Ask for a line or a loop."""
+    count, name = rng.randint(3, 20), rng.choice(NAMES)
+    user, code = pick_row(rng, "snippet.rows", count=count, end=count + 1, name=name)
+    return [Exchange(ask(rng, user), f"```python\n{code}\n```")]

@@ -1,15 +1,13 @@
 """Arithmetic with small numbers, counting and comparing, in plain answer sentences.
 
-Contract: skills as `shape.Skill`; every result is computed, and tests/training check it against
-the question.
+Contract: skills as `texts.Skill`; every result is computed.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from tools.demo_pair.dialogues.shape import Exchange, casual
-from tools.demo_pair.dialogues.words import FRUITS, NAMES, THINGS
+from tools.demo_pair.dialogues.texts import FRUITS, NAMES, THINGS, Exchange, casual, pick
 
 SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
 
@@ -36,37 +34,16 @@ def sums(rng: Random) -> list[Exchange]:
 def one_sum(rng: Random) -> Exchange:
     """Ask one sum; the answer repeats the question's numbers."""
     left, word, right, result = operands(rng)
-    sign = rng.choice((SYMBOLS[word], SYMBOLS[word], "x" if word == "times" else SYMBOLS[word]))
+    symbol = SYMBOLS[word]
+    sign = rng.choice((symbol, symbol, "x" if word == "times" else symbol))
+    reply = f"{left} {word} {right} is {result}."
     if rng.random() < 0.5:
-        spaced = rng.choice(
-            (f"{left} {sign} {right}", f"{left} {sign} {right}", f"{left}{sign}{right}")
-        )
-        user = rng.choice(
-            (
-                f"What is {spaced}?",
-                f"{spaced}",
-                f"{spaced} = ?",
-                f"Calculate {spaced}.",
-                f"How much is {spaced}?",
-                f"Compute {spaced}",
-                f"Solve {spaced}.",
-            )
-        )
-        reply = rng.choice(
-            (f"{left} {SYMBOLS[word]} {right} = {result}", f"{left} {word} {right} is {result}.")
-        )
+        apart = f"{left} {sign} {right}"
+        spaced = rng.choice((apart, apart, f"{left}{sign}{right}"))
+        user = pick(rng, "sum.signs", spaced=spaced)
+        reply = rng.choice((f"{left} {symbol} {right} = {result}", reply))
     else:
-        user = rng.choice(
-            (
-                f"What is {left} {word} {right}?",
-                f"How much is {left} {word} {right}?",
-                f"What do you get for {left} {word} {right}?",
-                f"Can you tell me what {left} {word} {right} is?",
-                f"And {left} {word} {right}?",
-                f"Calculate {left} {word} {right}.",
-            )
-        )
-        reply = f"{left} {word} {right} is {result}."
+        user = pick(rng, "sum.words", left=left, word=word, right=right)
     return Exchange(casual(rng, user) if "=" not in user else user, reply)
 
 
@@ -109,20 +86,17 @@ def counting(rng: Random) -> list[Exchange]:
         row = "\n".join(f"{n} x {base} = {n * base}" for n in range(1, 11))
         return [Exchange(f"Write the times table of {base}.", row)]
     start, length = rng.randint(1, 15), rng.randint(4, 12)
-    step = 1 if kind in ("up", "down") else 2
-    if kind == "even":
-        start = 2 * start
-    if kind == "odd":
-        start = 2 * start + 1
+    if kind in ("even", "odd"):
+        start = 2 * start + (kind == "odd")
+    step = 2 if kind in ("even", "odd") else 1
     values = list(range(start, start + step * length, step))
     last = values[-1]
+    user = f"Write the {kind} numbers from {start} to {last}."
     if kind == "down":
         values.reverse()
         user = f"Count down from {last} to {start}."
     elif kind == "up":
         user = f"Count from {start} to {last}."
-    else:
-        user = f"Write the {kind} numbers from {start} to {last}."
     return [Exchange(user, ", ".join(map(str, values)))]
 
 
@@ -132,19 +106,10 @@ def comparing(rng: Random) -> list[Exchange]:
         left, right = rng.sample(range(1, 100), 2)
         word = rng.choice(("larger", "bigger", "smaller"))
         best = min(left, right) if word == "smaller" else max(left, right)
-        other = left + right - best
-        return [
-            Exchange(
-                casual(rng, f"Which number is {word}, {left} or {right}?"),
-                f"{best} is {word} than {other}.",
-            )
-        ]
+        asked = casual(rng, f"Which number is {word}, {left} or {right}?")
+        return [Exchange(asked, f"{best} is {word} than {left + right - best}.")]
     values = rng.sample(range(1, 100), rng.randint(3, 6))
-    text = ", ".join(map(str, values))
     down = rng.random() < 0.3
     order = "from largest to smallest" if down else "from smallest to largest"
-    return [
-        Exchange(
-            f"Sort these numbers {order}: {text}", ", ".join(map(str, sorted(values, reverse=down)))
-        )
-    ]
+    asked = f"Sort these numbers {order}: {', '.join(map(str, values))}"
+    return [Exchange(asked, ", ".join(map(str, sorted(values, reverse=down))))]

@@ -1,4 +1,4 @@
-"""Tasks about a passage from a corpus: summarise it, quote from it, name who is in it, count it.
+"""Tasks about a passage from a corpus: summarise it, quote from it, name who is in it.
 
 Contract: `about(rng, passage)` gives exchanges on a text of several sentences that the caller
 supplies. Summaries are extractive (first sentences in a frame), which a small model can learn and
@@ -11,15 +11,9 @@ import re
 from collections import Counter
 from random import Random
 
-from tools.demo_pair.dialogues.shape import Exchange
-from tools.demo_pair.dialogues.words import CITIES, NAMES, PLACES
+from tools.demo_pair.dialogues.texts import Exchange, pick
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”]?\s+(?=[A-Z\"“])")
-ASKS = (
-    "Summarise this text", "Summarize the following text", "Summarize this article", "Give a short summary of this text",
-    "What is this text about", "Summarise this passage in two sentences", "TL;DR", "Sum up this article briefly",
-    "Please summarise", "Write a summary of the following article", "Summarize",
-)  # fmt: skip
 
 
 def sentences(passage: str) -> list[str]:
@@ -39,26 +33,21 @@ def about(rng: Random, passage: str) -> list[Exchange]:
     if task < 0.7:
         start = rng.randrange(len(parts) - 1)
         text = " ".join(parts[start : start + rng.choice((1, 2))])
-        return [
-            Exchange(
-                f"{rng.choice(('Repeat this text', 'Copy this', 'Say this again'))}: {text}", text
-            )
-        ]
+        asked = rng.choice(("Repeat this text", "Copy this", "Say this again"))
+        return [Exchange(f"{asked}: {text}", text)]
     if task < 0.8:
-        return [
-            Exchange(
-                frame(rng, passage, "What is the first sentence of this text?"), clipped(parts[0])
-            )
-        ]
-    if task < 0.93:
-        return [not_told(rng, passage)]
-    if task < 0.96:
-        return [
-            Exchange(
-                frame(rng, passage, "What is the last sentence of this text?"), clipped(parts[-1])
-            )
-        ]
-    return [who(rng, passage, parts)]
+        asked, answer = "What is the first sentence of this text?", clipped(parts[0])
+    elif task < 0.93:
+        asked, answer = pick(rng, "not_told.asked"), ""
+    elif task < 0.96:
+        asked, answer = "What is the last sentence of this text?", clipped(parts[-1])
+    else:
+        names = frequent_names(parts)
+        asked = pick(rng, "who.asked")
+        told = f"The text names {' and '.join(names)}."
+        answer = told if names else "The text does not name anyone."
+    user = frame(rng, passage, asked)
+    return [Exchange(user, answer or pick(rng, "not_told.reply"))]
 
 
 def frame(rng: Random, passage: str, asked: str) -> str:
@@ -68,7 +57,7 @@ def frame(rng: Random, passage: str, asked: str) -> str:
 
 def summary(rng: Random, passage: str, parts: list[str]) -> Exchange:
     """Summarise by the names in the passage, or by its first words."""
-    asked = rng.choice(ASKS) + rng.choice((".", ":", ""))
+    asked = pick(rng, "summary.ask") + rng.choice((".", ":", ""))
     begins = clipped(parts[0])
     names = frequent_names(parts)
     answer = f"In short: {begins}"
@@ -92,42 +81,3 @@ def frequent_names(parts: list[str]) -> list[str]:
     """Return the two capitalised words that come most often inside sentences."""
     inner = [word for part in parts for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]{2,}", part)]
     return [word for word, _ in Counter(inner).most_common(2)]
-
-
-def not_told(rng: Random, passage: str) -> Exchange:
-    """Ask for something that a story does not tell."""
-    asked = rng.choice(
-        (
-            f"When was {rng.choice(NAMES)} born?",
-            f"Who is {rng.choice(NAMES)}?",
-            f"How many people live in {rng.choice(CITIES)}?",
-            "How much does it cost?",
-            f"What happened in {rng.randint(1800, 2025)}?",
-            "Who wrote this song?",
-            f"Where is the {rng.choice(PLACES)} of {rng.choice(CITIES)}?",
-            "Who won the game?",
-            f"What is the job of {rng.choice(NAMES)}?",
-            "What is the name of the company?",
-        )
-    )
-    return Exchange(
-        frame(rng, passage, asked),
-        rng.choice(
-            (
-                "The text does not say.",
-                "The text does not say that.",
-                "I cannot find that in the text.",
-            )
-        ),
-    )
-
-
-def who(rng: Random, passage: str, parts: list[str]) -> Exchange:
-    """Name the names that come most often."""
-    names = frequent_names(parts)
-    asked = rng.choice(
-        ("Who is in this text?", "Which names are in this text?", "Name the people in this text.")
-    )
-    if not names:
-        return Exchange(frame(rng, passage, asked), "The text does not name anyone.")
-    return Exchange(frame(rng, passage, asked), f"The text names {' and '.join(names)}.")
