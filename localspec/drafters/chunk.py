@@ -31,7 +31,7 @@ from localspec.drafters.drafting import Drafting, fitted
 from localspec.drafters.parts import Parts
 from localspec.engine.sampling import uniforms, warped
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import GraphFault, GraphPool, Shelf, Work, buckets
+from localspec.forward.graphs import GraphFault, GraphPool, GraphStore, Work, buckets
 from localspec.forward.model import LanguageModel, prefill
 from localspec.forward.static import Window, undisturbed, uploaded, zero_beyond
 
@@ -191,7 +191,7 @@ class ChunkedDraft:
     def __init__(self, model: Decoder, target_vocab_size: int, pool: GraphPool) -> None:
         self.model = model
         self._vocab_size = target_vocab_size
-        self._shelf = Shelf[_Key, _Ready](pool)
+        self._store = GraphStore[_Key, _Ready](pool)
         self._warps = [GREEDY]  # kinds of sampling that were asked for
         self._windows: dict[int, Window] = {}
         self._buffers: _Buffers | None = None
@@ -206,11 +206,11 @@ class ChunkedDraft:
     @property
     def notice(self) -> str | None:
         """Why not everything is captured, for the person; None while nothing went wrong."""
-        return self._shelf.notice
+        return self._store.notice
 
     @property
     def num_captured(self) -> int:
-        return len(self._shelf.ready)
+        return len(self._store.ready)
 
     @property
     def buffer_bytes(self) -> int:
@@ -233,7 +233,7 @@ class ChunkedDraft:
             for size in SIZES
             if size + FIRST_WIDTH <= bucket
         ]
-        yield from self._shelf.fill(wanted, _phrase, self._captured)
+        yield from self._store.fill(wanted, _phrase, self._captured)
 
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal | None:
@@ -262,7 +262,7 @@ class ChunkedDraft:
         """Chunks by size in the shortest window that holds `end` slots; empty if there is none."""
         for bucket in buckets(self.model.cache.shape.capacity):
             keys = [_Key(warp, bucket, size) for size in SIZES] if bucket >= end else []
-            found = {key.size: self._shelf.ready[key] for key in keys if key in self._shelf.ready}
+            found = {key.size: self._store.ready[key] for key in keys if key in self._store.ready}
             if 1 in found:  # any length can then be put together
                 return found
         return {}
@@ -306,7 +306,7 @@ class ChunkedDraft:
         sampling = key.warp.example()
         with undisturbed(self.model.cache, key.size + FIRST_WIDTH):
             chunk.fill([0], 0, sampling, [0.5] * key.size)
-            replay = self._shelf.pool.capture(chunk)
+            replay = self._store.pool.capture(chunk)
             chunk.fill([1, 2], 0, sampling, [0.25] * key.size)  # other inputs than recorded
             chunk()
             wanted = buffers.summary[:, : key.size].clone()

@@ -1,22 +1,21 @@
-"""CUDA graphs: device work recorded once and replayed, and the native decoder captured so.
+"""CUDA graphs: device work recorded once and replayed, and the native decoder captured in them.
 
-Contract: `GraphPool.capture(work)` runs `work` (really, to warm it up), records it, and returns a
-function that does the same again on whatever the tensors hold then. Work reads and writes tensors
-that live outside it, waits for nothing and returns nothing; so replays may follow each other in any
-order although they share memory. What the pool took from the device is measured, in bytes. `Shelf`
-fills itself graph by graph, stops at the first that cannot be had, and says why. `UncapturedPool`
-only calls the work: by it all that lies above runs on any device.
+Contract: `GraphPool.capture(work)` runs `work` to warm it up, records it, and returns a function
+that does the same again on whatever the tensors hold then. Work reads and writes tensors that live
+outside it, waits for nothing and returns nothing; so replays may follow each other in any order
+although they share memory. `GraphStore` captures graph by graph, stops at the first that fails, and
+says why.
 
 `CapturedDecoder` is a Decoder over the same weights and cache that gives the same logits. `forward`
 takes the narrowest captured width that holds the tokens and the shortest captured stretch (bucket)
 that holds the sequence; rows that are left over write beyond its end, where nothing is held.
-Whatever has no graph yet runs as before, so that nothing ever waits for a capture. `capture` makes
-the graphs one by one in idle time; each is believed only once a replay has given the logits of the
-uncaptured forward. `run` (several sequences, hidden states) is never captured. One thread at a
-time, captures included.
+What has no graph yet runs uncaptured, so that nothing waits for a capture. `capture` makes the
+graphs one by one in idle time; each is used only once a replay has given the logits of the
+uncaptured forward. `run` (hidden states) is never captured. One thread at a time, captures
+included.
 
-The capture itself has never run on CUDA hardware: no GPU was at hand. All else is exercised on a
-CPU by a pool that records nothing.
+The capture itself has never run on CUDA hardware: no GPU was available. All else is tested on a CPU
+with pools that record nothing.
 
 Not here: the forward that is recorded (static), the draft loop (drafters.chunk).
 """
@@ -24,6 +23,7 @@ Not here: the forward that is recorded (static), the draft loop (drafters.chunk)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -34,24 +34,19 @@ from localspec.forward.static import StaticForward, Window, undisturbed
 Work = Callable[[], None]
 
 WARM_UPS = 3  # libraries choose kernels and take workspaces in their first calls
-RESERVE_BYTES = 512 * 1024**2  # left free on the device for everybody else
-LIMIT_BYTES = 2 * 1024**3  # graphs beyond this are worth less than the context they cost
+RESERVE_BYTES = 512 * 1024**2  # left free on the device
+LIMIT_BYTES = 2 * 1024**3  # graphs beyond this are worth less than the context they displace
 
 
 class GraphPool(Protocol):
     """Where graphs are recorded."""
-
-    @property
-    def pool_bytes(self) -> int:
-        """Device memory that capturing has taken so far, as measured."""
-        ...
 
     def has_room(self) -> bool:
         """Whether another graph may be captured."""
         ...
 
     def capture(self, work: Work) -> Work:
-        """See above. Raises RuntimeError where the work cannot be recorded."""
+        """See the module. Raises RuntimeError where the work cannot be recorded."""
         ...
 
 
@@ -60,29 +55,18 @@ class Capturing(Protocol):
 
     @property
     def notice(self) -> str | None:
-        """Why not everything is captured, for the person; None while nothing went wrong."""
+        """Why not everything is captured, as a sentence; None while nothing failed."""
         ...
 
     def capture(self) -> Iterator[str]:
-        """Capture what is missing, one graph after the other; yields what is made next."""
+        """Capture what is missing, one graph at a time; yields a phrase before each. May be left at
+        any phrase and called again later."""
         ...
 
 
-class UncapturedPool:
-    """Calls the work again each time: any device, no memory, no gain."""
-
-    pool_bytes = 0
-
-    def has_room(self) -> bool:
-        return True
-
-    def capture(self, work: Work) -> Work:
-        work()
-        return work
-
-
 class CudaGraphPool:
-    """Graphs of one CUDA device. One thread at a time."""
+    """Graphs of one CUDA device. One thread at a time. pool_bytes: device memory that capturing has
+    taken so far, as measured."""
 
     def __init__(
         self,
@@ -94,7 +78,7 @@ class CudaGraphPool:
         self._device = device
         self._reserve_bytes = reserve_bytes
         self._limit_bytes = limit_bytes
-        # One stream for every capture: memory of a pool is handed on within a stream only.
+        # One stream for every capture: a pool's memory is reused within one stream only.
         stream: Any = torch.cuda.Stream  # untyped there
         self._stream = stream(device)
         self._handle: Any = torch.cuda.graph_pool_handle()
@@ -106,7 +90,7 @@ class CudaGraphPool:
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)
             before = self._free_bytes()
-            # After a capture that failed, torch leaves its stream in force: this one restores.
+            # After a failed capture torch leaves its own stream current: this restores it.
             with torch.cuda.stream(current):
                 self._warm_up(work)
                 recorded = self._record(work)
@@ -115,7 +99,7 @@ class CudaGraphPool:
 
     def _record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the driver for something meanwhile: that must not spoil it.
+        # Calls of other threads to the driver must not end the capture.
         with torch.cuda.graph(
             graph, pool=self._handle, stream=self._stream, capture_error_mode="thread_local"
         ):
@@ -131,7 +115,7 @@ class CudaGraphPool:
         current.wait_stream(self._stream)
 
     def _free_bytes(self) -> int:
-        """As the driver counts it, with nothing kept back by torch for later."""
+        """As the driver counts it, after torch returned what it keeps for later."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self._device)
@@ -157,9 +141,8 @@ Key = TypeVar("Key")
 Graph = TypeVar("Graph")
 
 
-class Shelf(Generic[Key, Graph]):
-    """Graphs by key. ready: those that can be used. notice: why there are no more, in words for
-    the person; None while nothing went wrong."""
+class GraphStore(Generic[Key, Graph]):
+    """Graphs by key. ready: those that can be used. notice: see Capturing."""
 
     def __init__(self, pool: GraphPool) -> None:
         self.pool = pool
@@ -170,8 +153,7 @@ class Shelf(Generic[Key, Graph]):
     def fill(
         self, wanted: Iterable[Key], phrase: Callable[[Key], str], make: Callable[[Key], Graph]
     ) -> Iterator[str]:
-        """Make what is missing, one at a time, each announced by its phrase just before. May be
-        left at any phrase and begun again later."""
+        """Make what is missing, as Capturing.capture."""
         if self._is_closed:
             return
         self.notice = None
@@ -185,7 +167,7 @@ class Shelf(Generic[Key, Graph]):
             try:
                 self.ready[key] = make(key)
             except (RuntimeError, MemoryError) as error:
-                # After a failed capture torch's own bookkeeping is in doubt: try no further.
+                # A failed capture may leave torch in an unknown state: try no further.
                 self._is_closed = True
                 self.notice = _notice(_first_line(error))
                 return
@@ -202,7 +184,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
-# The widths of the cost table first, at every length; then those between them.
+# The widths of the cost table come first, at every length; then those between them.
 COARSE_WIDTHS = (1, 2, 4, 8, 16)
 FINE_WIDTHS = (3, 5, 6, 9, 12)
 SHORTEST_BUCKET = 256
@@ -231,12 +213,12 @@ def shapes(capacity: int) -> tuple[Shape, ...]:
     )
 
 
+@dataclass(frozen=True)
 class _Captured:
     """A recorded forward with its inputs."""
 
-    def __init__(self, static: StaticForward, replay: Work) -> None:
-        self.static = static
-        self.replay = replay
+    static: StaticForward
+    replay: Work
 
 
 class CapturedDecoder(Decoder):
@@ -244,7 +226,7 @@ class CapturedDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder.weights, decoder.cache)
-        self._shelf = Shelf[Shape, _Captured](pool)
+        self._store = GraphStore[Shape, _Captured](pool)
         self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
         self._windows: dict[int, Window] = {}
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs
@@ -252,12 +234,11 @@ class CapturedDecoder(Decoder):
     @property
     def captured(self) -> frozenset[Shape]:
         """Width and bucket of every graph that can be used."""
-        return frozenset(self._shelf.ready)
+        return frozenset(self._store.ready)
 
     @property
     def notice(self) -> str | None:
-        """Why not everything is captured, for the person; None while nothing went wrong."""
-        return self._shelf.notice
+        return self._store.notice
 
     @property
     def buffer_bytes(self) -> int:
@@ -283,27 +264,26 @@ class CapturedDecoder(Decoder):
         return self._out[first:size].clone()  # the next replay writes over it
 
     def capture(self) -> Iterator[str]:
-        """Make the graphs that are missing, one at a time; yields what is made next. Stop at any
-        time and come back later; each graph is used as soon as it is there."""
+        """See Capturing; each graph is used as soon as it is there."""
         wanted = shapes(self.cache.shape.capacity)
-        yield from self._shelf.fill(wanted, _phrase, self._captured)
+        yield from self._store.fill(wanted, _phrase, self._captured)
 
     def _graph_for(self, num_tokens: int) -> _Captured | None:
         start = self.cache.length
         for width, bucket in self._order:
             if num_tokens <= width and start + width <= bucket:
-                return self._shelf.ready[width, bucket] if num_tokens else None
+                return self._store.ready[width, bucket] if num_tokens else None
         return None
 
     @torch.inference_mode()
     def _captured(self, shape: Shape) -> _Captured:
-        """Record one graph and hold it against the forward it was made of."""
+        """Record one graph and compare it with the forward it was made of."""
         width, bucket = shape
         out = self._buffer()
         static = StaticForward(self._window(bucket), width, out)
         with undisturbed(self.cache, width):
             static.fill(self._probe(width, 1), None, 0)
-            replay = self._shelf.pool.capture(static)
+            replay = self._store.pool.capture(static)
             static.fill(self._probe(width, 5), None, 0)  # other tokens than those recorded
             static()
             wanted = out[:width].clone()

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
-from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
@@ -33,7 +32,7 @@ from torch import nn
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import CausalLM, LanguageModel
-from localspec.forward.weight_layout import Linear, ModuleLinear
+from localspec.forward.weight_layout import Linear, ModuleLinear, pass_seconds
 
 Kind = Literal["nf4", "int8"]
 
@@ -43,7 +42,6 @@ MAX_RELATIVE_ERROR = 0.5  # NF4 is near 0.1, int8 near 0.02; a broken kernel is 
 MIN_QUANTISED_SHARE = 0.5  # below this a draft step costs about what the target's own costs
 
 TIMED_WEIGHTS = 64 * 2**20  # enough not to fit a processor's cache where the model would not
-TIMED_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def cheapest_kind(model: LanguageModel, clock: Callable[[], float] = perf_counte
     seconds, faults = dict[Kind, float](), list[str]()
     for kind in kinds:
         try:
-            seconds[kind] = _pass_seconds(_linears(model), kind, clock)
+            seconds[kind] = _step_seconds(_linears(model), kind, clock)
         except ModelError as error:
             faults.append(str(error))
     if not seconds:
@@ -143,7 +141,7 @@ def cheapest_kind(model: LanguageModel, clock: Callable[[], float] = perf_counte
 
 
 @torch.inference_mode()
-def _pass_seconds(linears: Iterable[nn.Linear], kind: Kind, clock: Callable[[], float]) -> float:
+def _step_seconds(linears: Iterable[nn.Linear], kind: Kind, clock: Callable[[], float]) -> float:
     """Of all linear layers for one token; those that `kind` cannot take count by their size."""
     layers, rows, covered, everything = list[nn.Module](), list[torch.Tensor](), 0, 0
     for linear in linears:
@@ -154,13 +152,7 @@ def _pass_seconds(linears: Iterable[nn.Linear], kind: Kind, clock: Callable[[], 
             covered += linear.weight.numel()
     if not covered:
         raise ModelError(f"No layer of this model has a shape that {kind} can take.")
-    times = list[float]()
-    for _ in range(TIMED_PASSES + 1):  # the first warms up
-        started = clock()
-        for layer, row in zip(layers, rows, strict=True):
-            layer(row)
-        times.append(clock() - started)
-    return median(times[1:]) * everything / covered
+    return pass_seconds(layers, rows, clock) * everything / covered
 
 
 # -- which layers ---------------------------------------------------------------------------

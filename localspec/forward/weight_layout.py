@@ -32,7 +32,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the larg
 
 MARGIN = 1.05  # how much faster plain weights must be to be kept
 TIMED_PASSES = 5
-MOST_SECONDS = 2.0  # for either layout
+MOST_SECONDS = 2.0  # of timing one layout or format
 
 
 class Linear(Protocol):
@@ -217,10 +217,11 @@ def tune(
     if not layers or (spare_bytes is not None and needed > spare_bytes):
         return False
     plain = [_plain(layer, embedding) for layer in layers]
-    packed_s = _pass_seconds(layers, clock)
+    rows = [torch.ones(1, layer.in_features, dtype=layer.dtype) for layer in layers]
+    packed_s = pass_seconds(layers, rows, clock)
     for layer, weight in zip(layers, plain, strict=True):
         layer.single_row_weight = weight
-    is_faster = packed_s > MARGIN * _pass_seconds(layers, clock)
+    is_faster = packed_s > MARGIN * pass_seconds(layers, rows, clock)
     if not is_faster:
         for layer in layers:
             layer.single_row_weight = None
@@ -232,15 +233,16 @@ def _plain(layer: PackedLinear, embedding: torch.Tensor) -> torch.Tensor:
     return embedding if torch.equal(weight, embedding) else weight
 
 
-def _pass_seconds(layers: Sequence[PackedLinear], clock: Callable[[], float]) -> float:
-    sizes = {layer.in_features for layer in layers}
-    rows = {size: torch.ones(1, size, dtype=layers[0].dtype) for size in sizes}
-    times, begun = list[float](), clock()
-    for _ in range(TIMED_PASSES + 1):  # the first warms up
+def pass_seconds(
+    layers: Sequence[Callable[[torch.Tensor], object]],
+    rows: Sequence[torch.Tensor],
+    clock: Callable[[], float],
+) -> float:
+    """Median time of all layers on a row each. The first pass warms up and does not count."""
+    times = list[float]()
+    while len(times) < 2 or (len(times) <= TIMED_PASSES and sum(times) < MOST_SECONDS):
         started = clock()
-        for layer in layers:
-            layer(rows[layer.in_features])
+        for layer, row in zip(layers, rows, strict=True):
+            layer(row)
         times.append(clock() - started)
-        if clock() - begun > MOST_SECONDS and len(times) > 1:
-            break
     return median(times[1:])

@@ -1,9 +1,9 @@
 """Opens a model folder: checks first, then loads.
 
-Contract: weights come from safetensors alone, every file's header is read and held against the
-file's size before a tensor is made, pickle is refused, and code that a repository brings is
-never run. Each failure is a ModelError that names the file and the remedy. The native decoder
-takes over what it can, and is believed only once it has answered as transformers did.
+Contract: weights come from safetensors only, every file's header is checked against the file's
+size before a tensor is made, pickle is refused, and code in a model's folder is never run. Each
+failure is a ModelError that names the file and the remedy. The native decoder takes over the models
+it can run, and is used only if its logits agree with those of transformers.
 
 Not here: which model, whether it fits (machine), fetching it (machine.sources).
 """
@@ -29,10 +29,10 @@ MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
 PROBED_TOKENS = 7
-NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' words of a family without it
-# How far the native decoder's logits may lie from transformers', by their norm: rounding alone.
+NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
+# How far the native decoder's logits may lie from transformers', by their norm: only rounding.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
-# Families that are another's by another name: the code they bring is not needed, and never run.
+# Families that transformers knows by another name: the code in their folders is not needed.
 KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -55,10 +55,9 @@ def load_model(
 ) -> Opened:
     """The model of a checked folder on `device`, with a cache of `context_length` slots.
 
-    The native decoder takes it over where it knows the family and answers as transformers does;
-    the transformers path stays otherwise. bits: quantise the linear layers by bitsandbytes (NF4 or
-    LLM.int8) while loading. spare_bytes: memory that may be spent on speed, None for no limit.
-    Raises ModelError, MemoryShortage.
+    It runs natively where the decoder knows the family and its logits agree, else on transformers.
+    bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading. spare_bytes:
+    memory that may be spent on speed, None for no limit. Raises ModelError, MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
     shape = kv_shape(module.config, context_length)
@@ -167,7 +166,7 @@ def _config_of(folder: Path, config: dict[str, Any]) -> Any:
 
 
 def _renamed(config: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that make from_pretrained take a family for the one it is; none for the others."""
+    """Arguments that make from_pretrained load a family of KNOWN_AS; none for the others."""
     family = KNOWN_AS.get(str(config.get("model_type")))
     if family is None:
         return {}
@@ -179,7 +178,7 @@ def _renamed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> Any:
-    """The config of a checked folder as its module would have it. Raises ModelError."""
+    """The config of a checked folder, as transformers reads it. Raises ModelError."""
     config = check_folder(folder)
     try:
         return _config_of(folder, config)
@@ -196,14 +195,14 @@ def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
-    """Look at everything that can be seen without loading; returns config.json."""
+    """Check what can be checked without loading; returns config.json. Raises ModelError."""
     if not folder.is_dir():
         raise ModelError(f"There is no model folder at {folder}. Check the path.")
     config = _read_object(folder / "config.json")
     if "auto_map" in config and config.get("model_type") not in KNOWN_AS:
         raise ModelError(
-            f"The model in {folder.name} wants to run code of its own, which localspec never "
-            "does. Choose a model of a family that transformers knows."
+            f"The model in {folder.name} needs code of its own, which localspec never runs. Choose "
+            "a model of a family that transformers knows."
         )
     for file in weight_files(folder):
         check_safetensors(file)
@@ -240,8 +239,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_safetensors(file: Path) -> None:
-    """Read the header and hold it against the file's size, then as safetensors itself does:
-    types it knows, shapes that fill their bytes, no gaps. Raises ModelError."""
+    """Check the header against the file's size, then as safetensors does: known types, shapes that
+    fill their bytes, no gaps. Raises ModelError."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -278,8 +277,8 @@ def _damaged(file: Path, reason: str) -> ModelError:
 
 
 def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
-    """The JSON object in a stranger's file. unreadable: what to say where it cannot be read;
-    remedy: what to do about one that holds something else. Raises ModelError."""
+    """The JSON object in a file. unreadable: the message where it cannot be read; remedy: the end
+    of the message where it holds something else. Raises ModelError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -22,10 +22,17 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import autoregress
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import CapturedDecoder, CudaGraphPool, UncapturedPool
+from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
 from localspec.forward.static import every_slot
 from tests.drafters.test_chunk_sampling import SAMPLINGS
-from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
+from tests.forward.tracing import (
+    NO_GPU,
+    FailingPool,
+    StalePool,
+    TracingPool,
+    UncapturedPool,
+    on_gpu,
+)
 from tests.tiny import VOCAB_SIZE, Plans, agreeing_draft, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)

@@ -9,8 +9,9 @@ import torch
 
 from localspec.errors import ModelError
 from localspec.forward.features import LAST, Features
-from localspec.forward.graphs import CapturedDecoder, UncapturedPool
+from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.static import undisturbed
+from tests.forward.tracing import UncapturedPool
 from tests.tiny import on_transformers, tiny_llama, with_cache
 
 CAPACITY = 64

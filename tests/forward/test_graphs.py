@@ -24,14 +24,20 @@ from localspec.forward.graphs import (
     CapturedDecoder,
     CudaGraphPool,
     GraphPool,
-    Shelf,
-    UncapturedPool,
+    GraphStore,
     buckets,
     shapes,
 )
 from localspec.forward.static import every_slot
 from tests.forward.test_decoder import assert_close
-from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
+from tests.forward.tracing import (
+    NO_GPU,
+    FailingPool,
+    StalePool,
+    TracingPool,
+    UncapturedPool,
+    on_gpu,
+)
 from tests.tiny import Plans, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
@@ -93,7 +99,7 @@ def test_every_width_gives_the_decoders_logits(
     pair: tuple[CapturedDecoder, Decoder], width: int
 ) -> None:
     decoder, reference = pair
-    pool = decoder._shelf.pool
+    pool = decoder._store.pool
     assert isinstance(pool, TracingPool) and len(decoder.captured) == 30
     for length in (0, 1, 200):
         before = pool.num_replays
@@ -290,7 +296,7 @@ def test_the_engine_writes_the_same_text_over_graphs(is_tree: bool) -> None:
     assert play(engine, prompt, policy, 60).tokens == plain.tokens
     assert sum(step.num_accepted_tokens for step in policy.steps) > 20
     assert any(step.num_accepted_tokens < step.num_draft_tokens for step in policy.steps)
-    pool = decoder._shelf.pool
+    pool = decoder._store.pool
     assert isinstance(pool, TracingPool) and pool.num_replays >= len(policy.steps)
 
 
@@ -410,19 +416,19 @@ def test_a_replay_freezes_what_stood_on_the_host() -> None:
     assert target.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_a_shelf_announces_before_it_makes() -> None:
+def test_a_store_announces_before_it_makes() -> None:
     made = list[int]()
-    shelf = Shelf[int, str](UncapturedPool())
+    store = GraphStore[int, str](UncapturedPool())
 
     def make(key: int) -> str:
         made.append(key)
         return str(key)
 
-    steps = shelf.fill([1, 2], lambda key: f"graph {key}", make)
+    steps = store.fill([1, 2], lambda key: f"graph {key}", make)
     assert next(steps) == "graph 1" and made == []
     assert next(steps) == "graph 2" and made == [1]
     steps.close()
-    assert shelf.ready == {1: "1"}
+    assert store.ready == {1: "1"}
 
 
 class FakeCuda:

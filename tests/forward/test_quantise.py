@@ -22,6 +22,7 @@ from localspec.forward.quantise import (
     quantised_copy,
     quantised_twin,
 )
+from localspec.forward.weight_layout import TIMED_PASSES
 from tests.tiny import on_transformers, tiny_llama, with_cache
 
 KINDS: tuple[Kind, ...] = ("nf4", "int8")
@@ -241,11 +242,11 @@ def test_nothing_is_fetched_and_nothing_is_logged_on_import() -> None:
     assert found.stderr == ""
 
 
-def clock_of(*pass_seconds: float) -> Iterator[float]:
+def clock_of(*pass_times: float) -> Iterator[float]:
     """A clock by which each format's passes take the given time, NF4's first."""
     now = 0.0
-    for seconds in pass_seconds:
-        for _ in range(quantise.TIMED_PASSES + 1):
+    for seconds in pass_times:
+        for _ in range(TIMED_PASSES + 1):
             yield now
             now += seconds
             yield now

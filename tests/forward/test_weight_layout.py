@@ -120,7 +120,7 @@ def ticking(packed_s: float, plain_s: float) -> Callable[[], float]:
     def clock() -> float:
         nonlocal calls, now
         calls += 1
-        per_call = packed_s if calls <= 3 * (TIMED_PASSES + 1) + 1 else plain_s
+        per_call = packed_s if calls <= 2 * (TIMED_PASSES + 1) else plain_s
         now += per_call
         return now
 

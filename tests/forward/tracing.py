@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
-from localspec.forward.graphs import UncapturedPool, Work
+from localspec.forward.graphs import Work
 from localspec.forward.model import kv_shape
 from tests.tiny import tiny_llama
 
@@ -30,8 +30,6 @@ NO_GPU = pytest.mark.skipif(
 class TracingPool:
     """Repeats recorded tensor operations and spoils the memory they used, as other graphs would.
     num_replays: how many graphs have run."""
-
-    pool_bytes = 0
 
     def __init__(self, room: int = 10_000) -> None:
         self.room = room
@@ -95,6 +93,17 @@ def dense(tree: Any) -> list[torch.Tensor]:
 
 def memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+class UncapturedPool:
+    """Calls the work again each time."""
+
+    def has_room(self) -> bool:
+        return True
+
+    def capture(self, work: Work) -> Work:
+        work()
+        return work
 
 
 class StalePool(UncapturedPool):
