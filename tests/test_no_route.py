@@ -1,16 +1,20 @@
 """Nothing leaves this machine: the real app and the demo pair, with no route and under watch.
 
-Two proofs of one session (tests/no_route_session.py): in a network namespace that has loopback
-only, it works; and where there is a network, no process of the app so much as looks up a name.
+One session (tests/no_route_session.py) proves two facts: in a network namespace that has loopback
+only it works, and no process of the app so much as looks up a name. The watch sees the calls of
+Python before they fail; the namespace also holds for what is not Python. Where no namespace can be
+made, the watch remains.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,22 +58,35 @@ def watched(folder: Path) -> tuple[dict[str, str], Path]:
     return os.environ | HOSTILE | own, notes
 
 
-def run(
-    root: Path, home: Path, environment: dict[str, str], *before: str, flags: tuple[str, ...] = ()
-) -> dict[str, object]:
-    command = [*before, sys.executable, "-m", "tests.no_route_session", str(home), *flags]
+def alone() -> list[str] | None:
+    """The command before one that is to run without a route; None where there is none."""
+    for unshare in (["unshare", "-rn"], ["unshare", "-n"]):
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run([*unshare, "true"], capture_output=True).returncode == 0:
+                return unshare
+    return None
+
+
+@pytest.fixture(scope="module")
+def session(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What the session found, and the notes of the watch."""
+    folder, before = tmp_path_factory.mktemp("session"), alone()
+    environment, notes = watched(folder / "watch")
+    command = [sys.executable, "-m", "tests.no_route_session", str(folder / "home")]
+    command = command if before is None else [*before, *command, "--alone"]
     ran = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=240
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    return json.loads(ran.stdout.splitlines()[-1]), notes.read_text(encoding="utf-8")
 
 
-def test_no_process_of_the_app_tries_another_address(root: Path, tmp_path: Path) -> None:
-    environment, notes = watched(tmp_path / "watch")
-    assert run(root, tmp_path / "home", environment)["answered"] is True
-    lines = notes.read_text(encoding="utf-8").splitlines()
+def test_no_process_of_the_app_tries_another_address(
+    session: tuple[dict[str, Any], str],
+) -> None:
+    found, notes = session
+    lines = notes.splitlines()
+    assert found["answered"] is True
     assert sum(line.startswith("watching") for line in lines) >= 3, "session, page and engine"
     assert [line for line in lines if not line.startswith("watching")] == []
 
@@ -82,15 +99,8 @@ def test_the_watch_sees_an_attempt(root: Path, tmp_path: Path) -> None:
     assert "socket.getaddrinfo leak.test" in notes.read_text(encoding="utf-8")
 
 
-def test_the_app_works_where_there_is_no_route(root: Path, tmp_path: Path) -> None:
-    for unshare in (("unshare", "-rn"), ("unshare", "-n")):
-        try:
-            tried = subprocess.run([*unshare, "true"], capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("there is no unshare on this machine")
-        if tried.returncode == 0:
-            break
-    else:
+def test_the_app_works_where_there_is_no_route(session: tuple[dict[str, Any], str]) -> None:
+    found, _ = session
+    if not found["is_alone"]:
         pytest.skip("this machine does not permit a network namespace of one's own")
-    found = run(root, tmp_path / "home", dict(os.environ), *unshare, flags=("--alone",))
     assert found["answered"] is True
