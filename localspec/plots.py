@@ -92,7 +92,7 @@ def lines(axes: Axes, series: Sequence[Series]) -> str:
         for place, one in enumerate(drawn)
     ]
     parts += [_series(frame, one, place) for place, one in enumerate(coloured)]
-    signs = [(one.name, _series_sign(one, place)) for place, one in enumerate(coloured)]
+    signs = [(one.name, _sign(one, place)) for place, one in enumerate(coloured)]
     return _svg(axes, frame, [_legend(signs), *parts])
 
 
@@ -130,16 +130,14 @@ def rows(axes: Axes, shown: Sequence[Row]) -> str:
     frame = _Frame(0.0, largest, float(len(shown)), left, RIGHT + note, TOP - 24, height)
     parts = [_x_tick(frame, tick, _short(tick)) for tick in _ticks(0.0, largest) if tick <= largest]
     for place, one in enumerate(shown):
-        y = frame.top + ROW * place
-        end = frame.x(one.value)
-        colour = one.colour or COLOURS[0]
+        y, end = frame.top + ROW * place, frame.x(one.value)
         title = html.escape(f"{one.label}: {one.value:.4g}")
-        parts.append(
-            f'<text x="{left - 7}" y="{y + 14}" text-anchor="end">{html.escape(one.label)}</text>'
+        parts += [
+            _text(left - 7, y + 14, one.label, "end"),
             f'<rect x="{left}" y="{y + 3}" width="{end - left:.1f}" height="{ROW - 7}" rx="2" '
-            f'fill="{colour}"><title>{title}</title></rect>'
-            f'<text x="{end + 6:.1f}" y="{y + 14}">{html.escape(one.note)}</text>'
-        )
+            f'fill="{one.colour or COLOURS[0]}"><title>{title}</title></rect>',
+            _text(end + 6, y + 14, one.note),
+        ]
     if axes.line is not None:
         x = frame.x(axes.line)
         parts.append(_rule(x, x, frame.top, frame.bottom, COMPARED))
@@ -223,6 +221,10 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(n * step, 10) for n in range(first, last + 1)]
 
 
+def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(words)}</text>'
+
+
 def _rule(x1: float, x2: float, y1: float, y2: float, style: str) -> str:
     return (
         f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" stroke="currentColor" '
@@ -236,35 +238,25 @@ def _levels(frame: _Frame, axes: Axes, ticks: Sequence[float]) -> str:
     for tick in ticks:
         y = frame.y(tick)
         parts.append(_rule(frame.left, frame.right, y, y, FAINT))
-        parts.append(
-            f'<text x="{frame.left - 7}" y="{y + 4:.1f}" text-anchor="end">{_short(tick)}</text>'
-        )
+        parts.append(_text(frame.left - 7, y + 4, _short(tick), "end"))
     if axes.line is not None:
         y = frame.y(axes.line)
         parts.append(_rule(frame.left, frame.right, y, y, COMPARED))
-        parts.append(
-            f'<text x="{frame.right - 2}" y="{y - 5:.1f}" text-anchor="end">'
-            f"{html.escape(axes.line_label)}</text>"
-        )
+        parts.append(_text(frame.right - 2, y - 5, axes.line_label, "end"))
     return "".join(parts)
 
 
 def _x_tick(frame: _Frame, value: float, label: str, is_marked: bool = True) -> str:
     x, y = frame.x(value), frame.bottom
     mark = _rule(x, x, y, y + 4, 'stroke-opacity="0.5"') if is_marked else ""
-    text = html.escape(label)
-    return f'{mark}<text x="{x:.1f}" y="{y + 16}" text-anchor="middle">{text}</text>'
+    return mark + _text(x, y + 16, label, "middle")
 
 
 def _series(frame: _Frame, series: Series, place: int) -> str:
     points = [(frame.x(x), frame.y(y)) for x, y in series.points]
     parts = []
     if series.is_line and len(points) > 1:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{series.colour}" stroke-width="2" '
-            f'stroke-dasharray="{DASHES[place % len(DASHES)]}" stroke-linejoin="round"/>'
-        )
+        parts.append(_path(" ".join(f"{x:.1f},{y:.1f}" for x, y in points), series, place))
     if not series.is_line or len(points) <= MAX_MARKED_POINTS:
         for (x, y), (at, value) in zip(points, series.points, strict=True):
             label = f"{series.name}: {_short(at)}, {value:.4g}"
@@ -302,10 +294,7 @@ def _bar(
         low, high = (frame.y(end) for end in interval)
         box += _rule(middle, middle, low, high, 'stroke-width="1.2"')
         top = min(top, high)
-    return (
-        f'{box}<text x="{middle:.1f}" y="{top - 4:.1f}" text-anchor="middle">'
-        f"{value:.{digits}f}</text>"
-    )
+    return box + _text(middle, top - 4, f"{value:.{digits}f}", "middle")
 
 
 def _box(x: float, y: float, width: float, height: float, index: int, title: str = "") -> str:
@@ -317,13 +306,17 @@ def _box(x: float, y: float, width: float, height: float, index: int, title: str
     )
 
 
-def _series_sign(series: Series, place: int) -> str:
+def _sign(series: Series, place: int) -> str:
     """How a series is shown in the legend: its marker, or its dash."""
-    if not series.is_line:
-        return _marker(7, 1, str(series.colour), place, series.name)
+    if series.is_line:
+        return _path("0,1 18,1", series, place)
+    return _marker(7, 1, str(series.colour), place, series.name)
+
+
+def _path(points: str, series: Series, place: int) -> str:
     return (
-        f'<line x1="0" x2="18" y1="1" y2="1" stroke="{series.colour}" stroke-width="2.5" '
-        f'stroke-dasharray="{DASHES[place % len(DASHES)]}"/>'
+        f'<polyline points="{points}" fill="none" stroke="{series.colour}" stroke-width="2" '
+        f'stroke-dasharray="{DASHES[place % len(DASHES)]}" stroke-linejoin="round"/>'
     )
 
 
@@ -334,26 +327,22 @@ def _legend(signs: Sequence[tuple[str, str]]) -> str:
         length = 36 + LETTER * len(name)
         if x + length > WIDTH and x > LEFT:
             x, y = float(LEFT), y + 15
-        parts.append(
-            f'<g transform="translate({x:.0f} {y})">{sign}'
-            f'<text x="22" y="5">{html.escape(name)}</text></g>'
-        )
+        parts.append(f'<g transform="translate({x:.0f} {y})">{sign}{_text(22, 5, name)}</g>')
         x += length
     return "".join(parts)
 
 
 def _svg(axes: Axes, frame: _Frame, parts: Sequence[str]) -> str:
     title, middle = html.escape(axes.title), (frame.top + frame.bottom) / 2
+    y_label = _text(0, 0, axes.y_label, "middle")
     return (
         '<svg class="ls-plot" xmlns="http://www.w3.org/2000/svg" '
         f'viewBox="0 0 {WIDTH} {frame.height}" color="#1f2937" '
         f'font-family="system-ui, sans-serif" font-size="11.5" role="img" aria-label="{title}">'
         f'<g fill="currentColor"><text x="{min(frame.left, LEFT)}" y="20" font-size="14" '
         f'font-weight="600">{title}</text>{"".join(parts)}'
-        f'<text x="{(frame.left + frame.right) / 2}" y="{frame.height - 8}" text-anchor="middle">'
-        f"{html.escape(axes.x_label)}</text>"
-        f'<text transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">'
-        f"{html.escape(axes.y_label)}</text></g></svg>"
+        f"{_text((frame.left + frame.right) / 2, frame.height - 8, axes.x_label, 'middle')}"
+        f'<g transform="translate(13 {middle}) rotate(-90)">{y_label}</g></g></svg>'
     )
 
 

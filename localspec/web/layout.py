@@ -7,7 +7,7 @@ Not here: what the components do (wiring), the figures of the strip (live).
 from __future__ import annotations
 
 import html
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gradio as gr
 
@@ -44,7 +44,7 @@ COMPOSE_FOOT = """<div class="ls-foot">
 <div id="ls-gauge" role="img" aria-label="Context: not known yet"><i aria-hidden="true"></i></div>
 <span id="ls-gauge-text"></span></div>"""
 
-# id, label, what it means in plain words
+# id, label, what it means
 TILES = (
     (
         "speed",
@@ -73,8 +73,8 @@ TILES = (
     (
         "drafter",
         "Drafter",
-        "Who guesses ahead: a small draft model, n-grams looked up in this chat, a compressed "
-        "copy of the model itself, or nobody (off).",
+        "What guesses ahead: a small draft model, n-grams copied from this chat, a compressed "
+        "copy of the model itself, or nothing (off).",
     ),
     (
         "memory",
@@ -108,7 +108,7 @@ STRIP_HTML = f"""
   <div class="ls-why">
     <p id="ls-reason" class="ls-reason">Speculation: {DASH}</p>
     <p id="ls-off" class="ls-off" hidden><b class="ls-off-chip">Off</b>
-      <code id="ls-off-code"></code> <span id="ls-off-remedy"></span></p>
+      <span id="ls-off-remedy"></span></p>
     <figure class="ls-spark" id="ls-spark" hidden>
       <svg viewBox="0 0 160 28" preserveAspectRatio="none" role="img"
         aria-label="Tokens per second over this reply"><polyline id="ls-spark-line"/></svg>
@@ -144,8 +144,8 @@ MODELS_HTML = (
     + '<p id="ls-models-said" role="status" aria-live="polite"></p></div>'
 )
 
-# A command of our scripts becomes an event of the one of two bridges whose kind it is; what came
-# before they were ready waits in a queue.
+# A command of our scripts becomes an event of the bridge of its kind; commands from before both
+# bridges were ready wait in a queue.
 BRIDGE_JS = """
 const moving = new Set(['open', 'show', 'continue', 'delete', 'restore']);
 const isMine = (command) => moving.has(command.do) === MOVES;
@@ -160,6 +160,9 @@ watch('value', () => {
   if (props.value) window.dispatchEvent(new CustomEvent('ls-signal', { detail: props.value }));
 });
 """
+
+
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # of every event
 
 
 class Page(NamedTuple):
@@ -224,22 +227,22 @@ def theme() -> gr.themes.Base:
 def side() -> tuple[gr.Button, gr.HTML]:
     """The conversations, at the left."""
     with gr.Sidebar(width=264, elem_id="ls-side"):
-        _html(BRAND, "ls-brand-box")
+        html_box(BRAND, "ls-brand-box")
         new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
-        _html(SEARCH, "ls-search-box")
-        history = _html("", "ls-history")
+        html_box(SEARCH, "ls-search-box")
+        history = html_box("", "ls-history")
     return new_chat, history
 
 
 def settings(choices: form.Choices) -> tuple[form.FormPage, gr.Dropdown]:
     """The settings, at the right; static/side.js closes them where there is no room."""
     with gr.Sidebar(width=292, position="right", elem_id="ls-settings"):
-        _html('<h2 class="ls-settings-title">Settings</h2>', "ls-settings-head")
+        html_box('<h2 class="ls-settings-title">Settings</h2>', "ls-settings-head")
         with gr.Row(elem_id="ls-preset-row"):
             preset = gr.Dropdown(
                 choices=[], value=None, label="Preset", filterable=False, elem_id="ls-preset"
             )
-            _html(
+            html_box(
                 '<button type="button" id="ls-preset-save">Save as…</button>'
                 '<button type="button" id="ls-preset-delete">Delete</button>',
                 "ls-preset-buttons",
@@ -249,8 +252,10 @@ def settings(choices: form.Choices) -> tuple[form.FormPage, gr.Dropdown]:
 
 
 def strip() -> None:
-    _html('<h1 class="ls-sr">localspec</h1>', "ls-heading")  # the brand goes when its side closes
-    _html(STRIP_HTML, "ls-strip-box")
+    html_box(
+        '<h1 class="ls-sr">localspec</h1>', "ls-heading"
+    )  # the brand goes when its side closes
+    html_box(STRIP_HTML, "ls-strip-box")
 
 
 def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
@@ -259,7 +264,7 @@ def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
         chat = _chatbot("ls-written", "Conversation", PLACEHOLDER)
         growing = _chatbot("ls-growing", "Reply being written", None)
     with gr.Column(elem_id="ls-compose"):
-        _html(COMPOSE_HEAD, "ls-compose-head")
+        html_box(COMPOSE_HEAD, "ls-compose-head")
         message = gr.Textbox(
             show_label=False,
             label="Message",
@@ -271,13 +276,13 @@ def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
             elem_id="ls-message",
         )
         with gr.Row(elem_id="ls-actions"):
-            _html(COMPOSE_FOOT, "ls-compose-foot")
+            html_box(COMPOSE_FOOT, "ls-compose-foot")
             gr.Checkbox(
                 label="Show drafted tokens", elem_id="ls-show-rounds", container=False, min_width=0
             )
             regenerate = gr.Button("Regenerate", size="sm", elem_id="ls-regenerate")
             stop = gr.Button("Stop", size="sm", interactive=False, elem_id="ls-stop")
-        _html(ROUNDS_HTML, "ls-rounds-box")
+        html_box(ROUNDS_HTML, "ls-rounds-box")
     return chat, growing, message, stop, regenerate
 
 
@@ -285,7 +290,7 @@ def models() -> gr.Tab:
     """The Models tab: an empty frame, filled by static/models.js."""
     with gr.Tab("Models", id="models") as opened:
         tab: gr.Tab = opened
-        _html(MODELS_HTML, "ls-models-box")
+        html_box(MODELS_HTML, "ls-models-box")
     return tab
 
 
@@ -322,5 +327,6 @@ def _bridge(name: str, moves: str) -> gr.HTML:
     return gr.HTML("", html_template="", js_on_load=BRIDGE_JS.replace("MOVES", moves), elem_id=name)
 
 
-def _html(value: str, name: str) -> gr.HTML:
+def html_box(value: str, name: str) -> gr.HTML:
+    """Our own markup, without Gradio's frame and styles around it."""
     return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=None)

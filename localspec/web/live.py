@@ -1,4 +1,4 @@
-"""The live strip: what localspec is doing now, and how figures are written everywhere on the page.
+"""The live strip: what localspec is doing now, and how figures and names are written on the page.
 
 `live_state` gives the service's status as JSON in which every number is already text, so that the
 page, the tests and the log show the same figures. static/live.js asks for it about six times a
@@ -19,11 +19,20 @@ from typing import Any
 from localspec.backend import Description, TurnStats
 from localspec.chat.service import Status, TurnView
 from localspec.core import OFF
+from localspec.drafters.registry import REGISTRY, label_of
 from localspec.leniency import label
 from localspec.workloads import REWORK
 
 DASH = "–"
 REFRESH_S = 5.0  # of the hardware line
+DRAFTER_NAME = re.compile(rf"\b({'|'.join(REGISTRY)})\b")
+ENDED = {
+    "eos": "done",
+    "stop": "done",
+    "length": "done (max tokens)",
+    "cancelled": "stopped",
+    "error": "failed",
+}
 
 log = logging.getLogger(__name__)
 
@@ -43,22 +52,18 @@ def live_state(
         "waiting": status.num_waiting,
         "notices": _notices(status),
         "may_start": status.phase == "failed",
-        "is_ready": status.description is not None or status.phase == "failed",
-        "reason": _reason(status, view),
-        "off": _off(status),
+        "reason": labelled(_reason(status, view)),
+        "off": status.off and {"code": status.off.code, "remedy": status.off.remedy},
         "hardware": hardware,
         "num_output_tokens": stats.num_output_tokens if stats else None,
         "decode_ms": stats.decode_ms if stats else None,
-        "workload": view.workload if view else None,
-        "is_exact": stats.exact if stats else None,
-        "num_lenient_tokens": stats.num_lenient_tokens if stats else None,
         **_figures(stats, view),
         **_memory(status.description),
     }
     if rounds_from is not None and view is not None:
         state["reply"] = f"{view.started_s:.6f}"
         state["rounds"] = [
-            [round_.text, round_.num_tokens, round_.num_drafted, round_.drafter]
+            [round_.text, round_.num_tokens, round_.num_drafted, label_of(round_.drafter)]
             for round_ in view.rounds[rounds_from:]
         ]
         state["num_rounds"] = len(view.rounds)
@@ -76,27 +81,18 @@ def _phase(status: Status) -> tuple[str, str, float]:
     if status.phase == "failed":
         return "failed", "Not loaded", status.seconds
     if status.phase in ("loading", "restarting"):
-        return status.phase, _capital(status.phrase), status.seconds
+        return status.phase, capital(status.phrase), status.seconds
     if view is not None and view.phase == "prefill":
         return "prefill", "Reading the prompt", view.seconds
     if view is not None and view.phase == "decode":
         return "decode", "Writing", view.seconds
     if view is not None and view.phase in ("queued", "loading"):
-        return "queued", "Waiting its turn", view.seconds
+        return "queued", "Waiting for other replies", view.seconds
     if status.phase in ("calibrating", "busy", "unloaded"):
-        return status.phase, _capital(status.phrase), status.seconds
+        return status.phase, capital(status.phrase), status.seconds
     if view is None:
         return "ready", "Ready", 0.0
-    return "ready", _ended(view), view.seconds
-
-
-def _capital(phrase: str) -> str:
-    return phrase[:1].upper() + phrase[1:]
-
-
-def _ended(view: TurnView) -> str:
-    words = {"cancelled": "Stopped", "error": "Failed", "length": "Done (max tokens)"}
-    return words.get(view.finish_reason or "", "Done")
+    return "ready", capital(ENDED.get(view.finish_reason or "", "done")), view.seconds
 
 
 def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
@@ -118,7 +114,7 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
         "acceptance_sub": share,
         "gamma": DASH if gamma is None else str(gamma),
         "gamma_sub": f"{mean:.1f} on average" if mean is not None else "",
-        "drafter": stats.drafter if stats.num_steps else DASH,
+        "drafter": label_of(stats.drafter) if stats.num_steps else DASH,
         "drafter_sub": f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} guesses right"
         if stats.num_draft_tokens
         else "",
@@ -166,12 +162,6 @@ def _names_another(stats: TurnStats, loaded: Description) -> bool:
 def _lowered(reason: str, loaded: Description) -> str:
     is_name = any(reason.startswith(each.name) for each in loaded.drafters)
     return reason if is_name else reason[:1].lower() + reason[1:]
-
-
-def _off(status: Status) -> dict[str, str] | None:
-    """Why nothing drafts now, as a code and what to do about it; None where something may."""
-    off = status.off
-    return None if off is None else {"code": off.code, "text": off.text, "remedy": off.remedy}
 
 
 def _because(reason: str) -> str:
@@ -228,7 +218,16 @@ def _clock(seconds: float) -> str:
 
 def kind_words(workload: str) -> str:
     """A kind of text by a name that says what it is."""
-    return "editing your text" if workload == REWORK else workload
+    return "editing" if workload == REWORK else workload
+
+
+def capital(phrase: str) -> str:
+    return phrase[:1].upper() + phrase[1:]
+
+
+def labelled(sentence: str) -> str:
+    """A sentence of the engine's with each drafter by its label."""
+    return DRAFTER_NAME.sub(lambda found: label_of(found[1]), sentence)
 
 
 def badge(row: Mapping[str, Any]) -> str:
@@ -247,7 +246,7 @@ def footer(row: Mapping[str, Any]) -> str:
     if row["num_draft_tokens"]:
         parts.append(f"{percent(row['acceptance_rate'])} accepted")
         parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
-        parts.append(str(row["drafter"]))
+        parts.append(label_of(row["drafter"]))
     elif row["num_output_tokens"]:
         parts.append("without drafting")
     more = " more" if row["continues_message_id"] else ""
@@ -255,14 +254,14 @@ def footer(row: Mapping[str, Any]) -> str:
     if row["ttft_ms"] is not None:
         parts.append(f"first after {row['ttft_ms']:.0f} ms")
     if row["workload"]:
-        parts.append("editing" if row["workload"] == REWORK else row["workload"])
+        parts.append(kind_words(row["workload"]))
     return " · ".join(parts)
 
 
 class HardwareLine:
     """What this machine has, in one sentence. `line` answers at once with what was found last, ""
-    before that; when it is older than refresh_s it is looked up anew in a thread, one at a time.
-    find: looks the sentence up; may take seconds."""
+    before that; when it is older than refresh_s, a thread reads the hardware again, one at a time.
+    find: reads it; may take seconds."""
 
     def __init__(self, find: Callable[[], str], refresh_s: float = REFRESH_S) -> None:
         self._find = find
@@ -282,7 +281,7 @@ class HardwareLine:
     def _refresh(self) -> None:
         try:
             self._line = self._find()
-        except Exception:  # the edge of this thread: the line is a help, not a condition
-            log.exception("the hardware could not be looked up")
+        except Exception:  # the end of this thread; nothing depends on the line
+            log.exception("the hardware could not be read")
         finally:
             self._lock.release()

@@ -29,8 +29,8 @@ SCRIPTS = ("queue", "live", "keys", "tokens", "stats", "models")
 HEAD = "\n".join(
     (
         '<link rel="icon" href="/localspec/icon.svg" type="image/svg+xml">',
-        *(f'<link rel="stylesheet" href="/localspec/{name}.css">' for name in STYLES),
         *(f'<script type="module" src="/localspec/{name}.js"></script>' for name in SCRIPTS),
+        *(f'<link rel="stylesheet" href="/localspec/{name}.css">' for name in STYLES),
     )
 )
 

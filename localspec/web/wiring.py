@@ -18,7 +18,7 @@ from localspec.chat.service import ChatService
 from localspec.core import AUTO
 from localspec.errors import LocalspecError
 from localspec.web import layout
-from localspec.web.layout import Page
+from localspec.web.layout import QUIET, Page
 from localspec.web.proof import race_tab
 from localspec.web.stats import tab as stats_tab
 from localspec.web.talk import form
@@ -39,7 +39,6 @@ TO_ADDRESS = """(handle) => {
 WITH_EXTRAS = """(conversation, message, extras, ...fields) =>
   [conversation, message, window.lsExtras ? window.lsExtras() : '', ...fields]"""
 MODELS_OPENED = "() => { if (window.lsModels) window.lsModels(); }"
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # one under way holds up no other
 
 
@@ -65,11 +64,9 @@ def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
         with gr.Tab("Chat", id="chat"):
             chat, growing, message, stop, regenerate = layout.talk()
         models_tab = layout.models()
-        race_page = race_tab.lay_out()
-        stats_page = stats_tab.lay_out()
-    race_tab.wire(blocks, service, race_page)
+        race_tab.add_tab(blocks, service)
+        stats_tab.add_tab(service, conversation)
     models_tab.select(None, None, None, js=MODELS_OPENED, api_visibility="private")
-    stats_tab.wire(blocks, service, stats_page, conversation)
     return Page(
         chat,
         growing,

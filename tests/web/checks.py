@@ -74,11 +74,16 @@ def recorded(context: Any, origin: str) -> Iterator[Traffic]:
         if response.status >= 400:
             traffic.failed.append(f"{response.status} {response.url}")
 
-    context.on("request", lambda request: traffic.urls.append(request.url))
+    def asked(request: Any) -> None:
+        traffic.urls.append(request.url)
+
+    context.on("request", asked)
     context.on("response", answered)
     context.route("**/*", route)
     yield traffic
     context.unroute("**/*")
+    context.remove_listener("request", asked)
+    context.remove_listener("response", answered)
 
 
 def open_tab(visit: Visit, name: str) -> None:

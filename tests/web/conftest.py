@@ -1,4 +1,8 @@
-"""A real server on the fake backend, and a real browser to look at it, one of each per module."""
+"""A real server on the fake backend, and a real browser to look at it, one of each per process.
+
+Playwright's event loop runs in the main thread from its first test on, where no test can then run
+a loop of its own: the tests that need a browser come after all others.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,9 @@ from tests.fakes import REPLY, FakeBackend, Script, session_info
 
 TOKEN = "a-token-of-this-launch"
 WAIT_MS = 30_000
+VIEWPORT = {"width": 1280, "height": 850}
+# Gradio shows its form before it listens to it; the first news comes when it does.
+LISTENS = "() => window.lsBridges === 2 && Boolean(window.lsSignal)"
 until = partial(waiting.until, wait_s=60.0)
 
 XSS = """<script>window.__pwned = 1</script>
@@ -51,7 +58,7 @@ def scripted_reply(request: Request) -> str:
 def scripted_pace(request: Request) -> float:
     """Slow enough to be stopped by a browser on a busy machine, where the message asks for it."""
     asked = request.messages[-1].content
-    return 0.25 if "slow" in asked else 0.06 if "steady" in asked else 0.02
+    return 0.25 if "slow" in asked else 0.06 if "steady" in asked else 0.004
 
 
 @dataclass
@@ -72,6 +79,29 @@ class Site:
     @property
     def url(self) -> str:
         return f"{self.origin}/?token={TOKEN}"
+
+    def clear(self) -> None:
+        """No reply is being written, and no chat and no preset is there."""
+        service = self.service
+        if service.current is not None:
+            service.stop(service.current)
+        until(lambda: service.current is None and service.status().phase == "ready")
+        assert service.flush()
+        for row in service.conversations():
+            service.delete(row.id)
+        for preset in service.presets():
+            service.delete_preset(preset.name)
+        self.backend.requests.clear()
+        self.begin()
+
+    def begin(self) -> None:
+        """A test begins: the script is the usual, and replies begin with the same rounds."""
+        self.backend.script = Script(reply=scripted_reply, round_s=scripted_pace)
+        self.backend.num_rounds = 0
+
+    def pace(self, round_s: float) -> None:
+        """The reply that is being written goes on at this pace."""
+        self.backend.script.round_s = round_s
 
 
 @pytest.fixture
@@ -123,16 +153,23 @@ def serving(
         bound.close()
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     store = Store.open(tmp_path_factory.mktemp("site") / "localspec.db")
-    backend = FakeBackend(Script(reply=scripted_reply, round_s=scripted_pace))
+    backend = FakeBackend()
     service = ChatService(store, session_info, lambda report: backend)
     answered: list[tuple[str, int]] = []
     with serving(service, answered=answered) as port:
         yield Site("127.0.0.1", port, service, store, backend, answered)
     service.close()
     store.close()
+
+
+@pytest.fixture(scope="module")
+def site(server: Site) -> Site:
+    """The server without what the tests of other modules left on it."""
+    server.clear()
+    return server
 
 
 BROWSER_FLAGS = (
@@ -151,18 +188,28 @@ def launch(playwright: Any, *flags: str) -> Any:
     return playwright.chromium.launch(executable_path=chromium, args=[*BROWSER_FLAGS, *flags])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def playwright() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(playwright: Any) -> Iterator[Any]:
     opened = launch(playwright)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def context(browser: Any) -> Iterator[Any]:
+    """The browser context of all pages that need no fresh one: what it has fetched of Gradio's
+    scripts it keeps."""
+    made = browser.new_context(viewport=VIEWPORT, accept_downloads=True)
+    made.set_default_timeout(WAIT_MS)
+    yield made
+    made.close()
 
 
 @dataclass
@@ -177,9 +224,7 @@ class Visit:
     def open(self, query: str = "") -> None:
         self.page.goto(f"{self.site.url}{query}")
         self.page.wait_for_selector('#ls-strip[data-phase="ready"]', timeout=WAIT_MS)
-        # Gradio shows its form before it listens to it; the first news comes when it does.
-        listens = "() => window.lsBridges === 2 && Boolean(window.lsSignal)"
-        self.page.wait_for_function(listens, timeout=WAIT_MS)
+        self.page.wait_for_function(LISTENS, timeout=WAIT_MS)
 
     def reload(self) -> None:
         self.page.reload()
@@ -240,20 +285,19 @@ def assert_behaved(visit: Visit) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared_page(site: Site, browser: Any) -> Iterator[Visit]:
-    """One open page for the tests of a module that need no fresh one: opening takes seconds."""
-    context = browser.new_context(viewport={"width": 1280, "height": 850}, accept_downloads=True)
-    context.set_default_timeout(WAIT_MS)
+def shared_page(site: Site, context: Any) -> Iterator[Visit]:
+    """One open page for the tests of a module that need no fresh one."""
     one = new_visit(context, site)
     one.open("&c=new")
     yield one
-    context.close()
+    one.page.close()
 
 
 @pytest.fixture
 def page(shared_page: Visit) -> Iterator[Visit]:
     """The shared page on a new chat; at the end it must not have erred or called out."""
     until(lambda: shared_page.site.service.current is None)
+    shared_page.site.begin()
     shared_page.page.keyboard.press("Escape")  # what the test before has left open
     shared_page.page.get_by_role("tab", name="Chat", exact=True).first.click()
     shared_page.new_chat()
@@ -266,18 +310,18 @@ def page(shared_page: Visit) -> Iterator[Visit]:
 
 
 @pytest.fixture
-def visit(site: Site, browser: Any) -> Iterator[Open]:
-    """Open pages in one fresh browser context; at the end no page may have erred or called out."""
-    context = browser.new_context(viewport={"width": 1280, "height": 850}, accept_downloads=True)
-    context.set_default_timeout(WAIT_MS)
+def visit(site: Site, context: Any) -> Iterator[Open]:
+    """Open pages; at the end none of them may have erred or called out."""
     visits: list[Visit] = []
+    site.begin()
 
     def make() -> Visit:
         visits.append(new_visit(context, site))
         return visits[-1]
 
     yield make
-    context.close()
+    for one in visits:
+        one.page.close()
     for one in visits:
         assert_behaved(one)
 
@@ -288,7 +332,10 @@ def note_request(visit: Visit, url: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gradio counts its queue with options that this pandas has deprecated."""
+    """Order the tests, and let pass that Gradio counts its queue with options that this pandas has
+    deprecated."""
+    with_browser = {item.path for item in items if "browser" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in with_browser)
     for item in items:
         if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(

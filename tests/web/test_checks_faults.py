@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,12 +19,12 @@ from typing import Any
 import pytest
 
 from localspec.backend import Backend, Chunk, Request
-from localspec.chat.service import ChatService
+from localspec.chat.service import ChatService, ReplySettings
 from localspec.options import LoadOptions
 from localspec.record.store import Store
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web.checks import READY, bubbles, wait_for_reply
-from tests.web.conftest import TOKEN, WAIT_MS, Site, Visit, serving
+from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit, serving, until
 from tests.web.models_site import TARGET, models_site
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, context: Any) -> Iterator[Place]:
     store = Store.open(tmp_path_factory.mktemp("hungry") / "localspec.db")
     made = Place(None, store, None, Hungry())  # type: ignore[arg-type]
 
@@ -87,46 +88,47 @@ def place(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Pl
         store, session_info, opener_for(first), options=first, opener_for=opener_for
     )
     with serving(made.service) as port:
-        context = browser.new_context()
-        context.set_default_timeout(WAIT_MS)
         site = Site("127.0.0.1", port, made.service, store, made.backend)
         made.visit = Visit(context.new_page(), site)
         made.visit.open("&c=new")
         yield made
-        context.close()
+        made.visit.page.close()
     made.service.close()
     store.close()
 
 
-def errors_of(visit: Visit) -> int:
-    return int(visit.page.locator("#ls-chat .ls-error").count())
-
-
 def test_check_15_memory_that_runs_out_at_any_step_keeps_what_was_written(place: Place) -> None:
-    page = place.visit
+    service = place.service
     for at_round in range(1, 21):
         place.backend.at_round, place.backend.drafts = at_round, 1
-        if at_round in (1, 8, 15):  # a chat grows; a new one keeps the pages short
-            page.new_chat()
-        num_errors = errors_of(page)
-        page.send(f"runs out at round {at_round}")
-        page.page.wait_for_function(
-            "n => document.querySelectorAll('#ls-chat .ls-error').length > n", arg=num_errors
-        )
-        assert DROPPED in page.page.locator("#ls-chat .ls-error").last.inner_text()
-        page.page.wait_for_function(READY, timeout=WAIT_MS)
-        assert place.service.flush()
+        reply = service.submit(None, f"runs out at round {at_round}", ReplySettings())
+        assert reply is not None and reply.done.wait(30) and service.flush()
         row = place.store.turn_rows()[-1]
         kept = place.store.branch(row["message_id"])[-1].text
         assert row["finish_reason"] == "error" and REPLY.startswith(kept)
         assert (kept != "") is (at_round > 1)
-        assert kept[:20].replace("*", "") in page.text("#ls-chat")
         place.backend.at_round = None
-        if at_round in (1, 7, 20):
-            num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
-            page.send("and the next turn")
-            wait_for_reply(page, num_before)
-            assert place.store.turn_rows()[-1]["state"] == "complete"
+        reply = service.submit(reply.handle, "and the next turn", ReplySettings())
+        assert reply is not None and reply.done.wait(30) and service.flush()
+        assert place.store.turn_rows()[-1]["state"] == "complete"
+
+
+@pytest.mark.parametrize("at_round", [1, 8, 20])
+def test_check_15_the_page_shows_what_was_kept_and_goes_on(place: Place, at_round: int) -> None:
+    page = place.visit
+    page.new_chat()
+    place.backend.at_round, place.backend.drafts = at_round, 1
+    page.send(f"runs out at round {at_round}")
+    page.wait_for(DROPPED, "#ls-chat .ls-error")
+    page.page.wait_for_function(READY, timeout=WAIT_MS)
+    assert place.service.flush()
+    row = place.store.turn_rows()[-1]
+    kept = place.store.branch(row["message_id"])[-1].text
+    assert kept[:20].replace("*", "") in page.text("#ls-chat")
+    place.backend.at_round = None
+    num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
+    page.send("and the next turn")
+    wait_for_reply(page, num_before)
 
 
 def test_check_15_then_the_context_is_shortened_and_the_turn_after_works(place: Place) -> None:
@@ -155,29 +157,30 @@ def start(root: Path, home: Path, port: int, round_s: float) -> tuple[subprocess
     return server, server.stdout.readline().strip()
 
 
+def stored_texts(home: Path) -> str:
+    """Everything that is written down so far."""
+    with contextlib.closing(sqlite3.connect(home / "localspec.db")) as database:
+        return "\n".join(text for (text,) in database.execute("SELECT text FROM message"))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_check_16_a_killed_server_comes_back_with_everything(
-    browser: Any, tmp_path: Path, root: Path
+    context: Any, tmp_path: Path, root: Path
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server, url = start(root, tmp_path, port, round_s=0.15)
-    context = browser.new_context()
-    context.set_default_timeout(WAIT_MS)
     page = Visit(context.new_page(), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
     try:
         page.page.goto(url)
-        page.page.wait_for_function("() => window.lsBridges === 2")
-        page.page.wait_for_timeout(300)
+        page.page.wait_for_function(LISTENS)
         page.send("are you there?")
-        page.wait_for("keeps the ones it agrees with")
-        page.page.wait_for_timeout(1200)  # a checkpoint a second
+        until(lambda: "keeps the ones it agrees with" in stored_texts(tmp_path))  # a checkpoint
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
-        with sqlite3.connect(tmp_path / "localspec.db") as database:
+        with contextlib.closing(sqlite3.connect(tmp_path / "localspec.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        database.close()
         assert server.stdout is not None
         server.stdout.close()
         server, again = start(root, tmp_path, port, round_s=0.01)
@@ -187,8 +190,8 @@ def test_check_16_a_killed_server_comes_back_with_everything(
         page.wait_for("interrupted")
         assert bubbles(page, "user") == ["are you there?"]
         assert "Speculative decoding lets" in bubbles(page)[0]
+        page.page.wait_for_function(LISTENS)
         page.page.wait_for_function(READY, timeout=WAIT_MS)
-        page.page.wait_for_timeout(500)
         num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
         page.send("and now?")
         wait_for_reply(page, num_before)
@@ -197,15 +200,14 @@ def test_check_16_a_killed_server_comes_back_with_everything(
         server.wait()
         if server.stdout is not None:
             server.stdout.close()
-        context.close()
+        page.page.close()
 
 
 DOWNLOADS = '#ls-models [data-part="downloads"]'
 
 
-def models_page(browser: Any, port: int) -> Any:
-    page = browser.new_context(viewport={"width": 1200, "height": 900}).new_page()
-    page.set_default_timeout(WAIT_MS)
+def models_page(context: Any, port: int) -> Any:
+    page = context.new_page()
     page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
     page.get_by_role("tab", name="Models").first.click()
     button = page.locator(f'#ls-models button[data-act="download"][data-id="{TARGET}"]').first
@@ -217,11 +219,11 @@ def models_page(browser: Any, port: int) -> Any:
 
 
 def test_check_18_a_download_cut_at_60_percent_goes_on_by_range(
-    browser: Any, tmp_path: Path
+    context: Any, tmp_path: Path
 ) -> None:
     with models_site(tmp_path, Script()) as models, serving(models.service) as port:
         models.hub.fault = "short"
-        page = models_page(browser, port)
+        page = models_page(context, port)
         row = page.locator(f"{DOWNLOADS} li", has_text=TARGET).first
         go_on = row.get_by_role("button", name=re.compile(r"^Continue"))
         go_on.wait_for()
@@ -232,11 +234,11 @@ def test_check_18_a_download_cut_at_60_percent_goes_on_by_range(
         row.get_by_text("every file checked").wait_for()
         starts = [int(asked.removeprefix("bytes=").split("-")[0]) for asked in models.hub.ranges]
         assert starts and min(starts) > 1_000_000, "what had arrived was not fetched again"
-        page.context.close()
+        page.close()
 
 
 def test_check_18_a_full_disk_is_said_before_anything_is_fetched(
-    browser: Any, tmp_path: Path
+    context: Any, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -245,11 +247,11 @@ def test_check_18_a_full_disk_is_said_before_anything_is_fetched(
         pytest.skip("a small disk cannot be made here: mounting is not permitted")
     try:
         with models_site(tmp_path, Script()) as models, serving(models.service) as port:
-            page = models_page(browser, port)
+            page = models_page(context, port)
             row = page.locator(f"{DOWNLOADS} li", has_text=TARGET).first
             row.get_by_text(re.compile(r"needs [\d.]+ .*B more on the disk")).wait_for()
             weights = [one for one in models.hub.requests if "model.safetensors" in one]
             assert not [one for one in weights if one.startswith("GET")], "nothing was fetched"
-            page.context.close()
+            page.close()
     finally:
         subprocess.run(["umount", "-l", str(cache)], check=True)

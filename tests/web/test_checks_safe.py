@@ -174,6 +174,7 @@ def test_check_17_a_hostile_page_in_the_same_browser_gets_nothing(
     frames = [frame for frame in page.frames if frame is not page.main_frame]
     assert all(frame.locator("#ls-message").count() == 0 for frame in frames)
     assert (num_rows(site), len(site.backend.requests)) == before
+    page.close()
 
 
 DISK_EVENTS = ("open", "os.listdir", "os.scandir", "shutil.copyfile")

@@ -43,15 +43,16 @@ def test_check_8_a_reload_finds_the_running_reply_again(visit: Open, site: Site)
     page = visit()
     page.open("&c=new")
     before = num_rows(site)
-    page.send("steady: through a reload")
+    page.send("slow: through a reload")
     page.wait_for("Speculative decoding lets")
     page.page.wait_for_url("**/?c=*")
     address = page.page.url
     page.reload()
     page.wait_for("Speculative decoding lets")
+    site.pace(0.004)
     wait_for_reply(page, 0, END)
     assert page.page.url == address
-    assert bubbles(page, "user") == ["steady: through a reload"]
+    assert bubbles(page, "user") == ["slow: through a reload"]
     assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
     assert num_rows(site) == before + 1 and newest(site)["state"] == "complete"
     assert site.store.branch(newest(site)["message_id"])[-1].text == REPLY
@@ -71,13 +72,14 @@ def test_check_9_two_tabs_queue_and_their_texts_stay_apart(visit: Open, site: Si
     left, right = visit(), visit()
     for page in (left, right):
         page.open("&c=new")
-    left.send("steady: the left one")
+    left.send("slow: the left one")
     until(lambda: site.service.current is not None)
     right.send("echo the right one")
     right.wait_for("Waiting: 1 reply ahead of this one.")
+    site.pace(0.004)
     wait_for_reply(right, 0, "the right one")
     wait_for_reply(left, 0, END)
-    assert bubbles(left, "user") == ["steady: the left one"]
+    assert bubbles(left, "user") == ["slow: the left one"]
     assert bubbles(right, "user") == bubbles(right) == ["echo the right one"]
     assert len(bubbles(left)) == 1 and "right" not in bubbles(left)[0]
     assert "the right one" not in left.text("#ls-chat")
@@ -94,10 +96,11 @@ def test_check_9_the_same_chat_in_two_tabs_shows_the_same_end(visit: Open, site:
     second = visit()
     second.open(f"&c={handle}")
     second.wait_for("echo one")
-    first.send("steady: two")
+    first.send("slow: two")
     first.wait_for("Speculative decoding lets")
     second.reload()
     second.wait_for("Speculative decoding lets")
+    site.pace(0.004)
     wait_for_reply(first, 1, END)
     wait_for_reply(second, 1, END)
     assert bubbles(first) == bubbles(second) and len(bubbles(first)) == 2

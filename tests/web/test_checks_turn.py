@@ -72,11 +72,8 @@ def test_check_4_the_bubble_comes_at_once_and_the_figures_move(page: Visit, site
         seen.update(watched(page, "steady: what is speculation?"))
         return float(seen["bubble"] - seen["sent"])
 
-    site.backend.script.prefill_s = 0.6
-    try:
-        assert best_of(3, bubble_ms, MAX_BUBBLE_MS) <= MAX_BUBBLE_MS
-    finally:
-        site.backend.script.prefill_s = 0.02
+    site.backend.script.prefill_s = 0.8
+    assert best_of(3, bubble_ms, MAX_BUBBLE_MS) <= MAX_BUBBLE_MS
     assert seen["first"] > seen["bubble"]
     assert {"Reading the prompt", "Writing"} <= set(seen["phases"]), "said before the first token"
     assert seen["phases"].index("Reading the prompt") < seen["phases"].index("Writing")
@@ -96,7 +93,7 @@ def test_check_5_shown_logged_and_exported_numbers_are_the_same(
     assert row["tokens_per_second"] == pytest.approx(
         1000 * row["num_output_tokens"] / row["decode_ms"]
     )
-    assert page.text("#ls-speed") == f"{row['tokens_per_second']:.1f}"
+    page.wait_for(f"{row['tokens_per_second']:.1f}", "#ls-speed")
     assert page.text("#ls-speedup") == f"{row['speedup']:.2f} ×"
     assert page.text("#ls-acceptance") == f"{100 * rate:.0f} %"
     footer = page.page.locator("#ls-chat .bot .ls-footer").last.inner_text()
@@ -152,17 +149,16 @@ def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site) -> No
 
 @pytest.mark.parametrize("moment", ["at once", "while the prompt is read", "twice"])
 def test_check_6_stop_works_at_every_moment(page: Visit, site: Site, moment: str) -> None:
-    site.backend.script.prefill_s = 1.5 if moment == "while the prompt is read" else 0.02
-    try:
-        page.send("steady: stop me")
-        page.page.wait_for_selector("#ls-stop:not([disabled])", timeout=WAIT_MS)
-        if moment == "while the prompt is read":
-            page.wait_for("Reading the prompt", "#ls-phase")
-        for _ in range(2 if moment == "twice" else 1):
-            page.page.click("#ls-stop", force=True)
-        until(lambda: site.service.current is None, wait_s=10)
-    finally:
-        site.backend.script.prefill_s = 0.02
+    if moment == "while the prompt is read":
+        site.backend.script.prefill_s = 30.0
+    page.send("steady: stop me")
+    page.page.wait_for_selector("#ls-stop:not([disabled])", timeout=WAIT_MS)
+    if moment == "while the prompt is read":
+        page.wait_for("Reading the prompt", "#ls-phase")
+    for _ in range(2 if moment == "twice" else 1):
+        page.page.click("#ls-stop", force=True)
+    until(lambda: site.service.current is None, wait_s=10)
+    site.begin()
     assert newest(site)["state"] == "stopped"
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     ask(page, "and now?")

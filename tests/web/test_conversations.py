@@ -198,6 +198,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(visit
     page.page.reload()
     page.page.wait_for_selector("#ls-theme[title='Theme: light']")
     assert not page.page.evaluate(is_dark)
+    page.page.evaluate("localStorage.clear()")  # other tests open their pages in this browser
 
 
 def test_mathematics_is_set_and_an_amount_is_not(page: Visit) -> None:

@@ -17,7 +17,7 @@ from localspec.web.layout import TILES
 from localspec.web.live import DASH, HardwareLine, badge, footer, live_state, number, size
 from localspec.workloads import REWORK
 from tests.fakes import FakeBackend
-from tests.web.conftest import Open, Site, until
+from tests.web.conftest import until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
 
 LOADED = FakeBackend().describe()
@@ -59,9 +59,9 @@ def test_the_figures_of_a_reply() -> None:
         "speedup": "2.50 ×",
         "acceptance": "63 %",
         "gamma": "4",
-        "drafter": "draft_model",
+        "drafter": "the draft model",
     }
-    said = "Speculation: on, by draft_model: it was the fastest. Kind of text: chat."
+    said = "Speculation: on, by the draft model: it was the fastest. Kind of text: chat."
     assert state["reason"] == said
 
 
@@ -82,7 +82,9 @@ def test_a_speedup_below_one_is_no_gain() -> None:
 def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:
     look = replace(STATS, reason="A look at ngram: it lost before, things may have changed.")
     said = live_state(replace(IDLE, reply=view(stats=look)))["reason"]
-    assert said.startswith("Speculation: on, mostly by draft_model; last a look at ngram: it lost")
+    assert said.startswith(
+        "Speculation: on, mostly by the draft model; last a look at n-gram lookup: it lost"
+    )
 
 
 def test_one_token_is_one_token() -> None:
@@ -102,7 +104,11 @@ def test_a_reply_of_no_tokens_divides_by_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "label"),
-    [("prefill", "Reading the prompt"), ("decode", "Writing"), ("queued", "Waiting its turn")],
+    [
+        ("prefill", "Reading the prompt"),
+        ("decode", "Writing"),
+        ("queued", "Waiting for other replies"),
+    ],
 )
 def test_each_phase_has_its_words_and_a_clock(phase: Any, label: str) -> None:
     state = live_state(replace(IDLE, reply=view(phase=phase)))
@@ -145,7 +151,6 @@ def test_a_lossy_reply_is_labelled() -> None:
     state = live_state(replace(IDLE, reply=view(stats=lenient, workload="code")))
     said = "Not exact, as you chose: lenient: 3 of 50 tokens would have been refused."
     assert f"{said} Kind of text: code." in state["reason"]
-    assert (state["workload"], state["is_exact"], state["num_lenient_tokens"]) == ("code", False, 3)
     assert badge(LENIENT) == "lenient: 7 of 100 tokens would have been refused"
     assert badge(ROW) == ""
 
@@ -174,7 +179,7 @@ def test_nothing_saved_has_no_sign() -> None:
 def test_the_last_rounds_of_another_drafter_are_said_to_be_its_own() -> None:
     mixed = replace(STATS, reason="ngram: 1.50x of plain decoding expected.")
     said = live_state(replace(IDLE, reply=view(stats=mixed)))["reason"]
-    assert said.startswith(f"Speculation: on, mostly by {STATS.drafter}; last ngram: 1.50x")
+    assert said.startswith("Speculation: on, mostly by the draft model; last n-gram lookup: 1.50x")
 
 
 def test_a_failed_load_shows_its_sentence() -> None:
@@ -185,7 +190,7 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 
 def test_the_line_under_a_reply() -> None:
-    assert footer(ROW).startswith("100.0 tok/s · 2.00 × · 75 % accepted · γ 4.0 · draft_model")
+    assert footer(ROW).startswith("100.0 tok/s · 2.00 × · 75 % accepted · γ 4.0 · the draft model")
     assert "without drafting" in footer(OFF) and "×" not in footer(OFF)
     assert " tokens more" in footer({**ROW, "continues_message_id": 3}), "the new part's alone"
     longest = {**ROW, "workload": REWORK, "num_output_tokens": 2048, "ttft_ms": 12_345.0}
@@ -195,11 +200,7 @@ def test_the_line_under_a_reply() -> None:
 def test_off_is_a_state_with_a_code_and_a_remedy() -> None:
     reason = OffReason("no_memory", "The draft needs 0.9 GiB more.", "Shorten the context.")
     state = live_state(replace(IDLE, off=reason, reply=view()))
-    assert state["off"] == {
-        "code": "no_memory",
-        "text": "The draft needs 0.9 GiB more.",
-        "remedy": "Shorten the context.",
-    }
+    assert state["off"] == {"code": "no_memory", "remedy": "Shorten the context."}
     assert state["reason"].startswith("Speculation: off, because the draft needs 0.9 GiB more.")
     assert live_state(IDLE)["off"] is None
 
@@ -236,21 +237,3 @@ def test_one_look_at_the_strip_is_cheap() -> None:
     for _ in range(200):
         json.dumps(live_state(shown))
     assert time.process_time() - started_s < 0.2
-
-
-def test_the_strip_shows_off_with_code_and_remedy_and_a_sparkline(site: Site, visit: Open) -> None:
-    one = visit()
-    one.open()
-    one.send("a slow one, hello there")
-    one.page.wait_for_selector("#ls-spark:not([hidden])")
-    points = one.page.get_attribute("#ls-spark-line", "points").split()
-    assert len(points) >= 2 and "tok/s" in one.text("#ls-spark-label")
-    one.page.evaluate(
-        "() => { window.fetch = async () => new Response(JSON.stringify({phase: 'ready', "
-        "label: 'R', clock: '', waiting: 0, notices: [], reason: 'Speculation: off', off:"
-        "{code: 'does_not_pay', text: 'x', remedy: 'Wait <b>a</b> bit.'}, hardware: 'Found it'})) }"
-    )
-    one.page.wait_for_selector("#ls-off:not([hidden])")
-    assert one.text("#ls-off-code") == "does_not_pay"
-    assert one.text("#ls-off-remedy") == "Wait <b>a</b> bit."
-    assert one.text("#ls-hardware") == "Found it"

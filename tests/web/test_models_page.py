@@ -24,10 +24,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsSite]:
 
 
 @pytest.fixture(scope="module")
-def page(place: ModelsSite, browser: Any) -> Iterator[Any]:
+def page(place: ModelsSite, context: Any) -> Iterator[Any]:
     """The page on its Models tab; every request elsewhere and every console error is a failure."""
     with serving(place.service) as port:
-        context = browser.new_context(viewport={"width": 1200, "height": 900})
         opened = context.new_page()
         wrong: list[str] = []
         opened.on(
@@ -40,8 +39,8 @@ def page(place: ModelsSite, browser: Any) -> Iterator[Any]:
         opened.get_by_role("tab", name="Models").first.click(timeout=WAIT_MS)
         opened.wait_for_selector(CARDS, timeout=WAIT_MS)
         yield opened
+        opened.close()
         assert wrong == []
-        context.close()
 
 
 def row(page: Any, model_id: str, part: str) -> Any:
@@ -64,7 +63,8 @@ def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
     page: Any, place: ModelsSite
 ) -> None:
     text = page.inner_text(CARDS)
-    for word in ("Target", "Drafts", "Licence", "Download", "Gain", "estimate", "disk left"):
+    words = ("Target", "Drafts", "Why", "Licence", "Download", "Gain", "estimate", "disk left")
+    for word in words:
         assert word.lower() in text.lower(), word
     label = page.get_attribute("#ls-models .ls-mbar", "aria-label")
     assert label.startswith("Memory: target ") and "spare" in label

@@ -62,13 +62,15 @@ def test_another_conversation_can_be_read_while_a_reply_is_written(page: Visit, 
     page.send("slow: second conversation")
     page.wait_for("Speculative decoding lets")
     choose(page, "echo first conversation")
+    site.backend.script.round_s = 2.0  # it cannot end meanwhile
     page.page.wait_for_function(
         "() => !document.querySelector('#ls-chat').innerText.includes('Speculative')",
         timeout=WAIT_MS,
     )
-    page.page.wait_for_timeout(400)  # a bubble sent late would be here by then
+    page.page.wait_for_timeout(400)  # a text sent late would be here by then
     assert site.service.current is not None
     assert "Speculative" not in page.text("#ls-chat")
+    site.backend.script.round_s = 0.01
     choose(page, "slow: second conversation")
     page.wait_for("tok/s", "#ls-chat")
     until(lambda: newest(site)["state"] == "complete")  # the log is written by its own thread
@@ -113,14 +115,14 @@ def test_drafters_are_listed_with_their_reasons_and_off_is_named(visit: Open, si
     page = visit()
     page.open("&c=new")
     open_settings(page)
-    page.wait_for("self_quant (not available): a 4-bit copy needs", "#ls-drafter-note")
+    page.wait_for("The quantised copy (not available): a 4-bit copy needs", "#ls-drafter-note")
     page.page.click("#ls-drafter-choice input")
     options = page.page.get_by_role("option").all_inner_texts()
     assert [option.replace("✓", "").strip().split(":")[0] for option in options] == [
         "auto",
         "off",
-        "draft_model",
-        "ngram",
+        "the draft model",
+        "n-gram lookup",
     ]
     page.page.get_by_role("option", name="off: without drafting").click()
     ask(page, "plainly")
@@ -155,3 +157,20 @@ def test_a_fault_is_shown_with_its_remedy_and_the_next_turn_works(page: Visit, s
 def test_the_live_answer_is_plain_json(page: Visit, site: Site) -> None:
     body = page.page.evaluate("async () => (await fetch('/live')).text()")
     assert set(json.loads(body)) >= {"phase", "label", "clock", "speed", "reason", "notices"}
+
+
+def test_the_strip_shows_off_with_its_remedy_and_a_sparkline(visit: Open, site: Site) -> None:
+    one = visit()
+    one.open()
+    one.send("steady: hello there")
+    one.page.wait_for_selector("#ls-spark:not([hidden])")
+    points = one.page.get_attribute("#ls-spark-line", "points").split()
+    assert len(points) >= 2 and "tok/s" in one.text("#ls-spark-label")
+    one.page.evaluate(
+        "() => { window.fetch = async () => new Response(JSON.stringify({phase: 'ready', "
+        "label: 'R', clock: '', waiting: 0, notices: [], reason: 'Speculation: off', off:"
+        "{code: 'does_not_pay', remedy: 'Wait <b>a</b> bit.'}, hardware: 'Found it'})) }"
+    )
+    one.page.wait_for_selector("#ls-off:not([hidden])")
+    assert one.text("#ls-off-remedy") == "Wait <b>a</b> bit."
+    assert one.text("#ls-hardware") == "Found it"

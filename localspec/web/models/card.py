@@ -18,7 +18,8 @@ ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "
     "other programs, and replies may break off. The page and your conversations stay."
 )
-PLAIN = "nothing: the model writes alone"
+NO_DRAFTER = "nothing: the model writes without a drafter"
+OUTSIDE = 'target="_blank" rel="noopener noreferrer"'
 
 
 def button(label: str, act: str, model_id: str = "", off: bool = False, **more: str) -> str:
@@ -33,32 +34,21 @@ def button(label: str, act: str, model_id: str = "", off: bool = False, **more: 
     )
 
 
-def amount(num_bytes: int) -> str:
-    """Memory, as the planner and the drivers count it."""
-    return gib(num_bytes)
-
-
-def disk(num_bytes: int) -> str:
-    """Files, as disks and the hub count them."""
-    return gb(num_bytes)
-
-
 def precision_words(card: Card) -> str:
     return f"{card.plan.precision}, context {card.plan.context_length:,}"
 
 
-def _summary(drafter: str) -> str:
-    return PLAIN if drafter == OFF else REGISTRY[drafter].summary
-
-
 def card_html(card: Card, title: str, fault: DownloadFault | None) -> str:
-    drafter = html.escape(card.plan.draft_name or _summary(card.plan.drafter))
+    plan = card.plan
+    summary = NO_DRAFTER if plan.drafter == OFF else REGISTRY[plan.drafter].summary
+    drafter = html.escape(plan.draft_name or summary)
     refusal = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
     note = f'<p class="ls-mnote">{html.escape(card.model.note)}</p>' if card.model.note else ""
     return (
         f'<div class="ls-mcard"><h3>{html.escape(title)}</h3><dl>'
         f"<dt>Target</dt><dd><b>{html.escape(card.id)}</b>, {precision_words(card)}</dd>"
         f"<dt>Drafts</dt><dd>{drafter}</dd>"
+        f"<dt>Why</dt><dd>{html.escape(plan.reason)}</dd>"
         f"<dt>Licence</dt><dd>{_license_html(card)}</dd>"
         f"<dt>Download</dt><dd>{_download_html(card)}</dd>"
         f"<dt>Gain</dt><dd>{gain_html(card.gain)}</dd></dl>"
@@ -74,7 +64,7 @@ def row_html(card: Card, kind: str, is_loaded: bool = False) -> str:
     need = card.plan.bytes.total - card.plan.bytes.margin
     facts = [
         precision_words(card),
-        f"needs {amount(need)} of memory",
+        f"needs {gib(need)} of memory",
         _size_words(card),
         _license_html(card),
     ]
@@ -96,7 +86,7 @@ def buttons_html(card: Card, is_main: bool = False) -> str:
     if not card.is_here:
         missing = [part for part in card.parts if not part.is_here]
         what = "Download" if len(missing) == len(card.parts) else f"Download {missing[0].id}"
-        label = f"{what} ({_about(card)}{disk(card.download_bytes)})"
+        label = f"{what} ({_about(card)}{gb(card.download_bytes)})"
         made = button(label, "download", card.id, main="1" if is_main else "")
         if is_main and not card.is_exact:
             made += button("Ask for the exact size", "size", card.id)
@@ -111,14 +101,13 @@ def _load_buttons(card: Card) -> str:
 
 
 def fault_html(fault: DownloadFault) -> str:
-    link = ""
-    if fault.page:
-        link = (
-            f' <a href="{html.escape(fault.page)}" target="_blank" rel="noopener noreferrer">'
-            "The model's page</a>"
-        )
     text = html.escape(f"{fault.text} {fault.remedy}")
+    link = " " + _link(fault.page, "The model's page") if fault.page else ""
     return f'<p class="ls-mfault" role="alert">{text}{link}</p>'
+
+
+def _link(address: str, words: str) -> str:
+    return f'<a href="{html.escape(address)}" {OUTSIDE}>{words}</a>'
 
 
 def _license_html(card: Card) -> str:
@@ -126,14 +115,9 @@ def _license_html(card: Card) -> str:
     name = html.escape(offer.license) if offer.license else "licence: see its page"
     address = offer.terms or offer.page
     if address:
-        name = (
-            f'<a href="{html.escape(address)}" target="_blank" rel="noopener noreferrer">{name}</a>'
-        )
+        name = _link(address, name)
     if offer.gated and offer.page:
-        name += (
-            ', <a href="' + html.escape(offer.page) + '" target="_blank" '
-            'rel="noopener noreferrer">terms to accept on its page first</a>'
-        )
+        name += ", " + _link(offer.page, "terms to accept on its page first")
     return name
 
 
@@ -144,8 +128,8 @@ def _about(card: Card) -> str:
 def _size_words(card: Card) -> str:
     if card.is_here:
         held = sum(part.num_bytes for part in card.parts)
-        return f"{disk(held)} on disk" if held else "ships with localspec"
-    return f"{_about(card)}{disk(card.download_bytes)} to fetch"
+        return f"{gb(held)} on disk" if held else "ships with localspec"
+    return f"{_about(card)}{gb(card.download_bytes)} to fetch"
 
 
 def _download_html(card: Card) -> str:
@@ -153,19 +137,19 @@ def _download_html(card: Card) -> str:
         return f"nothing: {_size_words(card)}"
     basis = "exact, asked of the hub" if card.is_exact else "estimate from its shape"
     parts = "; ".join(_part_words(part) for part in card.parts) if len(card.parts) > 1 else ""
-    total = f"<b>{_about(card)}{disk(card.download_bytes)}</b> ({basis})"
+    total = f"<b>{_about(card)}{gb(card.download_bytes)}</b> ({basis})"
     left = card.disk_left_bytes
     if left is None:
         room = "room on the disk unknown"
     elif left < 0:
-        room = f"<b>{disk(-left)} more than the disk has free</b>"
+        room = f"<b>{gb(-left)} more than the disk has free</b>"
     else:
-        room = f"{disk(left)} of disk left"
+        room = f"{gb(left)} of disk left"
     return f"{total}, {room}" + (f'<br><span class="ls-mfine">{parts}</span>' if parts else "")
 
 
 def _part_words(part: Part) -> str:
-    state = "here" if part.is_here else disk(part.num_bytes)
+    state = "here" if part.is_here else gb(part.num_bytes)
     return f"{html.escape(part.id)}: {state}"
 
 
@@ -200,17 +184,17 @@ def bar_html(card: Card) -> str:
     ]
     shown = [(key, name, num) for key, name, num in named if num > 0]
     pieces = "".join(
-        f'<i class="ls-m-{key}" data-grow="{num // 2**20}" title="{name}: {amount(num)}"></i>'
+        f'<i class="ls-m-{key}" data-grow="{num // 2**20}" title="{name}: {gib(num)}"></i>'
         for key, name, num in shown
     )
     legend = "".join(
-        f'<li><i class="ls-m-{key}" aria-hidden="true"></i>{name} <b>{amount(num)}</b></li>'
+        f'<li><i class="ls-m-{key}" aria-hidden="true"></i>{name} <b>{gib(num)}</b></li>'
         for key, name, num in shown
     )
     short = ""
     if spare < 0:
-        short = f'<p class="ls-mfine">{amount(-spare)} more than is free.</p>'
-    said = ", ".join(f"{name} {amount(num)}" for _, name, num in shown)
+        short = f'<p class="ls-mfine">{gib(-spare)} more than is free.</p>'
+    said = ", ".join(f"{name} {gib(num)}" for _, name, num in shown)
     return (
         f'<div class="ls-mbar" role="img" aria-label="Memory: {said}">{pieces}</div>'
         f'<ul class="ls-mlegend">{legend}</ul>{short}'

@@ -1,9 +1,9 @@
 """The controller of the Models tab: what it shows and what its buttons do.
 
 Contract: `view` gives all parts of the tab as HTML; the machine is read again at most every
-READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and returns a sentence
-where there is something to say. Only models that were offered can be named; whether a folder may be
-named is the route's to decide. Only the acts "download", "resume" and "size" use the network.
+READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and may return a
+sentence to show. Only models that were offered can be named; the route decides who may name a
+folder. Only the acts "download", "resume" and "size" use the network.
 
 Not here: HTML (page, card), what is recommended and why (machine.recommend).
 """
@@ -14,11 +14,12 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from localspec.chat import tune_up
+from localspec.backend import Backend
 from localspec.chat.service import ChatService
+from localspec.chat.tune_up import TuneUp, tune_up
 from localspec.config import settings_for
 from localspec.errors import RequestError
 from localspec.machine.catalogue import Catalogue, CatalogueState
@@ -30,16 +31,24 @@ from localspec.web.models import page
 READ_AGAIN_S = 15.0
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DEFAULT_CONTEXT = 8192
-TUNE_UP = "Tune-up: trying a drafter of each kind"
 
 
-@dataclass(frozen=True)
 class Tuning:
-    """The latest tune-up. error: why it ended early, if it failed."""
+    """A tune-up in the service's queue. result: what is measured so far."""
 
-    result: tune_up.TuneUp | None = None
-    is_running: bool = False
-    error: str | None = None
+    def __init__(self, service: ChatService) -> None:
+        self.result: TuneUp | None = None
+        self.task = service.enqueue("Tune-up: trying a drafter of each kind", self._run)
+
+    @property
+    def is_running(self) -> bool:
+        return not self.task.done.is_set()
+
+    def _run(self, backend: Backend, cancel: threading.Event) -> None:
+        tune_up(backend, cancel, self._take)
+
+    def _take(self, result: TuneUp) -> None:
+        self.result = result
 
 
 class ModelsController:
@@ -49,14 +58,13 @@ class ModelsController:
         self.catalogue = catalogue
         self._service = service
         self._lock = threading.Lock()
-        self._look: CatalogueState | None = None
+        self._state: CatalogueState | None = None
         self._read_s = 0.0
         self._seen: object = None
         self._context_length = DEFAULT_CONTEXT
         self._folder: str | None = None
         self._faults: dict[str, DownloadFault] = {}  # of dry runs
-        self._task: Any = None
-        self.tuning = Tuning()
+        self.tuning: Tuning | None = None
         self._acts: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
             "context": self._choose_context,
             "folder": self._choose_folder,
@@ -77,30 +85,29 @@ class ModelsController:
 
     def view(self) -> dict[str, Any]:
         """{"parts": {name: html}}."""
-        look, status = self._machine(), self._service.status()
-        downloads = self.catalogue.downloads.downloads
-        found = look.recommendation
+        state, status, tuning = self._machine(), self._service.status(), self.tuning
+        found = state.recommendation
         parts = {
-            "found": page.found_html(look, CONTEXTS),
+            "found": page.found_html(state, CONTEXTS),
             "loaded": page.loaded_html(status, self._service.options),
-            "first": page.first_html(found, look.hardware.device, self._faults),
+            "first": page.first_html(found, state.hardware.device, self._faults),
             "near": page.near_html(found),
-            "downloads": page.downloads_html(downloads),
+            "downloads": page.downloads_html(self.catalogue.downloads.downloads),
             "here": page.here_html(found, status.description),
-            "folder": page.folder_html(look),
+            "folder": page.folder_html(state),
             "others": page.others_html(found),
             "tune": page.tune_html(
-                self.tuning.result,
-                self.tuning.is_running,
-                self.tuning.error,
+                None if tuning is None else tuning.result,
+                tuning is not None and tuning.is_running,
+                None if tuning is None else tuning.task.error,
                 status.description is not None,
             ),
         }
         return {"parts": parts}
 
     def _machine(self) -> CatalogueState:
-        """What was read of the machine; read again after a while, or when something it depends on
-        changed."""
+        """The machine as it was read last; read again after a while, or when something changed
+        that it depends on."""
         description = self._service.status().description
         done = [
             each.model_id for each in self.catalogue.downloads.downloads if each.state == "done"
@@ -109,11 +116,11 @@ class ModelsController:
         seen = (description and description.target, tuple(done), self._context_length, folder)
         with self._lock:
             is_old = time.monotonic() - self._read_s > READ_AGAIN_S
-            if self._look is None or is_old or seen != self._seen:
+            if self._state is None or is_old or seen != self._seen:
                 freed = self.freed_bytes()
-                self._look = self.catalogue.read(self._context_length, freed, folder)
+                self._state = self.catalogue.read(self._context_length, freed, folder)
                 self._read_s, self._seen = time.monotonic(), seen
-            return self._look
+            return self._state
 
     def freed_bytes(self) -> int:
         """Memory that is freed before another model is loaded, as far as it is known."""
@@ -125,7 +132,7 @@ class ModelsController:
 
     def _read_again(self) -> None:
         with self._lock:
-            self._look = None
+            self._state = None
 
     # what the buttons do
 
@@ -192,7 +199,7 @@ class ModelsController:
             home=(self._service.options or LoadOptions()).home,
         )
         self._service.switch(options)
-        self.tuning = Tuning()
+        self.tuning = None
         draft = card.plan.draft_name
         if draft is not None and not has_draft:
             return f"{draft} is not on this machine, so {card.id} is loaded without it."
@@ -211,29 +218,13 @@ class ModelsController:
                 return card
         raise RequestError(f"{wanted} is not among the models that are offered here.")
 
-    # the tune-up
-
     def _tune(self, said: Mapping[str, Any]) -> None:
-        if self.tuning.is_running:
-            return
-        self.tuning = Tuning(is_running=True)
-
-        def job(backend: Any, cancel: threading.Event) -> None:
-            tune_up.tune_up(backend, cancel, self._take)
-
-        self._task = self._service.enqueue(TUNE_UP, job)
-        threading.Thread(target=self._wait, args=(self._task,), daemon=True).start()
-
-    def _take(self, result: tune_up.TuneUp) -> None:
-        self.tuning = replace(self.tuning, result=result)
-
-    def _wait(self, task: Any) -> None:
-        task.done.wait()
-        self.tuning = replace(self.tuning, is_running=False, error=task.error)
+        if self.tuning is None or not self.tuning.is_running:
+            self.tuning = Tuning(self._service)
 
     def _skip(self, said: Mapping[str, Any]) -> None:
-        if self._task is not None:
-            self._task.cancel.set()
+        if self.tuning is not None:
+            self.tuning.task.cancel.set()
 
 
 def controller_of(service: ChatService) -> ModelsController:

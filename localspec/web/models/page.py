@@ -19,33 +19,28 @@ from localspec.drafters.registry import label_of
 from localspec.machine.catalogue import CatalogueState
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Download, FileProgress, in_words, so_far
+from localspec.machine.hardware import gib
+from localspec.machine.hub_files import gb
 from localspec.machine.recommend import Recommendation
 from localspec.options import LoadOptions
-from localspec.web.models.card import (
-    amount,
-    button,
-    card_html,
-    disk,
-    fault_html,
-    row_html,
-)
+from localspec.web.live import DASH, number
+from localspec.web.models.card import button, card_html, fault_html, row_html
 
-DASH = "–"
 DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
 BUSY = ("loading", "restarting")
 
 
-def found_html(look: CatalogueState, contexts: Sequence[int]) -> str:
+def found_html(state: CatalogueState, contexts: Sequence[int]) -> str:
     """The machine in a line, the disk, and the context to plan for."""
-    free = DASH if look.disk_free_bytes is None else disk(look.disk_free_bytes)
+    free = DASH if state.disk_free_bytes is None else gb(state.disk_free_bytes)
     options = "".join(
-        f'<option value="{each}"{" selected" if each == look.context_length else ""}>'
+        f'<option value="{each}"{" selected" if each == state.context_length else ""}>'
         f"{each:,} tokens</option>"
         for each in contexts
     )
-    notices = "".join(f'<p class="ls-mnote">{html.escape(each)}</p>' for each in look.notices)
+    notices = "".join(f'<p class="ls-mnote">{html.escape(each)}</p>' for each in state.notices)
     return (
-        f'<p class="ls-mfound">{html.escape(look.found)}</p>{notices}'
+        f'<p class="ls-mfound">{html.escape(state.found)}</p>{notices}'
         f'<p class="ls-mline"><span>Disk of the models: {free} free</span>'
         f'<label>Plan for a context of <select data-act="context" data-key="context">{options}'
         "</select></label></p>"
@@ -75,7 +70,7 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     return (
         f'<p class="ls-mline"><span><b>Loaded:</b> {html.escape(loaded.target)}{draft}, '
         f"{html.escape(loaded.dtype)}, context {loaded.context_length:,}, "
-        f"{DASH if held is None else amount(held)} of memory</span>{button('Unload', 'unload')}</p>"
+        f"{gib(held)} of memory</span>{button('Unload', 'unload')}</p>"
     )
 
 
@@ -116,17 +111,17 @@ def others_html(found: Recommendation) -> str:
     )
 
 
-def folder_html(look: CatalogueState) -> str:
+def folder_html(state: CatalogueState) -> str:
     fault = (
-        f'<p class="ls-mfault">{html.escape(look.folder_fault)}</p>' if look.folder_fault else ""
+        f'<p class="ls-mfault">{html.escape(state.folder_fault)}</p>' if state.folder_fault else ""
     )
     return (
         '<form class="ls-mfolder" data-act="folder"><label for="ls-mfolder">A folder with a model '
         f'(config.json and .safetensors)</label><span><input id="ls-mfolder" data-key="folder" '
-        f'name="value" type="text" value="{html.escape(look.folder or "")}" autocomplete="off" '
+        f'name="value" type="text" value="{html.escape(state.folder or "")}" autocomplete="off" '
         f'spellcheck="false"><button type="submit" class="ls-mbtn">Open</button></span></form>'
         f"{fault}"
-        f'<p class="ls-mfine">Models are kept in {html.escape(look.cache_folder)}, where other '
+        f'<p class="ls-mfine">Models are kept in {html.escape(state.cache_folder)}, where other '
         "programs that use the hub find them too.</p>"
     )
 
@@ -169,8 +164,8 @@ def _files_html(each: Download) -> str:
     if not each.files:
         return ""
     rows = "".join(
-        f"<tr><td>{html.escape(file.name)}</td><td>{disk(file.have_bytes)} of "
-        f"{disk(file.num_bytes)}</td><td>{_file_state(file)}</td></tr>"
+        f"<tr><td>{html.escape(file.name)}</td><td>{gb(file.have_bytes)} of "
+        f"{gb(file.num_bytes)}</td><td>{_file_state(file)}</td></tr>"
         for file in sorted(each.files, key=lambda one: -one.num_bytes)
     )
     return (
@@ -224,7 +219,8 @@ def _table(result: TuneUp) -> str:
     columns = [(kind, temperature) for kind in result.kinds for temperature in TEMPERATURES]
     head = "".join(f"<th>{html.escape(kind)}, T {t:g}</th>" for kind, t in columns)
     plain = "".join(
-        f"<td>{_speed(result.tokens_per_second(OFF, kind, t))}</td>" for kind, t in columns
+        f"<td>{number(result.tokens_per_second(OFF, kind, temperature), digits=0)}</td>"
+        for kind, temperature in columns
     )
     rows = "".join(
         f"<tr><th>{html.escape(label_of(drafter))}</th>"
@@ -237,10 +233,6 @@ def _table(result: TuneUp) -> str:
         f'<table class="ls-mtune"><thead><tr><th></th>{head}</tr></thead><tbody>'
         f"<tr><th>without drafting, tokens per second</th>{plain}</tr>{rows}</tbody></table></div>"
     )
-
-
-def _speed(tokens_per_second: float | None) -> str:
-    return DASH if tokens_per_second is None else f"{tokens_per_second:.0f}"
 
 
 def _gain_cell(gain: float | None) -> str:

@@ -19,7 +19,7 @@ from localspec.chat.service import TokenRecord
 from localspec.core import OFF, TARGET
 from localspec.drafters.registry import REGISTRY
 
-Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "earlier", "unknown"]
+Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain"]
 
 # In the order of the legend: name, what it means.
 KINDS: Mapping[Kind, tuple[str, str]] = {
@@ -74,7 +74,6 @@ class ShownRound:
     num_accepted: int
     num_tokens: int
     ms: float | None
-    context_length: int | None
     is_probe: bool
     missed: tuple[Missed, ...] = ()
     num_not_reached: int | None = None
@@ -192,7 +191,6 @@ def _round(
         num_accepted=step["num_accepted_tokens"],
         num_tokens=step["num_output_tokens"],
         ms=None if None in times else sum(times),
-        context_length=step["context_length"],
         is_probe=bool(step["is_probe"]),
         missed=() if drafted is None else _missed(drafted, sources, pieces),
         num_not_reached=None
@@ -204,11 +202,11 @@ def _round(
 def _missed(
     drafted: Sequence[DraftedToken], sources: Sequence[str], pieces: Sequence[str] | None
 ) -> tuple[Missed, ...]:
-    taken = {one.parent: one.text for one in drafted if one.outcome == "accepted"}
+    kept = {one.parent: one.text for one in drafted if one.outcome == "accepted"}
     if sources and sources[-1] == TARGET and pieces is not None:
-        taken.setdefault(_end_of(drafted), pieces[-1])
+        kept.setdefault(_end_of(drafted), pieces[-1])
     return tuple(
-        Missed(one.text, taken.get(one.parent), one.acceptance, one.confidence)
+        Missed(one.text, kept.get(one.parent), one.acceptance, one.confidence)
         for one in drafted
         if one.outcome == "rejected"
     )

@@ -12,11 +12,11 @@ from localspec.chat.audit import describe
 from localspec.chat.distribution import TrialView
 from localspec.chat.race import Lane, RacePhase, RaceView
 from localspec.core import OFF
-from localspec.web.live import DASH, number
+from localspec.drafters.registry import label_of
+from localspec.web.live import DASH, ENDED, number
 
 LANES = {"plain": "Without drafting", "speculative": "With drafting"}
-PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing", "done": ""}
-ENDINGS = {"eos": "done", "length": "max tokens", "stop": "done", "cancelled": "stopped"}
+PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing"}
 IDLE = (
     '<p class="ls-empty">The same prompt is answered twice, one after the other: once without '
     "drafting, once with it. Neither is logged.</p>"
@@ -33,11 +33,13 @@ def race_html(view: RaceView) -> str:
 def _lane(lane: Lane, race_phase: RacePhase) -> str:
     stats = lane.stats
     is_cut = lane.phase != "done" and race_phase in ("failed", "cancelled")
-    phase = _cut_words(lane) if is_cut else PHASES[lane.phase] or _ending(lane)
+    phase = PHASES.get(lane.phase) or ENDED.get(lane.finish_reason or "", "")
+    if is_cut:
+        phase = "did not run" if lane.phase == "waiting" else "stopped"
     name = LANES[lane.name]
     if lane.name == "speculative" and stats is not None and stats.num_steps:
         is_off = stats.drafter == OFF
-        name = f"{name} (nothing drafted)" if is_off else f"Drafted by {stats.drafter}"
+        name = f"{name} (nothing drafted)" if is_off else f"Drafted by {label_of(stats.drafter)}"
     order = "first" if lane.place == 1 else "second"
     verb = "runs" if lane.phase == "waiting" else "ran"
     figures = (
@@ -46,7 +48,7 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
         ("Tokens / s", number(None if stats is None else stats.tokens_per_second)),
         ("First token", number(None if stats is None else stats.ttft_ms, " ms", 0)),
         ("Checks", DASH if stats is None else str(stats.num_steps)),
-        ("Decoding", number(None if stats is None else _decode_ms(stats.decode_ms), " ms", 0)),
+        ("Decoding", number(None if stats is None else stats.decode_ms or None, " ms", 0)),
         ("Energy", number(None if stats is None else stats.energy_joules, " J")),
     )
     cells = "".join(
@@ -64,28 +66,17 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
     )
 
 
-def _cut_words(lane: Lane) -> str:
-    return "did not run" if lane.phase == "waiting" else "stopped"
-
-
-def _ending(lane: Lane) -> str:
-    return ENDINGS.get(lane.finish_reason or "", "")
-
-
-def _decode_ms(milliseconds: float) -> float | None:
-    return milliseconds or None
-
-
 def _verdict(view: RaceView) -> str:
     if view.phase == "failed":
-        return (
-            f'<p class="ls-verdict" data-band="low">{html.escape(view.error or "It failed.")}</p>'
-        )
-    if view.phase == "cancelled":
-        return '<p class="ls-verdict">Stopped.</p>'
-    if view.phase != "done":
-        words = {"waiting": "Waiting for the model.", "warming": "Reading the prompt, for both."}
-        return f'<p class="ls-verdict">{words.get(view.phase, "Running.")}</p>'
+        return _failure(view.error)
+    words = {
+        "waiting": "Waiting for the model.",
+        "warming": "Reading the prompt, for both.",
+        "running": "Running.",
+        "cancelled": "Stopped.",
+    }
+    if view.phase in words:
+        return f'<p class="ls-verdict">{words[view.phase]}</p>'
     parts = []
     if view.gain is not None:
         verb = "as fast as" if view.gain >= 1 else "the speed of"
@@ -94,15 +85,16 @@ def _verdict(view: RaceView) -> str:
             "drafting here; the clocks also count reading the prompt."
         )
     parts.append(_sameness(view))
-    band = "good" if view.is_same else "none" if _is_harmless(view) else "low"
+    is_harmless = view.difference is None or view.difference.is_tie
+    band = "good" if view.is_same else "none" if is_harmless else "low"
     return (
         f'<p class="ls-verdict" data-band="{band}" role="status" id="ls-race-verdict">'
         f"{html.escape(' '.join(parts))}</p>"
     )
 
 
-def _is_harmless(view: RaceView) -> bool:
-    return view.difference is None or view.difference.is_tie
+def _failure(error: str | None) -> str:
+    return f'<p class="ls-verdict" data-band="low">{html.escape(error or "It failed.")}</p>'
 
 
 def _sameness(view: RaceView) -> str:
@@ -119,9 +111,7 @@ def _sameness(view: RaceView) -> str:
 def trial_html(view: TrialView) -> str:
     """The distribution test: how far it is, then what it found."""
     if view.phase == "failed":
-        return (
-            f'<p class="ls-verdict" data-band="low">{html.escape(view.error or "It failed.")}</p>'
-        )
+        return _failure(view.error)
     if view.phase in ("waiting", "running"):
         share = min(1.0, view.seconds / view.limit_s) if view.limit_s else 0.0
         return (

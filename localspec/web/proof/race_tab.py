@@ -1,10 +1,10 @@
 """The Race tab: one prompt with and without drafting, and the distribution test.
 
-Contract: `lay_out` makes the tab in the Tabs that are open, `wire` connects it inside the same
-Blocks. Both run in the service's queue; the page looks at their view a few times a second, and
-leaving the page or pressing Stop ends them. Who goes first alternates from race to race.
+Contract: `add_tab` makes and connects the tab in the Tabs that are open. Both jobs run in the
+service's queue; the page reads their view a few times a second, and leaving the page or pressing
+Stop ends them. The one that runs first alternates from race to race.
 
-Not here: what a race or a test is (chat.race, chat.distribution), how they look (race_html).
+Not here: what a race or a test is (chat.race, chat.distribution), how they are shown (race_html).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 
@@ -21,95 +21,26 @@ from localspec.chat.distribution import DistributionTest
 from localspec.chat.race import Race, race_request
 from localspec.chat.service import ChatService, Task
 from localspec.core import AUTO, OFF, SamplingParams
-from localspec.drafters.registry import REGISTRY
-from localspec.errors import LocalspecError
+from localspec.drafters.registry import REGISTRY, label_of
+from localspec.errors import LocalspecError, RequestError
+from localspec.web.layout import QUIET, html_box
 from localspec.web.proof.race_html import IDLE, race_html, trial_html
 from localspec.web.stats.panels import warning_html
 
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-LOOK_S = 0.15
+POLL_S = 0.15
 SEED = 1
 TRIAL_DRAFT_TOKENS = 4
 NO_DRAFTER = "Nothing can draft here, so there is nothing to compare. The strip above says why."
 NOT_LOADED = "No model is loaded yet. Wait until the strip says Ready."
-
-
-class RacePage(NamedTuple):
-    """The components of the Race tab."""
-
-    tab: gr.Tab
-    prompt: gr.Textbox
-    temperature: gr.Slider
-    max_tokens: gr.Number
-    drafter: gr.Dropdown
-    start: gr.Button
-    stop: gr.Button
-    race: gr.HTML
-    trial_temperature: gr.Slider
-    trial_seconds: gr.Slider
-    trial_start: gr.Button
-    trial_stop: gr.Button
-    trial: gr.HTML
-
-
-def lay_out() -> RacePage:
-    """The tab with all its components, in the Tabs that are open."""
-    with gr.Tab("Race", id="race") as tab:
-        with gr.Row(elem_id="ls-race-form"):
-            prompt = gr.Textbox(
-                value="Explain what speculative decoding is, in three sentences.",
-                label="Prompt for both",
-                lines=2,
-                max_lines=8,
-                scale=3,
-                elem_id="ls-race-prompt",
-            )
-            temperature = gr.Slider(
-                0, 1.5, value=0, step=0.1, label="Temperature", info="0: both must agree.",
-                min_width=190,
-            )  # fmt: skip
-            max_tokens = gr.Number(
-                value=128, minimum=8, maximum=2048, precision=0, label="Max tokens", min_width=110
-            )
-            drafter = gr.Dropdown(
-                [("auto", AUTO)], value=AUTO, label="Who drafts", filterable=False, min_width=150,
-                elem_id="ls-race-drafter",
-            )  # fmt: skip
-        with gr.Row(elem_id="ls-race-buttons", elem_classes="ls-buttons"):
-            start = gr.Button("Start the race", variant="primary", elem_id="ls-race-start")
-            stop = gr.Button("Stop", elem_id="ls-race-stop", interactive=False)
-        race = _html("ls-race", IDLE)
-        _html("ls-trial-head", TRIAL_HEAD)
-        with gr.Row(elem_id="ls-trial-form"):
-            trial_temperature = gr.Slider(
-                0.1, 1.5, value=1.0, step=0.1, label="Temperature of the test", min_width=150
-            )
-            trial_seconds = gr.Slider(
-                5, 120, value=20, step=5, label="Seconds at most", min_width=150
-            )
-        with gr.Row(elem_id="ls-trial-buttons", elem_classes="ls-buttons"):
-            trial_start = gr.Button("Test the distribution", elem_id="ls-trial-start")
-            trial_stop = gr.Button("Stop", elem_id="ls-trial-stop", interactive=False)
-        trial = _html("ls-trial", "")
-    return RacePage(
-        tab, prompt, temperature, max_tokens, drafter, start, stop, race,
-        trial_temperature, trial_seconds, trial_start, trial_stop, trial,
-    )  # fmt: skip
-
-
 TRIAL_HEAD = """<h2 class="ls-heading">Does drafting change what is written?</h2>
 <p class="ls-formula">At temperature 0 a race answers that. For sampled replies this draws many
 short ones with drafting and as many without, and compares how often each token stood where
 (chi-squared, rare tokens pooled, corrected for the number of comparisons).</p>"""
 
 
-def _html(name: str, value: str) -> gr.HTML:
-    return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False)
-
-
 @dataclass
 class Runs:
-    """What runs for the pages of this server. num_races: decides who goes first."""
+    """What runs for the pages of this server. num_races: decides which lane runs first."""
 
     service: ChatService
     num_races: int = 0
@@ -122,15 +53,20 @@ class Runs:
         self.num_races += 1
         return Race(request, is_plain_first=self.num_races % 2 == 1)
 
-    def trial(self, temperature: float, seconds: float, drafter: str) -> DistributionTest | None:
-        """None where nothing can draft. Where no drafter is named it is one that guesses in any
-        text, if there is one; the others guess next to nothing in short ones."""
+    def trial(self, temperature: float, seconds: float, drafter: str) -> DistributionTest:
+        """Where no drafter is named: of one that guesses in any text, if there is one; the others
+        guess next to nothing in short replies. Raises RequestError where nothing can draft."""
         named = self.drafters() if drafter in (AUTO, OFF) else [drafter]
         if not named:
-            return None
+            raise RequestError(NO_DRAFTER)
         tried = min(named, key=lambda name: not REGISTRY[name].always_proposes)
         sampling = SamplingParams(temperature=temperature)
         return DistributionTest(sampling, tried, TRIAL_DRAFT_TOKENS, seconds)
+
+    def require_model(self) -> None:
+        """Raises RequestError before one is loaded."""
+        if self.service.status().description is None:
+            raise RequestError(NOT_LOADED)
 
     def drafters(self) -> list[str]:
         loaded = self.service.status().description
@@ -146,14 +82,14 @@ class Runs:
         """Queue the job and show its view until it is over; closing this ends it."""
         self.stop(page)
         task = self.tasks[page] = self.service.enqueue(name, run)
-        seen = ""
+        shown = ""
         try:
             while not task.done.is_set():
                 now = show()
-                if now != seen:
-                    seen = now
+                if now != shown:
+                    shown = now
                     yield now
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
         finally:
             task.cancel.set()
             if self.tasks.get(page) is task:
@@ -161,18 +97,17 @@ class Runs:
         yield show()
 
 
-def wire(blocks: gr.Blocks, service: ChatService, view: RacePage) -> None:
-    """Connect the buttons."""
+def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
+    """The tab with all its components, connected."""
     runs = Runs(service)
 
-    async def start(
+    async def race(
         request: gr.Request, prompt: str, temperature: float, max_tokens: float, drafter: str
     ) -> AsyncIterator[str]:
-        problem = _problem(service, prompt)
-        if problem is not None:
-            yield warning_html(problem)
-            return
         try:
+            runs.require_model()
+            if not prompt.strip():
+                raise RequestError("Write a prompt first.")
             race = runs.race(prompt, temperature, int(max_tokens or 128), drafter)
         except LocalspecError as error:
             yield warning_html(str(error))
@@ -186,10 +121,11 @@ def wire(blocks: gr.Blocks, service: ChatService, view: RacePage) -> None:
     async def test(
         request: gr.Request, temperature: float, seconds: float, drafter: str
     ) -> AsyncIterator[str]:
-        problem = _problem(service, "any")
-        trial = None if problem else runs.trial(temperature, seconds, drafter)
-        if trial is None:
-            yield warning_html(problem or NO_DRAFTER)
+        try:
+            runs.require_model()
+            trial = runs.trial(temperature, seconds, drafter)
+        except LocalspecError as error:
+            yield warning_html(str(error))
             return
         page = str(request.session_hash)
         shown = runs.follow(
@@ -203,22 +139,67 @@ def wire(blocks: gr.Blocks, service: ChatService, view: RacePage) -> None:
         runs.stop(str(request.session_hash))
 
     def drafters() -> Any:
-        return gr.update(choices=[("auto", AUTO), *((name, name) for name in runs.drafters())])
+        choices = [(label_of(name), name) for name in runs.drafters()]
+        return gr.update(choices=[("auto", AUTO), *choices])
 
-    form = [view.prompt, view.temperature, view.max_tokens, view.drafter]
-    _run(view.start, view.stop, start, form, view.race)
-    trial_form = [view.trial_temperature, view.trial_seconds, view.drafter]
-    _run(view.trial_start, view.trial_stop, test, trial_form, view.trial)
-    for button in (view.stop, view.trial_stop):
-        button.click(stop, None, None, queue=False, **QUIET)
-    view.tab.select(drafters, None, view.drafter, **QUIET)
+    with gr.Tab("Race", id="race") as tab:
+        prompt, temperature, max_tokens, drafter = _race_form()
+        buttons = _buttons("ls-race", "Start the race", "primary")
+        shown = html_box(IDLE, "ls-race")
+        _run(*buttons, race, stop, [prompt, temperature, max_tokens, drafter], shown)
+        html_box(TRIAL_HEAD, "ls-trial-head")
+        trial_form = _trial_form()
+        buttons = _buttons("ls-trial", "Test the distribution", "secondary")
+        _run(*buttons, test, stop, [*trial_form, drafter], html_box("", "ls-trial"))
+    tab.select(drafters, None, drafter, **QUIET)
     blocks.unload(stop)
+
+
+def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.Dropdown]:
+    with gr.Row(elem_id="ls-race-form"):
+        prompt = gr.Textbox(
+            value="Explain what speculative decoding is, in three sentences.",
+            label="Prompt for both",
+            lines=2,
+            max_lines=8,
+            scale=3,
+            elem_id="ls-race-prompt",
+        )
+        temperature = gr.Slider(
+            0, 1.5, value=0, step=0.1, label="Temperature", info="0: both must agree.",
+            min_width=190,
+        )  # fmt: skip
+        max_tokens = gr.Number(
+            value=128, minimum=8, maximum=2048, precision=0, label="Max tokens", min_width=110
+        )
+        drafter = gr.Dropdown(
+            [("auto", AUTO)], value=AUTO, label="Drafter", filterable=False, min_width=150,
+            elem_id="ls-race-drafter",
+        )  # fmt: skip
+    return prompt, temperature, max_tokens, drafter
+
+
+def _trial_form() -> tuple[gr.Slider, gr.Slider]:
+    with gr.Row(elem_id="ls-trial-form"):
+        temperature = gr.Slider(
+            0.1, 1.5, value=1.0, step=0.1, label="Temperature of the test", min_width=150
+        )
+        seconds = gr.Slider(5, 120, value=20, step=5, label="Seconds at most", min_width=150)
+    return temperature, seconds
+
+
+def _buttons(name: str, label: str, variant: Any) -> tuple[gr.Button, gr.Button]:
+    with gr.Row(elem_id=f"{name}-buttons", elem_classes="ls-buttons"):
+        start = gr.Button(label, variant=variant, elem_id=f"{name}-start")
+        stop = gr.Button("Stop", elem_id=f"{name}-stop", interactive=False)
+    return start, stop
 
 
 def _run(
     start: gr.Button,
     stop: gr.Button,
     job: Callable[..., AsyncIterator[str]],
+    end: Callable[..., None],
     form: Sequence[gr.components.Component],
     shown: gr.HTML,
 ) -> None:
@@ -226,9 +207,4 @@ def _run(
     start.click(lambda: gr.Button(interactive=True), None, stop, queue=False, **QUIET)
     running = start.click(job, form, shown, **QUIET)
     running.then(lambda: gr.Button(interactive=False), None, stop, queue=False, **QUIET)
-
-
-def _problem(service: ChatService, prompt: str) -> str | None:
-    if service.status().description is None:
-        return NOT_LOADED
-    return None if prompt.strip() else "Write a prompt first."
+    stop.click(end, None, None, queue=False, **QUIET)

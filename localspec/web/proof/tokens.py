@@ -19,8 +19,16 @@ from typing import Any
 from localspec.backend import Backend
 from localspec.chat import audit
 from localspec.chat.service import ChatService, Task
+from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
-from localspec.web.proof.provenance import KINDS, Provenance, Run, ShownRound, provenance_of
+from localspec.web.proof.provenance import (
+    KINDS,
+    Provenance,
+    Run,
+    ShownRound,
+    ShownToken,
+    provenance_of,
+)
 
 ASK_S = 2.0  # how long the model may be waited for
 MAX_KEPT = 50  # replays
@@ -63,13 +71,14 @@ def _run(run: Run) -> list[Any]:
     return [run.text, [_token(token) for token in run.tokens]]
 
 
-def _token(token: Any) -> list[Any]:
-    return [token.kind, token.round, token.drafter, token.acceptance, token.confidence]
+def _token(token: ShownToken) -> list[Any]:
+    drafter = label_of(token.drafter)
+    return [token.kind, token.round, drafter, token.acceptance, token.confidence]
 
 
 def _round(shown: ShownRound) -> dict[str, Any]:
     return {
-        "drafter": shown.drafter,
+        "drafter": label_of(shown.drafter),
         "drafted": shown.num_drafted,
         "accepted": shown.num_accepted,
         "tokens": shown.num_tokens,

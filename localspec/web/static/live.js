@@ -55,14 +55,13 @@ function startButton() {
   return button;
 }
 
-// "Off" is a state of its own: a code to look up, and what to do about it.
+// Off: the reason says why, this line what to do about it. The code is for style sheets and tests.
 function showOff(off) {
   const line = byId("ls-off");
   if (!line) return;
   line.hidden = !off;
   byId("ls-strip").dataset.off = off ? off.code : "";
   if (!off) return;
-  write("ls-off-code", off.code);
   write("ls-off-remedy", off.remedy);
 }
 

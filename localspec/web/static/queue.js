@@ -8,8 +8,7 @@
 //    nothing, which makes Gradio open a stream; the server has kept the answers.
 // 2. Gradio leaves a stream by aborting its request, also when the page is closed or reloaded, and
 //    then reports the abort as a lost connection. Here a stream that Gradio leaves ends normally.
-import { command } from "./ui.js";
-
+// It imports nothing, so that it is there before Gradio opens its first stream.
 const SETTLE_MS = 60; // Gradio has then seen the end of a stream, or opened the next
 const COMPLETED = '"msg":"process_completed"';
 const EVENT_ID = /"event_id":"([^"]+)"/;
@@ -79,6 +78,6 @@ function streamEnded() {
   setTimeout(() => {
     if (numStreams > 0 || unanswered.size === 0) return;
     unanswered.clear(); // asked for once: an answer that the server has dropped never comes
-    command({ do: "listen" }, { mayRepeat: true });
+    window.dispatchEvent(new CustomEvent("ls-command", { detail: { do: "listen" } }));
   }, SETTLE_MS);
 }

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
-from localspec.web.live import DASH, badge, number, percent
+from localspec.drafters.registry import label_of
+from localspec.web.live import DASH, ENDED, badge, kind_words, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
@@ -46,6 +47,7 @@ class Summary:
     num_output_tokens: int
     tokens_per_second: float | None
     acceptance_rate: float | None
+    draft_share: float | None
     mean_accepted_length: float | None
     mean_num_draft_tokens: float | None
     speedup: float | None
@@ -75,21 +77,18 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     measured = [row for row in rows if row["num_output_tokens"]]
     timed = [row for row in measured if row["plain_decode_ms"] is not None]
     lenient = [row for row in rows if row["exact"] is False]
+    num_output, decode_ms = _sum(measured, "num_output_tokens"), _sum(measured, "decode_ms")
+    num_drafted = _sum(measured, "num_draft_tokens")
+    num_accepted = _sum(measured, "num_accepted_tokens")
+    accepted_a_draft = ratio(num_accepted, _sum(measured, "num_drafts"))
     return Summary(
         num_turns=len(rows),
-        num_output_tokens=_sum(measured, "num_output_tokens"),
-        tokens_per_second=ratio(
-            1000.0 * _sum(measured, "num_output_tokens"), _sum(measured, "decode_ms")
-        ),
-        acceptance_rate=ratio(
-            _sum(measured, "num_accepted_tokens"), _sum(measured, "num_draft_tokens")
-        ),
-        mean_accepted_length=_plus_one(
-            ratio(_sum(measured, "num_accepted_tokens"), _sum(measured, "num_drafts"))
-        ),
-        mean_num_draft_tokens=ratio(
-            _sum(measured, "num_draft_tokens"), _sum(measured, "num_drafts")
-        ),
+        num_output_tokens=num_output,
+        tokens_per_second=ratio(1000.0 * num_output, decode_ms),
+        acceptance_rate=ratio(num_accepted, num_drafted),
+        draft_share=ratio(num_accepted, num_output),
+        mean_accepted_length=None if accepted_a_draft is None else 1.0 + accepted_a_draft,
+        mean_num_draft_tokens=ratio(num_drafted, _sum(measured, "num_drafts")),
         speedup=ratio(_sum(timed, "plain_decode_ms"), _sum(timed, "decode_ms")),
         alpha=reached_acceptance(rounds),
         num_lenient_turns=len(lenient),
@@ -112,10 +111,10 @@ def turn_table(rows: Sequence[Row]) -> list[list[Any]]:
 
 
 def _line(turn: int, row: Row) -> list[Any]:
-    ended = {"cancelled": "stopped", "eos": "done", "length": "max tokens"}
+    drafter, workload, reason = row["drafter"], row["workload"], row["finish_reason"]
     return [
         turn,
-        row["drafter"] or DASH,
+        label_of(drafter) if drafter else DASH,
         number(row["temperature"], digits=2),
         number(row["tokens_per_second"]),
         number(row["speedup"] if row["num_draft_tokens"] else None, " ×", 2),
@@ -125,35 +124,27 @@ def _line(turn: int, row: Row) -> list[Any]:
         number(row["mean_num_draft_tokens"]),
         DASH if row["num_output_tokens"] is None else row["num_output_tokens"],
         number(row["ttft_ms"], " ms", 0),
-        ended.get(row["finish_reason"], row["finish_reason"] or "under way"),
-        row["workload"] or DASH,
+        ENDED.get(reason, "not ended"),
+        kind_words(workload) if workload else DASH,
         DASH if row["exact"] is None else badge(row) or "exact",
     ]
 
 
 def arm(row: Row) -> str:
     """What a turn is compared as: its drafter, lenient turns apart."""
-    return f"{row['drafter']} (lenient)" if row["exact"] is False else str(row["drafter"])
+    return label_of(row["drafter"]) + (" (lenient)" if row["exact"] is False else "")
 
 
-def verdict(acceptance_rate: float | None) -> str:
-    """The band an acceptance rate falls in, with advice."""
+def verdict(acceptance_rate: float | None) -> tuple[str, str]:
+    """The band of an acceptance rate, for colouring, and a sentence about it."""
     if acceptance_rate is None:
-        return "Nothing has been drafted yet, so there is no acceptance rate to judge."
+        return "none", "Nothing has been drafted yet, so there is no acceptance rate to judge."
+    said = f"Acceptance rate {acceptance_rate:.2f}"
     if acceptance_rate >= 0.7:
-        return (
-            f"Acceptance rate {acceptance_rate:.2f}: excellent (0.7 and more). Drafting pays well."
-        )
+        return "excellent", f"{said}: excellent (0.7 and more). Drafting pays well."
     if acceptance_rate >= 0.5:
-        return f"Acceptance rate {acceptance_rate:.2f}: good (0.5 to 0.7)."
-    return f"Acceptance rate {acceptance_rate:.2f}: low (below 0.5). Try another draft, or off."
-
-
-def band(acceptance_rate: float | None) -> str:
-    """The band's name, for colouring."""
-    if acceptance_rate is None:
-        return "none"
-    return "excellent" if acceptance_rate >= 0.7 else "good" if acceptance_rate >= 0.5 else "low"
+        return "good", f"{said}: good (0.5 to 0.7)."
+    return "low", f"{said}: low (below 0.5). Try another draft, or off."
 
 
 @dataclass(frozen=True)
@@ -182,17 +173,16 @@ def _waits(rounds: Sequence[Row]) -> Waits:
         if one["draft_ms"] is not None and one["verify_ms"] is not None
     ]
     tokens = [wait for ms, count in timed for wait in (ms, *[0.0] * (count - 1))[:count]]
-    updates = [ms for ms, _ in timed]
-    return Waits(
-        tuple(percentile(tokens, share) for share in SHARES),
-        tuple(percentile(updates, share) for share in SHARES),
-        len(tokens),
-    )
+    return Waits(_percentiles(tokens), _percentiles([ms for ms, _ in timed]), len(tokens))
+
+
+def _percentiles(ms: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(percentile(ms, share) for share in SHARES)
 
 
 def seconds_saved(rows: Sequence[Row]) -> float | None:
-    """Against what the same tokens would have taken plainly here; negative where drafting lost.
-    None before plain decoding was measured."""
+    """Against the time that the same tokens take here without drafting; negative where drafting
+    lost. None before plain decoding was measured."""
     timed = [
         row["plain_decode_ms"] - row["decode_ms"]
         for row in rows
@@ -203,7 +193,3 @@ def seconds_saved(rows: Sequence[Row]) -> float | None:
 
 def _sum(rows: Sequence[Row], name: str) -> Any:
     return sum(row[name] or 0 for row in rows)
-
-
-def _plus_one(value: float | None) -> float | None:
-    return None if value is None else 1.0 + value

@@ -15,16 +15,17 @@ from statistics import median
 from typing import Any
 
 from localspec.backend import Description
-from localspec.drafters.registry import colour_of
+from localspec.drafters.registry import colour_of, label_of
 from localspec.plots import Axes, Group, Series, bars, lines
-from localspec.speculation import expected_tokens, interpolated
+from localspec.speculation import interpolated
+from localspec.web.live import kind_words
 from localspec.web.stats import figures as stats
 
 Row = Mapping[str, Any]
 MAX_ROUNDS = 300  # of γ over time: the newest
 SHARED = {"temperature": "temperature", "drafter": "drafter", "workload": "kind of text"}
-UNKNOWN = "unknown"
 MAX_DRAFT_TOKENS = 8  # on the axis of the cost curves
+MEASURED_COLOUR = "#dc2626"
 
 Points = Mapping[str, float]  # ms by tokens of context
 
@@ -55,10 +56,13 @@ def make_plots(
 
 def _speed(rows: Sequence[Row]) -> Plot:
     by_arm: dict[str, list[tuple[float, float]]] = {}
+    colours = {}
     for turn, row in enumerate(rows, 1):
         if row["tokens_per_second"] is not None:
-            by_arm.setdefault(stats.arm(row), []).append((float(turn), row["tokens_per_second"]))
-    series = [Series(name, found, colour_of(name), is_line=False) for name, found in by_arm.items()]
+            name = stats.arm(row)
+            by_arm.setdefault(name, []).append((float(turn), row["tokens_per_second"]))
+            colours[name] = None if row["exact"] is False else colour_of(row["drafter"])
+    series = [Series(name, found, colours[name], is_line=False) for name, found in by_arm.items()]
     axes = Axes("Tokens per second by turn", "turn", "tokens per second")
     return Plot("speed-by-turn", lines(axes, series), "One mark for each turn.")
 
@@ -68,51 +72,53 @@ def grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: str(row[field])):
         if row["num_output_tokens"]:
-            label = f"{row[field]:.2f}" if isinstance(row[field], float) else str(row[field] or "")
             lenient = " (lenient)" if row["exact"] is False else ""
-            groups.setdefault(f"{label or UNKNOWN}{lenient}", []).append(row)
+            groups.setdefault(f"{_label(field, row[field])}{lenient}", []).append(row)
     return groups
 
 
+def _label(field: str, value: Any) -> str:
+    if value is None or value == "":
+        return "unknown"
+    if field == "temperature":
+        return f"{value:.2f}"
+    return label_of(value) if field == "drafter" else kind_words(value)
+
+
 def _compared(rows: Sequence[Row], field: str) -> Plot:
-    groups = {
-        label: stats.summarise(members).speedup for label, members in grouped(rows, field).items()
-    }
+    shown = [
+        Group(label, (summary.speedup,))
+        for label, members in grouped(rows, field).items()
+        if (summary := stats.summarise(members)).speedup is not None
+    ]
     axes = Axes(
         f"Speedup by {SHARED[field]}", SHARED[field], "times without drafting",
         line=1.0, line_label="without drafting", y_digits=2,
     )  # fmt: skip
-    shown = [Group(label, (value,)) for label, value in groups.items() if value is not None]
     note = "The time these tokens take here without drafting, divided by the time they took."
     return Plot(f"speedup-by-{field}", bars(axes, ("speedup",), shown), note)
 
 
 def _accepted(rows: Sequence[Row], field: str) -> Plot:
-    shown = []
-    for label, members in grouped(rows, field).items():
-        summary = stats.summarise(members)
-        rate = summary.acceptance_rate
-        share = _ratio(members, "num_accepted_tokens", "num_output_tokens")
-        if rate is not None:
-            shown.append(Group(label, (100 * rate, None if share is None else 100 * share)))
+    shown = [
+        Group(label, (_percent(summary.acceptance_rate), _percent(summary.draft_share)))
+        for label, members in grouped(rows, field).items()
+        if (summary := stats.summarise(members)).acceptance_rate is not None
+    ]
     axes = Axes(f"Acceptance by {SHARED[field]}", SHARED[field], "%", y_top=100)
     note = "Accepted of what was guessed, and how much of the text was guessed."
     names = ("accepted of the guesses", "guessed of the text")
     return Plot(f"acceptance-by-{field}", bars(axes, names, shown), note)
 
 
-def _ratio(rows: Sequence[Row], above: str, below: str) -> float | None:
-    total = sum(row[below] or 0 for row in rows)
-    return sum(row[above] or 0 for row in rows) / total if total else None
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _gamma(rounds: Sequence[Row]) -> Plot:
-    newest = rounds[-MAX_ROUNDS:]
-    first = len(rounds) - len(newest) + 1
-    drafted = [(float(first + n), float(one["num_draft_tokens"])) for n, one in enumerate(newest)]
-    accepted = [
-        (float(first + n), float(one["num_accepted_tokens"])) for n, one in enumerate(newest)
-    ]
+    newest = [*enumerate(rounds, 1)][-MAX_ROUNDS:]
+    drafted = [(float(place), float(one["num_draft_tokens"])) for place, one in newest]
+    accepted = [(float(place), float(one["num_accepted_tokens"])) for place, one in newest]
     is_used = any(value for _, value in drafted)
     series = [Series("γ, guessed", drafted), Series("accepted", accepted)] if is_used else []
     axes = Axes("Draft length γ over time", "round", "tokens in a round")
@@ -140,7 +146,7 @@ def _waits(rows: Sequence[Row], rounds: Sequence[Row]) -> Plot:
 
 
 def usual_context(rows: Sequence[Row]) -> int:
-    """Tokens before the ones decoded, in the middle of these turns."""
+    """Tokens before the one decoded, in the middle of the median turn."""
     known = [
         row["num_prompt_tokens"] + (row["num_output_tokens"] or 0) // 2
         for row in rows
@@ -153,33 +159,30 @@ def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | Non
     context = usual_context(rows)
     curves = cost_curves(None if loaded is None else loaded.calibration, context)
     series = [
-        Series(curve.drafter, [(float(g), ms) for g, ms in enumerate(curve.round_ms)],
-               colour_of(curve.drafter))
+        Series(label_of(curve.drafter), [*enumerate(curve.round_ms)], colour_of(curve.drafter))
         for curve in curves
-    ]  # fmt: skip
+    ]
     axes = Axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", "ms")
     note = "Measured on this machine: one check of γ + 1 tokens and γ steps of the drafter."
     return [Plot("cost-curve", lines(axes, series), note), _break_even(rows, rounds, curves)]
 
 
 def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[CostCurve]) -> Plot:
-    series = []
-    for curve in curves:
-        points = [
-            (float(g), 100 * rate) for g, rate in enumerate(curve.break_even, 1) if rate is not None
-        ]
-        series.append(Series(curve.drafter, points, colour_of(curve.drafter)))
+    series = [
+        Series(label_of(curve.drafter), curve.percents, colour_of(curve.drafter))
+        for curve in curves
+    ]
     measured = stats.summarise([row for row in rows if row["num_draft_tokens"]], rounds)
     if measured.alpha is not None and measured.mean_num_draft_tokens is not None:
         point = (measured.mean_num_draft_tokens, 100 * measured.alpha)
-        series.append(Series("measured", [point], "#dc2626", is_line=False))
+        series.append(Series("measured", [point], MEASURED_COLOUR, is_line=False))
     axes = Axes(
         "Acceptance needed to break even", "draft length γ", "% of guesses checked", y_top=100
     )
     note = (
         "Above its line a drafter gains, below it loses. The mark is what was measured over all "
-        "drafters at the mean γ; α counts the guesses that were checked; one after a wrong "
-        "one never is."
+        "drafters at the mean γ, of the guesses that were checked; one after a wrong guess never "
+        "is."
     )
     return Plot("break-even", lines(axes, series) if curves else "", note)
 
@@ -192,6 +195,13 @@ class CostCurve:
     drafter: str
     round_ms: tuple[float, ...]
     break_even: tuple[float | None, ...]
+
+    @property
+    def percents(self) -> list[tuple[float, float]]:
+        """The points of `break_even` that exist: γ and the share in percent."""
+        return [
+            (float(g), 100 * rate) for g, rate in enumerate(self.break_even, 1) if rate is not None
+        ]
 
 
 def cost_curves(calibration: Mapping[str, Any] | None, context_length: int) -> list[CostCurve]:
@@ -231,7 +241,7 @@ def break_even(cost: float, num_draft_tokens: int) -> float | None:
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        if expected_tokens([middle] * num_draft_tokens, num_draft_tokens) < cost:
+        if stats.expected_length(middle, num_draft_tokens) < cost:
             low = middle
         else:
             high = middle

@@ -28,18 +28,18 @@ def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> 
         f'<span class="ls-value">{value}</span></div>'
         for label, value in tiles
     )
-    alpha = summary.alpha
+    band, verdict = stats.verdict(rate)
     return (
         f'<div class="ls-tiles ls-many">{cells}</div>'
-        f'<p class="ls-verdict" data-band="{stats.band(rate)}">{stats.verdict(rate)}</p>'
+        f'<p class="ls-verdict" data-band="{band}">{verdict}</p>'
         f"{_lenient_html(summary)}"
         '<p class="ls-formula">Mean accepted length, the model\'s own token counted: '
         f'<b id="ls-measured-length">{number(summary.mean_accepted_length, digits=2)}</b> '
         f'measured, <b id="ls-expected-length">{number(summary.expected_length, digits=2)}</b> '
         "by the formula (1 − α<sup>γ+1</sup>) / (1 − α) with "
-        f"α = {number(alpha, digits=2)} and γ = {number(gamma)}. Here α is the share accepted of "
-        "the guesses that were checked (one after a wrong guess never is), so it "
-        "lies above the acceptance rate. The formula takes each guess as independent.</p>"
+        f"α = {number(summary.alpha, digits=2)} and γ = {number(gamma)}. Here α is the share "
+        "accepted of the guesses that were checked (one after a wrong guess never is), so it lies "
+        "above the acceptance rate. The formula takes each guess as independent.</p>"
     )
 
 

@@ -1,7 +1,7 @@
 """The settings: the fields at the side, what they mean as settings of a reply, and presets.
 
-Contract: `Form` holds the fields in the order in which `lay_out` returns them; a field may be
-empty while it is being typed, which means its default. A preset sets some of the fields.
+Contract: `lay_out` returns the fields in the order of `Form`. A field may be empty while it is
+being typed, which means its default. A preset sets some of the fields.
 
 Not here: who listens to the fields (wiring), where presets are kept (chat/journal).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import NamedTuple
 
 import gradio as gr
@@ -18,8 +18,10 @@ import gradio as gr
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, Preset, ReplySettings
 from localspec.core import AUTO, OFF, TOO_LARGE_A_SEED, SamplingParams
+from localspec.drafters.registry import label_of
 from localspec.errors import RequestError
 from localspec.leniency import THRESHOLD
+from localspec.web.live import capital, labelled
 from localspec.workloads import AS_SET, EXACT
 
 LENIENT = "lenient"  # of the checking field: by the rule of its own field
@@ -164,19 +166,20 @@ def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[
 
 
 def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:
-    """The drafters that can be chosen, and a line about each that cannot or why it can."""
+    """The drafters that can be chosen, and a line about each: why it can be used or cannot."""
     choices = [("auto: whatever is fastest", AUTO), ("off: without drafting", OFF)]
     loaded = service.status().description
     if loaded is None:
         if service.drafter not in (AUTO, OFF):  # asked for at the start, not known yet
-            choices.append((service.drafter, service.drafter))
+            choices.append((label_of(service.drafter), service.drafter))
         return choices, "The drafters are known once the model is loaded."
     notes = []
     for drafter in loaded.drafters:
+        label = label_of(drafter.name)
         if drafter.is_available:
-            choices.append((drafter.name, drafter.name))
+            choices.append((label, drafter.name))
         mark = "" if drafter.is_available else " (not available)"
-        notes.append(f"**{drafter.name}**{mark}: {html.escape(drafter.reason)}")
+        notes.append(f"**{capital(label)}**{mark}: {html.escape(labelled(drafter.reason))}")
     return choices, "\n\n".join(notes)
 
 
@@ -210,28 +213,21 @@ def lay_out(choices: Choices) -> FormPage:
         elem_id="ls-drafter-choice",
     )
     drafter_note = gr.Markdown("", elem_id="ls-drafter-note")
-    workload, checking = _checking(choices)
+    made: dict[str, gr.components.Component] = {
+        "system_prompt": system_prompt,
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "drafter": drafter,
+        **_checking(choices),
+    }
     with gr.Accordion("Advanced", open=False):
-        seed, gamma, top_k, min_p, penalty, rule = _advanced()
-    fields = [
-        temperature,
-        top_p,
-        max_tokens,
-        seed,
-        system_prompt,
-        drafter,
-        top_k,
-        min_p,
-        penalty,
-        gamma,
-        workload,
-        checking,
-        rule,
-    ]
-    return FormPage(fields, drafter, drafter_note, system_prompt)
+        made |= _advanced()
+    in_order = [made[field.name] for field in fields(Form)]
+    return FormPage(in_order, drafter, drafter_note, system_prompt)
 
 
-def _checking(choices: Choices) -> tuple[gr.Dropdown, gr.Radio]:
+def _checking(choices: Choices) -> dict[str, gr.components.Component]:
     """The kind of text, and whether lenient checking is wanted."""
     workload = gr.Dropdown(
         choices=list(choices.workloads),
@@ -252,10 +248,10 @@ def _checking(choices: Choices) -> tuple[gr.Dropdown, gr.Radio]:
         f"profile of yours says otherwise.{own if choices.set_lenient else ''}",
         elem_id="ls-checking",
     )
-    return workload, checking
+    return {"workload": workload, "checking": checking}
 
 
-def _advanced() -> tuple[gr.components.Component, ...]:
+def _advanced() -> dict[str, gr.components.Component]:
     seed = gr.Textbox(
         label="Seed",
         info="Repeats a sampled reply, for a fixed drafter and γ only. Empty: another each time.",
@@ -277,4 +273,11 @@ def _advanced() -> tuple[gr.components.Component, ...]:
         info="Used only where checking is lenient.",
         elem_id="ls-lenient-rule",
     )
-    return seed, gamma, top_k, min_p, penalty, rule
+    return {
+        "seed": seed,
+        "fixed_gamma": gamma,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": penalty,
+        "lenient_rule": rule,
+    }

@@ -1,12 +1,11 @@
-"""What the page does with one turn: ask for a reply, follow it, show what came of it.
+"""What the page does with one turn: ask for a reply, follow it, show its end.
 
 A turn takes three steps, each an event of its own: `send` (or its like) begins it, `follow` shows
-the bubble that grows and nothing else, `settle` shows what the log holds in the end. Following
-never blocks a thread and never slows the engine: it looks at the reply's view at most twelve times
-a second. One follower lives per open page. Another conversation chosen or another message sent
-makes it end, while the reply itself goes on; what is shown next waits until its last bubble is
-sent, so that no bubble appears in a conversation that it is not of. When a page is gone, presence
-decides what becomes of its replies.
+the text that grows and nothing else, `settle` shows what the log holds in the end. Following never
+blocks a thread and never slows the engine: it reads the reply's view at most twelve times a second.
+Where another conversation is chosen or another message sent, the page stops following and the reply
+goes on; what is shown next waits until the last text is sent, so that none appears in another
+conversation. When a page is gone, presence decides what becomes of its replies.
 
 Not here: components (layout), messages as Markdown (messages), the list at the side (commands).
 """
@@ -14,13 +13,11 @@ Not here: components (layout), messages as Markdown (messages), the list at the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
+from localspec.chat.service import ChatService, Reply, ReplySettings, clean
 from localspec.errors import ContextOverflow, LocalspecError, RequestError
 from localspec.web.live import counted
 from localspec.web.proof.provenance import lookups
@@ -31,13 +28,10 @@ from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
 
-FIRST_LOOK_S = 0.015  # how often the reply is looked at until its first words
-LOOK_S = 0.085  # and then: 10 to 12 times a second
-CHARACTERS_A_LOOK = 40_000  # a text this long is looked at half as often: its Markdown is dearer
-LEAVE_S = 1.0  # how long a follower is waited for that the browser may have left behind
-SETTLE_S = 1.0  # how long the end of a reply waits for the log, to show what it holds
-
-log = logging.getLogger(__name__)
+FIRST_POLL_S = 0.015  # between two readings of the reply until its first words
+POLL_S = 0.085  # and then: 10 to 12 times a second
+POLL_CHARACTERS = 40_000  # a text this long is read half as often, since its Markdown costs more
+SETTLE_S = 1.0  # how long the end of a reply waits for the log
 
 NOTHING = Extras()
 STILL_WRITING = "A reply is still being written. Stop it, or wait until it is complete."
@@ -66,26 +60,6 @@ class Shown:
     signal: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Follower:
-    """The one that sends a page its growing bubble. is_replaced: the page shows something else.
-    has_left: its last bubble is sent."""
-
-    is_replaced: asyncio.Event = field(default_factory=asyncio.Event)
-    has_left: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def pause(self, seconds: float) -> None:
-        """Until the next look, or until it is replaced."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.is_replaced.wait(), seconds)
-
-    async def replace(self) -> None:
-        """End it, and wait until it has left."""
-        self.is_replaced.set()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.has_left.wait(), LEAVE_S)
-
-
 class Handlers:
     """One for each server; pages are told apart by their session hash."""
 
@@ -94,7 +68,6 @@ class Handlers:
         self.presence = presence or Presence(service.stop)
         self._searches: dict[str, str] = {}
         self._left_out: dict[int, int] = {}
-        self._followers: dict[str, Follower] = {}
 
     # conversations
 
@@ -126,7 +99,7 @@ class Handlers:
 
     async def open(self, page: str, handle: int | None) -> Shown:
         """Show a conversation; `follow` then shows its reply if one is being written."""
-        me = await self._take_over(page)
+        reader = await self.presence.take_over(page)
         try:
             reply = self.service.running(handle) if handle is not None else None
             chat = await asyncio.to_thread(self._chat, handle, reply)
@@ -135,8 +108,7 @@ class Handlers:
         except LocalspecError as error:  # the log cannot be read
             return Shown([], [], None, True, "", is_running=False, warning=str(error))
         if reply is not None:
-            self.presence.remember(page, reply)
-            self.presence.follow(page, me, reply)
+            self.presence.read(page, reader, reply)
         self.presence.arrived(handle)
         return Shown(
             chat,
@@ -214,20 +186,10 @@ class Handlers:
             return Shown(warning=refusal)
         if settings.num_left_out:
             self._left_out[reply.handle] = settings.num_left_out
-        me = await self._take_over(page)
-        self.presence.remember(page, reply)
-        self.presence.follow(page, me, reply)
+        self.presence.read(page, await self.presence.take_over(page), reply)
         chat = await asyncio.to_thread(self._chat, reply.handle, reply)
         history = await asyncio.to_thread(self.history, page, reply.handle)
         return Shown(chat, growing(reply.view), reply.handle, True, history, is_running=True)
-
-    async def _take_over(self, page: str) -> object:
-        """Make the caller the page's only reader, once the follower before has left."""
-        me = self.presence.take_over(page)
-        follower = self._followers.get(page)
-        if follower is not None:
-            await follower.replace()
-        return me
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
         """The form's settings, with what the person decided about an overflow. Raises
@@ -249,69 +211,62 @@ class Handlers:
         self.presence.leave(page)
 
     async def follow(self, page: str) -> AsyncIterator[list[ChatMessage]]:
-        """The growing bubble of the reply that the page reads, until it ends or the page moves
-        on. Yields nothing where the page reads none, or another follower already does."""
-        claimed = self.presence.claim(page)
-        if claimed is None:
+        """The growing text of the reply that the page reads, until it ends or the page moves on.
+        Yields nothing where the page reads none, or where it is followed already."""
+        reader = self.presence.claim(page)
+        if reader is None or reader.reply is None:
             return
-        me, reply = claimed
-        if reply is None:
-            return
-        follower = self._followers[page] = Follower()
-        seen = None
+        reply, shown = reader.reply, None
         try:
-            while not reply.done.is_set() and self.presence.is_follower(page, me):
+            while not reply.done.is_set() and self.presence.is_reading(page, reader):
                 view = reply.view
-                if view is not seen:
-                    seen = view
+                if view is not shown:
+                    shown = view
                     yield growing(view)
-                await follower.pause(_pause_s(len(view.text)))
+                await reader.pause(_pause_s(len(view.text)))
         except (GeneratorExit, asyncio.CancelledError):
             self.presence.leave(page)
             raise
         finally:
-            follower.has_left.set()
-            if self._followers.get(page) is follower:
-                del self._followers[page]
+            reader.leave()
 
     async def settle(self, page: str) -> Shown:
         """The reply that the page followed has ended: show what the log holds of it."""
-        reply = self.presence.finished(page)
-        if reply is None:
+        reader = self.presence.finished(page)
+        if reader is None or reader.reply is None:
             return Shown()
+        reply = reader.reply
         await asyncio.to_thread(self.service.flush, SETTLE_S)
         chat = await asyncio.to_thread(self._chat, reply.handle, None)
         history = await asyncio.to_thread(self.history, page, reply.handle)
-        if self.presence.has_moved_on(page, reply):
+        if not self.presence.is_reading(page, reader):
             return Shown()
         news = {"announce": _ending(reply), "recorded": reply.handle}
         return Shown(chat, [], reply.handle, True, history, is_running=False, signal=news)
 
-    # messages as the chat component takes them
+    # messages for the chat component
 
     def _chat(self, handle: int | None, reply: Reply | None) -> list[ChatMessage]:
         """The messages that stand: without the reply that is still being written."""
-        shown = self.shown(handle) if reply is None else self.service.messages_before(reply)
+        service = self.service
+        shown = service.messages(handle) if reply is None else service.messages_before(reply)
         if not shown:
             return []
-        rows = {row["message_id"]: row for row in self.service.turn_rows(handle)}
+        rows = {row["message_id"]: row for row in service.turn_rows(handle)}
         for message_id, row in rows.items():
             counts = may_be_looked_up(row)
-            row["num_looked_up"] = self.service.num_from(message_id, lookups()) if counts else 0
+            row["num_looked_up"] = service.num_from(message_id, lookups()) if counts else 0
         return chat_messages(shown, rows, is_running=reply is not None)
 
     def _system_prompt(self, handle: int | None) -> str | None:
         prompt = None if handle is None else self.service.system_prompt(handle)
         return None if prompt is None else clean(prompt)
 
-    def shown(self, handle: int | None) -> list[ShownMessage]:
-        return self.service.messages(handle)
-
 
 def _pause_s(num_characters: int) -> float:
     if not num_characters:
-        return FIRST_LOOK_S
-    return LOOK_S * (1 + num_characters / CHARACTERS_A_LOOK)
+        return FIRST_POLL_S
+    return POLL_S * (1 + num_characters / POLL_CHARACTERS)
 
 
 ENDINGS = {

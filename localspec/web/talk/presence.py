@@ -1,38 +1,59 @@
-"""Which pages are open, which replies they asked for, and when a reply has nobody left to read it.
+"""Which pages are open, which reply each reads, and when a reply has nobody left to read it.
 
-Contract: a page that is closed stops the replies it asked for, `grace_s` later, unless another
-page follows them by then. A reload closes the page and opens it again: its request for the page
-names the conversation in its address, arrives before the old page is gone, and makes the replies
-of that conversation wait for it (`Arrivals`, `expect`). Nothing here knows the page's components.
+Contract: a page has one reader at a time. A new one replaces the one before and waits until that
+one has sent its last text. A page that is closed stops the replies it asked for, `grace_s` later,
+unless another page reads them by then. A reload closes the page and opens it again: the request for
+the new page names the conversation in its address, arrives before the old page is gone, and makes
+the replies of that conversation wait for it (`Arrivals`, `expect`). Nothing here knows the page's
+components.
 
-Not here: what a follower shows (handlers), the turn itself (chat/service).
+Not here: what a reader shows (handlers), the turn itself (chat/service).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from urllib.parse import parse_qs
 
 from localspec.chat.service import Reply
 from localspec.web.guard.policy import App, Receive, Scope, Send
 
-GRACE_S = 0.9  # a closed page's reply stops after this: with what noticing takes, within 2 s
-ARRIVAL_S = 20.0  # how long a page that is on its way is waited for
-LOOK_AGAIN_S = 0.5
+GRACE_S = 0.9  # with the time until a closed page is noticed, its reply stops within 2 s
+ARRIVAL_S = 20.0  # how long a page that was requested may take until it opens its conversation
+CHECK_AGAIN_S = 0.5
+LEAVE_S = 1.0  # a browser may have gone without a word, and its reader with it
 
 
-@dataclass(frozen=True)
 class Reader:
-    """What a page reads. me: whoever took the page over last. ended: the reply it read to its
-    end."""
+    """Reads one reply for one page. reply: None while none is being written. is_claimed: its text
+    is being sent. is_settled: the end of the reply was shown."""
 
-    me: object
-    reply: Reply | None
-    is_claimed: bool = False
-    ended: Reply | None = None
+    def __init__(self) -> None:
+        self.reply: Reply | None = None
+        self.is_claimed = False
+        self.is_settled = False
+        self._is_replaced = asyncio.Event()
+        self._has_left = asyncio.Event()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until another reader takes the page over."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_replaced.wait(), seconds)
+
+    def leave(self) -> None:
+        """Its last text is sent."""
+        self._has_left.set()
+
+    async def end(self) -> None:
+        """Make it leave, and wait until it has."""
+        self._is_replaced.set()
+        if self.is_claimed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_left.wait(), LEAVE_S)
 
 
 class Presence:
@@ -43,62 +64,53 @@ class Presence:
         self._grace_s = grace_s
         self._lock = threading.Lock()
         self._readers: dict[str, Reader] = {}
-        self._begun: dict[str, list[Reply]] = {}
+        self._asked_for: dict[str, list[Reply]] = {}
         self._expected: dict[int, float] = {}
 
-    def take_over(self, page: str) -> object:
-        """Make the caller the page's only reader; the one before ends at its next look."""
-        me = object()
+    async def take_over(self, page: str) -> Reader:
+        """A new reader, the page's only one."""
+        reader = Reader()
         with self._lock:
-            self._readers[page] = Reader(me, None)
-        return me
+            before = self._readers.get(page)
+            self._readers[page] = reader
+        if before is not None:
+            await before.end()
+        return reader
 
-    def follow(self, page: str, me: object, reply: Reply) -> None:
-        """Say which reply the page reads."""
+    def read(self, page: str, reader: Reader, reply: Reply) -> None:
+        """The page asked for this reply, or took it over by a reload; the reader reads it."""
+        reader.reply = reply
         with self._lock:
-            if self._is_reader(page, me):
-                self._readers[page] = Reader(me, reply)
+            others = [one for one in self._asked_for.get(page, []) if one is not reply]
+            self._asked_for[page] = [*(one for one in others if not one.done.is_set()), reply]
 
-    def claim(self, page: str) -> tuple[object, Reply | None] | None:
-        """The page's reader and its reply, for the first to ask; None for all after it."""
+    def claim(self, page: str) -> Reader | None:
+        """The page's reader for whoever sends its text; None where nothing is read or somebody
+        sends it already."""
         with self._lock:
             reader = self._readers.get(page)
-            if reader is None or reader.is_claimed:
+            if reader is None or reader.reply is None or reader.is_claimed:
                 return None
-            self._readers[page] = replace(reader, is_claimed=True)
-        return reader.me, reader.reply
+            reader.is_claimed = True
+        return reader
 
-    def finished(self, page: str) -> Reply | None:
-        """The ended reply that the page was reading, once."""
+    def finished(self, page: str) -> Reader | None:
+        """The page's reader once its reply has ended; once for each."""
         with self._lock:
             reader = self._readers.get(page)
-            if reader is None or reader.reply is None or not reader.reply.done.is_set():
+            if reader is None or reader.reply is None or reader.is_settled:
                 return None
-            self._readers[page] = replace(reader, reply=None, ended=reader.reply)
-        return reader.reply
+            if not reader.reply.done.is_set():
+                return None
+            reader.is_settled = True
+        return reader
 
-    def has_moved_on(self, page: str, reply: Reply) -> bool:
-        """Whether the page reads something else than what `finished` gave."""
-        with self._lock:
-            reader = self._readers.get(page)
-            return reader is None or reader.ended is not reply
-
-    def is_follower(self, page: str, me: object) -> bool:
-        with self._lock:
-            return self._is_reader(page, me)
-
-    def _is_reader(self, page: str, me: object) -> bool:
-        reader = self._readers.get(page)
-        return reader is not None and reader.me is me
-
-    def remember(self, page: str, reply: Reply) -> None:
-        """This page asked for this reply, or took it over by a reload."""
-        with self._lock:
-            still_open = [one for one in self._begun.get(page, []) if not one.done.is_set()]
-            self._begun[page] = [*(one for one in still_open if one is not reply), reply]
+    def is_reading(self, page: str, reader: Reader) -> bool:
+        """Whether this is still the page's reader."""
+        return self._readers.get(page) is reader
 
     def expect(self, handle: int) -> None:
-        """A page that will show this conversation is on its way."""
+        """A page that will show this conversation was requested."""
         with self._lock:
             self._expected[handle] = time.monotonic()
 
@@ -108,14 +120,15 @@ class Presence:
                 self._expected.pop(handle, None)
 
     def leave(self, page: str) -> None:
-        """The page was closed or reloaded: its replies stop soon, unless someone takes them."""
+        """The page was closed or reloaded: its replies stop soon, unless another page reads
+        them."""
         with self._lock:
             self._readers.pop(page, None)
-            replies = [one for one in self._begun.pop(page, []) if not one.done.is_set()]
+            replies = [one for one in self._asked_for.pop(page, []) if not one.done.is_set()]
         if replies:
-            self._look_in(self._grace_s, replies)
+            self._decide_in(self._grace_s, replies)
 
-    def _look_in(self, seconds: float, replies: list[Reply]) -> None:
+    def _decide_in(self, seconds: float, replies: list[Reply]) -> None:
         timer = threading.Timer(seconds, self._decide, (replies,))
         timer.daemon = True
         timer.start()
@@ -128,7 +141,7 @@ class Presence:
             if reply not in awaited:
                 self._stop(reply)
         if awaited:
-            self._look_in(LOOK_AGAIN_S, awaited)
+            self._decide_in(CHECK_AGAIN_S, awaited)
 
     def _is_read(self, reply: Reply) -> bool:
         return any(reader.reply is reply for reader in self._readers.values())
@@ -139,7 +152,7 @@ class Presence:
 
 
 class Arrivals:
-    """Tells Presence of every page that is on its way; passes everything on as it is."""
+    """Tells Presence of every page that is requested; passes everything on as it is."""
 
     def __init__(self, app: App, presence: Presence) -> None:
         self._app = app

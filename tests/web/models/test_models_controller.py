@@ -194,12 +194,14 @@ def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     place.service.start()
     wait(lambda: place.service.status().phase == "ready")
     act(controller, "tune")
-    wait(lambda: "Skip the rest" in parts(controller)["tune"] or controller.tuning.result)
-    wait(lambda: not controller.tuning.is_running)
+    tuning = controller.tuning
+    assert tuning is not None
+    wait(lambda: "Skip the rest" in parts(controller)["tune"] or tuning.result)
+    wait(lambda: not tuning.is_running)
     shown = parts(controller)["tune"]
-    assert controller.tuning.result is not None and controller.tuning.result.is_complete
+    assert tuning.result is not None and tuning.result.is_complete
     assert "without drafting, tokens per second" in shown and "Start again" in shown
-    assert "ls-mverdict" in shown and controller.tuning.error is None
+    assert "ls-mverdict" in shown and tuning.task.error is None
 
 
 def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
@@ -209,10 +211,12 @@ def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
     place.service.start()
     wait(lambda: place.service.status().phase == "ready")
     act(controller, "tune")
-    wait(lambda: controller.tuning.result and len(controller.tuning.result.runs) >= 2)
+    tuning = controller.tuning
+    assert tuning is not None
+    wait(lambda: tuning.result and len(tuning.result.runs) >= 2)
     act(controller, "skip")
-    wait(lambda: not controller.tuning.is_running)
-    assert controller.tuning.result is not None and not controller.tuning.result.is_complete
+    wait(lambda: not tuning.is_running)
+    assert tuning.result is not None and not tuning.result.is_complete
     assert "was cancelled after" in parts(controller)["tune"]
 
 

@@ -70,8 +70,8 @@ def test_the_test_takes_the_drafter_asked_for_or_the_first_there_is(site: Site) 
     runs = Runs(site.service)
     assert runs.drafters() == ["draft_model", "ngram"]
     trial = runs.trial(1.0, 5.0, "auto")
-    assert trial is not None and trial.view.drafter == "draft_model"
-    assert trial is not None and "0 replies each, 0 of 5 s" in trial_html(trial.view)
+    assert trial.view.drafter == "draft_model"
+    assert "0 replies each, 0 of 5 s" in trial_html(trial.view)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_on_auto_the_test_takes_a_drafter_with_a_model_or_heads(
     runs = Runs(service)
     monkeypatch.setattr(runs, "drafters", lambda: list(there))
     trial = runs.trial(1.0, 5.0, "auto")
-    assert trial is not None and trial.view.drafter == tried
+    assert trial.view.drafter == tried

@@ -117,7 +117,8 @@ def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatSer
 def test_unavailable_drafters_are_named_but_cannot_be_chosen(service: ChatService) -> None:
     choices, note = drafter_choices(service)
     assert [value for _, value in choices] == ["auto", "off", "draft_model", "ngram"]
-    assert "self_quant** (not available): a 4-bit copy" in note
+    assert [label for label, _ in choices[2:]] == ["the draft model", "n-gram lookup"]
+    assert "**The quantised copy** (not available): a 4-bit copy" in note
 
 
 def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) -> None:
@@ -175,7 +176,7 @@ def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> 
                 await asyncio.sleep(0.2)
                 sent.append("bubble")
 
-        assert (await handlers.send("page", None, "hi", FORM)).is_running
+        assert (await handlers.send("page", None, "steady: hi", FORM)).is_running
         follower = asyncio.create_task(send_bubbles())
         await is_sending.wait()
         await handlers.open("page", None)  # New chat
@@ -249,7 +250,7 @@ def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(service: Ch
     handlers = handlers_of(service)
 
     async def run() -> None:
-        handle = (await handlers.send("first", None, "hi", SLOW)).handle
+        handle = (await handlers.send("first", None, "steady: hi", SLOW)).handle
         await handlers.open("second", handle)
         second = handlers.follow("second")
         await anext(second)
@@ -265,7 +266,7 @@ def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None
     handlers = handlers_of(service)
 
     async def run() -> None:
-        begun = await handlers.send("page", None, "hi", FORM)
+        begun = await handlers.send("page", None, "steady: hi", FORM)
         assert begun.chat is not None and len(begun.chat) == 1 and begun.message == ""
         bubbles = [one async for one in handlers.follow("page")]
         assert len(bubbles) > 2 and all(len(one) <= 1 for one in bubbles)
@@ -319,7 +320,7 @@ def test_pages_are_updated_no_more_than_fifteen_times_a_second(service: ChatServ
     async def run() -> tuple[int, float]:
         loop = asyncio.get_running_loop()
         num_updates, started = 0, loop.time()
-        await handlers.send("page", None, "hi", FORM)
+        await handlers.send("page", None, "steady: hi", FORM)
         async for _ in handlers.follow("page"):
             num_updates += 1
         return num_updates, loop.time() - started
