@@ -11,13 +11,14 @@ Not here: the types of the engine and the drafters (core).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from localspec.arithmetic import ratio
 from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
-from localspec.errors import RequestError
+from localspec.errors import LocalspecError, RequestError
 
 Role = Literal["system", "user", "assistant"]
 LARGEST_FIXED_LENGTH = 64  # γ
@@ -311,3 +312,15 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def chunks_of(
+    backend: Backend, request: Request, cancel: threading.Event
+) -> Generator[Chunk, None, None]:
+    """The chunks of a reply that nobody continues: raises LocalspecError where it failed. Closing
+    it ends the reply."""
+    with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
+        for chunk in chunks:
+            if chunk.error is not None:
+                raise LocalspecError(chunk.error)
+            yield chunk

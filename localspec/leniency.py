@@ -2,7 +2,7 @@
 
 Contract: a `Leniency` is a frozen value of the request (SamplingParams.leniency). With one, replies
 are no longer distributed as the target's own. `parsed` reads the short form of flags and pages,
-`as_text` writes it, `as_data` is what the log keeps. Raises RequestError for a value out of range.
+`as_data` is what the log keeps. Raises RequestError for a value out of range.
 
 Not here: what a rule does with a draft (engine.lenient), which rule a kind of text has (workloads).
 Source: typical acceptance is Medusa's (arXiv 2401.10774), the lenience factor Leviathan et al.'s
@@ -64,18 +64,9 @@ _RULES: Mapping[str, type[Threshold] | type[Typical] | type[Factor]] = {
 }
 
 
-def name_of(rule: Leniency) -> str:
-    return type(rule).__name__.lower()
-
-
-def as_text(rule: Leniency) -> str:
-    """The rule as `parsed` reads it: "threshold:0.75,0.2"."""
-    return f"{name_of(rule)}:{','.join(f'{value:g}' for value in asdict(rule).values())}"
-
-
 def as_data(rule: Leniency) -> dict[str, str | float]:
     """The rule as plain JSON data."""
-    return {"rule": name_of(rule), **asdict(rule)}
+    return {"rule": type(rule).__name__.lower(), **asdict(rule)}
 
 
 def label(num_lenient_tokens: int, num_output_tokens: int) -> str:

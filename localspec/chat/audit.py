@@ -18,11 +18,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.backend import Backend, Candidate, Message, Request
+from localspec.backend import Backend, Candidate, Message, Request, chunks_of
 from localspec.chat.branches import shown_message
 from localspec.chat.turn import prompt_messages
 from localspec.core import OFF, SamplingParams
-from localspec.errors import LocalspecError, StoreError
+from localspec.errors import StoreError
 from localspec.record.store import Store
 
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
@@ -56,16 +56,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A logged greedy turn to be replayed. is_ended: the model ended it itself."""
-
-    messages: tuple[Message, ...]
-    sampling: SamplingParams
-    tokens: tuple[int, ...]
-    is_ended: bool
-
-
-@dataclass(frozen=True)
 class Finding:
     """The result of a replay. num_compared: equal tokens."""
 
@@ -94,7 +84,7 @@ class Replay:
         if self.refusal is None:
             shown = [shown_message(one, {}) for one in self._store.branch(self._message_id)[:-1]]
             messages = prompt_messages(row["system_prompt"] or "", shown)
-            self.finding = replay(backend, recorded(row, messages, found[0]), cancel)
+            self.finding = replay(backend, messages, row, found[0], cancel)
 
 
 def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> str | None:
@@ -129,34 +119,32 @@ def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> st
     return None
 
 
-def recorded(
-    row: Mapping[str, Any], messages: tuple[Message, ...], tokens: Sequence[int]
-) -> Recorded:
-    """The turn of a log row. messages: the conversation that it answered."""
+def replay(
+    backend: Backend,
+    messages: tuple[Message, ...],
+    row: Mapping[str, Any],
+    tokens: Sequence[int],
+    cancel: threading.Event,
+) -> Finding:
+    """Decode a logged turn again without drafting. messages: the conversation that it answered.
+    row: of the turn. tokens: of its reply. Raises LocalspecError when the backend cannot."""
     penalty = row["repetition_penalty"]
     sampling = SamplingParams(repetition_penalty=1.0 if penalty is None else penalty)
-    return Recorded(messages, sampling, tuple(tokens), row["finish_reason"] == "eos")
-
-
-def replay(backend: Backend, turn: Recorded, cancel: threading.Event) -> Finding:
-    """Decode the turn again without drafting. Raises LocalspecError when the backend cannot."""
     # One token more than was written: a reply that now ends later must show.
-    limit = len(turn.tokens) + (1 if turn.is_ended else 0)
-    request = Request(turn.messages, turn.sampling, limit, drafter=OFF)
+    limit = len(tokens) + (1 if row["finish_reason"] == "eos" else 0)
+    request = Request(messages, sampling, limit, drafter=OFF)
     again: list[int] = []
-    with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
+    with closing(chunks_of(backend, request, cancel)) as chunks:
         for chunk in chunks:
-            if chunk.error is not None:
-                raise LocalspecError(chunk.error)
             again += chunk.tokens
-            if turn.tokens[: len(again)] != tuple(again):
+            if list(tokens[: len(again)]) != again:
                 break
-    place = first_difference(turn.tokens, again)
+    place = first_difference(tokens, again)
     if place is None:
         return Finding("identical", len(again))
     if cancel.is_set() and place == len(again):
         return Finding("cancelled", place)
-    found = explain(backend, turn.messages, turn.tokens, again, place)
+    found = explain(backend, messages, tokens, again, place)
     return Finding("tie" if found.is_tie else "differs", place, found)
 
 

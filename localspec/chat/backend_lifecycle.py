@@ -90,10 +90,6 @@ class BackendLifecycle:
         """How long the present phase has lasted."""
         return time.monotonic() - self._since_s
 
-    @property
-    def is_unloaded(self) -> bool:
-        return self.phase == "unloaded"
-
     def enter(self, phase: ServicePhase, phrase: str) -> None:
         self._since_s = time.monotonic()
         self.phase, self.phrase = phase, phrase
@@ -103,6 +99,9 @@ class BackendLifecycle:
     def load(self) -> None:
         """Open the backend, again after a loss, until it is there or has failed."""
         self.enter("loading", "Loading the model")
+        self._open()
+
+    def _open(self) -> None:
         while self.backend is None and self.phase in ("loading", "restarting"):
             self._try_to_open()
 
@@ -161,8 +160,7 @@ class BackendLifecycle:
             self.backend.close()
         self.backend, self.needs_calibration = None, False
         self._count_loss(error)
-        while self.backend is None and self.phase == "restarting":
-            self._try_to_open()
+        self._open()
 
     def _count_loss(self, error: EngineLost) -> None:
         self.losses_in_a_row += 1
@@ -187,10 +185,12 @@ class BackendLifecycle:
     def _remove_lost_notice(self) -> None:
         self.notices = tuple(one for one in self.notices if one != LOST_MEASURING)
 
-    @property
-    def refusal(self) -> str:
-        """The error of a job while nothing is loaded. The page shows the phase beside it."""
-        return NOT_RUNNING if self.losses_in_a_row >= MOST_LOSSES else self.phrase
+    def require(self) -> tuple[Backend, Description]:
+        """What is loaded. Raises LocalspecError, with the reason, while nothing is."""
+        if self.backend is None or self.loaded is None:
+            lost_too_often = self.losses_in_a_row >= MOST_LOSSES
+            raise LocalspecError(NOT_RUNNING if lost_too_often else self.phrase)
+        return self.backend, self.loaded
 
     # what it learns
 

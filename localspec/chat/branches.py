@@ -6,7 +6,6 @@ to the journal. Walks are loops, so a deep conversation needs no deep stack.
 
     follow_up     a new message after the tip
     regenerated   another reply to the last message
-    edited        a sibling of one of the person's messages
     continued     a sibling of the last reply that begins with its text; the old one is then not a
                   branch of its own any more, but keeps its turn with its numbers
 
@@ -21,9 +20,8 @@ from typing import Literal
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.turn import ShownMessage
 from localspec.errors import RequestError
+from localspec.record.rows import STATE_AFTER
 from localspec.record.store import Store, StoredMessage
-
-STATES = {"cancelled": "stopped", "error": "error", "interrupted": "interrupted"}
 
 SiblingGroups = Mapping[int | None, tuple[int, ...]]
 
@@ -34,14 +32,13 @@ def messages_of(
     """The messages of a conversation, root first. until: end with the person's message of this
     turn, on whatever branch it is."""
     tip = until if until is not None else conversation.tip
-    base, turns = _stored_tip(store, conversation), list[PendingTurn]()
-    if tip is not None:
-        base, turns = tip.chain()
+    base, turns = (_stored_tip(store, conversation), []) if tip is None else tip.chain()
     stored_id = conversation.stored_id
     groups = {} if stored_id is None else store.sibling_groups(stored_id)
     shown = [shown_message(message, groups) for message in _path(store, base)]
     for turn in turns:
-        shown.append(_prompt(turn, groups))
+        siblings = _siblings(turn.prompt_id, turn.base_id, groups)
+        shown.append(ShownMessage("user", turn.text, "complete", turn.prompt_id, siblings=siblings))
         if turn is not until:
             shown.append(_reply(turn, groups))
     return shown
@@ -57,7 +54,7 @@ def regenerated(store: Store, conversation: OpenConversation) -> PendingTurn | N
     """None where there is no message of the person's."""
     tip = conversation.tip
     if tip is not None:
-        return PendingTurn(conversation, tip.text, regenerates=tip)
+        return PendingTurn(conversation, tip.text, asked_by=tip.asked_by or tip)
     stored = _path(store, _stored_tip(store, conversation))
     while stored and stored[-1].role == "assistant":
         stored.pop()
@@ -67,21 +64,16 @@ def regenerated(store: Store, conversation: OpenConversation) -> PendingTurn | N
     return PendingTurn(conversation, asked.text, parent_id=asked.parent_id, prompt_id=asked.id)
 
 
-def edited(message: StoredMessage, conversation: OpenConversation, text: str) -> PendingTurn:
-    """message: one of the person's, already stored."""
-    return PendingTurn(conversation, text, parent_id=message.parent_id)
-
-
 def continued(store: Store, conversation: OpenConversation) -> PendingTurn | None:
     """None where there is no message of the person's. Where the last reply is empty, the message
     is answered from the start."""
+    before = conversation.tip
     turn = regenerated(store, conversation)
     if turn is None:
         return None
-    before = conversation.tip
     if before is not None:
         tokens = () if before.end is None else before.end.token_ids
-        turn.begin_with(before.reply_text, (*before.begun_tokens, *tokens), None)
+        turn.begin_with(before.reply_text, (*before.begun_tokens, *tokens), before)
         return turn
     reply = _path(store, _stored_tip(store, conversation))[-1]
     if reply.role == "assistant":
@@ -106,16 +98,11 @@ def shown_message(message: StoredMessage, groups: SiblingGroups) -> ShownMessage
     return ShownMessage(role, message.text, message.state, message.id, siblings=siblings)
 
 
-def _prompt(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
-    siblings = _siblings(turn.prompt_id, turn.base_id, groups)
-    return ShownMessage("user", turn.text, "complete", turn.prompt_id, siblings=siblings)
-
-
 def _reply(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
     message_id = turn.turn.message_id if turn.turn is not None else None
     state, error = "draft", None
     if turn.end is not None:
-        state = STATES.get(turn.end.finish_reason, "complete")
+        state = STATE_AFTER.get(turn.end.finish_reason, "complete")
         error = turn.end.error
     siblings = _siblings(message_id, turn.prompt_id, groups)
     return ShownMessage("assistant", turn.reply_text, state, message_id, error, siblings)

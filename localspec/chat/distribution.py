@@ -16,16 +16,17 @@ Abramowitz and Stegun 26.4.4 and 26.4.5.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.backend import Backend, Message, Request
+from localspec.arithmetic import ratio
+from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.core import OFF, SamplingParams
 from localspec.errors import LocalspecError
 
@@ -102,31 +103,26 @@ class DistributionTest:
         self, sampling: SamplingParams, drafter: str, num_draft_tokens: int, limit_s: float
     ) -> None:
         self._sampling = sampling
-        self._drafter = drafter
         self._num_draft_tokens = num_draft_tokens
-        self._limit_s = limit_s
-        self._counts = {arm: _no_counts() for arm in (OFF, drafter)}
+        self._counts: dict[tuple[str, int, int], Counter[int]] = defaultdict(Counter)
         self._num_tokens = self._num_accepted = 0
         self.view = TrialView(drafter, limit_s=limit_s)
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
         """The job. After a cancel the counts so far are compared."""
-        started_s = time.monotonic()
+        started_s, seeds = time.monotonic(), itertools.count(1)
         self.view = replace(self.view, phase="running")
-        seed = 0
         try:
-            while not cancel.is_set() and time.monotonic() - started_s < self._limit_s:
-                for number, prompt in enumerate(PROMPTS):
-                    for place in range(2 * AT_A_TIME):
-                        seed += 1
-                        arm = self._drafter if place % 2 else OFF
-                        self._draw(backend, cancel, arm, number, prompt, seed)
+            while not cancel.is_set() and time.monotonic() - started_s < self.view.limit_s:
+                for prompt, _ in itertools.product(range(len(PROMPTS)), range(AT_A_TIME)):
+                    for arm in (OFF, self.view.drafter):
+                        self._draw(backend, cancel, arm, prompt, next(seeds))
                 if not cancel.is_set():
                     self.view = replace(
                         self.view,
                         num_replies=self.view.num_replies + AT_A_TIME * len(PROMPTS),
                         seconds=time.monotonic() - started_s,
-                        share_drafted=self._share_drafted(),
+                        share_drafted=ratio(self._num_accepted, self._num_tokens),
                     )
         except LocalspecError as error:
             self.view = replace(self.view, phase="failed", error=str(error))
@@ -139,49 +135,32 @@ class DistributionTest:
         )
 
     def _draw(
-        self,
-        backend: Backend,
-        cancel: threading.Event,
-        arm: str,
-        number: int,
-        prompt: str,
-        seed: int,
+        self, backend: Backend, cancel: threading.Event, arm: str, prompt: int, seed: int
     ) -> None:
         request = Request(
-            (Message("user", prompt),),
+            (Message("user", PROMPTS[prompt]),),
             replace(self._sampling, seed=seed),
             NUM_TOKENS,
             drafter=arm,
             num_draft_tokens=None if arm == OFF else self._num_draft_tokens,
         )
-        tokens: list[int] = []
-        num_accepted = 0
-        with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
-                if chunk.error is not None:
-                    raise LocalspecError(chunk.error)
-                tokens += chunk.tokens
-                num_accepted = chunk.stats.num_accepted_tokens
+        chunks = list(chunks_of(backend, request, cancel))
         if cancel.is_set():  # a reply cut short has no token at the later positions
             return
+        tokens = [token for chunk in chunks for token in chunk.tokens]
         for place in range(NUM_TOKENS):
             found = tokens[place] if place < len(tokens) else ENDED
-            self._counts[arm][number, place][found] += 1
+            self._counts[arm, prompt, place][found] += 1
         if arm != OFF:
             self._num_tokens += len(tokens)
-            self._num_accepted += num_accepted
-
-    def _share_drafted(self) -> float | None:
-        return self._num_accepted / self._num_tokens if self._num_tokens else None
+            self._num_accepted += chunks[-1].stats.num_accepted_tokens
 
     def _compared(self) -> list[Comparison]:
-        plain, drafted = self._counts[OFF], self._counts[self._drafter]
-        return [compare(*key, plain[key], drafted[key]) for key in plain]
-
-
-def _no_counts() -> dict[tuple[int, int], Counter[int]]:
-    places = range(NUM_TOKENS)
-    return {(number, place): Counter() for number in range(len(PROMPTS)) for place in places}
+        counts, drafter = self._counts, self.view.drafter
+        return [
+            compare(prompt, place, counts[OFF, prompt, place], counts[drafter, prompt, place])
+            for prompt, place in itertools.product(range(len(PROMPTS)), range(NUM_TOKENS))
+        ]
 
 
 def compare(
@@ -209,30 +188,23 @@ def pooled(
     a choice by one arm's counts would bias the test."""
     totals = sum(plain.values()), sum(drafted.values())
     share = min(totals) / max(1, sum(totals))
-    pairs = [(plain.get(t, 0), drafted.get(t, 0)) for t in sorted({*plain, *drafted})]
-    common = [pair for pair in pairs if sum(pair) * share >= LEAST_EXPECTED]
-    rare = [pair for pair in pairs if sum(pair) * share < LEAST_EXPECTED]
-    rest = (sum(a for a, _ in rare), sum(b for _, b in rare))
-    if not rare:
-        return common, 0
-    if sum(rest) * share < LEAST_EXPECTED and common:
-        common.sort(key=sum)  # together still too rare: they join the rarest class
-        rest = (rest[0] + common[0][0], rest[1] + common[0][1])
-        return [rest, *common[1:]], len(rare) + 1
-    return [*common, rest], len(rare)
+    pairs = sorted(((plain.get(t, 0), drafted.get(t, 0)) for t in {*plain, *drafted}), key=sum)
+    num_rare = sum(sum(pair) * share < LEAST_EXPECTED for pair in pairs)
+    if not num_rare:
+        return pairs, 0
+    num_rest = sum(sum(pair) for pair in pairs[:num_rare])
+    if num_rest * share < LEAST_EXPECTED and num_rare < len(pairs):
+        num_rare += 1  # together still too rare: they join the rarest class
+    rest = (sum(a for a, _ in pairs[:num_rare]), sum(b for _, b in pairs[:num_rare]))
+    return [*pairs[num_rare:], rest], num_rare
 
 
 def corrected(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """With Holm's correction for the number of tests."""
-    tested = sorted(
-        (one for one in found if one.p_value is not None), key=lambda one: one.p_value or 0.0
-    )
-    adjusted: dict[tuple[int, int], float] = {}
-    highest = 0.0
-    for rank, one in enumerate(tested):
-        highest = max(highest, min(1.0, (len(tested) - rank) * (one.p_value or 0.0)))
-        adjusted[one.prompt, one.place] = highest
-    return tuple(replace(one, holm=adjusted.get((one.prompt, one.place))) for one in found)
+    tested = sorted(one.p_value for one in found if one.p_value is not None)
+    scaled = (min(1.0, (len(tested) - rank) * p) for rank, p in enumerate(tested))
+    holm = dict[float | None, float](zip(tested, itertools.accumulate(scaled, max), strict=True))
+    return tuple(replace(one, holm=holm.get(one.p_value)) for one in found)
 
 
 def chi_squared_survival(statistic: float, degrees: int) -> float:

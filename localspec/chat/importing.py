@@ -12,23 +12,68 @@ Not here: storing (record.conversations).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from localspec.backend import Role
-from localspec.chat.journal import title_line
-from localspec.chat.turn import title_of
+from localspec.chat.turn import title_line, title_of
 from localspec.errors import RequestError
 from localspec.record.conversations import ImportedConversation, ImportedMessage
 from localspec.record.export import EXPORT_VERSION
 
 MAX_BYTES = 64_000_000
-STATES = ("complete", "stopped", "error", "interrupted")
+ROLES = ("user", "assistant")
+STATES = ("complete", "stopped", "error", "interrupted", "draft")
 REMEDY = "Choose a file that localspec exported as JSONL."
 
-Table = dict[str, Any]
+
+@dataclass(frozen=True)
+class _Table:
+    """A JSON object of the file. where: its place, for messages."""
+
+    where: str
+    values: dict[str, Any]
+
+    def number(self, name: str) -> int:
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(f'no number under "{name}"')
+        return value
+
+    def number_or_none(self, name: str) -> int | None:
+        return None if self.values.get(name) is None else self.number(name)
+
+    def text(self, name: str) -> str:
+        value = self.values.get(name)
+        if not isinstance(value, str):
+            raise self.wrong(f'no text under "{name}"')
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        value = self.values.get(name)
+        return value if isinstance(value, str) else None
+
+    def choice(self, name: str, known: Sequence[str]) -> Any:
+        value = self.values.get(name)
+        if not isinstance(value, str) or value not in known:
+            raise self.wrong(f'none of {", ".join(known)} under "{name}"')
+        return value
+
+    def time(self) -> str | None:
+        value = self.values.get("created_at_utc")
+        if value is None:
+            return None
+        try:
+            return datetime.fromisoformat(str(value)).isoformat(timespec="milliseconds")
+        except ValueError:
+            raise self.wrong('no time under "created_at_utc"') from None
+
+    def wrong(self, what: str) -> RequestError:
+        of_import = "" if self.where == "The file" else " of the import"
+        return RequestError(
+            f"{self.where}{of_import} has {what}, so nothing was imported. {REMEDY}"
+        )
 
 
 @dataclass
@@ -36,8 +81,7 @@ class _Draft:
     """A conversation while the file is read. messages: with their parents, by number in the file.
     continued: numbers of the replies that another one continues."""
 
-    where: str
-    table: Table
+    table: _Table
     messages: dict[int, tuple[int | None, ImportedMessage]] = field(default_factory=dict)
     continued: set[int] = field(default_factory=set)
     system_prompt: str | None = None
@@ -55,63 +99,102 @@ def read_conversations(data: bytes) -> list[ImportedConversation]:
     except UnicodeDecodeError:
         raise RequestError(f"The file is not a text in UTF-8. {REMEDY}") from None
     tables = list(_tables(text))
-    if any("type" in table for _, table in tables):
+    if any("type" in table.values for table in tables):
         found = [_finished(draft) for draft in _drafts(tables) if draft.messages]
     else:
-        found = [_plain(where, table) for where, table in tables]
+        found = [_plain(table) for table in tables]
     if not found:
         raise RequestError(f"The file holds no conversation with a message. {REMEDY}")
     return found
 
 
+def _tables(text: str) -> Iterator[_Table]:
+    """Every object of the file: a single one, a list, or one a line."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield _read(f"Line {number}", line)
+        return
+    if isinstance(whole, list):
+        for number, item in enumerate(whole, 1):
+            yield _checked(f"Item {number}", item)
+    else:
+        yield _checked("The file", whole)
+
+
+def _read(where: str, line: str) -> _Table:
+    try:
+        return _checked(where, json.loads(line))
+    except (ValueError, RecursionError):
+        raise _Table(where, {}).wrong("no JSON, or JSON that is cut off") from None
+
+
+def _checked(where: str, item: object) -> _Table:
+    if not isinstance(item, dict):
+        raise _Table(where, {}).wrong("something other than a JSON object")
+    return _Table(where, item)
+
+
+def _title(named: str | None, messages: list[ImportedMessage]) -> str:
+    return title_line(named or "") or title_of(messages[0].text) or "Imported"
+
+
 # our own JSONL
 
 
-def _drafts(tables: Iterable[tuple[str, Table]]) -> list[_Draft]:
+def _drafts(tables: Iterable[_Table]) -> list[_Draft]:
     drafts = dict[int, _Draft]()
-    for where, table in tables:
-        kind = table.get("type")
-        if kind == "export":
-            _refuse_newer(where, table)
-        elif kind == "conversation":
-            number = _number(where, table, "id")
+    for table in tables:
+        kind = table.values.get("type")
+        if kind == "export" and (version := table.number("version")) > EXPORT_VERSION:
+            raise RequestError(
+                f"The file was written by a newer localspec (version {version} of the format, this "
+                f"one reads {EXPORT_VERSION}). Update localspec, then import it again."
+            )
+        if kind == "conversation":
+            number = table.number("id")
             if number in drafts:
-                raise _wrong(where, f"a second conversation {number}")
-            drafts[number] = _Draft(where, table)
+                raise table.wrong(f"a second conversation {number}")
+            drafts[number] = _Draft(table)
         elif kind in ("message", "turn"):
-            draft = drafts.get(_number(where, table, "conversation_id"))
+            draft = drafts.get(table.number("conversation_id"))
             if draft is None:
-                raise _wrong(where, f"a {kind} of a conversation that is not in the file")
-            (_add_message if kind == "message" else _add_turn)(draft, where, table)
+                raise table.wrong(f"a {kind} of a conversation that is not in the file")
+            (_add_message if kind == "message" else _add_turn)(draft, table)
     return list(drafts.values())
 
 
-def _add_message(draft: _Draft, where: str, table: Table) -> None:
-    number, parent = _number(where, table, "id"), _number_or_none(where, table, "parent_id")
+def _add_message(draft: _Draft, table: _Table) -> None:
+    number, parent = table.number("id"), table.number_or_none("parent_id")
     if number in draft.messages or (parent is not None and parent not in draft.messages):
-        raise _wrong(where, "a message whose number or place in the conversation is not right")
-    state = _choice(where, table, "state", (*STATES, "draft"))
-    message = ImportedMessage(
-        parent=None,
-        role=_role(_choice(where, table, "role", ("user", "assistant"))),
-        text=_text(where, table, "text"),
-        state="interrupted" if state == "draft" else state,  # type: ignore[arg-type]
-        created_at_utc=_time(where, table),
+        raise table.wrong("a message whose number or place in the conversation is not right")
+    state = table.choice("state", STATES)
+    draft.messages[number] = (
+        parent,
+        ImportedMessage(
+            parent=None,
+            role=table.choice("role", ROLES),
+            text=table.text("text"),
+            state="interrupted" if state == "draft" else state,
+            created_at_utc=table.time(),
+        ),
     )
-    draft.messages[number] = parent, message
 
 
-def _add_turn(draft: _Draft, where: str, table: Table) -> None:
+def _add_turn(draft: _Draft, table: _Table) -> None:
     """Only what belongs to the conversation."""
-    if table.get("continues_message_id") is not None:
-        draft.continued.add(_number(where, table, "continues_message_id"))
-    if isinstance(table.get("system_prompt"), str):
-        draft.system_prompt = table["system_prompt"]
+    if table.values.get("continues_message_id") is not None:
+        draft.continued.add(table.number("continues_message_id"))
+    prompt = table.text_or_none("system_prompt")
+    draft.system_prompt = draft.system_prompt if prompt is None else prompt
 
 
 def _finished(draft: _Draft) -> ImportedConversation:
+    table = draft.table
     parents = {parent for parent, _ in draft.messages.values()}
-    tip = _number_or_none(draft.where, draft.table, "tip_message_id")
+    tip = table.number_or_none("tip_message_id")
     beginnings = {one for one in draft.continued if one not in parents and one != tip}
     kept = [number for number in draft.messages if number not in beginnings]
     places = {number: place for place, number in enumerate(kept)}
@@ -119,138 +202,45 @@ def _finished(draft: _Draft) -> ImportedConversation:
     for number in kept:
         parent, message = draft.messages[number]
         messages.append(replace(message, parent=None if parent is None else places[parent]))
-    prompt = draft.table.get("system_prompt")
+    prompt = table.text_or_none("system_prompt")
     return ImportedConversation(
-        title=title_line(_text(draft.where, draft.table, "title")) or _title(messages),
+        title=_title(table.text("title"), messages),
         messages=tuple(messages),
         tip=None if tip is None else places.get(tip),
-        system_prompt=prompt if isinstance(prompt, str) else draft.system_prompt,
-        is_pinned=draft.table.get("is_pinned") is True,
-        created_at_utc=_time(draft.where, draft.table),
+        system_prompt=draft.system_prompt if prompt is None else prompt,
+        is_pinned=table.values.get("is_pinned") is True,
+        created_at_utc=table.time(),
     )
-
-
-def _refuse_newer(where: str, table: Table) -> None:
-    version = _number(where, table, "version")
-    if version > EXPORT_VERSION:
-        raise RequestError(
-            f"The file was written by a newer localspec (version {version} of the format, this one "
-            f"reads {EXPORT_VERSION}). Update localspec, then import it again."
-        )
 
 
 # other programs' JSON
 
 
-def _plain(where: str, table: Table) -> ImportedConversation:
-    turns = table.get("messages")
+def _plain(table: _Table) -> ImportedConversation:
+    turns = table.values.get("messages")
     if not isinstance(turns, list) or not turns:
-        raise _wrong(where, 'no "messages"')
-    prompt: str | None = None
-    messages = list[ImportedMessage]()
-    for place, turn in enumerate(turns, 1):
-        at = f"{where}, message {place}"
-        if not isinstance(turn, dict):
-            raise _wrong(at, "something other than an object")
-        role = _choice(at, turn, "role", ("system", "user", "assistant"))
-        text = _content(at, turn)
+        raise table.wrong('no "messages"')
+    prompts, messages = list[str](), list[ImportedMessage]()
+    for place, item in enumerate(turns, 1):
+        turn = _checked(f"{table.where}, message {place}", item)
+        role, text = turn.choice("role", ("system", *ROLES)), _content(turn)
         if role == "system":
-            prompt = text if prompt is None else f"{prompt}\n\n{text}"
-            continue
-        parent = len(messages) - 1 if messages else None
-        messages.append(ImportedMessage(parent, _role(role), text, "complete"))
+            prompts.append(text)
+        else:
+            parent = len(messages) - 1 if messages else None
+            messages.append(ImportedMessage(parent, role, text, "complete"))
     if not messages:
-        raise _wrong(where, "a system prompt and no message")
-    title = table.get("title")
-    named = title_line(title) if isinstance(title, str) else ""
-    return ImportedConversation(named or _title(messages), tuple(messages), system_prompt=prompt)
+        raise table.wrong("a system prompt and no message")
+    title = _title(table.text_or_none("title"), messages)
+    return ImportedConversation(
+        title, tuple(messages), system_prompt="\n\n".join(prompts) if prompts else None
+    )
 
 
-def _content(where: str, turn: Table) -> str:
+def _content(turn: _Table) -> str:
     """The text, also where it is a list of parts."""
-    content = turn.get("content")
+    content = turn.values.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(part for part in parts if isinstance(part, str))
-    if not isinstance(content, str):
-        raise _wrong(where, 'no text under "content"')
-    return content
-
-
-def _role(name: str) -> Role:
-    return "user" if name == "user" else "assistant"
-
-
-def _title(messages: list[ImportedMessage]) -> str:
-    return title_of(messages[0].text) or "Imported"
-
-
-# JSON
-
-
-def _tables(text: str) -> Iterator[tuple[str, Table]]:
-    """Every object of the file with its place: a single one, a list, or one a line."""
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        yield from _lines(text)
-        return
-    for place, item in enumerate(whole if isinstance(whole, list) else [whole], 1):
-        where = f"Item {place}" if isinstance(whole, list) else "The file"
-        yield where, _object(where, item)
-
-
-def _lines(text: str) -> Iterator[tuple[str, Table]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            where = f"Line {number}"
-            try:
-                yield where, _object(where, json.loads(line))
-            except (ValueError, RecursionError):
-                raise _wrong(where, "no JSON, or JSON that is cut off") from None
-
-
-def _object(where: str, item: object) -> Table:
-    if not isinstance(item, dict):
-        raise _wrong(where, "something other than a JSON object")
-    return item
-
-
-def _number(where: str, table: Table, name: str) -> int:
-    value = table.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(where, f'no number under "{name}"')
-    return value
-
-
-def _number_or_none(where: str, table: Table, name: str) -> int | None:
-    return None if table.get(name) is None else _number(where, table, name)
-
-
-def _text(where: str, table: Table, name: str) -> str:
-    value = table.get(name)
-    if not isinstance(value, str):
-        raise _wrong(where, f'no text under "{name}"')
-    return value
-
-
-def _choice(where: str, table: Table, name: str, known: tuple[str, ...]) -> str:
-    value = table.get(name)
-    if not isinstance(value, str) or value not in known:
-        raise _wrong(where, f'none of {", ".join(known)} under "{name}"')
-    return value
-
-
-def _time(where: str, table: Table) -> str | None:
-    value = table.get("created_at_utc")
-    if value is None:
-        return None
-    try:
-        return datetime.fromisoformat(str(value)).isoformat(timespec="milliseconds")
-    except ValueError:
-        raise _wrong(where, 'no time under "created_at_utc"') from None
-
-
-def _wrong(where: str, what: str) -> RequestError:
-    of_import = "" if where == "The file" else " of the import"
-    return RequestError(f"{where}{of_import} has {what}, so nothing was imported. {REMEDY}")
+        return "".join(part for part in parts if isinstance(part, str))
+    return turn.text("content")

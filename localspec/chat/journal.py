@@ -11,9 +11,9 @@ Not here: a turn as the page sees it (turn), the tables (record.store).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -22,39 +22,33 @@ from functools import partial
 from typing import Any
 
 from localspec.errors import StoreError
+from localspec.record.conversations import ConversationList
 from localspec.record.store import ContinuedReply, SessionInfo, Store, Turn, TurnEnd, TurnSettings
 
 RETRY_S = 2.0
 COMMIT_WAIT_S = 8.0  # longer than the store's own wait for a lock, so that its answer is known
-MAX_TITLE_LENGTH = 200
-CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 
-Change = Callable[[Store, int], None]  # of a stored conversation, by its id
+Change = Callable[[ConversationList, int], None]  # of a stored conversation, by its id
 
 log = logging.getLogger(__name__)
 
 
-def title_line(text: str) -> str:
-    """A title as one line of text without control characters."""
-    kept = (
-        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
-    )
-    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
-
-
 @dataclass
 class OpenConversation:
-    """A conversation of this process. pending: its turns not yet wholly stored, oldest first.
-    tip: the turn at the end of the branch in use, None where the store knows it. changes: to be
-    made once it is stored."""
+    """A conversation of this process. handle: 0 until its first turn is added, then negative where
+    the store gave no id yet. tip: the turn at the end of the branch in use, None where the store
+    knows it. changes: to be made once it is stored."""
 
     handle: int
     title: str
     stored_id: int | None = None
-    pending: list[PendingTurn] = field(default_factory=list)
     tip: PendingTurn | None = None
     is_deleted: bool = False
     changes: list[Change] = field(default_factory=list)
+
+    def is_named(self, handle: int) -> bool:
+        """A page may still use the negative handle of a conversation that is stored by now."""
+        return handle in (self.handle, self.stored_id)
 
 
 @dataclass
@@ -63,8 +57,9 @@ class PendingTurn:
 
     after: the turn before it, where that one is not stored yet; otherwise parent_id is known.
     prompt_id: the person's stored message; set from the start for another reply to it.
-    regenerates: the unstored turn whose message gets another reply.
-    begun_text, begun_tokens, continues_id: of the reply that this one continues (`begin_with`).
+    asked_by: the unstored turn whose message gets another reply.
+    continued: the reply that this one continues, by its turn where that is not stored yet, else by
+    its message's id; begun_text, begun_tokens: its text, and its ids as far as they are known.
     """
 
     conversation: OpenConversation
@@ -72,22 +67,21 @@ class PendingTurn:
     parent_id: int | None = None
     after: PendingTurn | None = None
     prompt_id: int | None = None
-    regenerates: PendingTurn | None = None
+    asked_by: PendingTurn | None = None
     settings: TurnSettings | None = None
     turn: Turn | None = None
     reply_text: str = ""
     begun_text: str = ""
     begun_tokens: tuple[int, ...] = ()
-    continues_id: int | None = None
+    continued: PendingTurn | int | None = None
     end: TurnEnd | None = None
     is_stored: bool = False
 
-    def begin_with(self, text: str, tokens: Sequence[int], message_id: int | None) -> None:
-        """Continue this reply. tokens: its ids, none where they are not known. message_id: None
-        for the reply of the unstored turn in `regenerates`."""
+    def begin_with(self, text: str, tokens: Sequence[int], continued: PendingTurn | int) -> None:
+        """Continue this reply."""
         # Half a character at its end is generated again, and whole.
         self.reply_text = self.begun_text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        self.begun_tokens, self.continues_id = tuple(tokens), message_id
+        self.begun_tokens, self.continued = tuple(tokens), continued
 
     def advance(self, store: Store, session_id: Callable[[], int]) -> None:
         """Write what is due and not yet written. Raises StoreError; may be called again.
@@ -101,7 +95,7 @@ class PendingTurn:
         if conversation.stored_id is None:
             conversation.stored_id = store.create_conversation(conversation.title)
         while conversation.changes:
-            conversation.changes[0](store, conversation.stored_id)
+            conversation.changes[0](store.conversation_list, conversation.stored_id)
             conversation.changes.pop(0)
         if self.prompt_id is None:
             self.prompt_id = self._store_prompt(store, conversation.stored_id)
@@ -118,40 +112,32 @@ class PendingTurn:
             self.is_stored = True
 
     def _store_prompt(self, store: Store, conversation_id: int) -> int:
-        if self.regenerates is not None:
-            assert self.regenerates.prompt_id is not None, "turns are written in order"
-            return self.regenerates.prompt_id
+        if self.asked_by is not None:
+            assert self.asked_by.prompt_id is not None, "turns are written in order"
+            return self.asked_by.prompt_id
         return store.add_user_message(conversation_id, self.base_id, self.text)
 
     def _continued_reply(self) -> ContinuedReply | None:
         if not self.begun_text:
             return None
-        before = self.regenerates.turn if self.regenerates is not None else None
-        message_id = before.message_id if before is not None else self.continues_id
-        assert message_id is not None, "turns are written in order"
-        return ContinuedReply(message_id, self.begun_text)
+        found = self.continued
+        if isinstance(found, PendingTurn):
+            found = None if found.turn is None else found.turn.message_id
+        assert found is not None, "turns are written in order"
+        return ContinuedReply(found, self.begun_text)
 
     def chain(self) -> tuple[int | None, list[PendingTurn]]:
         """The stored message that the first pending turn follows, and the turns up to this one."""
-        chain, at = [self], self
-        while True:
-            at = at._first()
-            if at.after is None:
-                return at.parent_id, chain[::-1]
-            at = at.after
-            chain.append(at)
-
-    def _first(self) -> PendingTurn:
-        """The turn that asked what this one answers."""
-        at = self
-        while at.regenerates is not None:
-            at = at.regenerates
-        return at
+        chain, first = [self], self.asked_by or self
+        while first.after is not None:
+            chain.append(first.after)
+            first = first.after.asked_by or first.after
+        return first.parent_id, chain[::-1]
 
     @property
     def base_id(self) -> int | None:
         """The stored message that the person's message follows, None for the first."""
-        first = self._first()
+        first = self.asked_by or self
         return first.parent_id if first.after is None else first.after.tip_id
 
     @property
@@ -170,6 +156,7 @@ class Journal:
         self._session_info = session_info
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._lock = threading.Lock()
+        self._handles = itertools.count(-1, -1)
         self._conversations: dict[int, OpenConversation] = {}
         self._pending: list[PendingTurn] = []
         self._checkpoint: Future[None] | None = None
@@ -182,7 +169,7 @@ class Journal:
         """What is not recorded at this moment, and why; None when everything is."""
         if self._failure is None:
             return None
-        num_waiting = len([turn for turn in self._pending if not turn.is_stored])
+        num_waiting = len(self._pending)
         turns, they = ("turn is", "it is") if num_waiting == 1 else ("turns are", "they are")
         return (
             f"The chat goes on, but {num_waiting} {turns} not recorded yet: {self._failure} "
@@ -195,39 +182,36 @@ class Journal:
         """A positive handle is a stored conversation's id."""
         with self._lock:
             for one in self._conversations.values():
-                if handle in (one.handle, one.stored_id):
+                if one.is_named(handle):
                     return one
-            assert handle > 0, "a negative handle comes from new_conversation only"
+            assert handle > 0, "a negative handle comes from a turn that was added"
             found = self._conversations[handle] = OpenConversation(handle, "", stored_id=handle)
             return found
-
-    def new_conversation(self, title: str) -> OpenConversation:
-        """A conversation that is stored with its first message."""
-        with self._lock:
-            handle = min(self._conversations, default=0)
-            made = OpenConversation(min(handle, 0) - 1, title)
-            self._conversations[made.handle] = made
-            return made
 
     def unstored_conversations(self) -> list[OpenConversation]:
         with self._lock:
             found = list(self._conversations.values())
         return [one for one in found if one.stored_id is None and not one.is_deleted]
 
-    def change(self, conversation: OpenConversation, act: Change) -> None:
+    def change(self, handle: int, act: Change) -> OpenConversation:
         """Change a stored conversation now; another one when it is stored. Raises StoreError."""
+        conversation = self.conversation(handle)
         if conversation.stored_id is None:
             conversation.changes.append(act)
         else:
-            act(self._store, conversation.stored_id)
+            act(self._store.conversation_list, conversation.stored_id)
+        return conversation
 
     # writing
 
     def add(self, turn: PendingTurn) -> None:
         """Take a new turn, and commit the person's message before returning if possible."""
+        conversation = turn.conversation
         with self._lock:
-            turn.conversation.pending.append(turn)
-            turn.conversation.tip = turn
+            if not conversation.handle:
+                conversation.handle = next(self._handles)
+                self._conversations[conversation.handle] = conversation
+            conversation.tip = turn
             self._pending.append(turn)
         try:
             self._writer.submit(self._write_pending).result(COMMIT_WAIT_S)
@@ -238,18 +222,14 @@ class Journal:
         """Write what changed on pending turns (their settings or their end), soon."""
         self._submit(self._write_pending)
 
-    def checkpoint(self, turn: PendingTurn, text: str) -> None:
+    def checkpoint(self, turn: PendingTurn) -> None:
         """Keep the growing reply; skipped while an earlier checkpoint is under way."""
         if self._checkpoint is None or self._checkpoint.done():
-            self._checkpoint = self._submit(lambda: self._write_checkpoint(turn, text))
+            self._checkpoint = self._submit(partial(self._write_checkpoint, turn, turn.reply_text))
 
     def save_state(self, key: str, state: dict[str, Any]) -> None:
         """Keep the controller's state, soon. Without it the next start measures again."""
-
-        def save() -> None:
-            self._guard(lambda: self._store.save_state(key, state))
-
-        self._submit(save)
+        self._submit(lambda: self._guard(lambda: self._store.save_state(key, state)))
 
     def purge(self) -> None:
         """Take deleted conversations off the disk, soon; a failure waits for the next start."""
@@ -282,7 +262,7 @@ class Journal:
 
     # the writer thread
 
-    def _submit(self, work: Callable[[], None]) -> Future[None] | None:
+    def _submit(self, work: Callable[[], object]) -> Future[Any] | None:
         try:
             return self._writer.submit(work)
         except RuntimeError:  # the writer was shut down: the program is ending
@@ -296,12 +276,10 @@ class Journal:
                 self._retry_later()
                 return
             if turn.is_stored:
-                conversation = turn.conversation
                 with self._lock:
                     self._pending.remove(turn)
-                    conversation.pending.remove(turn)
-                    if conversation.tip is turn:
-                        conversation.tip = None
+                    if turn.conversation.tip is turn:
+                        turn.conversation.tip = None
         self._failure = None
 
     def _guard(self, write: Callable[[], None]) -> bool:

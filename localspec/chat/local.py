@@ -2,7 +2,8 @@
 
 Contract: backend.Backend. Renders and tokenises the conversation, refuses one that does not fit
 before the first chunk, turns rounds of tokens into text without half characters, ends at stop
-strings, and keeps the turn's statistics. One turn at a time; the caller makes sure of it.
+strings, and keeps the turn's statistics. When memory runs out it unloads the drafters. One turn at
+a time; the caller makes sure of it.
 
 Not here: decoding (engine), storage and queueing (service), loading (load).
 """
@@ -29,20 +30,24 @@ from localspec.backend import (
     TurnStats,
 )
 from localspec.chat import off_reasons
-from localspec.chat.out_of_memory import TurnFault, fault_of, unloaded_statuses, without_weights
+from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import AUTO, OFF, Policy, Round, Sequence, Step
-from localspec.errors import ContextOverflow, EngineLost, LocalspecError, RequestError
+from localspec.core import AUTO, OFF, Policy, Round, SamplingParams, Sequence, Step
+from localspec.errors import (
+    ContextOverflow,
+    EngineLost,
+    LocalspecError,
+    NumericsError,
+    RequestError,
+)
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.controller import Controller
     from localspec.engine.engine import Engine
     from localspec.forward.graphs import Capturing
 
-
-def _no_counter() -> float | None:
-    return None
+UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Loaded:
     other_states: Mapping[str, Any]  # learnt on other combinations; saved again unchanged
     notices: tuple[str, ...] = ()
     captures: tuple[Capturing, ...] = ()  # forwards that can be captured in idle time
-    joules: Callable[[], float | None] = _no_counter
+    joules: Callable[[], float | None] = lambda: None
     return_memory: Callable[[], object] = gc.collect
 
 
@@ -78,8 +83,9 @@ class LocalBackend:
         self._texts = TokenTexts(loaded.template)
 
     def describe(self) -> Description:
-        loaded = self.loaded
+        loaded, target = self.loaded, self._engine.target
         costs = self._controller.costs
+        captured = dict.fromkeys(each.notice for each in loaded.captures if each.notice is not None)
         return Description(
             target=loaded.target,
             draft=loaded.draft,
@@ -87,10 +93,10 @@ class LocalBackend:
             dtype=loaded.dtype,
             context_length=loaded.context_length,
             drafters=loaded.statuses,
-            target_bytes=self._engine.target.weight_bytes,
-            kv_bytes=self._engine.target.cache.kv_bytes,
+            target_bytes=target.weight_bytes,
+            kv_bytes=target.cache.kv_bytes,
             calibration=costs.snapshot() if costs.is_measured else None,
-            notices=(*loaded.notices, *_capture_notices(loaded)),
+            notices=(*loaded.notices, *captured),
         )
 
     def is_alive(self) -> bool:
@@ -113,13 +119,27 @@ class LocalBackend:
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
     ) -> tuple[Candidate, ...]:
-        from localspec.engine.candidates import best_next
-
+        """See backend.Backend. What the cache holds of the text is used as it stands: after a plain
+        replay these are the logits that the replay chose by, but for the last token's own forward.
+        The cache is left as after a turn. Raises NumericsError for logits that are NaN."""
         prompt = (*self.loaded.template.render(messages), *tokens)
         if len(prompt) > self.loaded.context_length:
             raise ContextOverflow(len(prompt), 0, self.loaded.context_length)
-        found = best_next(self._engine, prompt, count)
-        return tuple(Candidate(one.token, self._texts.of(one.token), *one[1:]) for one in found)
+        engine, target = self._engine, self._engine.target
+        engine.prefill(engine.start(prompt, SamplingParams(), 1, frozenset()), threading.Event())
+        logits = target.forward([prompt[-1]])[0].float()  # [V]
+        target.cache.reuse(list(prompt[:-1]))
+        if logits.isnan().any():
+            raise NumericsError(
+                "The model returned values that are not numbers here, so its candidates cannot be "
+                "compared. Load it with --dtype float32."
+            )
+        best = logits.topk(min(count, len(logits)))
+        chances = logits.softmax(dim=-1)[best.indices]
+        found = zip(best.indices.tolist(), best.values.tolist(), chances.tolist(), strict=True)
+        return tuple(
+            Candidate(token, self._texts.of(token), logit, chance) for token, logit, chance in found
+        )
 
     def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
         return self._texts.pieces(tokens)
@@ -142,8 +162,7 @@ class LocalBackend:
         return is_free and self._controller.lacks_costs(request.sampling)
 
     def snapshot(self) -> dict[str, Any]:
-        own = {self.loaded.identity: self._controller.snapshot()}
-        return {**self.loaded.other_states, **own}
+        return {**self.loaded.other_states, self.loaded.identity: self._controller.snapshot()}
 
     def close(self) -> None:
         self._engine.target.cache.rollback(0)
@@ -151,21 +170,19 @@ class LocalBackend:
     def _refuse_unknown_drafter(self, name: str) -> None:
         if name in (AUTO, OFF) or name in self._engine.drafters:
             return
-        known: Mapping[str, DrafterStatus] = {s.name: s for s in self.loaded.statuses}
+        known = {status.name: status for status in self.loaded.statuses}
         if name in known:
             raise RequestError(f"{name} is not available: {known[name].reason}")
         raise RequestError(
             f"There is no drafter called {name!r}. Choose one of: {', '.join((AUTO, OFF, *known))}."
         )
 
+    # one turn
+
     def _turn(
-        self,
-        request: Request,
-        start: Start,
-        text: ReplyText,
-        cancel: threading.Event,
+        self, request: Request, start: Start, text: ReplyText, cancel: threading.Event
     ) -> Iterator[Chunk]:
-        started, joules = perf_counter(), self.loaded.joules()
+        started_s, joules = perf_counter(), self.loaded.joules()
         sequence = self._engine.start(
             start.prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
         )
@@ -187,52 +204,16 @@ class LocalBackend:
                 num_reused_tokens=prefilled.num_reused_tokens,
                 prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy, cancel),
             )
-            for chunk in self._rounds(request, policy, text, sequence, stats, started, cancel):
-                if chunk.phase == "done":
-                    chunk = replace(chunk, stats=self._with_energy(chunk.stats, joules))
+            for chunk in self._rounds(request, policy, text, sequence, stats, started_s, cancel):
                 stats = chunk.stats
                 yield chunk
+            rest, reason = text.flush(), sequence.finish_reason or "cancelled"
+            stats = self._with_energy(stats, joules)
+            yield Chunk("done", stats, rest, finish_reason="stop" if text.is_stopped else reason)
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)
         if fault is not None:  # only now: a traceback holds every tensor of its frames
             yield self._failed(fault, stats, text.flush())
-
-    def _failed(self, fault: TurnFault, stats: TurnStats, rest: str) -> Chunk:
-        """The last chunk of a turn that failed. Raises EngineLost."""
-        if fault.kind == "device":
-            raise EngineLost(fault.message)
-        if fault.kind == "other":
-            return Chunk("done", stats, rest, finish_reason="error", error=fault.message)
-        freed = self._free_drafters()
-        error = f"{fault.message} What was written is kept. {freed or ''}".rstrip()
-        return Chunk(
-            "done", stats, rest, finish_reason="error", error=error, is_relieved=freed is not None
-        )
-
-    def _free_drafters(self) -> str | None:
-        """Free the memory of the drafters. What was freed, as a sentence; None where they held
-        none."""
-        kept = without_weights(self._engine.drafters)
-        dropped = {n: each for n, each in self._engine.drafters.items() if n not in kept}
-        if not dropped:
-            self.loaded.return_memory()
-            return None
-        names, target = ", ".join(dropped), cast("object", self._engine.target)
-        freed = f"To free memory, these drafters were unloaded: {names}. Send the next message."
-        self._engine.drafters = self._controller.drafters = kept
-        dropped.clear()
-        captures = tuple(each for each in self.loaded.captures if each is target)
-        if not captures:  # a captured forward still writes to them
-            self._engine.target.cache.features = None  # only heads read them
-        self.loaded = replace(
-            self.loaded,
-            statuses=unloaded_statuses(self.loaded.statuses, kept),
-            draft=None,
-            notices=(*self.loaded.notices, f"Memory ran out. {freed}"),
-            captures=captures,
-        )
-        self.loaded.return_memory()
-        return freed
 
     def _rounds(
         self,
@@ -241,18 +222,25 @@ class LocalBackend:
         reply: ReplyText,
         sequence: Sequence,
         stats: TurnStats,
-        started: float,
+        started_s: float,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         with closing(self._engine.decode(sequence, policy, cancel)) as rounds:
             for found in rounds:
                 text, lengths = reply.push(found.tokens)
                 cut = _shortened(found, len(lengths))
-                # Plain decoding needs a step for the end-of-text token too, which is no output.
-                is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
-                num_steps = cut.step.num_output_tokens + (1 if is_ended else 0)
+                stats = stats.plus(cut.step)
+                if stats.ttft_ms is None and cut.tokens:
+                    stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started_s))
+                if cut.reason and (cut.step.num_draft_tokens or not stats.num_drafts):
+                    stats = replace(stats, reason=cut.reason)
                 plain_ms = self._controller.plain_ms(sequence, cut.step.context_length)
-                stats = _counted(stats, cut, started, plain_ms, num_steps)
+                if plain_ms is not None:
+                    # Plain decoding needs a step for the end-of-text token too, no output token.
+                    is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
+                    num_steps = cut.step.num_output_tokens + (1 if is_ended else 0)
+                    before_ms = stats.plain_decode_ms or 0.0
+                    stats = replace(stats, plain_decode_ms=before_ms + plain_ms * num_steps)
                 if not found.step.num_draft_tokens:
                     stats = replace(stats, off=self._why_off(request, found) or stats.off)
                 yield Chunk(
@@ -267,8 +255,6 @@ class LocalBackend:
                 )
                 if reply.is_stopped:
                     break
-        rest, reason = reply.flush(), sequence.finish_reason or "cancelled"
-        yield Chunk("done", stats, rest, finish_reason="stop" if reply.is_stopped else reason)
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
         chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
@@ -280,6 +266,56 @@ class LocalBackend:
         if joules is None or joules_before is None:
             return stats
         return replace(stats, energy_joules=joules - joules_before)
+
+    # when memory runs out
+
+    def _failed(self, fault: TurnFault, stats: TurnStats, rest: str) -> Chunk:
+        """The last chunk of a turn that failed. Raises EngineLost."""
+        if fault.kind == "device":
+            raise EngineLost(fault.message)
+        error, is_relieved = fault.message, None
+        if fault.kind == "memory":
+            freed = self._free_drafters()
+            error = f"{error} What was written is kept. {freed or ''}".rstrip()
+            is_relieved = freed is not None
+        return Chunk(
+            "done", stats, rest, finish_reason="error", error=error, is_relieved=is_relieved
+        )
+
+    def _free_drafters(self) -> str | None:
+        """Free the memory of the drafters that hold some beside the target's. What was freed, as a
+        sentence; None where they held none."""
+        drafters, target = self._engine.drafters, self._engine.target
+        names = [name for name, drafter in drafters.items() if drafter.memory_bytes]
+        if names:
+            self._engine.drafters = self._controller.drafters = {
+                name: drafter for name, drafter in drafters.items() if name not in names
+            }
+            captures = self.loaded.captures
+            captures = tuple(each for each in captures if each is cast("object", target))
+            if not captures:  # a captured forward still writes to them
+                target.cache.features = None  # only heads read them
+            freed = (
+                f"To free memory, these drafters were unloaded: {', '.join(names)}. Send the next "
+                "message."
+            )
+            self.loaded = replace(
+                self.loaded,
+                statuses=tuple(
+                    _unloaded(status) if status.name in names else status
+                    for status in self.loaded.statuses
+                ),
+                draft=None,
+                notices=(*self.loaded.notices, f"Memory ran out. {freed}"),
+                captures=captures,
+            )
+        del drafters  # they hold the memory that is returned now
+        self.loaded.return_memory()
+        return freed if names else None
+
+
+def _unloaded(status: DrafterStatus) -> DrafterStatus:
+    return replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")
 
 
 def _shortened(found: Round, count: int) -> Round:
@@ -295,23 +331,3 @@ def _shortened(found: Round, count: int) -> Round:
     )
     tokens, provenance = found.tokens[:count], found.provenance[:count]
     return replace(found, tokens=tokens, provenance=provenance, step=step, lenient=lenient)
-
-
-def _capture_notices(loaded: Loaded) -> tuple[str, ...]:
-    found = (each.notice for each in loaded.captures)
-    return tuple(dict.fromkeys(notice for notice in found if notice is not None))
-
-
-def _counted(
-    stats: TurnStats, found: Round, started: float, plain_ms: float | None, num_steps: int
-) -> TurnStats:
-    """The turn's statistics with one more round. plain_ms: one step of plain decoding at this
-    context. num_steps: the steps that plain decoding would have needed."""
-    stats = stats.plus(found.step)
-    if stats.ttft_ms is None and found.tokens:
-        stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started))
-    if found.reason and (found.step.num_draft_tokens or not stats.num_drafts):
-        stats = replace(stats, reason=found.reason)
-    if plain_ms is None:
-        return stats
-    return replace(stats, plain_decode_ms=(stats.plain_decode_ms or 0.0) + plain_ms * num_steps)

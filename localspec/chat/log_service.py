@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from localspec.chat.audit import Replay
-from localspec.chat.journal import COMMIT_WAIT_S, Journal, title_line
-from localspec.chat.turn import clean
+from localspec.chat.journal import COMMIT_WAIT_S, Journal
+from localspec.chat.turn import clean, title_line
 from localspec.engine.measured import measurements
 from localspec.errors import RequestError, StoreError
-from localspec.record.conversations import ConversationRow
+from localspec.record.conversations import ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export
 from localspec.record.store import STATE_KEY, Preset, SessionInfo, Store
@@ -62,39 +62,32 @@ class LogService:
         title = title_line(title)
         if not any(sign.isprintable() and not sign.isspace() for sign in title):
             raise RequestError("A title needs a visible character. The old title stays.")
-        conversation = self.journal.conversation(handle)
-        conversation.title = title
-        self.journal.change(
-            conversation, lambda store, stored_id: store.conversation_list.rename(stored_id, title)
+        conversation = self.journal.change(
+            handle, lambda conversations, stored_id: conversations.rename(stored_id, title)
         )
+        conversation.title = title
 
     def pin(self, handle: int, is_pinned: bool) -> None:
         self.journal.change(
-            self.journal.conversation(handle),
-            lambda store, stored_id: store.conversation_list.pin(stored_id, is_pinned),
+            handle, lambda conversations, stored_id: conversations.pin(stored_id, is_pinned)
         )
 
     def delete(self, handle: int) -> None:
         """Remove it from every list, until `restore` or, at the next start, for good."""
-        conversation = self.journal.conversation(handle)
-        self.journal.change(
-            conversation, lambda store, stored_id: store.conversation_list.delete(stored_id)
-        )
+        conversation = self.journal.change(handle, ConversationList.delete)
         conversation.is_deleted = True
 
     def restore(self, handle: int) -> None:
         """Undo `delete`. Raises StoreError where it is deleted for good."""
-        conversation = self.journal.conversation(handle)
-        self.journal.change(
-            conversation, lambda store, stored_id: store.conversation_list.restore(stored_id)
-        )
+        conversation = self.journal.change(handle, ConversationList.restore)
         conversation.is_deleted = False
 
     def system_prompt(self, handle: int) -> str:
         """That of the conversation's latest turn."""
         conversation = self.journal.conversation(handle)
-        if conversation.tip is not None and conversation.tip.settings is not None:
-            return conversation.tip.settings.system_prompt or ""
+        tip = conversation.tip  # read once: the journal's thread takes it away when it is stored
+        if tip is not None and tip.settings is not None:
+            return tip.settings.system_prompt or ""
         stored_id = conversation.stored_id
         found = None if stored_id is None else self.store.conversation(stored_id)
         return "" if found is None else found.system_prompt or ""
@@ -194,14 +187,3 @@ class LogService:
         """Write what is in scope to `out`. Raises StoreError."""
         self.journal.flush()
         export(self.store, scope, format, out)
-
-
-__all__ = [
-    "ConversationRow",
-    "Format",
-    "LogService",
-    "Preset",
-    "ReplyRecord",
-    "Scope",
-    "TokenRecord",
-]

@@ -7,73 +7,55 @@ Not here: the decision itself (engine.controller).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from localspec.backend import Description, DrafterStatus, OffReason, TurnStats
+from localspec.backend import Description, DrafterStatus, OffCode, OffReason, TurnStats
 from localspec.core import OFF
 from localspec.engine.reasons import NOTHING_TO_PROPOSE
 
 SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
 WAIT = "Wait a moment: it is measured while no reply is being written."
 LONGER_CHAT = "It is tried again automatically as the chat continues."
+# Code: sentence, "" where the caller knows a more exact one, and remedy.
+REASONS: Mapping[OffCode, tuple[str, str]] = {
+    "does_not_pay": ("", LONGER_CHAT),
+    "no_room": (
+        "The reply was over before anything could be drafted.",
+        "Nothing needs doing: longer replies are drafted.",
+    ),
+    "nothing_to_propose": ("No drafter has anything to propose for this text.", LONGER_CHAT),
+    "no_memory": ("", "Close other programs, shorten the context, or choose a smaller model."),
+    "no_draft": ("", "Choose a draft model for it."),
+    "incompatible_vocabulary": ("", "Choose a draft of the same family as the model."),
+    "measuring": (
+        "This machine has not been measured yet, so it is not known whether drafting is faster.",
+        WAIT,
+    ),
+    "engine_restarted": (
+        "The engine was started again and has not measured this machine yet.",
+        WAIT,
+    ),
+}
 
 
 def off_now(
     loaded: Description | None, stats: TurnStats | None, was_lost: bool, is_over: bool = True
 ) -> OffReason | None:
     """stats: of the turn under way or the latest one on this backend, None before the first.
-    is_over: whether that turn is."""
+    is_over: whether that turn is. was_lost: whether this backend replaces a lost one."""
     if loaded is None:
         return None
-    if not any(drafter.is_available for drafter in loaded.drafters):
-        return no_drafter(loaded.drafters)
+    missing = _no_drafter(loaded.drafters)
+    if missing is not None:
+        return missing
     if stats is not None and stats.num_steps:
-        return of_reply(stats) if is_over else stats.off
+        if not is_over or stats.num_drafts or stats.off is not None:
+            return stats.off
+        is_short = stats.num_output_tokens <= SHORTEST_DRAFTED
+        return _reason("no_room" if is_short else "nothing_to_propose")
     if loaded.calibration is None:
-        return restarted() if was_lost else measuring()
+        return _reason("engine_restarted" if was_lost else "measuring")
     return None
-
-
-def of_reply(stats: TurnStats) -> OffReason | None:
-    """Of a finished reply; None where something was drafted. Otherwise the reply was too short, or
-    the chosen drafter had nothing to propose."""
-    if stats.num_drafts or stats.off is not None:
-        return stats.off
-    return no_room() if stats.num_output_tokens <= SHORTEST_DRAFTED else nothing_to_propose()
-
-
-def of_round(reason: str, is_measured: bool, drafters: Sequence[DrafterStatus]) -> OffReason | None:
-    """Of a round without a draft that the person had not switched off, by the policy's reason; None
-    where it planned to draft (the end of a reply may leave no room) or only measured plain
-    decoding."""
-    if not reason.startswith("Off"):
-        return None
-    if not any(drafter.is_available for drafter in drafters):
-        return no_drafter(drafters)
-    if not is_measured:
-        return measuring()
-    return nothing_to_propose() if reason == NOTHING_TO_PROPOSE else does_not_pay(reason)
-
-
-def no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason:
-    """No drafter can be used: the most specific of their reasons."""
-    for drafter in drafters:
-        if drafter.code in ("no_memory", "incompatible_vocabulary"):
-            text = f"{drafter.name}: {drafter.reason}"
-            return OffReason(drafter.code, text, REMEDIES[drafter.code])
-    why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in drafters)
-    text = f"No drafter can be used: {why or 'there is none.'}"
-    return OffReason("no_draft", text, REMEDIES["no_draft"])
-
-
-def measuring() -> OffReason:
-    text = "This machine has not been measured yet, so it is not known whether drafting is faster."
-    return OffReason("measuring", text, WAIT)
-
-
-def restarted() -> OffReason:
-    text = "The engine was started again and has not measured this machine yet."
-    return OffReason("engine_restarted", text, WAIT)
 
 
 def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
@@ -87,22 +69,33 @@ def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
     return OffReason("switched_off", text, remedy)
 
 
-def does_not_pay(reason: str) -> OffReason:
-    return OffReason("does_not_pay", reason, LONGER_CHAT)
+def of_round(reason: str, is_measured: bool, drafters: Sequence[DrafterStatus]) -> OffReason | None:
+    """Of a round without a draft that the person had not switched off, by the policy's reason; None
+    where it planned to draft (the end of a reply may leave no room) or only measured plain
+    decoding."""
+    if not reason.startswith("Off"):
+        return None
+    missing = _no_drafter(drafters)
+    if missing is not None:
+        return missing
+    if not is_measured:
+        return _reason("measuring")
+    if reason == NOTHING_TO_PROPOSE:
+        return _reason("nothing_to_propose")
+    return _reason("does_not_pay", reason)
 
 
-def no_room() -> OffReason:
-    text = "The reply was over before anything could be drafted."
-    return OffReason("no_room", text, "Nothing needs doing: longer replies are drafted.")
+def _no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason | None:
+    """Why no drafter can be used, by the most specific of their reasons; None where one can."""
+    if any(drafter.is_available for drafter in drafters):
+        return None
+    for drafter in drafters:
+        if drafter.code in ("no_memory", "incompatible_vocabulary"):
+            return _reason(drafter.code, f"{drafter.name}: {drafter.reason}")
+    why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in drafters)
+    return _reason("no_draft", f"No drafter can be used: {why or 'there is none.'}")
 
 
-def nothing_to_propose() -> OffReason:
-    text = "No drafter has anything to propose for this text."
-    return OffReason("nothing_to_propose", text, LONGER_CHAT)
-
-
-REMEDIES = {
-    "no_memory": "Close other programs, shorten the context, or choose a smaller model.",
-    "incompatible_vocabulary": "Choose a draft of the same family as the model.",
-    "no_draft": "Choose a draft model for it.",
-}
+def _reason(code: OffCode, text: str = "") -> OffReason:
+    usual, remedy = REASONS[code]
+    return OffReason(code, text or usual, remedy)

@@ -1,23 +1,17 @@
-"""Classifies the fault of a turn, and finds the drafters to unload when memory ran out.
+"""Classifies the fault of a turn: memory ran out, the device was lost, or anything else.
 
 Contract: `fault_of` reads an exception while it is handled and keeps text only, since its traceback
-holds the tensors that are to be freed. `without_weights` selects the drafters that hold no memory
-of their own.
+holds the tensors that are to be freed.
 
-Not here: unloading (local), a shorter context or a smaller model (worker).
+Not here: unloading drafters (local), a shorter context or a smaller model (worker).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from localspec.backend import DrafterStatus
-from localspec.core import Drafter
 from localspec.errors import LocalspecError, MemoryShortage
-
-UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
 # Messages of torch and its libraries, in lower case.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
@@ -58,21 +52,4 @@ def fault_of(error: Exception) -> TurnFault:
         "other",
         f"The engine stopped: {first_line}. What was written is kept. Send again; if it happens "
         "again, shorten the context or choose a smaller model.",
-    )
-
-
-def without_weights(drafters: Mapping[str, Drafter]) -> dict[str, Drafter]:
-    """The drafters that hold no memory beside the target's."""
-    return {name: each for name, each in drafters.items() if not each.memory_bytes}
-
-
-def unloaded_statuses(
-    statuses: Sequence[DrafterStatus], kept: Mapping[str, Drafter]
-) -> tuple[DrafterStatus, ...]:
-    """The statuses when only `kept` can draft."""
-    return tuple(
-        replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")
-        if status.is_available and status.name not in kept
-        else status
-        for status in statuses
     )

@@ -2,9 +2,9 @@
 
 Contract: `Race.run` is a job for `ChatService.enqueue`; `view` is replaced whole as it changes, so
 readers need no lock. Before the start one token is decoded and dropped, so that the prompt is in
-the cache for both. The caller chooses who goes first and alternates it, since a machine may warm up
-or slow down. Both have the same seed. Nothing of a race is logged; it replaces the conversation's
-cache.
+the cache for both. The caller chooses which lane runs first and alternates it, since a machine may
+warm up or slow down. Both have the same seed. Nothing of a race is logged; it replaces the
+conversation's cache.
 
 Not here: drawing (web), why two texts differ (audit).
 """
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.backend import Backend, Message, Request, TurnStats
+from localspec.arithmetic import ratio
+from localspec.backend import Backend, Message, Request, TurnStats, chunks_of
 from localspec.chat.audit import Difference, explain, first_difference
 from localspec.core import OFF, FinishReason, SamplingParams
 from localspec.errors import LocalspecError
@@ -37,6 +37,7 @@ class Lane:
     place: int
     phase: LanePhase = "waiting"
     text: str = ""
+    tokens: tuple[int, ...] = ()
     stats: TurnStats | None = None
     started_s: float | None = None
     ended_s: float | None = None
@@ -67,104 +68,73 @@ class RaceView:
         plain, other = self.plain.stats, self.speculative.stats
         if self.phase != "done" or plain is None or other is None:
             return None
-        rates = plain.tokens_per_second, other.tokens_per_second
-        return None if None in rates or not rates[0] else (rates[1] or 0.0) / rates[0]
+        if plain.tokens_per_second is None or other.tokens_per_second is None:
+            return None
+        return ratio(other.tokens_per_second, plain.tokens_per_second)
 
 
 class Race:
-    """See the module. drafter: who drafts, AUTO for the controller's choice."""
+    """See the module. request.drafter: what drafts, AUTO for the controller's choice."""
 
     def __init__(self, request: Request, is_plain_first: bool) -> None:
         self._request = request
-        places = (1, 2) if is_plain_first else (2, 1)
-        self._order: tuple[Name, Name] = (
-            ("plain", "speculative") if is_plain_first else ("speculative", "plain")
-        )
-        self.view = RaceView(Lane("plain", places[0]), Lane("speculative", places[1]))
-        self._tokens: dict[Name, list[int]] = {"plain": [], "speculative": []}
-
-    @property
-    def is_greedy(self) -> bool:
-        return self._request.sampling.temperature == 0.0
+        plain, speculative = (1, 2) if is_plain_first else (2, 1)
+        self.view = RaceView(Lane("plain", plain), Lane("speculative", speculative))
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
         """The job. A fault ends the race with its sentence and is raised again, for the queue."""
+        lanes = sorted((self.view.plain, self.view.speculative), key=lambda lane: lane.place)
         try:
-            self._enter("warming")
-            self._warm_up(backend, cancel)
-            self._enter("running")
-            for name in self._order:
+            self.view = replace(self.view, phase="warming")
+            for _ in chunks_of(backend, replace(self._request, drafter=OFF, max_tokens=1), cancel):
+                pass
+            self.view = replace(self.view, phase="running")
+            for lane in lanes:
                 if not cancel.is_set():
-                    self._run_lane(name, backend, cancel)
+                    self._run_lane(lane, backend, cancel)
             if cancel.is_set():
-                self._enter("cancelled")
+                self.view = replace(self.view, phase="cancelled")
             else:
-                self._judge(backend)
-                self._enter("done")
+                self._compare(backend)
+                self.view = replace(self.view, phase="done")
         except LocalspecError as error:
             self.view = replace(self.view, phase="failed", error=str(error))
             raise
 
-    def _enter(self, phase: RacePhase) -> None:
-        self.view = replace(self.view, phase=phase)
-
-    def _warm_up(self, backend: Backend, cancel: threading.Event) -> None:
-        once = replace(self._request, drafter=OFF, max_tokens=1)
-        with closing(backend.generate(once, cancel)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
-                _refuse_failure(chunk.error)
-
-    def _run_lane(self, name: Name, backend: Backend, cancel: threading.Event) -> None:
-        request = replace(self._request, drafter=OFF) if name == "plain" else self._request
-        self._set(replace(self._lane(name), phase="reading", started_s=time.monotonic()))
-        with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
-            for chunk in chunks:
-                _refuse_failure(chunk.error)
-                self._tokens[name] += chunk.tokens
-                lane = self._lane(name)
-                self._set(
-                    replace(
-                        lane,
-                        phase="reading" if chunk.phase == "prefill" else "writing",
-                        text=lane.text + chunk.text,
-                        stats=chunk.stats,
-                        finish_reason=chunk.finish_reason,
-                    )
+    def _run_lane(self, lane: Lane, backend: Backend, cancel: threading.Event) -> None:
+        is_plain = lane.name == "plain"
+        request = replace(self._request, drafter=OFF) if is_plain else self._request
+        lane = self._show(replace(lane, phase="reading", started_s=time.monotonic()))
+        for chunk in chunks_of(backend, request, cancel):
+            lane = self._show(
+                replace(
+                    lane,
+                    phase="reading" if chunk.phase == "prefill" else "writing",
+                    text=lane.text + chunk.text,
+                    tokens=lane.tokens + chunk.tokens,
+                    stats=chunk.stats,
+                    finish_reason=chunk.finish_reason,
                 )
-        self._set(replace(self._lane(name), phase="done", ended_s=time.monotonic()))
+            )
+        self._show(replace(lane, phase="done", ended_s=time.monotonic()))
 
-    def _lane(self, name: Name) -> Lane:
-        return self.view.plain if name == "plain" else self.view.speculative
-
-    def _set(self, lane: Lane) -> None:
+    def _show(self, lane: Lane) -> Lane:
         if lane.name == "plain":
             self.view = replace(self.view, plain=lane)
         else:
             self.view = replace(self.view, speculative=lane)
+        return lane
 
-    def _judge(self, backend: Backend) -> None:
-        plain, other = self._tokens["plain"], self._tokens["speculative"]
-        place = first_difference(plain, other)
+    def _compare(self, backend: Backend) -> None:
+        plain, other = self.view.plain.tokens, self.view.speculative.tokens
+        place, sampling = first_difference(plain, other), self._request.sampling
         self.view = replace(self.view, is_same=place is None)
-        if place is not None and self.is_greedy and self._request.sampling.leniency is None:
+        if place is not None and sampling.temperature == 0.0 and sampling.leniency is None:
             found = explain(backend, self._request.messages, plain, other, place)
             self.view = replace(self.view, difference=found)
 
 
-def race_request(
-    prompt: str, system_prompt: str, sampling: SamplingParams, drafter: str, max_tokens: int
-) -> Request:
+def race_request(prompt: str, sampling: SamplingParams, drafter: str, max_tokens: int) -> Request:
     """One message, answered twice. Raises RequestError for a value out of range."""
-    system = (Message("system", system_prompt),) if system_prompt.strip() else ()
-    return Request(
-        (*system, Message("user", prompt)),
-        sampling,
-        max_tokens,
-        drafter=drafter,
-        workload=recognise(prompt),
-    )
-
-
-def _refuse_failure(error: str | None) -> None:
-    if error is not None:
-        raise LocalspecError(error)
+    messages = (Message("user", prompt),)
+    return Request(messages, sampling, max_tokens, drafter=drafter, workload=recognise(prompt))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from localspec.backend import DraftedToken, DraftOutcome, Message
 from localspec.chat.template import REPLACEMENT, ChatTemplate, Detokenizer
@@ -140,19 +140,11 @@ class ReplyText:
         return shown if self.is_stopped else shown + self._stops.flush()
 
 
-class Speller(Protocol):
-    """What TokenTexts needs of a ChatTemplate."""
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
-
-    def detokenizer(self) -> Detokenizer: ...
-
-
 class TokenTexts:
     """See the module."""
 
-    def __init__(self, speller: Speller) -> None:
-        self._speller = speller
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
         self._known: dict[int, str] = {}
 
     def of(self, token: int) -> str:
@@ -164,7 +156,7 @@ class TokenTexts:
     def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """The text that each token completes, "" for one inside a character. The last one takes
         what is left."""
-        detokenizer = self._speller.detokenizer()
+        detokenizer = self._template.detokenizer()
         found = [detokenizer.push(token) for token in tokens]
         if found:
             found[-1] += detokenizer.flush()
@@ -172,10 +164,10 @@ class TokenTexts:
 
     def _found(self, token: int) -> str:
         # Decoded after itself: at the beginning of a text some tokenizers drop a leading space.
-        alone = self._speller.decode((token,))
+        alone = self._template.decode((token,))
         if REPLACEMENT in alone:
             return REPLACEMENT
-        return self._speller.decode((token, token))[len(alone) :]
+        return self._template.decode((token, token))[len(alone) :]
 
 
 def drafted_tokens(found: Round, texts: TokenTexts) -> tuple[DraftedToken, ...]:

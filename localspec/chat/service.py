@@ -13,21 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from localspec.backend import Backend, Request
+from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
 from localspec.chat.importing import read_conversations
 from localspec.chat.journal import OpenConversation, PendingTurn
-from localspec.chat.log_service import (
-    ConversationRow,
-    Format,
-    LogService,
-    Preset,
-    ReplyRecord,
-    Scope,
-    TokenRecord,
-)
+from localspec.chat.log_service import LogService, ReplyRecord
 from localspec.chat.off_reasons import off_now
 from localspec.chat.turn import (
     ContextUsage,
@@ -38,17 +31,20 @@ from localspec.chat.turn import (
     TurnView,
     check_servable,
     clean,
-    context_usage,
     decided,
+    prompt_messages,
     request_of,
     title_of,
     turn_settings,
 )
-from localspec.chat.worker import ReplyEnd, Task, Worker
+from localspec.chat.worker import Task, Worker
 from localspec.core import AUTO
 from localspec.errors import EngineLost, RequestError
 from localspec.options import LoadOptions
-from localspec.record.store import STATE_KEY, SessionInfo, Store
+from localspec.record.conversations import ConversationRow
+from localspec.record.drafted import TokenRecord
+from localspec.record.export import Format, Scope
+from localspec.record.store import STATE_KEY, Preset, SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
 
 
@@ -135,7 +131,7 @@ class ChatService(LogService):
     @property
     def options(self) -> LoadOptions | None:
         """What is loaded or is being loaded; None when unloaded or not named."""
-        return None if self.lifecycle.is_unloaded else self.lifecycle.options
+        return None if self.lifecycle.phase == "unloaded" else self.lifecycle.options
 
     @property
     def current(self) -> Reply | None:
@@ -161,7 +157,7 @@ class ChatService(LogService):
     def running(self, handle: int | None) -> Reply | None:
         """The reply of this conversation that is queued or being written."""
         for reply in self.worker.replies:
-            if handle in (reply.handle, reply.pending.conversation.handle):
+            if handle is not None and reply.pending.conversation.is_named(handle):
                 return reply
         return None
 
@@ -230,7 +226,8 @@ class ChatService(LogService):
             conversation = self.journal.conversation(handle)
             message = branches.message_of(self.store, conversation, message_id)
             if message.role == "user":
-                return self._ask(branches.edited(message, conversation, text), settings)
+                turn = PendingTurn(conversation, text, parent_id=message.parent_id)
+                return self._ask(turn, settings)
             self.store.add_message(message.conversation_id, message.parent_id, "assistant", text)
             return None
 
@@ -239,7 +236,7 @@ class ChatService(LogService):
         RequestError while a reply is being written or waits to be recorded; StoreError."""
         conversation = self.journal.conversation(handle)
         is_running = self.running(handle) is not None
-        if is_running or (conversation.pending and not self.journal.flush()):
+        if is_running or (conversation.tip is not None and not self.journal.flush()):
             raise RequestError(
                 "A reply of this conversation is still being written or recorded. Wait for its "
                 "end or stop it, then choose another branch."
@@ -250,11 +247,21 @@ class ChatService(LogService):
     def context_usage(
         self, handle: int | None, text: str, settings: ReplySettings
     ) -> ContextUsage | None:
-        """How full the context would be with this message; None while no model is loaded."""
+        """How full the context would be with this message, counted by the backend's own tokenizer
+        and chat format. None while no model is loaded, or where the chat format refuses the
+        conversation."""
         backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
         if backend is None or loaded is None:
             return None
-        return context_usage(backend, loaded, self.messages(handle), text, settings)
+        shown = self.messages(handle)
+        messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
+        if text.strip() or not shown:  # no chat format renders a system prompt alone
+            messages = (*messages, Message("user", clean(text)))
+        try:
+            num_tokens = backend.count_tokens(messages)
+        except (EngineLost, RequestError):
+            return None
+        return ContextUsage(num_tokens, settings.max_tokens, loaded.context_length)
 
     def import_conversations(self, data: bytes) -> list[int]:
         """Store the conversations of an exported file, all or none; the new handles. Raises
@@ -263,19 +270,7 @@ class ChatService(LogService):
 
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue. No effect once it is over."""
-        reply.cancel.set()
-        if self.worker.remove(reply):
-            self.worker.finish(reply, ReplyEnd("cancelled"))
-
-    def _check(self, request: Request) -> None:
-        """Raise what `check_servable` raises. Without a loaded model the check waits."""
-        backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
-        if backend is None or loaded is None:
-            return
-        try:
-            check_servable(loaded, backend.count_tokens, request)
-        except EngineLost:  # it is being started again; the turn checks once more
-            return
+        self.worker.stop(reply)
 
     def _request_now(self, reply: Reply) -> Request:
         return request_of(reply.settings, self.messages_before(reply), reply.pending)
@@ -299,10 +294,12 @@ class ChatService(LogService):
             raise RequestError("This conversation was deleted. Restore it, or write in a new chat.")
         settings = decided(settings, self.workloads, turn.text)
         shown = branches.messages_of(self.store, conversation, until=turn)
-        self._check(request_of(settings, shown, turn))
-        turn_settings(settings, None)
-        if not conversation.handle:
-            turn.conversation = self.journal.new_conversation(conversation.title)
+        request = request_of(settings, shown, turn)
+        backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
+        if backend is not None and loaded is not None:
+            with suppress(EngineLost):  # the next engine checks it when the turn begins
+                check_servable(backend, loaded, request)
+        turn_settings(settings, None)  # a value that the log cannot keep is refused here
         reply = Reply(turn, settings)
         self.journal.add(turn)
         self.worker.queue(reply)

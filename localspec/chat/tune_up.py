@@ -12,13 +12,15 @@ Not here: measuring costs (Backend.calibrate), showing the result (web).
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from localspec.backend import Backend, Chunk, Message, Request
+from localspec.arithmetic import ratio
+from localspec.backend import Backend, Message, Request, TurnStats, chunks_of
 from localspec.core import OFF, SamplingParams
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.workloads import recognise
@@ -29,6 +31,7 @@ MOST_TOKENS = 96
 FEWEST_TOKENS = 8  # of one arm, before its speed counts
 TEMPERATURES = (0.0, 0.7)
 WINS, LOSES = 1.05, 0.95  # gains between them are noise
+MOST_NAMED = 3  # drafters of which the text says where they are faster
 MAX_PLAIN_DRIFT = 1.25  # beyond it another program was computing
 
 
@@ -92,34 +95,30 @@ class TuneUp:
         self, drafter: str, kind: str | None = None, temperature: float | None = None
     ) -> float | None:
         runs = self._of(drafter, kind, temperature)
-        num_tokens, decode_ms = sum(r.num_tokens for r in runs), sum(r.decode_ms for r in runs)
-        if num_tokens < FEWEST_TOKENS or decode_ms <= 0:
+        num_tokens = sum(run.num_tokens for run in runs)
+        if num_tokens < FEWEST_TOKENS:
             return None
-        return 1000.0 * num_tokens / decode_ms
+        return ratio(1000.0 * num_tokens, sum(run.decode_ms for run in runs))
 
     def gain(
         self, drafter: str, kind: str | None = None, temperature: float | None = None
     ) -> float | None:
         """Speed over that of plain decoding, on the prompts where both were measured. None where
         the drafter never had anything to propose."""
-        num_tokens, decode_ms, plain_decode_ms, has_drafted = 0, 0.0, 0.0, False
-        for run in self._of(drafter, kind, temperature):
-            plain_ms = self._plain_ms(run)
-            if plain_ms is not None:
-                num_tokens += run.num_tokens
-                decode_ms += run.decode_ms
-                plain_decode_ms += run.num_tokens * plain_ms
-                has_drafted = has_drafted or run.num_drafts > 0
-        if not has_drafted or num_tokens < FEWEST_TOKENS or not decode_ms or not plain_decode_ms:
+        runs = [(run, self._plain_ms(run)) for run in self._of(drafter, kind, temperature)]
+        paired = [(run, plain_ms) for run, plain_ms in runs if plain_ms is not None]
+        num_tokens = sum(run.num_tokens for run, _ in paired)
+        if num_tokens < FEWEST_TOKENS or not any(run.num_drafts for run, _ in paired):
             return None
-        return plain_decode_ms / decode_ms
+        plain_decode_ms = sum(run.num_tokens * plain_ms for run, plain_ms in paired)
+        return ratio(plain_decode_ms, sum(run.decode_ms for run, _ in paired)) or None
 
     @property
     def plain_drift(self) -> float:
         """How far the speed of plain decoding changed between before and after, as a ratio of at
         least 1; the median over the prompts."""
         ratios = []
-        for kind, temperature in dict.fromkeys((run.kind, run.temperature) for run in self.runs):
+        for kind, temperature in {(run.kind, run.temperature): None for run in self.runs}:
             per_token_ms = [
                 run.decode_ms / run.num_tokens
                 for run in self._of(OFF, kind, temperature)
@@ -127,13 +126,12 @@ class TuneUp:
             ]
             if len(per_token_ms) > 1:
                 ratios.append(max(per_token_ms) / min(per_token_ms))
-        return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+        return statistics.median_high(ratios) if ratios else 1.0
 
     def _plain_ms(self, run: Run) -> float | None:
         """Time of one token in the plain runs of the same prompt."""
         runs = self._of(OFF, run.kind, run.temperature)
-        num_tokens = sum(one.num_tokens for one in runs)
-        return sum(one.decode_ms for one in runs) / num_tokens if num_tokens else None
+        return ratio(sum(one.decode_ms for one in runs), sum(one.num_tokens for one in runs))
 
     def _of(self, drafter: str, kind: str | None, temperature: float | None) -> list[Run]:
         return [
@@ -211,21 +209,14 @@ def _run(
         num_draft_tokens=None if drafter == OFF else sample.num_draft_tokens,
         workload=recognise(sample.text),
     )
-    last: Chunk | None = None
-    with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
-        for last in chunks:
-            if clock() >= end_s and last.stats.num_output_tokens >= FEWEST_TOKENS:
+    stats = TurnStats(0)
+    with closing(chunks_of(backend, request, cancel)) as chunks:
+        for chunk in chunks:
+            stats = chunk.stats
+            if stats.num_output_tokens >= FEWEST_TOKENS and clock() >= end_s:
                 break
-    assert last is not None, "a backend yields at least one chunk"
-    stats = last.stats
-    return Run(
-        sample.kind,
-        temperature,
-        drafter,
-        stats.num_output_tokens,
-        stats.decode_ms,
-        stats.num_drafts,
-    )
+    counts = stats.num_output_tokens, stats.decode_ms, stats.num_drafts
+    return Run(sample.kind, temperature, drafter, *counts)
 
 
 # -- as text --------------------------------------------------------------------------------
@@ -239,16 +230,15 @@ def in_words(result: TuneUp) -> str:
         return "There is no drafter to try: only plain decoding was measured."
     gains = {name: result.gain(name) for name in result.drafters}
     measured = {name: gain for name, gain in gains.items() if gain is not None}
-    parts = []
+    by_kind = {name: _by_kind(result, name) for name in measured}
+    faster = [name for name in measured if max(by_kind[name].values(), default=0.0) >= WINS]
+    faster.sort(key=lambda name: max(by_kind[name].values()), reverse=True)
     if not measured:
-        parts.append("No drafter had anything to propose for the prompts that were measured.")
-    elif not any(_pays(result, name) for name in measured):
-        parts.append(_nothing_pays(result, measured))
+        parts = ["No drafter had anything to propose for the prompts that were measured."]
+    elif not faster:
+        parts = [_nothing_pays(measured)]
     else:
-        best = max(measured, key=lambda name: _best(result, name))
-        parts.append(_verdict(result, best))
-        others = [name for name in measured if name != best and _pays(result, name)]
-        parts += [_verdict(result, name) for name in others[:2]]
+        parts = [_verdict(name, by_kind[name]) for name in faster[:MOST_NAMED]]
     if result.plain_drift > MAX_PLAIN_DRIFT:
         parts.append(
             f"Another program was computing meanwhile: the speed of plain decoding changed by "
@@ -262,21 +252,16 @@ def in_words(result: TuneUp) -> str:
     return " ".join(parts)
 
 
-def _best(result: TuneUp, drafter: str) -> float:
-    return max((result.gain(drafter, kind) or 0.0 for kind in result.kinds), default=0.0)
+def _by_kind(result: TuneUp, drafter: str) -> dict[str, float]:
+    gains = {kind: result.gain(drafter, kind) for kind in result.kinds}
+    return {kind: gain for kind, gain in gains.items() if gain is not None}
 
 
-def _pays(result: TuneUp, drafter: str) -> bool:
-    return _best(result, drafter) >= WINS
-
-
-def _verdict(result: TuneUp, drafter: str) -> str:
+def _verdict(drafter: str, gains: Mapping[str, float]) -> str:
     """ "The draft model is faster on code (1.9 times); it is slower on stories (0.90 times)." """
-    by_kind = {kind: result.gain(drafter, kind) for kind in result.kinds}
-    known = {kind: gain for kind, gain in by_kind.items() if gain is not None}
-    wins = [f"{kind} ({gain:.1f} times)" for kind, gain in known.items() if gain >= WINS]
-    loses = [f"{kind} ({gain:.2f} times)" for kind, gain in known.items() if gain <= LOSES]
-    even = [kind for kind, gain in known.items() if LOSES < gain < WINS]
+    wins = [f"{kind} ({gain:.1f} times)" for kind, gain in gains.items() if gain >= WINS]
+    loses = [f"{kind} ({gain:.2f} times)" for kind, gain in gains.items() if gain <= LOSES]
+    even = [kind for kind, gain in gains.items() if LOSES < gain < WINS]
     verdict = f"{_name(drafter)} is faster on {_listed(wins)}"
     if loses:
         verdict += f"; it is slower on {_listed(loses)}, so it is not used there"
@@ -285,11 +270,11 @@ def _verdict(result: TuneUp, drafter: str) -> str:
     return f"{verdict}."
 
 
-def _nothing_pays(result: TuneUp, measured: Mapping[str, float]) -> str:
-    best = max(measured, key=lambda name: measured[name])
+def _nothing_pays(gains: Mapping[str, float]) -> str:
+    best = max(gains, key=lambda name: gains[name])
     return (
         "No drafter is faster here: plain decoding was at least as fast on every prompt. The best "
-        f"was {_name(best).lower()} with {measured[best]:.2f} times the speed of plain decoding. "
+        f"was {_name(best).lower()} with {gains[best]:.2f} times the speed of plain decoding. "
         "Drafting stays off and is tried again from time to time."
     )
 

@@ -12,23 +12,15 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.backend import (
-    Backend,
-    Chunk,
-    Description,
-    DraftedToken,
-    Message,
-    OffReason,
-    Request,
-    TurnStats,
-)
-from localspec.chat.journal import PendingTurn, title_line
-from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
-from localspec.errors import ContextOverflow, EngineLost, RequestError
+from localspec.backend import Backend, Chunk, Description, Message, OffReason, Request, TurnStats
+from localspec.chat.journal import PendingTurn
+from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams
+from localspec.errors import ContextOverflow, RequestError
 from localspec.leniency import as_data
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
@@ -36,6 +28,8 @@ from localspec.record.store import TurnEnd, TurnSettings
 from localspec.workloads import AS_SET, Workload, decide
 
 TITLE_LENGTH = 48
+MAX_TITLE_LENGTH = 200  # of one that a person writes
+CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 
 ServicePhase = Literal[
@@ -126,8 +120,22 @@ class ShownMessage:
     siblings: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class ContextUsage:
+    """How full the context would be. num_tokens: of the conversation with the message being typed.
+    num_reply_tokens: reserved for the reply."""
+
+    num_tokens: int
+    num_reply_tokens: int
+    context_length: int
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_tokens + self.num_reply_tokens > self.context_length
+
+
 class Reply:
-    """One turn under way. `view` is the only thing readers need."""
+    """One turn under way. `view` is the only thing readers need. is_relieved: see Chunk."""
 
     def __init__(self, pending: PendingTurn, settings: ReplySettings) -> None:
         self.pending = pending
@@ -135,35 +143,26 @@ class Reply:
         self.cancel = threading.Event()
         self.done = threading.Event()
         self.view = TurnView("queued", time.monotonic(), settings.workload, text=pending.begun_text)
-        self.tokens: list[int] = []
-        self.provenance: list[str] = []
-        self.steps: list[Step] = []
-        self._lengths: list[int] = []
-        self._drafted: list[tuple[DraftedToken, ...]] = []
-        self._start: int | None = None  # characters of the reply before the first token
+        self.is_relieved: bool | None = None
+        self._chunks: list[Chunk] = []
 
     @property
     def handle(self) -> int:
         """The conversation's stored id, or a negative stand-in until it has one."""
-        conversation = self.pending.conversation
-        stored_id = conversation.stored_id
-        return conversation.handle if stored_id is None else stored_id
+        return self.pending.conversation.stored_id or self.pending.conversation.handle
 
     def add(self, chunk: Chunk) -> None:
-        self.tokens.extend(chunk.tokens)
-        self.provenance.extend(chunk.provenance)
+        self._chunks.append(chunk)
+        self.is_relieved = chunk.is_relieved
         view = self.view
         gamma, rounds = view.last_num_draft_tokens, view.rounds
         if chunk.step is not None:
-            self._note_tokens(chunk)
-            self.steps.append(chunk.step)
             gamma = chunk.step.num_draft_tokens
         if chunk.text or chunk.tokens:
             rounds = (*rounds, _round(chunk))
-        phase: TurnPhase = "decode" if chunk.phase == "done" else chunk.phase
         self.view = replace(
             view,
-            phase=phase,
+            phase="decode" if chunk.phase == "done" else chunk.phase,
             text=view.text + chunk.text,
             stats=chunk.stats,
             last_num_draft_tokens=gamma,
@@ -173,34 +172,41 @@ class Reply:
         )
         self.pending.reply_text = self.view.text
 
-    def _note_tokens(self, chunk: Chunk) -> None:
-        """Keep what the token view shows. Lengths are empty where the backend knows none."""
-        if self._start is None:
-            self._start = len(self.view.text)
-        self._lengths.extend(chunk.lengths)
-        self._drafted.append(chunk.drafted)
-
-    def _packed_tokens(self) -> bytes | None:
-        if not self.steps:
-            return None
-        lengths = self._lengths if len(self._lengths) == len(self.tokens) else []
-        return pack(TokenRecord(tuple(lengths), tuple(self._drafted), self._start or 0))
-
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         self.view = replace(
             self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
         )
-        view = self.view
         self.pending.end = TurnEnd(
-            text=view.text,
-            token_ids=self.tokens,
-            provenance=self.provenance,
-            stats=view.stats,
-            steps=self.steps,
+            text=self.view.text,
+            token_ids=[token for chunk in self._chunks for token in chunk.tokens],
+            provenance=[name for chunk in self._chunks for name in chunk.provenance],
+            stats=self.view.stats,
+            steps=[chunk.step for chunk in self._chunks if chunk.step is not None],
             finish_reason=reason,
             error=error,
             drafted=self._packed_tokens(),
         )
+
+    def _packed_tokens(self) -> bytes | None:
+        """What the token view shows; None without rounds. Lengths are left out where the backend
+        did not give one for each token."""
+        rounds = [chunk for chunk in self._chunks if chunk.step is not None]
+        if not rounds:
+            return None
+        lengths = tuple(length for chunk in rounds for length in chunk.lengths)
+        has_all = len(lengths) == sum(len(chunk.tokens) for chunk in self._chunks)
+        drafted = tuple(chunk.drafted for chunk in rounds)
+        start = len(self.pending.begun_text)
+        return pack(TokenRecord(lengths if has_all else (), drafted, start))
+
+
+def _round(chunk: Chunk) -> Round:
+    makers = [name for name in chunk.provenance if name != TARGET]
+    asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
+    return Round(chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF)
+
+
+# settings and requests
 
 
 def decided(settings: ReplySettings, workloads: Mapping[str, Workload], text: str) -> ReplySettings:
@@ -234,55 +240,20 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: Pending
     )
 
 
-def check_servable(
-    loaded: Description, count: Callable[[tuple[Message, ...]], int], request: Request
-) -> None:
-    """Raise RequestError or ContextOverflow, with the reason, for a request that cannot be served.
-    count: the number of tokens of messages."""
+def check_servable(backend: Backend, loaded: Description, request: Request) -> None:
+    """Raise RequestError or ContextOverflow, with the reason, for a request that cannot be
+    served."""
     for drafter in loaded.drafters:
         if drafter.name == request.drafter and not drafter.is_available:
             raise RequestError(f"{drafter.name} cannot draft here: {drafter.reason}")
-    num_prompt_tokens = count(request.messages)
+    num_prompt_tokens = backend.count_tokens(request.messages)
     if num_prompt_tokens + request.max_tokens > loaded.context_length:
         system = [one for one in request.messages[:1] if one.role == "system"]
         # No chat format renders a system prompt alone.
-        num_system_tokens = count((*system, Message("user", "-"))) if system else 0
+        num_system_tokens = backend.count_tokens((*system, Message("user", "-"))) if system else 0
         raise ContextOverflow(
             num_prompt_tokens, request.max_tokens, loaded.context_length, num_system_tokens
         )
-
-
-@dataclass(frozen=True)
-class ContextUsage:
-    """How full the context would be. num_tokens: of the conversation with the message being typed.
-    num_reply_tokens: reserved for the reply."""
-
-    num_tokens: int
-    num_reply_tokens: int
-    context_length: int
-
-    @property
-    def is_over(self) -> bool:
-        return self.num_tokens + self.num_reply_tokens > self.context_length
-
-
-def context_usage(
-    backend: Backend,
-    loaded: Description,
-    shown: list[ShownMessage],
-    text: str,
-    settings: ReplySettings,
-) -> ContextUsage | None:
-    """Counted by the backend's own tokenizer and chat format. None where the chat format refuses
-    the conversation, or the engine was lost."""
-    messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
-    if text.strip() or not shown:  # no chat format renders a system prompt alone
-        messages = (*messages, Message("user", clean(text)))
-    try:
-        num_tokens = backend.count_tokens(messages)
-    except (EngineLost, RequestError):
-        return None
-    return ContextUsage(num_tokens, settings.max_tokens, loaded.context_length)
 
 
 def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:
@@ -298,31 +269,6 @@ def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Mess
         else:
             messages.append(Message(message.role, text))
     return tuple(messages)
-
-
-def _round(chunk: Chunk) -> Round:
-    makers = [name for name in chunk.provenance if name != TARGET]
-    asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
-    return Round(chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF)
-
-
-def clean(text: str) -> str:
-    """Text that UTF-8 can hold: a lone half of a surrogate pair becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def title_of(text: str) -> str:
-    if named := ONLY_A_FILE.match(text):
-        return named[1][:TITLE_LENGTH]
-    line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
-    return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"
-
-
-def unexpected(what: str, error: Exception) -> str:
-    return (
-        f"{what} failed by an unexpected fault ({type(error).__name__}: {error}). What was "
-        "written is kept. Try again; if it happens again, restart localspec."
-    )
 
 
 def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSettings:
@@ -346,4 +292,35 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         context_length=loaded.context_length if loaded else None,
         workload=settings.workload,
         leniency=None if sampling.leniency is None else json.dumps(as_data(sampling.leniency)),
+    )
+
+
+# texts
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold: a lone half of a surrogate pair becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def title_line(text: str) -> str:
+    """A title as one line of text without control characters."""
+    kept = (
+        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
+    )
+    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
+
+
+def title_of(text: str) -> str:
+    """The title of a conversation that begins with this message."""
+    if named := ONLY_A_FILE.match(text):
+        return named[1][:TITLE_LENGTH]
+    line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
+    return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"
+
+
+def unexpected(what: str, error: Exception) -> str:
+    return (
+        f"{what} failed by an unexpected fault ({type(error).__name__}: {error}). What was "
+        "written is kept. Try again; if it happens again, restart localspec."
     )

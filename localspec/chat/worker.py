@@ -3,7 +3,8 @@
 Contract: while the queue is empty it measures costs, checks that the engine lives, and unloads the
 model after a time without work; the next job loads it again. Whatever a job does, the next one
 runs. An order (switch, unload, retry) goes before everything that waits and ends a load under way.
-A reply never raises: what was generated is kept, and checkpointed as it grows.
+A job never raises: its error is a sentence, and what was generated of a reply is kept, and
+checkpointed as it grows.
 
 Not here: the backend's states (backend_lifecycle), the log (journal), what pages ask (service).
 """
@@ -48,15 +49,11 @@ class Task:
 
 
 @dataclass(frozen=True)
-class ReplyEnd:
-    """How a reply ended. loss: set where the engine was lost meanwhile. is_relieved: see Chunk.
-    was_asked: whether the backend was asked to generate."""
+class Failure:
+    """Why a job failed. error: as a sentence. loss: set where the engine was lost."""
 
-    reason: FinishReason
-    error: str | None = None
+    error: str
     loss: EngineLost | None = None
-    is_relieved: bool | None = None
-    was_asked: bool = True
 
 
 class Worker:
@@ -114,14 +111,15 @@ class Worker:
             self._orders.append(act)
             self._interrupt()
 
-    def remove(self, job: Reply | Task) -> bool:
-        """Take a waiting job out of the queue; False where it does not wait."""
+    def stop(self, reply: Reply) -> None:
+        """End a reply within one round, or take it out of the queue."""
+        reply.cancel.set()
         with self._changed:
-            if job not in self._waiting:
-                return False
-            self._waiting.remove(job)
+            if reply not in self._waiting:
+                return
+            self._waiting.remove(reply)
             self._number_queue()
-            return True
+        self._finish(reply, "cancelled")
 
     @property
     def replies(self) -> list[Reply]:
@@ -131,18 +129,6 @@ class Worker:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    def finish(self, reply: Reply, end: ReplyEnd) -> None:
-        """Record the end of a reply and wake those who wait for it."""
-        reply.end(end.reason, end.error)
-        if reply.pending.settings is None:
-            reply.pending.settings = turn_settings(reply.settings, self._lifecycle.loaded)
-        self._journal.update()
-        with self._changed:
-            if self.current is reply:
-                self.current = None
-            self.latest = reply
-        reply.done.set()
 
     def _interrupt(self) -> None:
         self._lifecycle.pause.set()
@@ -183,18 +169,17 @@ class Worker:
             if not self._orders and not self._is_closed:
                 self._lifecycle.abandon.clear()
             if order is not None:
-                return partial(self._do, order)
-            self.current = self._waiting.popleft() if self._waiting else None
+                return partial(self._work_on, order)
+            job = self.current = self._waiting.popleft() if self._waiting else None
             self._number_queue()
             self._lifecycle.pause.clear()
-            job = self.current
         if job is None:
             return self._idle
         act = partial(self._answer, job) if isinstance(job, Reply) else partial(self._run, job)
-        return partial(self._do, act, is_needed=not job.cancel.is_set())
+        return partial(self._work_on, act, needs_backend=not job.cancel.is_set())
 
-    def _do(self, act: Callable[[], None], is_needed: bool = False) -> None:
-        if is_needed and self._lifecycle.is_unloaded:
+    def _work_on(self, act: Callable[[], None], needs_backend: bool = False) -> None:
+        if needs_backend and self._lifecycle.phase == "unloaded":
             self._lifecycle.load()
         act()
         self._worked_s = time.monotonic()
@@ -213,103 +198,104 @@ class Worker:
                 "Nothing was asked for a while; the next message loads the model again."
             )
 
-    def _finish_job(self, loss: EngineLost | None) -> None:
-        if loss is not None:
-            raise loss
-        self._lifecycle.went_well()
+    # one job
 
-    # one task
+    def _attempt(self, name: str, act: Callable[[], None]) -> Failure | None:
+        try:
+            act()
+        except EngineLost as loss:
+            return Failure(str(loss), loss)
+        except LocalspecError as fault:
+            return Failure(str(fault))
+        except Exception as fault:  # the edge of one job: the next one must run
+            log.exception("a job failed: %s", name)
+            return Failure(unexpected(name, fault))
+        return None
+
+    def _after_job(self, failure: Failure | None) -> None:
+        if failure is not None and failure.loss is not None:
+            raise failure.loss
+        if self._lifecycle.backend is not None:
+            self._lifecycle.went_well()
 
     def _run(self, task: Task) -> None:
-        lifecycle, loss = self._lifecycle, None
-        try:
-            if lifecycle.backend is None:
-                task.error = lifecycle.refusal
-            elif not task.cancel.is_set():
-                lifecycle.enter("busy", task.name)
-                task.job(lifecycle.backend, task.cancel)
-        except EngineLost as error:
-            loss, task.error = error, str(error)
-        except LocalspecError as error:
-            task.error = str(error)
-        except Exception as error:  # the edge of one task: the next job must run
-            log.exception("a task failed: %s", task.name)
-            task.error = unexpected(task.name, error)
-        if lifecycle.phase == "busy":
-            lifecycle.enter("ready", "Ready")
+        failure = self._attempt(task.name, partial(self._run_job, task))
+        if self._lifecycle.phase == "busy":
+            self._lifecycle.enter("ready", "Ready")
+        task.error = None if failure is None else failure.error
         with self._changed:
             self.current = None
         task.done.set()
-        self._finish_job(loss)
+        self._after_job(failure)
 
-    # one reply
+    def _run_job(self, task: Task) -> None:
+        backend, _ = self._lifecycle.require()
+        if not task.cancel.is_set():
+            self._lifecycle.enter("busy", task.name)
+            task.job(backend, task.cancel)
 
     def _answer(self, reply: Reply) -> None:
         if reply.cancel.is_set():
-            self.finish(reply, ReplyEnd("cancelled"))
+            self._finish(reply, "cancelled")
             return
-        end = self._try_to_answer(reply)
-        if end.loss is not None and not end.was_asked:
+        failure = self._attempt("The reply", partial(self._generate, reply))
+        if failure is not None and failure.loss is not None and reply.pending.settings is None:
             reply.view = replace(reply.view, phase="loading")
-            self._lifecycle.restart(end.loss)  # lost before it was asked: the message can wait
-            end = self._try_to_answer(reply)
-        if end.is_relieved is False:
-            self._finish_short_of_memory(reply, end)
+            self._lifecycle.restart(failure.loss)  # lost before it was asked: the message can wait
+            failure = self._attempt("The reply", partial(self._generate, reply))
+        if failure is None and reply.is_relieved is False:
+            self._finish_short_of_memory(reply)
+        elif failure is None:
+            self._finish(reply, reply.view.finish_reason or "error", reply.view.error)
+        elif failure.loss is None:
+            self._finish(reply, "error", failure.error)
         else:
-            self.finish(reply, end)
-        if self._lifecycle.backend is not None:
-            self._finish_job(end.loss)
+            kept = "What was written is kept. Continue it, or send the message again."
+            self._finish(reply, "interrupted", f"{failure.error} {kept}")
+        self._after_job(failure)
 
-    def _try_to_answer(self, reply: Reply) -> ReplyEnd:
-        backend, loaded = self._lifecycle.backend, self._lifecycle.loaded
-        if backend is None or loaded is None:
-            return ReplyEnd("error", self._lifecycle.refusal, was_asked=False)
-        was_asked = False
-        try:
-            request = self._make_request(reply)
-            check_servable(loaded, backend.count_tokens, request)
-            reply.pending.settings = turn_settings(reply.settings, loaded)
-            self._journal.update()
-            was_asked = True
-            return self._generate(reply, backend, request)
-        except EngineLost as loss:
-            error = f"{loss} What was written is kept. Continue it, or send the message again."
-            return ReplyEnd("interrupted", error, loss, was_asked=was_asked)
-        except LocalspecError as fault:
-            return ReplyEnd("error", str(fault))
-        except Exception as fault:  # the edge of one turn: the next turn must work
-            log.exception("a reply failed")
-            return ReplyEnd("error", unexpected("The reply", fault))
-
-    def _generate(self, reply: Reply, backend: Backend, request: Request) -> ReplyEnd:
+    def _generate(self, reply: Reply) -> None:
+        backend, loaded = self._lifecycle.require()
+        request = self._make_request(reply)
+        check_servable(backend, loaded, request)
+        reply.pending.settings = turn_settings(reply.settings, loaded)
+        self._journal.update()
         reply.view = replace(reply.view, phase="prefill", position=0)
         checkpoint_s = time.monotonic()
-        is_relieved: bool | None = None
         with closing(backend.generate(request, reply.cancel)) as chunks:  # type: ignore[type-var]
             for chunk in chunks:
                 reply.add(chunk)
-                is_relieved = chunk.is_relieved
                 if time.monotonic() - checkpoint_s >= CHECKPOINT_S:
-                    self._journal.checkpoint(reply.pending, reply.view.text)
+                    self._journal.checkpoint(reply.pending)
                     checkpoint_s = time.monotonic()
         if reply.view.finish_reason is None:
-            return ReplyEnd("error", "The engine ended the reply without a reason. Send it again.")
-        return ReplyEnd(reply.view.finish_reason, reply.view.error, is_relieved=is_relieved)
+            raise LocalspecError("The engine ended the reply without a reason. Send it again.")
 
-    def _finish_short_of_memory(self, reply: Reply, end: ReplyEnd) -> None:
+    def _finish_short_of_memory(self, reply: Reply) -> None:
         """The backend can free no more: load a shorter context, or offer a smaller model."""
-        lifecycle, stats = self._lifecycle, reply.view.stats
+        lifecycle, stats, error = self._lifecycle, reply.view.stats, reply.view.error
         used = 0 if stats is None else stats.num_prompt_tokens + stats.num_output_tokens
         options = lifecycle.shorter(used + reply.settings.max_tokens)
         if options is None:
-            error = f"{end.error} {lifecycle.offer_smaller()}"
-            self.finish(reply, replace(end, error=error))
+            self._finish(reply, "error", f"{error} {lifecycle.offer_smaller()}")
             return
         before = lifecycle.loaded.context_length if lifecycle.loaded is not None else None
         notice = (
             f"The model is loaded again with a context of {options.context} instead of {before} "
             "tokens; the next message uses it."
         )
-        self.finish(reply, replace(end, error=f"{end.error} {notice}"))
+        self._finish(reply, "error", f"{error} {notice}")
         lifecycle.switch(options)
         lifecycle.notices += (f"Memory ran out. {notice}",)
+
+    def _finish(self, reply: Reply, reason: FinishReason, error: str | None = None) -> None:
+        """Record the end of a reply and wake those who wait for it."""
+        reply.end(reason, error)
+        if reply.pending.settings is None:
+            reply.pending.settings = turn_settings(reply.settings, self._lifecycle.loaded)
+        self._journal.update()
+        with self._changed:
+            if self.current is reply:
+                self.current = None
+            self.latest = reply
+        reply.done.set()

@@ -26,6 +26,8 @@ from localspec.backend import Candidate, Chunk, Description, Message, Request
 from localspec.errors import EngineLost
 from localspec.remote import engine, wire
 
+# A forked process could not use a GPU that this one has looked at.
+PROCESSES = multiprocessing.get_context("spawn")
 CANCEL_LOOK_S = 0.02
 OPENING_LOOK_S = 0.2
 CLOSE_S = 3.0
@@ -61,9 +63,8 @@ class ChildBackend:
         """Start the process and wait until its backend is open. Raises what opening it raised,
         EngineLost if the process ends, and whatever `report` raises, which ends the process;
         `report` is called several times a second, with a new phrase or the last one."""
-        context = multiprocessing.get_context("spawn")
-        pipe, far_end = context.Pipe()
-        process = context.Process(
+        pipe, far_end = PROCESSES.Pipe()
+        process = PROCESSES.Process(
             target=engine.run, args=(far_end, opening), name="localspec engine", daemon=True
         )
         process.start()

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.backend import Candidate, Chunk, Message, Request
 from localspec.chat import audit
-from localspec.core import OFF, SamplingParams
+from localspec.core import OFF
 from localspec.errors import LocalspecError
 from tests.fakes import FakeBackend, Script
 
@@ -55,8 +55,9 @@ class Says(FakeBackend):
         return self.best
 
 
-def turn(*tokens: int, is_ended: bool = False) -> audit.Recorded:
-    return audit.Recorded(HELLO, SamplingParams(), tokens, is_ended)
+def replayed(backend: Says, *tokens: int, cancel: threading.Event = GO) -> audit.Finding:
+    """Of a reply that was cut by its length."""
+    return audit.replay(backend, HELLO, {**ROW, "finish_reason": "length"}, tokens, cancel)
 
 
 def best(margin: float) -> tuple[Candidate, ...]:
@@ -65,7 +66,7 @@ def best(margin: float) -> tuple[Candidate, ...]:
 
 def test_the_same_tokens_are_identical_and_were_decoded_plainly() -> None:
     backend = Says(tokens=(1, 2, 3))
-    found = audit.replay(backend, turn(1, 2, 3), GO)
+    found = replayed(backend, 1, 2, 3)
     assert (found.outcome, found.num_compared) == ("identical", 3)
     assert backend.requests[0].drafter == OFF and backend.requests[0].sampling.temperature == 0.0
     assert "Identical" in audit.sentence(found) and "3 tokens" in audit.sentence(found)
@@ -84,7 +85,7 @@ def test_a_difference_is_judged_by_the_margin_of_both_candidates(
     margin: float, dtype: str, outcome: str
 ) -> None:
     backend = Says(tokens=(1, 9, 4), best=best(margin), dtype=dtype)
-    found = audit.replay(backend, turn(1, 3, 5), GO)
+    found = replayed(backend, 1, 3, 5)
     assert (found.outcome, found.num_compared) == (outcome, 1)
     assert backend.asked == [(1,)]
     said = audit.sentence(found)
@@ -93,13 +94,13 @@ def test_a_difference_is_judged_by_the_margin_of_both_candidates(
 
 
 def test_a_token_outside_the_candidates_is_a_fault() -> None:
-    found = audit.replay(Says(tokens=(7,), best=best(0.0)), turn(3), GO)
+    found = replayed(Says(tokens=(7,), best=best(0.0)), 3)
     assert found.outcome == "differs" and "not among the 2 likeliest" in audit.sentence(found)
 
 
 def test_a_reply_that_goes_on_where_it_had_ended_is_seen() -> None:
     ended = (Candidate(9, " dog", 5.0, 0.5), Candidate(0, "", 4.99999, 0.5))
-    found = audit.replay(Says(tokens=(1, 2, 9), best=ended), turn(1, 2, is_ended=True), GO)
+    found = audit.replay(Says(tokens=(1, 2, 9), best=ended), HELLO, ROW, (1, 2), GO)
     assert (found.outcome, found.num_compared) == ("tie", 2)
     assert "the end of the reply" in audit.sentence(found)
 
@@ -107,7 +108,7 @@ def test_a_reply_that_goes_on_where_it_had_ended_is_seen() -> None:
 def test_a_replay_that_was_stopped_says_how_far_it_came() -> None:
     stopped = threading.Event()
     stopped.set()
-    found = audit.replay(Says(tokens=(1,)), turn(1, 2), stopped)
+    found = replayed(Says(tokens=(1,)), 1, 2, cancel=stopped)
     assert (found.outcome, found.num_compared) == ("cancelled", 1)
 
 
@@ -118,7 +119,7 @@ def test_a_fault_of_the_engine_is_no_finding() -> None:
                 yield replace(chunk, phase="done", finish_reason="error", error="Out of memory.")
 
     with pytest.raises(LocalspecError, match="Out of memory"):
-        audit.replay(Fails(tokens=(1,)), turn(1), GO)
+        replayed(Fails(tokens=(1,)), 1)
 
 
 @pytest.mark.parametrize(
@@ -160,5 +161,5 @@ def test_nothing_is_decoded_beyond_the_first_difference() -> None:
                 given.extend(chunk.tokens)
                 yield chunk
 
-    audit.replay(Counts(tokens=(1, 9, 4, 5), best=best(0.0)), turn(1, 3, 4, 5), GO)
+    replayed(Counts(tokens=(1, 9, 4, 5), best=best(0.0)), 1, 3, 4, 5)
     assert given == [1, 9]

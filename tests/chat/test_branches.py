@@ -443,7 +443,7 @@ def test_a_long_chain_of_unstored_turns_is_walked_not_climbed(
     for n in range(3000):
         talk.tip = follow_up(service.store, talk, f"message {n}")
     for _ in range(3000):
-        talk.tip = PendingTurn(talk, "again", regenerates=talk.tip)
+        talk.tip = regenerated(service.store, talk)
     assert talk.tip is not None and talk.tip.base_id is None
     assert len(messages_of(service.store, talk)) == 6000
     close(service)

@@ -1,5 +1,5 @@
 """A process killed in the middle of a reply loses neither the message nor what was written: the
-app's process and the engine's are each killed at NUM_MOMENTS moments spread over a turn."""
+app's process and the engine's are each killed at moments spread over a turn."""
 
 from __future__ import annotations
 
@@ -22,62 +22,19 @@ from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.fakes import REPLY, FakeBackend, Script, session_info
-from tests.remote.engines import opening
+from tests.remote.engines import forked_quickly, opening
 from tests.waiting import WAIT_S, until
 
-NUM_MOMENTS = 16
+NUM_APPS, NUM_ENGINES = 16, 5  # killed; an app is forked, an engine's process starts anew
 TURN_S = 0.2  # about what one turn of the killed takes
 ROOM = 10**6  # tokens: for a conversation of many turns
 NEXT = "Still here."  # the reply of the turn after a crash
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from localspec.chat import service as chat, worker
-from localspec.record.store import Store
-from tests.fakes import FakeBackend, Script, session_info
-worker.CHECKPOINT_S = 0.01
-store = Store.open(Path(sys.argv[1]))
-service = chat.ChatService(store, session_info, lambda report: FakeBackend(Script(round_s=0.05)))
-service.start()
-reply = service.submit(None, "Are you still there?", chat.ReplySettings())
-while True:
-    time.sleep(0.01)
-    turn = reply.pending.turn
-    if turn and len(store.branch(turn.message_id)[-1].text) > 40:
-        print("written", flush=True)
-        break
-time.sleep(60)
-"""
 
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_a_killed_process_leaves_message_and_partial_reply(tmp_path: Path, root: Path) -> None:
-    path = tmp_path / "localspec.db"
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)], cwd=root, stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "written\n"
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    writer.stdout.close()
-    store = Store.open(path)
-    conversation = store.conversations()[0]
-    shown = store.branch(conversation.tip_message_id or 0)
-    store.close()
-    assert shown[0].text == "Are you still there?"
-    assert shown[1].state == "interrupted" and len(shown[1].text) > 40
-    with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    database.close()
-
-
-def moments(seed: int) -> list[float]:
-    """Seconds into a turn: a random moment in each of NUM_MOMENTS equal parts, shuffled."""
+def moments(seed: int, num: int) -> list[float]:
+    """Seconds into a turn: a random moment in each of `num` equal parts, shuffled."""
     draw = random.Random(seed)
-    found = [TURN_S * (part + draw.random()) / NUM_MOMENTS for part in range(NUM_MOMENTS)]
+    found = [TURN_S * (part + draw.random()) / num for part in range(num)]
     draw.shuffle(found)
     return found
 
@@ -115,8 +72,8 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
     print(f"seed {seed}")
     path = tmp_path / "localspec.db"
     expected: list[str] = []
-    num_interrupted = 0
-    for moment_s in moments(seed):
+    interrupted: list[str] = []
+    for moment_s in moments(seed, NUM_APPS):
         pid, was_kept = _kill_one(crashing, path, moment_s)
         assert is_sound(path)
         store = Store.open(path)
@@ -132,7 +89,7 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
         assert {m.state for m in shown} <= {"complete", "interrupted"}
         replies = [message.text for message in shown if message.role == "assistant"]
         assert all(REPLY.startswith(text) or text == NEXT for text in replies)
-        num_interrupted += bool(shown) and shown[-1].state == "interrupted"
+        interrupted += [message.text for message in shown[-1:] if message.state == "interrupted"]
         backend = FakeBackend(Script(reply=NEXT, round_s=0.0, prefill_s=0.0, context_length=ROOM))
         service = ChatService(store, session_info, lambda report, given=backend: given)
         service.start()
@@ -140,7 +97,8 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
         expected.append("And now?")
         service.close()
         store.close()
-    assert num_interrupted > NUM_MOMENTS // 4
+    assert len(interrupted) > NUM_APPS // 4
+    assert max(len(text) for text in interrupted) > 40, "nothing of a growing reply was kept"
 
 
 def _kill_one(forger: subprocess.Popen[str], path: Path, after_s: float) -> tuple[int, bool]:
@@ -164,8 +122,15 @@ def _ends(forger: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     return forger.stdin, forger.stdout
 
 
+@pytest.fixture
+def quick_start() -> Iterator[None]:
+    with forked_quickly():
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+@pytest.mark.usefixtures("quick_start")
 def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -176,7 +141,8 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     def open_backend(report: object) -> ChildBackend:
         opened.append(
             ChildBackend.open(
-                opening("playing", round_s=0.004, context_length=ROOM), lambda phrase: None
+                opening("playing", round_s=0.004, context_length=ROOM, calibration=()),
+                lambda phrase: None,
             )
         )
         return opened[-1]
@@ -184,7 +150,7 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     service = ChatService(store, session_info, open_backend)
     service.start()
     handle, num_interrupted = None, 0
-    for number, moment_s in enumerate(moments(seed)):
+    for number, moment_s in enumerate(moments(seed, NUM_ENGINES)):
         until(lambda: service.status().phase == "ready")
         reply = service.submit(handle, f"Message {number}", ReplySettings())
         assert reply is not None
@@ -204,6 +170,6 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     service.close()
     store.close()
     assert is_sound(path)
-    assert num_interrupted > NUM_MOMENTS // 4
+    assert num_interrupted > NUM_ENGINES // 4
     assert not any(each.is_alive() for each in opened)
     assert multiprocessing.active_children() == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from localspec.chat import journal as journal_module
-from localspec.chat.journal import title_line
 from localspec.chat.service import ChatService, ReplySettings
+from localspec.chat.turn import title_line
 from localspec.errors import RequestError, StoreError
 from localspec.record.export import Scope, export
 from localspec.record.store import Preset, Store

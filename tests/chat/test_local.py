@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from localspec import core
 from localspec.backend import Chunk, DrafterStatus, Message, Request
@@ -19,7 +20,7 @@ from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
-from localspec.errors import ContextOverflow, RequestError
+from localspec.errors import ContextOverflow, NumericsError, RequestError
 from tests.tiny import TableModel, scripted, tiny_llama, with_cache
 
 END = 0
@@ -172,7 +173,7 @@ def test_times_are_set_and_speedup_is_unknown_until_measured() -> None:
     assert stats.prefill_ms is not None and stats.ttft_ms is not None
     assert 0 <= stats.prefill_ms <= stats.ttft_ms
     assert backend.describe().calibration is None
-    backend._controller.costs.set_verify(1, 16, 0.005)  # so little that rounds refute nothing
+    backend.loaded.controller.costs.set_verify(1, 16, 0.005)  # so little that rounds refute nothing
     stats = ask(backend, drafter=OFF)[-1].stats
     # Two tokens and the end of text: three steps of plain decoding, up to the costs' refinement.
     assert stats.plain_decode_ms == pytest.approx(0.015, rel=0.2)
@@ -221,7 +222,7 @@ def test_empty_stop_string_is_refused_before_anything_runs() -> None:
 
 
 def target_of(backend: LocalBackend) -> TableModel:
-    target = backend._engine.target
+    target = backend.loaded.engine.target
     assert isinstance(target, TableModel)
     return target
 
@@ -367,3 +368,43 @@ def test_a_message_stops_capturing_and_what_was_made_stays() -> None:
         if captures.made:
             cancel.set()
     assert captures.made == ["one"] and not backend.describe().notices
+
+
+# the likeliest next tokens
+
+
+def test_candidates_are_the_models_own_logits_best_first() -> None:
+    module = tiny_llama(vocab_size=len(PIECES))
+    backend = backend_of(with_cache(module), {})
+    found = backend.candidates(HELLO, (SAY["P"],), 5)
+    with torch.no_grad():
+        logits = module(torch.tensor([[1, 2, 3, SAY["P"]]])).logits[0, -1]
+    best = logits.topk(5)
+    assert [one.token for one in found] == best.indices.tolist()
+    assert [one.logit for one in found] == pytest.approx(best.values.tolist(), abs=1e-4)
+    chances = logits.softmax(-1)[best.indices].tolist()
+    assert [one.probability for one in found] == pytest.approx(chances, abs=1e-5)
+    assert [one.text for one in found] == [PIECES[one.token] for one in found]
+
+
+def test_candidates_leave_the_cache_as_a_turn_does() -> None:
+    backend = backend_of(with_cache(tiny_llama(vocab_size=len(PIECES))), {})
+    backend.candidates(HELLO, (SAY["P"],), 2)
+    again = (*HELLO, Message("assistant", "P"))
+    request = Request(again, continues=True, begun_tokens=(SAY["P"],), max_tokens=1)
+    assert list(backend.generate(request, threading.Event()))[-1].stats.num_reused_tokens == 3
+
+
+def test_no_more_candidates_are_named_than_there_are() -> None:
+    assert len(writing("a").candidates(HELLO, (), 99)) == len(PIECES)
+
+
+def test_candidates_that_are_no_numbers_are_refused() -> None:
+    backend = backend_of(TableModel(lambda tokens: torch.full((8,), float("nan")), 8), {})
+    with pytest.raises(NumericsError):
+        backend.candidates(HELLO, (), 3)
+
+
+def test_candidates_beyond_the_context_are_refused() -> None:
+    with pytest.raises(ContextOverflow):
+        writing("a").candidates(HELLO, (1,) * 62, 3)

@@ -17,7 +17,7 @@ from tests.fakes import REPLY, FakeBackend, Script
 
 def request(**changes: Any) -> Request:
     sampling = SamplingParams(seed=1, **changes)
-    return race_request("Tell me.", "", sampling, AUTO, 64)
+    return race_request("Tell me.", sampling, AUTO, 64)
 
 
 def run(race: Race, script: Script | None = None) -> FakeBackend:

@@ -229,7 +229,7 @@ def test_an_unavailable_drafter_is_refused_with_its_reason(start: Start) -> None
         service.submit(None, "hi", ReplySettings(drafter="self_quant"))
 
 
-@pytest.mark.parametrize("failing_round", range(6))
+@pytest.mark.parametrize("failing_round", [0, 1, 5])
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [

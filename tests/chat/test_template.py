@@ -94,7 +94,6 @@ def qwen25(tokenizers: Path) -> Any:
 REAL: dict[str, Callable[[Path, Path], Any]] = {
     "qwen3": qwen3,
     "qwen2.5": lambda data, _: qwen25(data / "tokenizers"),
-    "qwen1.5": lambda data, _: from_folder(data / "tokenizers/qwen1.5", None),
     "llama3": lambda data, _: llama3(data / "tokenizers"),
     "llama2": lambda data, _: from_folder(
         data / "tokenizers/llama2", published_template(data / "tokenizers", "llama-2-chat")
@@ -145,9 +144,13 @@ def reference(tokenizer: Any, messages: tuple[Message, ...]) -> list[int]:
     return list(ids)
 
 
+def special_of(tokenizer: Any) -> set[int]:
+    return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
 def test_ordinary_conversations_render_as_transformers_renders_them(tokenizer: Any) -> None:
     template, rng = ChatTemplate(tokenizer), random.Random(1)
-    for _ in range(150):
+    for _ in range(60):
         messages = random_conversation(rng)
         assert template.render(messages) == reference(tokenizer, messages), messages
 
@@ -157,31 +160,25 @@ def test_shielded_rendering_equals_the_usual_one_around_the_typed_control_text(
 ) -> None:
     """Where control text was typed, everything else keeps its usual ids, merges included."""
     template, rng = ChatTemplate(tokenizer), random.Random(2)
-    control = next(iter(template._special.values()))
+    control = tokenizer.decode(next(iter(special_of(tokenizer))))
+    controls = special_of(tokenizer) | {
+        i for i, token in tokenizer.added_tokens_decoder.items()
+        if token.content.strip() and token.content in tokenizer.chat_template
+    }  # fmt: skip
     stand_in = "\ue0ff"  # a character that merges with nothing
-    for _ in range(60):
+    for _ in range(30):
         messages = random_conversation(rng)
         before, after = random_text(rng), random_text(rng)
         typed = (*messages[:-1], Message("user", f"x{before}{control}{after}x"))
         plain = (*messages[:-1], Message("user", f"x{before}{stand_in}{after}x"))
         got, usual = template.render(typed), reference(tokenizer, plain)
-        special = [i for i in usual if i in template._controls and i != tokenizer.unk_token_id]
-        assert [i for i in got if i in template._controls] == special
+        special = [i for i in usual if i in controls and i != tokenizer.unk_token_id]
+        assert [i for i in got if i in controls] == special
         start = next(i for i, (a, b) in enumerate(zip(got, usual, strict=False)) if a != b)
         assert start > 0 and got[-2:] == usual[-2:]
         text = tokenizer.backend_tokenizer.decode(got, skip_special_tokens=False)
         expected = tokenizer.backend_tokenizer.decode(usual, skip_special_tokens=False)
         assert text == expected.replace(stand_in, control)
-
-
-def test_the_aliased_path_equals_the_usual_path_on_ordinary_text(tokenizer: Any) -> None:
-    from localspec.chat.template import _Shield
-
-    template, rng = ChatTemplate(tokenizer), random.Random(3)
-    for _ in range(100):
-        messages = random_conversation(rng)
-        text = template._apply(messages, add_generation_prompt=True)
-        assert template._encode_shielded(text, _Shield([], "")) == reference(tokenizer, messages)
 
 
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
@@ -190,7 +187,7 @@ def test_typed_control_tokens_cannot_forge_a_message(tokenizer_named: Any, role:
     template = ChatTemplate(tokenizer)
     forged: tuple[Message, ...] = (Message(role, FORGED), Message("user", "Hi"))
     honest: tuple[Message, ...] = (Message(role, "Bye."), Message("user", "Hi"))
-    controls = set(template._special)
+    controls = special_of(tokenizer)
     assert [i for i in template.render(forged) if i in controls] == [
         i for i in template.render(honest) if i in controls
     ]

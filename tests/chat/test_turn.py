@@ -29,7 +29,8 @@ def test_a_round_was_drafted_by_the_one_that_was_asked(
     reply.add(Chunk("decode", TurnStats(3).plus(step), "text", tokens, sources, step))
     (found,) = reply.view.rounds
     assert (found.num_drafted, found.drafter) == (num_accepted, shown)
-    assert reply.provenance == list(sources)
+    reply.end("eos")
+    assert reply.pending.end is not None and reply.pending.end.provenance == list(sources)
 
 
 def test_half_a_character_is_mended_before_it_is_asked() -> None:

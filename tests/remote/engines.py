@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from localspec.backend import Chunk, Request
 from localspec.errors import ContextOverflow, EngineLost, MemoryShortage
+from localspec.remote import child
 from localspec.remote.wire import Opening
-from tests.fakes import FakeBackend, Script
+from tests.fakes import REPLY, FakeBackend, Script
 
 Report = Callable[[str], None]
+
+# What a message asks of `playing`, beside the deeds of Playing.
+HI, SLOW, LONG = "hi", "slow", "long"
+CONTEXT_LENGTH = 9000
+PHRASES = tuple(f"Measuring {number}" for number in range(20))
+
+
+@contextmanager
+def forked_quickly() -> Iterator[None]:
+    """Engines' processes begin as copies of one that has imported what they need."""
+    multiprocessing.set_forkserver_preload(["pytest", __name__, "localspec.remote.engine"])
+    with pytest.MonkeyPatch.context() as patch:
+        if "forkserver" in multiprocessing.get_all_start_methods():
+            patch.setattr(child, "PROCESSES", multiprocessing.get_context("forkserver"))
+        yield
 
 
 def opening(name: str, **keywords: Any) -> Opening:
@@ -80,13 +100,17 @@ def _odd() -> None:
     raise OddError("who am I?")
 
 
-def playing(report: Report, notes: Path | None = None, at_round: int = 3, **script: Any) -> Playing:
+def playing(report: Report, notes: Path | None = None, **script: Any) -> Playing:
+    """A reply is short, takes seconds, or has thousands of tokens, as the message says."""
     report("Loading the target")
-    return Playing(Script(**{"round_s": 0.005, **script}), notes=notes, at_round=at_round)
-
-
-def refusing(report: Report) -> FakeBackend:
-    raise MemoryShortage("demo needs 9 GiB, and 2 GiB is free. A smaller model would fit.")
+    usual = {
+        "reply": lambda asked: "word " * 3000 if asked.messages[-1].content == LONG else REPLY,
+        "round_s": lambda asked: 0.05 if asked.messages[-1].content == SLOW else 0.001,
+        "context_length": CONTEXT_LENGTH,
+        "calibration": PHRASES,
+        "calibration_step_s": 0.05,
+    }
+    return Playing(Script(**{**usual, **script}), notes=notes)
 
 
 def overflowing(report: Report) -> FakeBackend:

@@ -7,38 +7,52 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import app
-from localspec.backend import Chunk, Message, Request
+from localspec.backend import Message, Request
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
-from localspec.remote.child import ChildBackend
-from localspec.remote.wire import Opening
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import agreeing_draft, tiny_llama
 
-pytestmark = pytest.mark.slow  # each test starts torch in another process
-HELLO = (Message("user", "hello hello"),)
+pytestmark = pytest.mark.slow  # starts a page, and torch in the process of its engine
+REQUEST = Request(
+    (Message("user", "hello hello"),), max_tokens=24, drafter="draft_model", num_draft_tokens=3
+)
 
 PAGE = """
 import json, sys, threading
-from localspec.backend import Message, Request
 from localspec.options import LoadOptions
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
 import app, localspec.web.server, localspec.chat.service
-options = LoadOptions(model=sys.argv[1], context=128, dtype="float32")
+from localspec.backend import Message, Request
+options = LoadOptions(model=sys.argv[1], draft=sys.argv[2], context=128, dtype="float32")
 opening = Opening(app.ENGINE, {"options": options, "state": None, "past": ()})
 backend = ChildBackend.open(opening, lambda phrase: None)
-turn = backend.generate(Request((Message("user", "hello"),), max_tokens=8), threading.Event())
-print(list(turn)[-1].finish_reason)
+request = Request(
+    (Message("user", "hello hello"),), max_tokens=24, drafter="draft_model", num_draft_tokens=3
+)
+chunks = list(backend.generate(request, threading.Event()))
+before = backend.describe().calibration
+for _ in zip(range(8), backend.calibrate(threading.Event()), strict=False):
+    pass  # a few widths are enough
+print(json.dumps({
+    "chunks": [[chunk.tokens, chunk.provenance, chunk.text] for chunk in chunks],
+    "num_accepted_tokens": chunks[-1].stats.num_accepted_tokens,
+    "num_prompt_tokens": backend.count_tokens(request.messages),
+    "before": before,
+    "measured": backend.describe().calibration,
+    "state": backend.snapshot(),
+    "heavy": [
+        name for name in ("torch", "transformers", "tokenizers", "bitsandbytes")
+        if name in sys.modules
+    ],
+}))
 backend.close()
-print([m for m in ("torch", "transformers", "tokenizers", "bitsandbytes") if m in sys.modules])
 """
 
 
@@ -52,58 +66,37 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
 
 
 @pytest.fixture(scope="module")
-def child(options: LoadOptions) -> Iterator[ChildBackend]:
-    backend = opened(options)
-    yield backend
-    backend.close()
-
-
-def opened(options: LoadOptions, state: dict[str, Any] | None = None) -> ChildBackend:
-    keywords = {"options": options, "state": state, "past": ()}
-    return ChildBackend.open(Opening(app.ENGINE, keywords), lambda phrase: None)
-
-
-def play(backend: Any) -> list[Chunk]:
-    request = Request(HELLO, max_tokens=24, drafter="draft_model", num_draft_tokens=3)
-    return list(backend.generate(request, threading.Event()))
-
-
-def test_the_page_loads_nothing_heavy_while_its_engine_answers(
-    options: LoadOptions, root: Path
-) -> None:
+def page(options: LoadOptions, root: Path) -> dict[str, Any]:
+    """What the process of a page saw of its engine."""
     ran = subprocess.run(
-        [sys.executable, "-c", PAGE, str(options.model)],
+        [sys.executable, "-c", PAGE, str(options.model), str(options.draft)],
         cwd=root,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert ran.stdout.split("\n")[:2] == ["length", "[]"], ran.stderr
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def test_the_page_loads_nothing_heavy_while_its_engine_answers(page: dict[str, Any]) -> None:
+    assert page["heavy"] == []
 
 
 def test_the_same_tokens_and_figures_come_from_either_process(
-    options: LoadOptions, child: ChildBackend
+    options: LoadOptions, page: dict[str, Any]
 ) -> None:
-    here = play(open_local_backend(options, None, lambda phrase: None))
-    there = play(child)
-    assert child.count_tokens(HELLO) == there[-1].stats.num_prompt_tokens
-    assert [(c.tokens, c.provenance, c.text) for c in there] == [
-        (c.tokens, c.provenance, c.text) for c in here
-    ]
-    assert there[-1].stats.num_accepted_tokens == here[-1].stats.num_accepted_tokens > 0
+    backend = open_local_backend(options, None, lambda phrase: None)
+    here = list(backend.generate(REQUEST, threading.Event()))
+    assert page["num_prompt_tokens"] == here[-1].stats.num_prompt_tokens
+    assert page["chunks"] == [[list(c.tokens), list(c.provenance), c.text] for c in here]
+    assert page["num_accepted_tokens"] == here[-1].stats.num_accepted_tokens > 0
 
 
 def test_the_next_engine_takes_up_what_was_learnt_and_measured(
-    options: LoadOptions, child: ChildBackend
+    options: LoadOptions, page: dict[str, Any]
 ) -> None:
-    assert child.describe().calibration is None
-    for _ in zip(range(8), child.calibrate(threading.Event()), strict=False):
-        pass  # a few widths are enough
-    play(child)
-    state = json.loads(json.dumps(child.snapshot()))
-    measured = child.describe().calibration
-    assert measured is not None
-    again = opened(options, state)
-    found = again.describe().calibration
-    again.close()
-    assert found is not None and found["verify_ms"].keys() == measured["verify_ms"].keys()
+    assert page["before"] is None
+    again = open_local_backend(options, page["state"], lambda phrase: None).describe().calibration
+    assert again is not None and again["verify_ms"].keys() == page["measured"]["verify_ms"].keys()

@@ -49,7 +49,7 @@ class Runs:
     def race(self, prompt: str, temperature: float, max_tokens: int, drafter: str) -> Race:
         """Raises RequestError for a value out of range."""
         sampling = SamplingParams(temperature=temperature, seed=SEED)
-        request = race_request(prompt, "", sampling, drafter, max_tokens)
+        request = race_request(prompt, sampling, drafter, max_tokens)
         self.num_races += 1
         return Race(request, is_plain_first=self.num_races % 2 == 1)
 
