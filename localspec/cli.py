@@ -201,7 +201,7 @@ def plan(
 ) -> None:
     """Say what fits on this machine, with which drafter, and why."""
     from localspec.config import settings_for
-    from localspec.engine.measured import measurements
+    from localspec.engine.controller import measurements
     from localspec.machine.hardware import probe
     from localspec.machine.plan_report import make_plans, render
     from localspec.machine.plans import DEFAULT_CONTEXT, room_for

@@ -326,7 +326,7 @@ class Drafter(Protocol):
         """Read the prompt; part of prefill, once a turn, for a drafter that may be used."""
         ...
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: Sequence) -> tuple[int, ...]:
         """What it would propose, where guessing is free, to be scored without being used;
         empty where a guess costs time."""
         ...

@@ -25,7 +25,7 @@ from localspec.build_drafters import (
 )
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
-from localspec.engine.measured import identity
+from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
@@ -78,8 +78,8 @@ def open_local_backend(
     lost = lost_heads(options.heads, found, statuses)
     marks, states = marks_of(source, found.parts.heads), dict(state or {})
     combination = _identity(source, marks, place, torch)
-    elsewhere, misfit = read_accepted(source.accepted, marks)
-    controller, unread = _controller(drafters, elsewhere, states.pop(combination, None))
+    shipped, misfit = read_accepted(source.accepted, marks)
+    controller, unread = _controller(drafters, shipped, states.pop(combination, None))
     told = tuple(each for each in (misfit, unread) if each is not None)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
@@ -135,16 +135,16 @@ def _target(
 
 def _controller(
     drafters: Mapping[str, Drafter],
-    elsewhere: Mapping[str, Any] | None,
+    shipped: Mapping[str, Any] | None,
     own: Mapping[str, Any] | None,
 ) -> tuple[Controller, str | None]:
-    """It starts from what was learnt here (own), else elsewhere; and a notice of an unreadable
+    """It starts from what was learnt here (own), else shipped; and a notice of an unreadable
     state."""
     from localspec.engine.acceptance import Acceptance
     from localspec.engine.controller import Controller
     from localspec.engine.costs import Costs
 
-    controller = Controller(drafters, Costs(), Acceptance(), Costs(), elsewhere)
+    controller = Controller(drafters, Costs(), Acceptance(), Costs(), shipped)
     if own is None or controller.restore(own):
         return controller, None
     return controller, "What was learnt earlier could not be read, so it is learnt anew."

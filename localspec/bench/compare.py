@@ -121,7 +121,7 @@ class Comparison:
         self._others = others.arms if others is not None else {}
         self._other_threads = settings.peer_threads or torch.get_num_threads()
         self._runners = dict[str, Runner]()
-        has_shipped = bench.controller.elsewhere is not None
+        has_shipped = bench.controller.shipped is not None
         self._controller_state = "cold" + ", but for what comes with the models" * has_shipped
 
     def prepare(self, cases: Sequence[Case]) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 
 from localspec.bench.worlds import CONCENTRATION, MODEL, Stretch, Track, World
 from localspec.core import OFF
+from localspec.engine.controller import NO_DRAFT
 from localspec.engine.costs import WIDTHS, Costs
-from localspec.engine.measured import NO_DRAFT
 from localspec.errors import StoreError
 from localspec.record.log_file import LoggedStep, LoggedTurn
 

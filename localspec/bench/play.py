@@ -35,14 +35,16 @@ from localspec.core import (
     Verdict,
     chain,
 )
-from localspec.engine.acceptance import Acceptance
+from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
 from localspec.engine.controller import Controller
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
+from localspec.engine.policy import policy_of
 
 RIGHT, WRONG = 1, 0  # the only tokens there are
 NO_LOGITS = torch.empty(0)  # a world has none
+SHIPPED_ROUNDS = 100  # behind the shipped acceptance of a world, of each drafter and kind
 JITTER = 0.03  # spread of a measured round around its cost
-FREE_SHARE = 0.01  # of a plain token: a drafter cheaper than this foresees
+FREE_SHARE = 0.01  # of a plain token: a drafter cheaper than this peeks
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Reader:
     def prepare(self, sequence: Sequence) -> None:
         """Nothing: reading the prompt costs nothing here."""
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: Sequence) -> tuple[int, ...]:
         place = self._place(sequence)
         if not self._is_free or self._track.signals[place] is None:
             return ()
@@ -151,7 +153,20 @@ def readers_of(world: World) -> dict[str, Reader]:
 def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:
     """A controller that has measured this machine and learnt nothing else."""
     believed = world.costs if world.believed is None else world.believed
-    return Controller(dict(readers), Costs.restored(believed), Acceptance())
+    shipped = None if world.shipped is None else _shipped(world.shipped, world.temperature)
+    return Controller(dict(readers), Costs.restored(believed), Acceptance(), shipped=shipped)
+
+
+def _shipped(rates: Mapping[str, Mapping[str, float]], temperature: float) -> Mapping[str, Any]:
+    """A snapshot of acceptance that drafts with these rates taught."""
+    random, found, bucket = Random(0), Acceptance(), temperature_bucket(temperature)
+    for name, by_kind in rates.items():
+        for kind, rate in by_kind.items():
+            for _ in range(SHIPPED_ROUNDS):
+                found.tick(kind)
+                right = next((n for n in range(8) if random.random() >= rate), 8)
+                found.observe(name, "s", Situation(bucket, kind), 8, right)
+    return found.snapshot()
 
 
 def play_fixed(world: World, drafter: str, length: int) -> Played:
@@ -169,7 +184,7 @@ def play_adaptive(world: World, requested: str, seed: int, charges_host: bool = 
     controller = controller_of(world, readers)
     game = Game(world, readers, Random(seed), charges_host)
     for turn in world.turns:
-        game.turn(turn, controller.policy(game.sampling, requested, None, kind=turn.workload))
+        game.turn(turn, policy_of(controller, game.sampling, requested, None, kind=turn.workload))
     return game.result(is_timed=True)
 
 
@@ -231,6 +246,7 @@ class Game:
         self._jitter = jitter
         self._world = world
         self._place = 0  # in the text
+        self._read: dict[str, int] = {}  # tokens of the turn that each drafter has read
         self._charges_host = charges_host
         self._random = random
         self._truth = Costs.restored(world.costs)
@@ -246,6 +262,7 @@ class Game:
             if isinstance(drafter, Reader):
                 drafter.begin(turn)
         self._place = turn.start
+        self._read = dict.fromkeys(policy.candidates(sequence), turn.prompt_length)
         while sequence.finish_reason is None:
             self.round(sequence, policy)
 
@@ -292,7 +309,7 @@ class Game:
     ) -> Step:  # fmt: skip
         count = len(proposal.tokens)
         verify_ms = self._truth.verify_ms(count + 1, context)
-        draft_ms = self._truth.draft_ms(plan.drafter, count, context) if count else 0.0
+        draft_ms = self._draft_ms(plan.drafter, count, context) if count else 0.0
         assert verify_ms is not None and draft_ms is not None, "every reader has a price"
         slowness = self._world.slowness(self._place)
         verify_ms, draft_ms = verify_ms * slowness, draft_ms * slowness
@@ -310,6 +327,12 @@ class Game:
             confidences=proposal.confidences,
             plan_ms=plan_ms,
         )
+
+    def _draft_ms(self, drafter: str, count: int, context: int) -> float | None:
+        """With reading the tokens since the drafter drafted last."""
+        num_missed = context + 1 - self._read.get(drafter, 0)
+        self._read[drafter] = context + 1
+        return self._truth.draft_ms(drafter, count + self._world.catch_up * num_missed, context)
 
     def _disturbed(self, ms: float) -> float:
         return ms * max(0.5, self._random.gauss(1.0, self._jitter))

@@ -28,6 +28,7 @@ from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
+from localspec.engine.policy import policy_of
 
 PROCESS = Path("/proc/self")
 RESTART_PEAK = "5"  # what Linux wants written into clear_refs to restart the high-water mark
@@ -124,8 +125,8 @@ class EngineRunner:
         turn = engine.start(case.prompt, sampling, max_tokens, self.bench.end_ids)
         started = perf_counter()
         engine.prefill(turn, never)
-        policy = self.controller.policy(
-            sampling, self.drafter, self.num_draft_tokens, kind=case.workload
+        policy = policy_of(
+            self.controller, sampling, self.drafter, self.num_draft_tokens, kind=case.workload
         )
         engine.prepare(turn, policy, never)
         prefill_ms = 1000.0 * (perf_counter() - started)
@@ -174,8 +175,8 @@ def _of_rounds(steps: Sequence[Step], decode_ms: float) -> MeasuredReply:
 
 def own_controller(bench: BenchEngine) -> Controller:
     """A controller that starts from the state of `bench` and learns apart from all others."""
-    elsewhere = bench.controller.elsewhere
-    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs(), elsewhere)
+    shipped = bench.controller.shipped
+    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs(), shipped)
     restored = controller.restore(bench.controller.snapshot())
     assert restored, "a controller must be able to restore its own snapshot"
     return controller

@@ -34,6 +34,7 @@ from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, OFF, Policy, Round, SamplingParams, Sequence, Step
+from localspec.engine.policy import policy_of
 from localspec.errors import (
     ContextOverflow,
     EngineLost,
@@ -192,7 +193,8 @@ class LocalBackend:
         fault: TurnFault | None = None
         try:
             prefilled = self._engine.prefill(sequence, cancel)
-            policy = self._controller.policy(
+            policy = policy_of(
+                self._controller,
                 request.sampling,
                 request.drafter,
                 request.num_draft_tokens,

@@ -16,7 +16,7 @@ from typing import Any
 from localspec.chat.audit import Replay
 from localspec.chat.journal import COMMIT_WAIT_S, Journal
 from localspec.chat.turn import clean, title_line
-from localspec.engine.measured import measurements
+from localspec.engine.controller import measurements
 from localspec.errors import RequestError, StoreError
 from localspec.record.conversations import ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from localspec.backend import Description, DrafterStatus, OffCode, OffReason, TurnStats
 from localspec.core import OFF
-from localspec.engine.reasons import NOTHING_TO_PROPOSE
+from localspec.engine.options import NOTHING_TO_PROPOSE
 
 SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
 WAIT = "Wait a moment: it is measured while no reply is being written."

@@ -29,7 +29,7 @@ from localspec.drafters.lookup import Lookup, Place, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth
 
-FORESEEN = 8  # tokens
+PEEKED = 8  # tokens
 CLASSES = ((2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"))
 # By the length of the match, where only one token ever followed.
 DISCOUNTS = ((1, 0.75), (2, 0.64), (4, 0.53), (8, 0.39), (16, 0.23))
@@ -75,8 +75,8 @@ class NgramDrafter(DrafterBase):
     def prepare(self, sequence: Sequence) -> None:
         self._lookup.follow(sequence.tokens)
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return best_chain(self._lookup, self._lookup.follow(sequence.tokens), FORESEEN).tokens
+    def peek(self, sequence: Sequence) -> tuple[int, ...]:
+        return best_chain(self._lookup, self._lookup.follow(sequence.tokens), PEEKED).tokens
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         place, size = self._lookup.follow(sequence.tokens), plan.num_draft_tokens

@@ -35,7 +35,7 @@ class DrafterBase:
     def prepare(self, sequence: Sequence) -> None:
         """Nothing to read."""
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: Sequence) -> tuple[int, ...]:
         """No guess is free."""
         return ()
 

@@ -1,17 +1,18 @@
-"""What has been learnt about how often draft tokens are accepted.
+"""What is known of how often draft tokens are accepted.
 
-Contract: there are `Counts` for each (drafter, signal) at three levels: in one temperature bucket;
-there in one kind of text; and in the turn under way. Estimates of a finer level shrink to those of
-the level before, so that a new kind of text starts from all kinds and a turn from its kind. The
-first level shrinks to the position before, to the neighbouring temperature, then to PRIOR. A second
-table maps the drafter's own confidence to the observed acceptance. A fully accepted draft is
-censored: positions beyond it were not tried and are not counted. State is plain data (turns are not
-in it), and a restored state counts for at most PRIOR_ROUNDS rounds. What another machine learnt of
-the same models stands in where nothing was learnt here, for SHIPPED_ROUNDS.
+Contract: there are `Counts` for each drafter and signal at three levels: a temperature bucket, a
+kind of text in that bucket, and the turn under way. The estimate of a finer level shrinks to that
+of the coarser one; the coarsest shrinks to the position before, to a neighbouring temperature, then
+to PRIOR. A second table maps the confidence that a drafter states to the acceptance observed.
+
+A fully accepted draft is censored: positions behind it were not tried and are not counted. The
+state is plain data without the turn's counts. Restored counts are worth at most PRIOR_ROUNDS
+rounds. Acceptance that ships with the models stands in where nothing was observed here: it is worth
+SHIPPED_ROUNDS rounds of an estimate, and no evidence for it.
 
 Not here: costs, decisions.
-Source: partial pooling as in any hierarchical model; the weights were chosen by the log loss of
-the next acceptance over three drafters' rounds on 48 prompts at three temperatures.
+Source: partial pooling, as in any hierarchical model. The weights minimise the log loss of the next
+acceptance over the rounds of three drafters on 48 prompts at three temperatures.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ from localspec.core import SamplingParams
 
 MAX_POSITIONS = 16
 PRIOR = 0.5
-PRIOR_WEIGHT = 3.0  # rounds that a prior counts for: of a temperature,
-KIND_WEIGHT = 6.0  # of all kinds of text beside one,
-OTHER_KINDS = 2.0  # rounds of evidence that they count for at most,
-TURN_WEIGHT = 16.0  # and of a kind beside the turn
-DISCOUNT = 0.99  # a round's weight after 100 more: 0.37,
-TURN_DISCOUNT = 0.98  # and in the turn under way after 50 more of the same drafter: 0.36
-MOST_FADED = 0.3  # of the counts is left after however long an absence
+# Rounds that the coarser estimate is worth beside the counts of
+PRIOR_WEIGHT = 3.0  # a temperature bucket,
+KIND_WEIGHT = 6.0  # a kind of text,
+TURN_WEIGHT = 16.0  # the turn under way.
+OTHER_KINDS = 2.0  # rounds of evidence that all kinds of text give for one of them, at most
+DISCOUNT = 0.99  # the weight of a round is 0.37 after 100 further rounds,
+TURN_DISCOUNT = 0.98  # and within a turn 0.36 after 50 further rounds of the same drafter
+MOST_FADED = 0.3  # share of the counts that remains after any number of rounds without the drafter
 PRIOR_ROUNDS = 50.0  # that restored counts are worth at most
-SHIPPED_ROUNDS = 6.0  # that counts from another machine are worth at most
-LENIENT = 10  # added to a lenient turn's bucket: what it accepts says nothing of an exact one
+SHIPPED_ROUNDS = 6.0  # that shipped counts are worth at most: other texts are accepted otherwise
+LENIENT = 10  # added to the bucket of a lenient turn, since exact turns accept less
 TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
 CONFIDENCE_BINS = 12
 BIN_DISCOUNT = 0.995
 ALL_KINDS = ""  # no kind of text was named
 TOO_LARGE = 1e9  # of a unit: counts are rescaled before they lose digits
-SUMS = ("num_rounds", "tokens", "drafted", "steps")  # of Counts, besides the positions
+SUMS = ("num_rounds", "tokens", "drafted", "steps", "shipped")  # of Counts, besides the positions
 
 
 class Situation(NamedTuple):
-    """What is learnt apart: turns of one temperature bucket (lenient ones LENIENT further on), and
-    of one kind of text."""
+    """What acceptance is counted for separately: a temperature bucket (of lenient turns LENIENT
+    further on) and a kind of text."""
 
     bucket: int
     kind: str = ALL_KINDS
@@ -73,11 +75,12 @@ def _no_positions() -> list[float]:
 
 @dataclass
 class Counts:
-    """Of one (drafter, signal, situation), in units: `weight` rounds are `weight * unit` counts.
-    The unit grows by 1 / discount a round, which fades all earlier counts at once.
+    """Of one drafter, signal and situation. n rounds are n * unit counts: the unit grows by
+    1 / discount a round, which fades all earlier counts at once.
 
-    tried, accepted: by position. tokens: that its rounds gave. drafted, steps: tokens it drafted
-    and how often it ran for them. last_round: the clock at its last observation."""
+    tried, accepted: by position. tokens: that the rounds gave. drafted, steps: tokens drafted and
+    how often the drafter ran for them. last_round: the clock at the last observation. shipped: of
+    num_rounds, those that another machine observed."""
 
     discount: float
     tried: list[float] = field(default_factory=_no_positions)
@@ -88,19 +91,25 @@ class Counts:
     steps: float = 0.0
     last_round: int = 0
     unit: float = 1.0
+    shipped: float = 0.0
 
     @property
     def weight(self) -> float:
         """Rounds that these counts are worth."""
         return self.num_rounds / self.unit
 
+    @property
+    def own_weight(self) -> float:
+        """Of these, rounds that were observed here."""
+        return (self.num_rounds - self.shipped) / self.unit
+
     def observe(
         self, num_tried: int, num_accepted: int, tokens: int, drafted: float, steps: float,
         clock: int,
     ) -> None:  # fmt: skip
-        """One verified draft: positions up to and including the first rejection were tried. Old
-        counts fade by the rounds that passed since, whoever drafted them, so that a rare try of a
-        drafter can change its picture."""
+        """Count one verified draft: positions up to and including the first rejection were tried.
+        Old counts fade by all rounds since, whichever drafter they used, so that a rare try can
+        change an estimate."""
         age = clock - self.last_round
         self.unit /= self.discount if age <= 1 else max(MOST_FADED, self.discount**age)
         if self.unit > TOO_LARGE:
@@ -116,7 +125,7 @@ class Counts:
                 self.accepted[place] += unit
 
     def cap(self, num_rounds: float) -> None:
-        """The same rates, worth at most so many rounds, in units of 1."""
+        """Scale to at most so many rounds, in units of 1; the rates stay."""
         share = min(1.0, num_rounds / self.weight) / self.unit if self.num_rounds else 1.0
         self.tried = [value * share for value in self.tried]
         self.accepted = [value * share for value in self.accepted]
@@ -136,7 +145,7 @@ class Counts:
         """KeyError, ValueError, TypeError for anything but what `as_row` made."""
         found = cls(DISCOUNT, _numbers(row["tried"]), _numbers(row["accepted"]))
         for name in SUMS:
-            setattr(found, name, _number(row[name]))
+            setattr(found, name, _number(row.get(name, 0.0) if name == "shipped" else row[name]))
         if any(a > t for t, a in zip(found.tried, found.accepted, strict=True)):
             raise ValueError("more was accepted than tried")
         found.cap(PRIOR_ROUNDS)
@@ -147,9 +156,9 @@ UNKNOWN = Counts(1.0)  # never written to
 
 
 class Estimate(NamedTuple):
-    """What is believed of one drafter's drafts. rates: by position, each given that the ones before
-    were accepted. evidence: rounds behind it, fewer the longer ago. levels: the counts of each
-    level, with what the estimate of the level before counts for, in their unit."""
+    """Of one drafter's drafts. rates: by position, each given that the ones before were accepted.
+    evidence: rounds observed here, fewer the longer ago. levels: the counts of each level, and in
+    their unit what the estimate of the coarser level is worth."""
 
     rates: list[float]
     evidence: float
@@ -170,16 +179,16 @@ class Acceptance:
         self._turn: dict[_Key, Counts] = {}
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clocks: dict[str, int] = defaultdict(int)  # rounds of each kind, and of ALL_KINDS
-        self._earlier: dict[str, float] = {}  # rounds of each kind in earlier runs
-        self.revision = 0  # changes whenever a draft teaches something
+        self.revisions: dict[str, int] = defaultdict(int)  # drafter -> drafts that were observed
         self._steps: dict[str, list[float]] = {}  # drafter -> [tokens drafted, steps]
 
     def expect(self, shipped: Acceptance) -> None:
-        """Start from what another machine learnt, where nothing was learnt here. The counts of
-        `shipped` become our own."""
+        """Start from shipped acceptance where nothing was observed here. The counts of `shipped`
+        become our own."""
         for key, counts in shipped._counts.items():
             if key not in self._counts and counts.num_rounds > 0.0:
                 counts.cap(SHIPPED_ROUNDS)
+                counts.shipped = counts.num_rounds
                 self._counts[key] = counts
                 self._restore_steps(key.drafter, counts)
         for place, cells in shipped._bins.items():
@@ -190,7 +199,7 @@ class Acceptance:
         self._turn.clear()
 
     def tick(self, kind: str = ALL_KINDS, num_rounds: int = 1) -> None:
-        """So many more rounds were decoded, whoever drafted them."""
+        """Count rounds of this kind of text, whichever drafter they used."""
         for each in {kind, ALL_KINDS}:
             self._clocks[each] += num_rounds
 
@@ -205,14 +214,14 @@ class Acceptance:
         num_nodes: float | None = None,
         num_steps: float | None = None,
     ) -> None:
-        """num_tried: the draft's length; of a tree that of the path which was tried. num_used: how
-        many tokens would really have been verified, for a guess that was only peeked at; None:
-        all. num_nodes: tokens drafted with all branches, None: num_tried. num_steps: how often the
+        """num_tried: the draft's length; of a tree that of the path which was tried. num_used: of a
+        guess that was only peeked at, how many tokens a round would have verified; None: all.
+        num_nodes: tokens drafted with all branches, None: num_tried. num_steps: how often the
         drafter ran, None: once a token."""
         nodes = float(num_tried) if num_nodes is None else num_nodes
         steps = nodes if num_steps is None else num_steps
         tokens = 1 + (num_accepted if num_used is None else min(num_used, num_accepted))
-        self.revision += 1
+        self.revisions[drafter] += 1
         self._count_steps(drafter, nodes, steps)
         key = _Key(drafter, str(signal), situation)
         turn = self._turn.get(key)
@@ -244,24 +253,16 @@ class Acceptance:
         drafted, steps = self._steps.get(drafter, (0.0, 0.0))
         return steps / drafted if drafted > 0.0 else None
 
-    def num_seen(self, kind: str) -> float:
-        """Rounds of this kind of text that were ever decoded on this machine."""
-        return self._clocks[kind] + self._earlier.get(kind, 0.0)
-
     def is_known(self, bucket: int) -> bool:
-        """Whether anything was learnt at such temperatures."""
+        """Whether any counts exist for such temperatures."""
         return any(key.situation.bucket == bucket for key in self._counts)
-
-    def num_rounds(self, drafter: str, signal: Hashable, situation: Situation) -> float:
-        """Rounds that were learnt from in this situation, turns before this one included."""
-        return self._counts.get(_Key(drafter, str(signal), situation), UNKNOWN).weight
 
     def rates(self, drafter: str, signal: Hashable, situation: Situation) -> list[float]:
         """Estimated chance of each position, given that the ones before it were accepted."""
         return self.estimate(drafter, signal, situation).rates
 
     def estimate(self, drafter: str, signal: Hashable, situation: Situation) -> Estimate:
-        """All that is believed of such drafts."""
+        """The estimate for such drafts."""
         name, bucket = str(signal), situation.bucket
         base = self._counts.get(_Key(drafter, name, Situation(bucket)), UNKNOWN)
         rates, prior = list[float](), PRIOR
@@ -270,15 +271,17 @@ class Acceptance:
         left = self._left_of(base, ALL_KINDS)
         prior_weight = PRIOR_WEIGHT * base.unit
         for tried, accepted in zip(base.tried, base.accepted, strict=True):
-            if tried > 0.0:
-                prior = (accepted + prior_weight * prior) / (tried + prior_weight)
+            if tried == 0.0:  # nor was anything behind it
+                break
+            prior = (accepted + prior_weight * prior) / (tried + prior_weight)
             rates.append(prior)
-        levels, evidence = [(base, prior_weight)], base.weight * left
+        rates += [prior] * (MAX_POSITIONS - len(rates))
+        levels, evidence = [(base, prior_weight)], base.own_weight * left
         if situation.kind != ALL_KINDS:
             own = self._counts.get(_Key(drafter, name, situation), UNKNOWN)
             left = self._left_of(own, situation.kind)
             levels.append((own, KIND_WEIGHT * own.unit))
-            evidence = own.weight * left + OTHER_KINDS * evidence / (evidence + OTHER_KINDS)
+            evidence = own.own_weight * left + OTHER_KINDS * evidence / (evidence + OTHER_KINDS)
         turn = self._turn.get(_Key(drafter, name, situation))
         if turn is not None:
             levels.append((turn, TURN_WEIGHT * turn.unit))
@@ -287,11 +290,11 @@ class Acceptance:
         return Estimate(rates, evidence, levels)
 
     def knows_confidence(self, drafter: str, bucket: int) -> bool:
-        """Whether this drafter has ever said how sure it was at this temperature."""
+        """Whether this drafter has stated confidences at this temperature."""
         return (drafter, bucket) in self._bins
 
     def chance(self, drafter: str, bucket: int, confidence: float) -> float:
-        """Estimated acceptance of a token the drafter is this confident of."""
+        """Estimated acceptance of a token that the drafter states this confidence for."""
         bins = self._bins.get((drafter, bucket))
         tried, accepted = bins[confidence_bin(confidence)] if bins else (0.0, 0.0)
         return (accepted + PRIOR_WEIGHT * confidence) / (tried + PRIOR_WEIGHT)
@@ -345,8 +348,7 @@ class Acceptance:
             {"drafter": drafter, "bucket": bucket, "cells": cells}
             for (drafter, bucket), cells in self._bins.items()
         ]
-        seen = {kind: self.num_seen(kind) for kind in {*self._clocks, *self._earlier}}
-        return {"records": records, "confidence": bins, "rounds": seen}
+        return {"records": records, "confidence": bins}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Acceptance:
@@ -363,13 +365,11 @@ class Acceptance:
             if len(cells) != CONFIDENCE_BINS:
                 raise ValueError("the confidence table has another size")
             found._bins[(str(row["drafter"]), int(row["bucket"]))] = cells
-        seen = state.get("rounds", {})
-        found._earlier = {str(kind): _number(count) for kind, count in seen.items()}
         return found
 
 
 def _refine(rates: list[float], counts: Counts, weight: float) -> None:
-    """Shift the rates to what a finer level saw; `weight` is that of the rates, in its unit."""
+    """Move the rates towards the counts of a finer level; `weight`: of the rates, in its unit."""
     for place, tried in enumerate(counts.tried):
         if tried == 0.0:  # nor was anything behind it
             break

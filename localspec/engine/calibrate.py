@@ -59,7 +59,7 @@ class StandIn:
     def prepare(self, sequence: Sequence) -> None:
         pass
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 
     def __init__(self, target: LanguageModel) -> None:
@@ -116,18 +116,17 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
                     continue
                 yield f"measuring {width} tokens at once, {place}"
                 costs.set_verify(width, context, _verify_ms(stage, width, context, sampling))
+            new = [name for name in engine.drafters if not costs.is_fresh(name, context)]
+            for name in new:
+                yield f"measuring {name}, {place}"
+                sequence = made_up_text(context, sampling)
+                stage.prefill(sequence, threading.Event())
+                costs.set_draft_step(name, context, _draft_step_ms(engine, name, sequence))
             for width in _doubtful(costs, fitting, context):
                 yield f"measuring {width} tokens once more, {place}"
                 known = costs.verify_ms(width, context) or math.inf
                 again = _verify_ms(stage, width, context, sampling)
                 costs.set_verify(width, context, min(known, again))
-            for name in engine.drafters:
-                if costs.is_fresh(name, context):
-                    continue
-                yield f"measuring {name}, {place}"
-                sequence = made_up_text(context, sampling)
-                stage.prefill(sequence, threading.Event())
-                costs.set_draft_step(name, context, _draft_step_ms(engine, name, sequence))
 
 
 def _ends_first(widths: list[int]) -> list[int]:

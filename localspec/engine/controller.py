@@ -1,63 +1,373 @@
-"""Hands out the policy of a turn: the controller's own choice, or what was asked for.
+"""What is known of one target on one machine: costs, acceptance, and what trying things has cost.
 
-Not here: what is learnt (learnt), the rule by which rounds are decided (policy).
+Contract: `learn` takes in a finished round, whichever policy planned it; `option` gives the present
+estimate of a drafter; `Peek` scores guesses that were not used. `snapshot` and `restore` keep the
+state over restarts as plain data. States are kept by `identity`, one for each combination of
+models, precision and machine; `measurements` reads them for the planner. No torch.
+
+Not here: the choice of a round (policy), measuring costs (calibrate).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
 
-from localspec.core import AUTO, OFF, DraftPlan, Outcome, Policy, SamplingParams, Sequence
-from localspec.engine.acceptance import ALL_KINDS, Situation, bucket_of
-from localspec.engine.learnt import Learnt
-from localspec.engine.policy import AdaptivePolicy
+from localspec.core import (
+    Drafter,
+    DraftPlan,
+    Growth,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+)
+from localspec.engine.acceptance import LENIENT, Acceptance, Situation, bucket_of
+from localspec.engine.costs import Costs, CostSnapshot
+from localspec.engine.options import Option, option_of
+from localspec.speculation import Measurement
+
+STATE_VERSION = 5
+READABLE_VERSIONS = (4, 5)  # version 4 has the same fields and more
+UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
+NO_DRAFT = "no draft"
+# The loader's names of precisions, and the planner's.
+PRECISIONS = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "8-bit": "8-bit",
+    "4-bit": "4-bit",
+}
+
+# In plain rounds, the rounds of decoding without drafting:
+EXPLORED = 0.01  # share of the time that exploration may lose,
+ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known
+MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
+RISKED = 6.0  # that drafting may lose before only proven drafters are used
+FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
+CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
+CATCH_UP_RATE = 0.3  # weight of the newest catch-up in the mean
+NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
+ASKED_MS = 0.01  # a drafter that took less was not asked
+PLAIN_LEARNT = 4  # one of so many plain rounds in a row teaches: all cost the same
 
 
-class Controller(Learnt):
-    """What is learnt, and the policies that use it."""
+class Budget:
+    """What may still be lost in one temperature bucket, in ms: by exploration against the best
+    choice known (saved_ms), and by drafting against plain decoding (risk_ms). It also says when a
+    plain round is due to be measured, since every gain is relative to it."""
 
-    def policy(
+    def __init__(self, plain_ms: float, allowance: float) -> None:
+        self.saved_ms = allowance * plain_ms
+        self.risk_ms = RISKED * plain_ms
+        self._num_drafted = 0  # rounds since a plain round was measured
+        self._look_after = FIRST_PLAIN_LOOK
+
+    def earn(self, time_ms: float, plain_ms: float) -> None:
+        """Time passed, of which exploration may lose a share."""
+        self._save(EXPLORED * time_ms, plain_ms)
+
+    def explored(self, gained_ms: float, plain_ms: float) -> None:
+        """A round explored and gained so much over the best choice known, mostly less than 0. A
+        round that something else disturbed may take minutes, so the debt is limited."""
+        self._save(gained_ms, plain_ms)
+
+    def _save(self, ms: float, plain_ms: float) -> None:
+        most = MOST_SAVED * plain_ms
+        self.saved_ms = max(-most, min(max(most, self.saved_ms), self.saved_ms + ms))
+
+    def drafted(self, gained_ms: float, plain_ms: float) -> None:
+        """A round drafted and gained so much over plain decoding."""
+        self._num_drafted += 1
+        risk_ms = min(RISKED * plain_ms, self.risk_ms + gained_ms)
+        self.risk_ms = max(-MOST_SAVED * plain_ms, risk_ms)
+
+    @property
+    def is_plain_due(self) -> bool:
+        return self._num_drafted >= self._look_after
+
+    def look_at_plain(self) -> None:
+        self._num_drafted, self._look_after = 0, min(LAST_PLAIN_LOOK, 2 * self._look_after)
+
+
+class CatchUp:
+    """The time that a drafter takes for each token it has to read, from drafts after a gap."""
+
+    def __init__(self) -> None:
+        self._ms_a_token: dict[str, float] = {}
+
+    def ms(self, drafter: str, num_missed: int, step_ms: float) -> float:
+        if num_missed <= NEARLY_CAUGHT_UP:
+            return 0.0
+        return num_missed * self._ms_a_token.get(drafter, CATCH_UP_GUESS * step_ms)
+
+    def observe(self, drafter: str, num_missed: int, extra_ms: float) -> None:
+        found = max(0.0, extra_ms) / num_missed
+        known = self._ms_a_token.get(drafter, found)
+        self._ms_a_token[drafter] = known + CATCH_UP_RATE * (found - known)
+
+
+class Controller:
+    """The learnt state of one target on one machine. Policies read it and teach it."""
+
+    def __init__(
         self,
-        sampling: SamplingParams,
-        requested: str,
-        num_draft_tokens: int | None,
-        first_num_draft_tokens: int | None = None,
-        kind: str = ALL_KINDS,
-    ) -> Policy:
-        """The policy of the turn that begins now. requested: AUTO, OFF or a drafter's name.
-        num_draft_tokens: fixed γ or None. first_num_draft_tokens: γ of a chain until anything was
-        learnt here, None: our own guess. kind: of text, which is learnt apart."""
-        self.begin_turn()
-        situation = Situation(bucket_of(sampling), kind)
-        if requested == OFF or num_draft_tokens == 0:
-            chosen = "chose plain decoding" if requested == OFF else "fixed γ at 0"
-            return FixedPolicy(self, situation, DraftPlan(OFF, 0, reason=f"Off: you {chosen}."))
-        if requested != AUTO and num_draft_tokens is not None:
-            reason = f"{requested} with {num_draft_tokens} tokens a round, as you chose."
-            plan = DraftPlan(requested, num_draft_tokens, reason=reason)
-            return FixedPolicy(self, situation, plan)
-        allowed = tuple(self.drafters) if requested == AUTO else (requested,)
-        return AdaptivePolicy(
-            self, situation, allowed, requested == AUTO, num_draft_tokens, first_num_draft_tokens
+        drafters: Mapping[str, Drafter],
+        costs: Costs,
+        acceptance: Acceptance,
+        sampled_costs: Costs | None = None,
+        shipped: Mapping[str, Any] | None = None,
+    ) -> None:
+        """costs: of greedy rounds. sampled_costs: of rounds that draw, None: the same. shipped: a
+        snapshot of the acceptance of these models on another machine, used where nothing was
+        observed here. Raises ValueError, KeyError, TypeError for what is no such snapshot."""
+        self.drafters = drafters
+        self.costs = costs
+        self.sampled_costs = costs if sampled_costs is None else sampled_costs
+        self.acceptance = acceptance
+        self.shipped = shipped
+        self.catch_up = CatchUp()
+        self.random = Random(0)
+        self.weighing_ms, self.asking_ms = 0.2, 0.02  # what a plan takes; guesses at first
+        self.signals: dict[str, set[Hashable]] = {}  # that each drafter ever gave
+        self.second_looks = Counter[str]()  # rounds at drafters that their costs rule out
+        self._expected = None if shipped is None else Acceptance.restored(shipped)
+        self._budgets: dict[int, Budget] = {}
+        self._num_plain = 0  # plain rounds since the last draft, or since the turn began
+
+    def begin_turn(self) -> None:
+        if self._expected is not None:
+            self.acceptance.expect(self._expected)
+            self._expected = None
+        self.acceptance.begin_turn()
+        self._num_plain = 0
+
+    def costs_at(self, bucket: int) -> Costs:
+        """The costs of rounds in this temperature bucket: drawing tokens takes time as well."""
+        return self.costs if bucket % LENIENT == 0 else self.sampled_costs
+
+    def is_measured(self, sampling: SamplingParams) -> bool:
+        """Whether the costs of such rounds are known: greedy ones are measured first."""
+        return self.costs_at(bucket_of(sampling)).is_measured
+
+    def lacks_costs(self, sampling: SamplingParams) -> bool:
+        """Whether something that such a turn may choose was never measured here."""
+        costs = self.costs_at(bucket_of(sampling))
+        return not (costs.is_measured and all(map(costs.knows, self.drafters)))
+
+    def plain_ms(self, sequence: Sequence, context: int) -> float | None:
+        """One plain round of this sequence at this context; None until measured."""
+        return self.costs_at(bucket_of(sequence.sampling)).plain_ms(context)
+
+    def budget(self, bucket: int, plain_ms: float) -> Budget:
+        """With an allowance where no acceptance is known."""
+        if bucket not in self._budgets:
+            allowance = 0.0 if self.acceptance.is_known(bucket) else ALLOWANCE
+            self._budgets[bucket] = Budget(plain_ms, allowance)
+        return self._budgets[bucket]
+
+    def option(
+        self,
+        name: str,
+        signal: Hashable,
+        situation: Situation,
+        prices: CostSnapshot,
+        fixed_length: int | None = None,
+        first_length: int | None = None,
+    ) -> Option | None:
+        """See option_of; None for a drafter whose step was never measured."""
+        if name not in prices.step_ms:
+            return None
+        belief = self.acceptance.estimate(name, signal, situation)
+        steps = self.acceptance.steps_a_token(name)
+        shapes_itself = self.drafters[name].shapes_itself
+        return option_of(
+            name, signal, prices, belief, steps, shapes_itself, fixed_length, first_length
         )
 
+    def growth(self, drafter: str, prices: CostSnapshot, bucket: int, rate: float) -> Growth:
+        """What a tree of this drafter may spend at the going rate, tokens per ms. A node's price is
+        what its place in the forward takes."""
+        nodes = tuple(rate * ms for ms in prices.place_ms)
+        chance = partial(self.acceptance.chance, drafter, bucket)
+        return Growth(chance, nodes, rate * prices.step_ms[drafter], rate * prices.jump_ms)
 
-class FixedPolicy:
-    """The same plan every round, as asked; what comes of it teaches the controller."""
+    def learn(self, situation: Situation, outcome: Outcome, was_caught_up: bool = True) -> None:
+        """was_caught_up: whether the drafter had read all before and took its usual time."""
+        step, verdict = outcome.step, outcome.verdict
+        self.acceptance.tick(situation.kind)
+        costs = self.costs_at(situation.bucket)
+        if self._shows_its_cost(step, costs):
+            costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
+        if step.num_draft_tokens == 0:
+            return
+        num_steps = step.num_draft_steps or step.num_draft_tokens
+        if was_caught_up:
+            costs.observe_draft(step.drafter, num_steps, step.context_length, step.draft_ms)
+        accepted = verdict.accepted_length
+        self.acceptance.observe(
+            step.drafter,
+            step.signal,
+            situation,
+            # Censored where the path ends at a leaf: nothing further was tried.
+            accepted + was_tried_beyond(outcome.proposal, verdict),
+            accepted,
+            num_nodes=step.num_draft_tokens,
+            num_steps=num_steps,
+        )
+        if step.confidences is not None:
+            taken = judged(outcome.proposal, verdict)
+            self.acceptance.observe_confidences(
+                step.drafter, situation.bucket, step.confidences, taken
+            )
 
-    def __init__(self, learnt: Learnt, situation: Situation, plan: DraftPlan) -> None:
-        self._learnt = learnt
+    def learn_of_nothing(self, situation: Situation, asked: DraftPlan, step: Step) -> None:
+        """A drafter was asked and proposed nothing: the round gave one token and cost the asking.
+        Where a reply had no room for a draft it was not asked, which takes no time."""
+        costs = self.costs_at(situation.bucket)
+        step_ms = costs.draft_ms(asked.drafter, 1, step.context_length)
+        if step.draft_ms >= ASKED_MS and step_ms is not None:
+            steps = step.draft_ms / step_ms
+            self.acceptance.observe(
+                asked.drafter, asked.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
+            )
+
+    def _shows_its_cost(self, step: Step, costs: Costs) -> bool:
+        """Whether a round shows what its width costs. The first plain round after a draft is
+        slower than those after it, because the target's weights are no longer in the processor's
+        caches: it shows something only where it was even so faster than believed."""
+        if step.num_draft_tokens or step.draft_ms >= ASKED_MS:
+            self._num_plain = 0
+        else:
+            self._num_plain += 1
+        if step.num_draft_tokens:
+            return True
+        if self._num_plain > 1:
+            return self._num_plain <= PLAIN_LEARNT or self._num_plain % PLAIN_LEARNT == 0
+        believed_ms = costs.plain_ms(step.context_length)
+        return believed_ms is not None and step.verify_ms < believed_ms
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "costs": self.costs.snapshot(),
+            "sampled_costs": self.sampled_costs.snapshot(),
+            "acceptance": self.acceptance.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Restore a snapshot; False (and nothing changed) when it is not a valid one."""
+        try:
+            if state["version"] not in READABLE_VERSIONS:
+                return False
+            costs = Costs.restored(state["costs"])
+            sampled_costs = Costs.restored(state["sampled_costs"])
+            acceptance = Acceptance.restored(state["acceptance"])
+        except UNREADABLE:
+            return False
+        self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
+        return True
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """What an unused drafter would have proposed. start: length of the sequence then."""
+
+    option: Option
+    start: int
+    tokens: tuple[int, ...]
+
+
+class Peek:
+    """Scores the guess of a drafter that is not used, where guessing is free, one at a time."""
+
+    def __init__(self, controller: Controller, situation: Situation) -> None:
+        self._controller = controller
         self._situation = situation
-        self._plan = plan
+        self._held: _Guess | None = None
+        self._silent = set[str]()  # drafters that gave no guess in this turn
 
-    def plan(self, sequence: Sequence) -> DraftPlan:
-        if self._plan.drafter == OFF:
-            return self._plan
-        signal = self._learnt.drafters[self._plan.drafter].signal(sequence)
-        return replace(self._plan, signal=signal)
+    def at(self, sequence: Sequence, unused: list[Option]) -> None:
+        """Score the guess that is held, if the text has decided it, and hold the next one."""
+        if self._held is not None and not self._is_scored(self._held, sequence):
+            return
+        self._held = None
+        for option in unused:
+            if option.drafter not in self._silent:
+                tokens = self._controller.drafters[option.drafter].peek(sequence)
+                if tokens:
+                    self._held = _Guess(option, len(sequence.tokens), tokens)
+                    return
+                self._silent.add(option.drafter)
 
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        return () if self._plan.drafter == OFF else (self._plan.drafter,)
+    def forget(self, drafter: str) -> None:
+        """A round of this drafter is counted itself, so its guess must not be counted as well."""
+        if self._held is not None and self._held.option.drafter == drafter:
+            self._held = None
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        self._learnt.learn(self._situation, outcome)
+    def _is_scored(self, guess: _Guess, sequence: Sequence) -> bool:
+        """Compare what came since with the guess; False while that does not decide it."""
+        came = sequence.tokens[guess.start : guess.start + len(guess.tokens)]
+        pairs = enumerate(zip(came, guess.tokens, strict=False))
+        agreed = next((i for i, (a, b) in pairs if a != b), len(came))
+        if agreed == len(came) < len(guess.tokens):
+            return False
+        option = guess.option
+        self._controller.acceptance.observe(
+            option.drafter, option.signal, self._situation, len(guess.tokens), agreed,
+            num_used=option.num_draft_tokens, num_nodes=option.num_draft_tokens, num_steps=1,
+        )  # fmt: skip
+        return True
+
+
+def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:
+    """For each draft token whether it was accepted, None where its parent was not."""
+    path = {-1, *verdict.path}
+    return [
+        node in path if parent in path else None for node, parent in enumerate(proposal.parents)
+    ]
+
+
+def was_tried_beyond(proposal: Proposal, verdict: Verdict) -> bool:
+    """Whether a draft token stood after the last accepted one, and was refused."""
+    end = verdict.path[-1] if verdict.path else -1
+    return end in proposal.parents
+
+
+def identity(target: str, draft: str | None, precision: str, *machine: str) -> str:
+    """The name of one combination; what is learnt on it serves no other."""
+    return " | ".join((target, draft or NO_DRAFT, precision, *machine))
+
+
+def measurements(states: Mapping[str, Any], context_length: int) -> tuple[Measurement, ...]:
+    """One Measurement for each learnt state that can be read: its costs at the measured context
+    nearest to `context_length`, its acceptance at the temperature with the most evidence. A state
+    that cannot be read is left out; it is learnt again."""
+    found = (_measurement(name, state, context_length) for name, state in states.items())
+    return tuple(each for each in found if each is not None)
+
+
+def _measurement(name: str, state: Any, context_length: int) -> Measurement | None:
+    def near(points: Mapping[str, float]) -> float:
+        return points[min(points, key=lambda at: abs(int(at) - context_length))]
+
+    target, draft, precision, *_ = [*name.split(" | "), "", "", ""]
+    try:
+        costs, learnt = state["costs"], Acceptance.restored(state["acceptance"])
+        return Measurement(
+            target=target,
+            precision=PRECISIONS[precision],
+            verify_ms={int(width): near(points) for width, points in costs["verify_ms"].items()},
+            draft_step_ms={name: near(points) for name, points in costs["draft_step_ms"].items()},
+            acceptance={name: tuple(rates) for name, rates in learnt.best_known().items()},
+            draft=None if draft == NO_DRAFT else draft,
+        )
+    except UNREADABLE:
+        return None

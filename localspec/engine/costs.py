@@ -10,7 +10,7 @@ machine was busy when it was measured. A width between two measured ones becomes
 when it runs, and is forgotten when those are measured again. State is plain data.
 
 `at(context)` reads everything at one moment (`CostSnapshot`), so that costs compared with each
-other are consistent, and keeps the reading for KEPT_ROUNDS rounds: reading takes host time.
+other are consistent, and keeps the reading until a cost has MOVED: reading takes host time.
 
 Not here: taking the measurements (calibrate), deciding (controller).
 Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
@@ -26,7 +26,8 @@ from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16)
 MAX_DRAFT_TOKENS = WIDTHS[-1] - 1  # with the root as wide as the widest width measured
-OWN_RATE = 0.05  # how far one round moves its own width
+SLOWER_RATE = 0.05  # how far one slower round moves the cost of its own width,
+FASTER_RATE = 0.1  # and one faster round: other programs slow a round, and nothing speeds it up
 COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
 SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
 LATELY = 16  # rounds; a surprise of before says nothing of how busy the machine is now
@@ -34,7 +35,7 @@ MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for mo
 REFUTING = 0.6  # of the believed cost: rounds that took less refute it
 REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
 REFUTED_TO = 0.9  # of what is believed then, such rounds have taken
-KEPT_ROUNDS = 64  # that a reading serves
+MOVED = 0.03  # share by which a cost may move before readings are renewed
 CONTEXT_RATIO = 0.25  # of the logarithm: contexts within 28 % share a reading
 NEAR_CONTEXT = 256  # tokens: below it a context is short
 
@@ -61,6 +62,18 @@ class Curve:
         # Noise can tilt a flat curve downwards; more context never costs less.
         return self.points[contexts[left]] + max(0.0, slope) * (context - contexts[left])
 
+    def scale(self, context: int, factor: float) -> None:
+        """Multiply the nearest point by `factor`, and the point on the other side by less, the
+        further it is."""
+        contexts = sorted(self.points)
+        place = bisect_left(contexts, context)
+        around = contexts[max(0, place - 1) : place + 1]
+        distances = [abs(context - at) for at in around]
+        nearest, total = min(distances), sum(distances)
+        for at, distance in zip(around, distances, strict=True):
+            share = (total - distance) / (total - nearest) if total > nearest else 1.0
+            self.points[at] *= 1.0 + share * (factor - 1.0)
+
 
 class Costs:
     """The cost table of one target and its drafters on one machine."""
@@ -68,7 +81,6 @@ class Costs:
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}  # width -> curve
         self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one of its steps
-        self._scale: dict[int, float] = {}  # width -> drift since it was measured
         self._surprises: dict[int, tuple[float, int]] = {}  # width -> its surprise, and when
         self._common = 1.0
         self._num_observed = 0
@@ -77,7 +89,8 @@ class Costs:
         self._refuting: dict[int | str, float] = {}
         # What was measured in this run: a width or a drafter, and the context.
         self._fresh = set[tuple[int | str, int]]()
-        self._readings: dict[int, tuple[int, CostSnapshot]] = {}
+        self._readings: dict[int, CostSnapshot] = {}
+        self._moved: dict[int | str, float] = {}  # since then, what its costs were multiplied by
 
     @property
     def is_measured(self) -> bool:
@@ -94,28 +107,24 @@ class Costs:
     def at(self, context: int) -> CostSnapshot | None:
         """The costs at this context; None until measured."""
         place = int(math.log(context + NEAR_CONTEXT) / CONTEXT_RATIO)
-        made, found = self._readings.get(place, (0, None))
-        if found is not None and self._num_observed - made < KEPT_ROUNDS:
-            return found
-        if not self.is_measured:
-            return None
+        if place in self._readings or not self.is_measured:
+            return self._readings.get(place)
         known = [self.verify_ms(width, context) for width in range(1, MAX_DRAFT_TOKENS + 2)]
         steps = {name: self.draft_ms(name, 1, context) for name in self._draft_step}
         fresh = CostSnapshot(
             tuple(ms for ms in known if ms is not None),
             {name: ms for name, ms in steps.items() if ms is not None},
         )
-        self._readings[place] = self._num_observed, fresh
+        self._readings[place] = fresh
         return fresh
 
     def set_verify(self, width: int, context: int, verify_ms: float) -> None:
         self._readings.clear()
         for between in self._between:
-            del self._verify[between], self._scale[between]
+            del self._verify[between]
             self._surprises.pop(between, None)
         self._between.clear()
         self._verify.setdefault(width, Curve({})).points[context] = verify_ms / self._common
-        self._scale[width] = 1.0
         self._fresh.add((width, context))
 
     def set_draft_step(self, drafter: str, context: int, step_ms: float) -> None:
@@ -152,16 +161,6 @@ class Costs:
         curve = self._draft_step.get(drafter)
         return None if curve is None else num_steps * curve.at(context) * self._common
 
-    def round_ms(
-        self, drafter: str, num_tokens: float, context: int, num_steps: float | None = None
-    ) -> float | None:
-        """A whole round: drafting `num_tokens` in so many steps (None: one each) and verifying
-        them; plain decoding for 0."""
-        verify_ms = self.verify_ms(num_tokens + 1, context)
-        steps = num_tokens if num_steps is None else num_steps
-        draft_ms = self.draft_ms(drafter, steps, context) if num_tokens else 0.0
-        return None if verify_ms is None or draft_ms is None else verify_ms + draft_ms
-
     def observe(self, width: int, context: int, verify_ms: float) -> None:
         """Refine from one round of normal running. One wider than all that was measured says
         nothing of the others."""
@@ -169,40 +168,48 @@ class Costs:
         if expected is None or expected <= 0.0 or width > max(self._verify):
             return
         self._num_observed += 1
-        refuted = self._refuted(width, verify_ms / expected, REFUTING)
-        if refuted is not None:
-            if width not in self._verify:
-                self._make_cell(width)
-            self._scale[width] *= refuted
-            self._surprises.pop(width, None)
-            return
-        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, verify_ms / expected - 1.0))
         if width not in self._verify:
             self._make_cell(width)
+        surprise = self._learn(width, self._verify[width], context, verify_ms / expected, REFUTING)
         lately, _ = self._surprises.get(width, (0.0, 0))
-        lately += SURPRISE_RATE * (surprise - lately)
-        self._surprises[width] = lately, self._num_observed
-        self._common *= 1.0 + COMMON_RATE * self._agreed_surprise()
-        self._scale[width] *= 1.0 + OWN_RATE * surprise
+        self._surprises[width] = lately + SURPRISE_RATE * (surprise - lately), self._num_observed
+        factor = 1.0 + COMMON_RATE * self._agreed_surprise()
+        self._common *= factor
+        self._note("", factor)
 
-    def _refuted(self, what: int | str, share: float, refuting: float) -> float | None:
-        """By how much the cost of a width or a drafter is to be corrected at once, where this
-        round and the one before it both took less than `refuting` of it; None elsewhere. share:
-        what this round took of it."""
+    def _learn(
+        self, what: int | str, curve: Curve, context: int, share: float, refuting: float
+    ) -> float:
+        """Move a curve near this context by what a round took of the cost that was believed.
+        Returns the surprise that is left for the machine's state."""
         before = self._refuting.pop(what, None)
-        if share >= refuting:
-            return None
-        if before is None:
+        if share < refuting:
+            if before is not None:
+                self._move(what, curve, context, max(before, share) / REFUTED_TO)
+                return 0.0
             self._refuting[what] = share
-            return None
-        return max(before, share) / REFUTED_TO
+        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, share - 1.0))
+        rate = SLOWER_RATE if surprise > 0.0 else FASTER_RATE
+        self._move(what, curve, context, 1.0 + rate * surprise)
+        return surprise
+
+    def _move(self, what: int | str, curve: Curve, context: int, factor: float) -> None:
+        curve.scale(context, factor)
+        self._note(what, factor)
+
+    def _note(self, what: int | str, factor: float) -> None:
+        """Drop the readings once a cost has moved."""
+        moved = self._moved[what] = self._moved.get(what, 1.0) * factor
+        if abs(moved - 1.0) > MOVED:
+            self._readings.clear()
+            self._moved.clear()
 
     def _make_cell(self, width: int) -> None:
         """Give a width between two that were measured a curve of its own, as it was taken to be."""
         contexts = sorted({at for curve in self._verify.values() for at in curve.points})
         found = {at: self.verify_ms(width, at) for at in contexts}
         points = {at: ms / self._common for at, ms in found.items() if ms is not None}
-        self._verify[width], self._scale[width] = Curve(points), 1.0
+        self._verify[width] = Curve(points)
         self._between.add(width)
 
     def _agreed_surprise(self) -> float:
@@ -217,16 +224,12 @@ class Costs:
     def observe_draft(self, drafter: str, num_steps: int, context: int, draft_ms: float) -> None:
         """Refine a drafter's step the same way."""
         expected = self.draft_ms(drafter, num_steps, context)
-        if expected is None or expected <= 0.0:
-            return
-        surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, draft_ms / expected - 1.0))
-        refuted = self._refuted(drafter, draft_ms / expected, REFUTING_DRAFT)
-        factor = refuted or 1.0 + OWN_RATE * surprise
-        curve = self._draft_step[drafter]
-        curve.points = {at: ms * factor for at, ms in curve.points.items()}
+        if expected is not None and expected > 0.0:
+            curve = self._draft_step[drafter]
+            self._learn(drafter, curve, context, draft_ms / expected, REFUTING_DRAFT)
 
     def _cell(self, width: int, context: int) -> float:
-        return self._verify[width].at(context) * self._scale[width] * self._common
+        return self._verify[width].at(context) * self._common
 
     def snapshot(self) -> dict[str, Any]:
         """Plain JSON data of what was measured: the drift is folded into the points."""

@@ -1,15 +1,16 @@
-"""What may be chosen for a round, and what it is expected to bring.
+"""What may be chosen for a round: its expected rate, and the words that give it as a reason.
 
-Contract: an `Option` is one drafter with one signal at its best length; `option_of` weighs it from
-what is believed of its acceptance and what its rounds cost. Pure: nothing is learnt here.
+Contract: an `Option` is one drafter with one signal at its best length; `option_of` makes it from
+the estimate of its acceptance and the cost of its rounds. The `why_` functions say a decision with
+the figures it was made by, for a person. Pure.
 
-Not here: which option is taken (controller).
+Not here: which option is taken (policy).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -17,19 +18,25 @@ from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
 
-MARGIN = 0.15  # of an untried option's rate, taken off before it is compared with others
-DRAW_SHARPNESS = 0.5  # of the evidence in a draw: acceptance differs from turn to turn
-USUAL_NODES = 4  # of a drafter that shapes its drafts, before its rounds have shown
+MARGIN = 0.15  # share of the rate of an untried option that is not counted on
+PROVEN_MARGIN = 0.4  # the same, once drafting has lost what it may lose
+DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from turn to turn
+USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
+TRIED = 0.5  # rounds of evidence: below it a rate is only assumed
+
+NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."
+UNMEASURED = "Off: this machine has not been measured yet."
+PLAIN_LOOK = "A round without drafting, to keep its cost measured."
 
 
 @dataclass(frozen=True)
 class Option:
-    """num_draft_tokens: its length; of a drafter that shapes its drafts, as far as it may go.
+    """num_draft_tokens: its length; of a drafter that shapes its drafts, the most it may draft.
     rate: expected tokens per ms. rates: acceptance by position. evidence: rounds behind it.
-    round_ms[γ]: what its rounds cost. ceiling: tokens per ms if every draft token were accepted.
-    length: the γ of the model's rate, `model_rate`, which `rate`
-    corrects by what its rounds really gave. is_free: whether the controller chooses γ."""
+    round_ms[γ]: cost of its rounds. ceiling: tokens per ms if every draft token were accepted.
+    length: the γ of `model_rate`, which `rate` corrects by what its rounds really gave. is_free:
+    whether the controller chooses γ."""
 
     drafter: str
     signal: Hashable
@@ -43,10 +50,9 @@ class Option:
     model_rate: float
     is_free: bool
 
-    @property
-    def sure_rate(self) -> float:
-        """The rate less a margin for what was not tried."""
-        return self.rate * (1.0 - MARGIN / math.sqrt(1.0 + self.evidence))
+    def sure_rate(self, margin: float) -> float:
+        """The rate less a margin that shrinks with the evidence."""
+        return self.rate * (1.0 - margin / math.sqrt(1.0 + self.evidence))
 
     def drawn(self, random: Random) -> tuple[float, int]:
         """(rate, length) for an acceptance drawn from the posterior. The draw is of the first
@@ -124,3 +130,54 @@ def _observed_rate(
             drafted = (counts.drafted + weight * drafted) / total
             steps = (counts.steps + weight * steps) / total
     return tokens / prices.round_ms(drafter, min(drafted, MAX_DRAFT_TOKENS), steps)
+
+
+def why_off(options: Sequence[Option], plain_ms: float) -> str:
+    """options: those that had something to propose. plain_ms: one plain round."""
+    if not options:
+        return NOTHING_TO_PROPOSE
+    best = max(options, key=lambda option: option.rate)
+    if all(option.ceiling * plain_ms <= 1.0 for option in options):
+        return f"Off: even with every token accepted {best.drafter} would not be faster."
+    gain = best.rate * plain_ms
+    doubt = ", too little to be sure of" if gain > 1.0 else ""
+    return (
+        f"Off: {best.drafter} would reach {gain:.2f}x the speed without drafting{doubt} "
+        f"({_accepted(best)})."
+    )
+
+
+def why_drafting(option: Option, plain_ms: float, shapes_itself: bool) -> str:
+    """shapes_itself: the drafter decides how much it drafts."""
+    length, gain = option.num_draft_tokens, option.rate * plain_ms
+    about = "" if shapes_itself else f"about {_tokens(length)} a round, "
+    return (
+        f"{option.drafter}: {about}{gain:.2f}x the speed without drafting expected "
+        f"({_accepted(option)})."
+    )
+
+
+def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:
+    about = "" if shapes_itself else f" with {_tokens(length)} a round"
+    return (
+        f"A try of {option.drafter}{about}: little is known of it here, and it may be faster "
+        f"({_accepted(option)})."
+    )
+
+
+def why_unmeasured(drafter: str) -> str:
+    return f"{drafter}, as you chose; this machine has not been measured yet."
+
+
+def why_silent(drafter: str) -> str:
+    return f"{drafter}, as you chose: it has nothing to propose here."
+
+
+def _accepted(option: Option) -> str:
+    if option.evidence < TRIED:
+        return f"assumed: first draft token accepted {option.rates[0]:.0%} of the time, not tried"
+    return f"first draft token accepted {option.rates[0]:.0%} of the time"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

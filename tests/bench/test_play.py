@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from statistics import mean
 from typing import Any
 
 import pytest
 
 from localspec.bench.play import (
     FixedArm,
+    Game,
     best_by_kind,
     controller_of,
     play_adaptive,
@@ -27,12 +30,13 @@ from localspec.bench.worlds import (
     adversarial,
     alternating,
     contest_worlds,
+    first_starts,
     misjudged,
     scenarios,
     stationary,
     turning,
 )
-from localspec.core import OFF, SamplingParams, Sequence
+from localspec.core import OFF, SamplingParams, Sequence, Step
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 
@@ -47,6 +51,13 @@ RIGHT_THRICE = (True, True, True, False) * 3  # 12 tokens
 def world(is_right: tuple[bool, ...] = RIGHT_THRICE, **facts: Any) -> World:
     track = Track(("model",) * len(is_right), is_right, facts.pop("confidences", None))
     return World("by hand", {MODEL: track}, (Stretch(0, len(is_right), 5),), COSTS, **facts)
+
+
+def play_steps(found: World) -> list[Step]:
+    game = Game(found, readers_of(found), Random(0), jitter=0.0)
+    for turn in found.turns:
+        game.turn(turn, FixedArm(MODEL, 4))
+    return game.steps
 
 
 def best_fixed(found: World) -> float:
@@ -114,7 +125,7 @@ def test_only_a_drafter_that_costs_nothing_foresees() -> None:
         reader.begin(found.turns[0])
     place = next(i for i, s in enumerate(found.tracks[LOOKUP].signals) if s is not None)
     sequence.tokens += [1] * place
-    assert readers[MODEL].foresee(sequence) == () != readers[LOOKUP].foresee(sequence)
+    assert readers[MODEL].peek(sequence) == () != readers[LOOKUP].peek(sequence)
 
 
 def test_a_controller_starts_from_what_is_believed() -> None:
@@ -185,6 +196,23 @@ def test_auto_comes_near_the_best_way_of_each_kind_of_text(feature: str, least: 
     """Short turns of three kinds; all that is spent on learning is included."""
     found = next(each for each in contest_worlds(0) if feature in each.name)
     assert play_adaptive(found, "auto", 0).tokens_per_second >= least * best_by_kind(found)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_a_first_start_is_not_slower_than_plain_decoding(index: int) -> None:
+    """Shipped acceptance is 0.3 too high. In the second world every way of drafting loses."""
+    reached = []
+    for seed in range(4):
+        found = first_starts(seed)[index]
+        plain = play_fixed(found, OFF, 0).tokens_per_second
+        reached.append(play_adaptive(found, "auto", seed).tokens_per_second / plain)
+    assert mean(reached) >= 0.975 and min(reached) >= 0.96, reached
+
+
+def test_a_drafter_reads_what_it_missed_before_it_drafts() -> None:
+    found = replace(world(), catch_up=0.1)
+    first, *_ = play_steps(found)
+    assert first.draft_ms == pytest.approx(4 * 1.0 + 0.1 * 5 * 1.0)
 
 
 def test_acceptance_may_fall_by_the_place_in_a_draft_and_a_machine_slow_down() -> None:

@@ -87,9 +87,9 @@ def test_without_a_counter_energy_is_unknown(bench: BenchEngine) -> None:
 def test_an_arm_learns_apart_from_the_others(bench: BenchEngine) -> None:
     one, other = own_controller(bench), own_controller(bench)
     EngineRunner(bench, one, "draft_model", 3).run(CASE, SamplingParams(), 16)
-    assert one.acceptance.num_rounds("draft_model", "model", Situation(0)) > 0
-    assert other.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
-    assert bench.controller.acceptance.num_rounds("draft_model", "model", Situation(0)) == 0
+    assert one.acceptance.estimate("draft_model", "model", Situation(0)).evidence > 0
+    assert other.acceptance.estimate("draft_model", "model", Situation(0)).evidence == 0
+    assert bench.controller.acceptance.estimate("draft_model", "model", Situation(0)).evidence == 0
 
 
 def test_forgetting_empties_every_cache(bench: BenchEngine) -> None:

@@ -68,7 +68,7 @@ class Knowing:
     def prepare(self, sequence: object) -> None:
         pass
 
-    def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:

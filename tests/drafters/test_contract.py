@@ -532,7 +532,7 @@ class Guesser:
     def prepare(self, sequence: object) -> None:
         pass
 
-    def foresee(self, sequence: core.Sequence) -> Context:
+    def peek(self, sequence: core.Sequence) -> Context:
         return ()
 
     def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:

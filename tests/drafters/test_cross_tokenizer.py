@@ -190,7 +190,7 @@ def test_empty_text_gives_nothing() -> None:
     assert drafter.propose(sequence, DraftPlan(NAME, 4)) == Proposal()
     drafter.prepare(sequence)
     assert drafter.signal(sequence) is None
-    assert drafter.foresee(sequence) == ()
+    assert drafter.peek(sequence) == ()
 
 
 def test_a_full_context_gives_nothing_and_a_nearly_full_one_a_shorter_draft() -> None:

@@ -43,7 +43,7 @@ FILE = """
         def prepare(self, sequence):
             pass
 
-        def foresee(self, sequence):
+        def peek(self, sequence):
             return ()
 
         def propose(self, sequence, plan):

@@ -25,6 +25,7 @@ from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
+from localspec.engine.policy import policy_of
 from localspec.errors import NumericsError
 from localspec.forward.decoder import Decoder
 from localspec.forward.quantise import Kind
@@ -176,7 +177,7 @@ def test_a_full_context_has_nothing_to_propose() -> None:
     drafter = SelfQuantDrafter.of(target, "int8")
     assert drafter.signal(turn(prompt=(1,) * 7)) == "model"
     assert drafter.signal(turn(prompt=(1,) * 8)) is None
-    assert drafter.foresee(turn()) == ()
+    assert drafter.peek(turn()) == ()
     target.forward((1,) * 6)
     proposal = drafter.propose(turn(prompt=(1,) * 7), DraftPlan(NAME, 4))
     assert len(proposal.tokens) == 1
@@ -223,11 +224,12 @@ def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
     plain = decoded(engine, Fixed(OFF, 0))
     # A large bf16 target on a processor: 45 ms a token, the copy 13 ms.
     controller = controller_with(drafter, plain_ms=45.0, wide_ms=47.0, draft_step_ms=13.0)
-    plan = controller.policy(SamplingParams(), AUTO, None).plan(turn())
+    plan = policy_of(controller, SamplingParams(), AUTO, None).plan(turn())
     assert plan.drafter == NAME and plan.num_draft_tokens >= 1 and not plan.is_probe
-    assert plan.reason.startswith(f"{NAME}: ") and "of plain decoding expected" in plan.reason
+    assert plan.reason.startswith(f"{NAME}: ")
+    assert "the speed without drafting expected" in plan.reason
     learning = Engine(engine.target, controller.drafters)
-    assert decoded(learning, controller.policy(SamplingParams(), AUTO, None)) == plain
+    assert decoded(learning, policy_of(controller, SamplingParams(), AUTO, None)) == plain
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,6 @@ def test_a_step_as_dear_as_the_targets_own_is_left_with_a_reason(
     _, drafter = engine_of("int8")
     # A tiny target: its step is mostly overhead, which the copy has as well.
     controller = controller_with(drafter, 1.7, 1.8, draft_step_ms)
-    plan = controller.policy(SamplingParams(), AUTO, None).plan(turn())
+    plan = policy_of(controller, SamplingParams(), AUTO, None).plan(turn())
     assert (plan.drafter, plan.num_draft_tokens) == (OFF, 0)
     assert plan.reason.startswith("Off: ") and reason in plan.reason

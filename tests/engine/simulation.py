@@ -11,6 +11,7 @@ from localspec.core import AUTO, DraftPlan, Outcome, Proposal, SamplingParams, S
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs
+from localspec.engine.policy import policy_of
 
 PLAIN_MS = 10.0
 WIDTH_MS = 0.2  # each further token of a round's forward
@@ -34,7 +35,7 @@ class Simulated:
         self.is_free = is_free
         self.is_silent = False
         self.confidence: float | None = None
-        self.foreseen: tuple[int, ...] = ()
+        self.guess: tuple[int, ...] = ()
         self.random = random.Random(0)
 
     def signal(self, sequence: Sequence) -> str | None:
@@ -43,8 +44,8 @@ class Simulated:
     def prepare(self, sequence: Sequence) -> None:
         pass
 
-    def foresee(self, sequence: Sequence) -> tuple[int, ...]:
-        return self.foreseen if self.is_free else ()
+    def peek(self, sequence: Sequence) -> tuple[int, ...]:
+        return self.guess if self.is_free else ()
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         tokens, is_right = list[int](), True
@@ -102,7 +103,7 @@ class World:
         while left > 0:
             rng: Any = None
             sequence = Sequence((1, 2), sampling, 10**9, frozenset(), rng)
-            policy = self.controller.policy(sampling, requested, length, kind=self.kind)
+            policy = policy_of(self.controller, sampling, requested, length, kind=self.kind)
             while left > 0 and len(sequence.tokens) < TURN:
                 left -= 1
                 self.game.round(sequence, policy)

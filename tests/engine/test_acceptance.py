@@ -148,7 +148,7 @@ def test_restored_state_has_the_same_rates_and_counts_for_little() -> None:
     assert again.rates("d", "s", COLD)[0] == pytest.approx(
         acceptance.rates("d", "s", COLD)[0], abs=0.05
     )
-    assert again.num_rounds("d", "s", COLD) <= PRIOR_ROUNDS
+    assert again.estimate("d", "s", COLD).evidence <= PRIOR_ROUNDS
     learn(again, 0.1, 60)
     learn(acceptance, 0.1, 60)
     assert again.rates("d", "s", COLD)[0] <= acceptance.rates("d", "s", COLD)[0] + 0.02
@@ -241,15 +241,17 @@ def shipped(rate: float, rounds: int = 200, **where: Any) -> Acceptance:
     return Acceptance.restored(json.loads(json.dumps(found.snapshot())))
 
 
-def test_what_was_learnt_elsewhere_is_where_a_first_chat_starts() -> None:
+def test_what_was_shipped_is_where_a_first_chat_starts() -> None:
     acceptance = Acceptance()
     acceptance.expect(shipped(0.9))
     assert acceptance.rates("d", "s", COLD)[0] > 0.75, "nearer to 0.9 than to the prior, 0.5"
     assert acceptance.is_known(0)
-    assert acceptance.num_rounds("d", "s", COLD) == pytest.approx(SHIPPED_ROUNDS)
+    known = acceptance.estimate("d", "s", COLD)
+    assert known.evidence == 0.0, "nothing was tried here"
+    assert known.levels[0][0].weight == pytest.approx(SHIPPED_ROUNDS)
 
 
-def test_what_was_learnt_here_stands_before_what_was_learnt_elsewhere() -> None:
+def test_what_was_learnt_here_stands_before_what_was_shipped() -> None:
     acceptance = Acceptance()
     learn(acceptance, 0.1, 20)
     before = acceptance.rates("d", "s", COLD)
@@ -257,7 +259,7 @@ def test_what_was_learnt_here_stands_before_what_was_learnt_elsewhere() -> None:
     assert acceptance.rates("d", "s", COLD) == before
 
 
-def test_own_rounds_outweigh_what_was_learnt_elsewhere() -> None:
+def test_own_rounds_outweigh_what_was_shipped() -> None:
     acceptance = Acceptance()
     acceptance.expect(shipped(0.95))
     learn(acceptance, 0.2, 60)

@@ -13,7 +13,6 @@ from localspec import core
 from localspec.core import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import calibrate as calibration
 from localspec.engine import distributions as rows
-from localspec.engine import verify
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate, steady_ms
 from localspec.engine.controller import Controller
@@ -50,7 +49,7 @@ class TimedDrafter:
     def prepare(self, sequence: object) -> None:
         pass
 
-    def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
@@ -89,8 +88,7 @@ def test_drawing_tokens_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> No
         sleep(0.004)
         return draw(weights, rng)
 
-    for module in (rows, verify):
-        monkeypatch.setattr(module, "draw", slow)
+    monkeypatch.setattr(rows, "draw", slow)
     engine, controller = set_up(capacity=300)
     list(calibrate(engine, controller))
     greedy, sampled = curve_of(controller, 0), curve_of(controller, 3)

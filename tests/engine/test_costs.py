@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from localspec.engine.costs import (
-    KEPT_ROUNDS,
     MAX_DRAFT_TOKENS,
     WIDTHS,
     Costs,
@@ -32,7 +31,7 @@ def test_nothing_is_known_before_it_is_measured() -> None:
     costs = Costs()
     assert not costs.is_measured
     assert costs.verify_ms(1, 0) is None and costs.plain_ms(0) is None
-    assert costs.draft_ms("small", 1, 0) is None and costs.round_ms("small", 1, 0) is None
+    assert costs.draft_ms("small", 1, 0) is None
     costs.observe(1, 10, 5.0)
     costs.observe_draft("small", 1, 10, 5.0)
     assert costs.verify_ms(1, 0) is None
@@ -43,13 +42,6 @@ def test_measured_cells_come_back_and_widths_between_are_interpolated() -> None:
     assert [costs.verify_ms(w, 100) for w in (1, 4, 16)] == pytest.approx([10, 13, 40])
     assert costs.verify_ms(6, 100) == pytest.approx(16.5)
     assert costs.verify_ms(24, 100) == pytest.approx(60.0)  # the last slope goes on
-
-
-def test_a_round_is_drafting_and_verifying() -> None:
-    costs = measured()
-    assert costs.round_ms("small", 3, 100) == pytest.approx(3 * 2.0 + 13.0)
-    assert costs.round_ms("small", 0, 100) == costs.plain_ms(100) == pytest.approx(10.0)
-    assert costs.round_ms("unknown", 3, 100) is None
 
 
 def test_context_between_and_beyond_the_measured_points() -> None:
@@ -142,7 +134,7 @@ def test_state_makes_the_round_trip_through_json() -> None:
     for width in (1, 3, 5, 16):
         for context in (0, 100, 700, 3000):
             assert again.verify_ms(width, context) == pytest.approx(costs.verify_ms(width, context))
-    assert again.round_ms("small", 5, 500) == pytest.approx(costs.round_ms("small", 5, 500))
+    assert again.draft_ms("small", 5, 500) == pytest.approx(costs.draft_ms("small", 5, 500))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +207,8 @@ def test_fast_rounds_apart_refute_nothing() -> None:
     costs = measured()
     for _ in range(20):
         costs.observe(1, 100, 5.0)
-        costs.observe(1, 100, 10.0)
+        for _ in range(4):
+            costs.observe(1, 100, 10.0)
     found = costs.plain_ms(100)
     assert found is not None and found > 7.0
 
@@ -280,11 +273,13 @@ def test_jump_and_places_never_cost_more_than_the_forward_and_rise(seed: int) ->
     assert totals[-1] == pytest.approx(prices.verify_ms[-1])
 
 
-def test_a_reading_serves_a_while_near_its_context_until_something_is_measured() -> None:
+def test_a_reading_serves_near_its_context_until_a_cost_moves_or_is_measured() -> None:
     costs = table()
     first = costs.at(100)
     assert costs.at(110) is first and costs.at(4000) is not first
-    for _ in range(KEPT_ROUNDS):
+    costs.observe(1, 100, 10.1)
+    assert costs.at(100) is first
+    for _ in range(10):
         costs.observe(1, 100, 12.0)
     later = reading(costs)
     assert later is not first and later.plain_ms > 10.0

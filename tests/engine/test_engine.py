@@ -49,7 +49,7 @@ class Guesser:
     def prepare(self, sequence: object) -> None:
         pass
 
-    def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:

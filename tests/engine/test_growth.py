@@ -7,10 +7,10 @@ import torch
 
 from localspec.core import Outcome, Proposal, SamplingParams, Sequence, Step, Verdict, chain
 from localspec.engine.acceptance import Situation
-from localspec.engine.controller import Controller
-from localspec.engine.costs import KEPT_ROUNDS, MAX_DRAFT_TOKENS, CostSnapshot
-from localspec.engine.learnt import judged, was_tried_beyond
+from localspec.engine.controller import Controller, judged, was_tried_beyond
+from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.engine.options import USUAL_NODES
+from localspec.engine.policy import policy_of
 from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
 
 TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
@@ -78,7 +78,7 @@ def test_steps_are_what_drafting_is_charged_by() -> None:
     first = controller.option("tree", "s", HERE, prices_of(controller))
     assert first is not None
     assert first.round_ms[USUAL_NODES] == pytest.approx(10.0 + USUAL_NODES * WIDTH_MS + 1.0)
-    for _ in range(KEPT_ROUNDS):
+    for _ in range(64):
         controller.learn(HERE, outcome(TREE, (1,)))
     dearer = controller.option("tree", "s", HERE, prices_of(controller))
     assert dearer is not None
@@ -100,11 +100,11 @@ def test_prices_are_what_width_and_steps_cost_at_the_going_rate() -> None:
 
 def test_a_plan_for_such_a_drafter_carries_prices_and_others_none() -> None:
     played, _ = world()
-    by_name = played.controller.policy(COLD, "tree", None).plan(turn())
+    by_name = policy_of(played.controller, COLD, "tree", None).plan(turn())
     assert by_name.growth is not None and by_name.num_draft_tokens == MAX_DRAFT_TOKENS
-    fixed = played.controller.policy(COLD, "tree", 3).plan(turn())
+    fixed = policy_of(played.controller, COLD, "tree", 3).plan(turn())
     assert fixed.growth is None and fixed.num_draft_tokens == 3
-    chained = World({"chain": Simulated(1.0, 0.5)}).controller.policy(COLD, "chain", None)
+    chained = policy_of(World({"chain": Simulated(1.0, 0.5)}).controller, COLD, "chain", None)
     assert chained.plan(turn()).growth is None
 
 
@@ -113,8 +113,7 @@ def test_the_rate_of_such_a_drafter_is_what_its_rounds_gave() -> None:
     controller = played.controller
     for _ in range(100):
         controller.learn(HERE, outcome(TREE, (0, 2)))
-    round_ms = controller.costs.round_ms("tree", 4, 100, 2)
-    assert round_ms is not None
+    round_ms = prices_of(controller).round_ms("tree", 4, 2)
     assert rate_of(controller) == pytest.approx(3 / round_ms, rel=0.05)
 
 
@@ -144,22 +143,22 @@ def test_each_that_could_win_is_tried() -> None:
     """The two whose every token would have to be accepted to win need not be."""
     played = World(MANY, 1)
     played.run(4000, COLD)
-    known = {n: played.controller.acceptance.num_rounds(n, "s", HERE) for n in MANY}
+    known = {n: played.controller.acceptance.estimate(n, "s", HERE).evidence for n in MANY}
     assert all(known[name] > 0.0 for name in MANY if name not in ("exit", "self")), known
 
 
 def test_a_drafter_asked_for_by_name_is_asked_though_it_signals_nothing() -> None:
     played, drafter = world()
     drafter.is_silent = True
-    by_name = played.controller.policy(COLD, "tree", None).plan(turn())
+    by_name = policy_of(played.controller, COLD, "tree", None).plan(turn())
     assert (by_name.drafter, by_name.num_draft_tokens) == ("tree", 4)
-    assert played.controller.policy(COLD, "auto", None).plan(turn()).drafter == "off"
+    assert policy_of(played.controller, COLD, "auto", None).plan(turn()).drafter == "off"
 
 
 def test_asking_a_drafter_that_proposes_nothing_is_charged_to_it() -> None:
     """Else the asking would be paid for round after round."""
     played, _ = world()
-    policy = played.controller.policy(COLD, "tree", None)
+    policy = policy_of(played.controller, COLD, "tree", None)
     before = rate_of(played.controller)
     for _ in range(60):
         plan = policy.plan(turn())
@@ -168,5 +167,5 @@ def test_asking_a_drafter_that_proposes_nothing_is_charged_to_it() -> None:
         policy.observe(turn(), Outcome(step, Proposal(), Verdict((), 1), torch.empty(0)))
     after = rate_of(played.controller)
     assert after == pytest.approx(1.0 / 15.0, rel=0.2) and after < before
-    choice = played.controller.policy(COLD, "auto", None).plan(turn())
+    choice = policy_of(played.controller, COLD, "auto", None).plan(turn())
     assert choice.drafter == "off" or choice.is_probe

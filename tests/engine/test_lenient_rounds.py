@@ -11,6 +11,7 @@ from localspec.core import AUTO, SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.engine.acceptance import LENIENT, Situation, bucket_of, temperature_bucket
 from localspec.engine.engine import Engine
+from localspec.engine.policy import policy_of
 from localspec.leniency import Factor, Threshold
 from tests.engine.simulation import Simulated, World
 from tests.tiny import Plans, agreeing_draft, play, tiny_llama, with_cache
@@ -36,8 +37,8 @@ def test_what_a_lenient_turn_accepts_says_nothing_of_an_exact_one() -> None:
     world.run(60, LOOSE)
     acceptance, exact = world.controller.acceptance, Situation(bucket_of(EXACT))
     signal = next(step.signal for step in world.steps if step.drafter == "d")
-    assert acceptance.num_rounds("d", signal, Situation(bucket_of(LOOSE))) > 10
-    assert acceptance.num_rounds("d", signal, exact) == 0.0
+    assert acceptance.estimate("d", signal, Situation(bucket_of(LOOSE))).evidence > 10
+    assert acceptance.estimate("d", signal, exact).evidence == 0.0
     assert acceptance.rates("d", signal, exact)[0] == pytest.approx(0.5)
     assert acceptance.best_known() == {}, "a planner must not hope for lenient rates either"
 
@@ -53,7 +54,7 @@ def test_lenient_greedy_rounds_cost_what_greedy_rounds_cost() -> None:
 @pytest.mark.parametrize("first", [2, 7])
 def test_the_first_length_holds_for_the_first_round_only(first: int) -> None:
     world = World({"d": Simulated(0.2, 0.9)})
-    policy = world.controller.policy(EXACT, "d", None, first)
+    policy = policy_of(world.controller, EXACT, "d", None, first)
     sequence = sequence_of()
     lengths = []
     for _ in range(30):
@@ -68,11 +69,12 @@ def test_the_first_length_holds_for_the_first_round_only(first: int) -> None:
 
 def test_before_costs_are_known_the_first_length_is_used_where_a_drafter_is_named() -> None:
     world = World({"d": Simulated(0.2, 0.9)}, is_measured=False)
-    plan = world.controller.policy(EXACT, "d", None, 9).plan(sequence_of())
+    plan = policy_of(world.controller, EXACT, "d", None, 9).plan(sequence_of())
     assert plan.num_draft_tokens == 9
-    fixed = world.controller.policy(EXACT, "d", 3, 9).plan(sequence_of())
+    fixed = policy_of(world.controller, EXACT, "d", 3, 9).plan(sequence_of())
     assert fixed.num_draft_tokens == 3
-    assert world.controller.policy(EXACT, AUTO, None, 9).plan(sequence_of()).num_draft_tokens == 0
+    auto = policy_of(world.controller, EXACT, AUTO, None, 9)
+    assert auto.plan(sequence_of()).num_draft_tokens == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

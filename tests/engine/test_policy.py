@@ -24,9 +24,11 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Situation
+from localspec.engine.adaptive_policy import HYSTERESIS, SECOND_LOOKS
+from localspec.engine.controller import ALLOWANCE, EXPLORED, RISKED, Peek
 from localspec.engine.costs import WIDTHS, Costs
-from localspec.engine.learnt import ALLOWANCE, EXPLORED
-from localspec.engine.policy import HYSTERESIS
+from localspec.engine.options import Option
+from localspec.engine.policy import policy_of
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
 
 COLD = SamplingParams()
@@ -187,18 +189,18 @@ def test_near_ties_do_not_make_the_choice_flicker() -> None:
 
 
 def test_a_free_guess_is_scored_without_being_used() -> None:
-    """It foresees exactly what comes, and so is known to be good before its first draft."""
-    free = Simulated(20.0, 1.0, is_free=True)  # too dear to be used
-    free.foreseen = (RIGHT,) * 4
+    """It guesses exactly what comes, and so is known to be good though it is too dear to use."""
+    free = Simulated(20.0, 1.0, is_free=True)
+    free.guess = (RIGHT,) * 4
     world = World({"free": free})
     world.run(60, COLD)
-    assert world.share("free") == 0.0
+    assert sum(step.drafter == "free" for step in world.steps) <= SECOND_LOOKS
     assert world.controller.acceptance.rates("free", "s", Situation(0))[0] > 0.85
 
 
 def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
     free = Simulated(20.0, 1.0, is_free=True)
-    free.foreseen = (WRONG, RIGHT, RIGHT, RIGHT)
+    free.guess = (WRONG, RIGHT, RIGHT, RIGHT)
     world = World({"free": free})
     world.run(60, COLD)
     assert world.controller.acceptance.rates("free", "s", Situation(0))[0] < 0.15
@@ -206,11 +208,69 @@ def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
 
 def test_own_rounds_are_not_counted_twice() -> None:
     free = Simulated(0.1, 0.9, is_free=True)
-    free.foreseen = (RIGHT,) * 4
+    free.guess = (RIGHT,) * 4
     world = World({"free": free})
     world.run(30, COLD)
     used = sum(s.drafter == "free" for s in world.steps)
-    assert world.controller.acceptance.num_rounds("free", "s", Situation(0)) <= used + 1
+    known = world.controller.acceptance.estimate("free", "s", Situation(0))
+    assert known.evidence <= used + 1
+
+
+def test_a_guess_of_a_drafter_that_was_then_used_is_not_scored_as_well() -> None:
+    free = Simulated(0.1, 0.9, is_free=True)
+    free.guess = (RIGHT,) * 4
+    world = World({"free": free})
+    option = option_in(world, "free")
+    turn: Any = Sequence((1, 2), COLD, 100, frozenset(), torch.Generator())
+    peek = Peek(world.controller, Situation(0))
+    for was_used in (True, False):
+        peek.at(turn, [option])
+        if was_used:
+            peek.forget("free")
+        turn.append([RIGHT] * 4)
+        peek.at(turn, [option])
+        known = world.controller.acceptance.estimate("free", "s", Situation(0))
+        assert (known.evidence > 0.0) == (not was_used)
+
+
+def option_in(world: World, name: str) -> Option:
+    prices = world.controller.costs.at(0)
+    assert prices is not None
+    option = world.controller.option(name, "s", Situation(0), prices)
+    assert option is not None
+    return option
+
+
+def test_a_drafter_without_a_guess_is_asked_again_in_the_next_turn() -> None:
+    free = Simulated(20.0, 1.0, is_free=True)
+    world = World({"free": free})
+    world.run(60, COLD)
+    free.guess = (RIGHT,) * 4
+    world.run(60, COLD)
+    assert world.controller.acceptance.rates("free", "s", Situation(0))[0] > 0.85
+
+
+# -- never slower -----------------------------------------------------------------------------
+
+
+def test_drafting_that_lost_what_it_may_lose_must_be_proven() -> None:
+    """An estimate is enough at first. Then it takes rounds that were observed here."""
+    world = World({"d": Simulated(1.0, 0.5)})
+    acceptance = world.controller.acceptance
+    assert plan_by_itself(world).drafter == "d"
+    world.controller.budget(0, PLAIN_MS).drafted(-RISKED * PLAIN_MS, PLAIN_MS)
+    assert plan_by_itself(world).drafter == OFF
+    for _ in range(40):
+        acceptance.observe("d", "s", Situation(0), 4, 4)
+    assert plan_by_itself(world).drafter == "d"
+
+
+def plan_by_itself(world: World) -> DraftPlan:
+    """What is used, without a round that explores."""
+    turn: Any = Sequence((1, 2), COLD, 100, frozenset(), torch.Generator())
+    world.controller.budget(0, PLAIN_MS).saved_ms = 0.0
+    plan: DraftPlan = policy_of(world.controller, COLD, AUTO, None).plan(turn)
+    return plan
 
 
 # -- the rule within a round ------------------------------------------------------------------
@@ -219,7 +279,7 @@ def test_own_rounds_are_not_counted_twice() -> None:
 def plan_of(world: World) -> DraftPlan:
     rng: Any = None
     sequence = Sequence((1, 2, 3), COLD, 1000, frozenset(), rng)
-    plan: DraftPlan = world.controller.policy(COLD, "d", None).plan(sequence)
+    plan: DraftPlan = policy_of(world.controller, COLD, "d", None).plan(sequence)
     return plan
 
 
@@ -251,7 +311,7 @@ def test_deciding_and_learning_take_little_of_a_round() -> None:
     world = World(names)
     rng: Any = None
     sequence = Sequence(tuple(range(2000)), COLD, 10**6, frozenset(), rng)
-    policy = world.controller.policy(COLD, "auto", None)
+    policy = policy_of(world.controller, COLD, "auto", None)
     times = []
     for _ in range(300):
         started = perf_counter()
@@ -267,17 +327,17 @@ def test_only_drafters_that_could_win_read_the_prompt() -> None:
     world = World({"cheap": Simulated(1.0, 0.8), "hopeless": Simulated(30.0, 0.8)})
     rng: Any = None
     sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
-    auto = world.controller.policy(COLD, "auto", None)
+    auto = policy_of(world.controller, COLD, "auto", None)
     assert auto.candidates(sequence) == ("cheap",)
-    assert world.controller.policy(COLD, "hopeless", None).candidates(sequence) == ("hopeless",)
-    assert world.controller.policy(COLD, "off", None).candidates(sequence) == ()
+    assert policy_of(world.controller, COLD, "hopeless", None).candidates(sequence) == ("hopeless",)
+    assert policy_of(world.controller, COLD, "off", None).candidates(sequence) == ()
 
 
 def test_before_measuring_nobody_reads_the_prompt() -> None:
     world = World({"cheap": Simulated(1.0, 0.8)}, is_measured=False)
     rng: Any = None
     sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
-    assert world.controller.policy(COLD, "auto", None).candidates(sequence) == ()
+    assert policy_of(world.controller, COLD, "auto", None).candidates(sequence) == ()
 
 
 def test_one_disturbed_look_does_not_end_all_later_ones() -> None:
@@ -285,7 +345,7 @@ def test_one_disturbed_look_does_not_end_all_later_ones() -> None:
     drafter = Simulated(1.0, 0.05)
     world = World({"d": drafter})
     world.run(1000, COLD)
-    world.controller.budget(0, PLAIN_MS).charge(3_600_000.0, PLAIN_MS)
+    world.controller.budget(0, PLAIN_MS).explored(-3_600_000.0, PLAIN_MS)
     drafter.rate = 0.9
     world.run(6000, COLD)
     assert world.share("d", last=500) > 0.8
@@ -333,7 +393,7 @@ def run_declining(draft_ms: float, num_rounds: int) -> tuple[int, World]:
     sampling, rng = SamplingParams(), None
     for _ in range(num_rounds // 400):
         sequence = Sequence((1, 2), sampling, 10**9, frozenset(), rng)  # type: ignore[arg-type]
-        policy = world.controller.policy(sampling, AUTO, None)
+        policy = policy_of(world.controller, sampling, AUTO, None)
         for _ in range(400):
             plan = policy.plan(sequence)
             was_asked = plan.drafter == "tree"

@@ -56,8 +56,8 @@ def test_no_file_is_no_fault() -> None:
         '{"version": 2, "marks": {}, "acceptance": {"records": [{}], "confidence": []}}',
         '{"version": 2, "marks": {}, "acceptance": {"records": [{"drafter": "d", "signal": "s",'
         ' "bucket": 0, "kind": "", "tried": [1], "accepted": [2]}], "confidence": []}}',
-        '{"version": 2, "marks": {}, "acceptance": {"records": [], "confidence": [],'
-        f' "rounds": {{"": {10**400}}}}}}}',
+        '{"version": 2, "marks": {}, "acceptance": {"records": [], "confidence": ['
+        f'{{"drafter": "d", "bucket": 0, "cells": [[{10**400}, 1]]}}]}}}}',
         b"\xff\xfe",
     ],
     ids=lambda content: repr(content[:40]),

@@ -267,7 +267,7 @@ class Copier:
     def prepare(self, sequence: core.Sequence) -> None:
         pass
 
-    def foresee(self, sequence: core.Sequence) -> tuple[int, ...]:
+    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:

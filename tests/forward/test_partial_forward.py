@@ -346,7 +346,7 @@ class Leaving:
     def prepare(self, sequence: Turn) -> None:
         pass
 
-    def foresee(self, sequence: Turn) -> tuple[int, ...]:
+    def peek(self, sequence: Turn) -> tuple[int, ...]:
         return ()
 
     def propose(self, sequence: Turn, plan: DraftPlan) -> Proposal:

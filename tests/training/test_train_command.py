@@ -92,8 +92,8 @@ def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
     load = LoadOptions(model="own/tiny", dtype="float32", home=home)
     controller = open_local_backend(load, None, lambda phrase: None).loaded.controller
     records = json.loads(file.read_text())["acceptance"]["records"]
-    assert controller.elsewhere is not None and len(records) > 0
-    assert controller.elsewhere["records"] == records
+    assert controller.shipped is not None and len(records) > 0
+    assert controller.shipped["records"] == records
 
 
 def test_measuring_what_is_accepted_needs_something_to_ask(target: Path, tmp_path: Path) -> None:

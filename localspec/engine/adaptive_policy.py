@@ -1,0 +1,392 @@
+"""Chooses the drafter and the draft length of each round of a turn.
+
+Contract: maximises expected tokens per ms, R(γ) = E(γ) / T(γ), over every drafter and every γ,
+plain decoding (γ = 0) among them. E comes from the acceptance counted by drafter, signal,
+temperature, kind of text and turn; T from the costs measured on this machine.
+
+The rule
+- Take the option with the highest rate, less a margin that shrinks with its evidence. Plain
+  decoding needs no evidence.
+- Drafting may lose RISKED plain rounds. From then on, until drafting has gained them back, the
+  margin is larger, so that only proven drafters are used: estimates may be too high for a new text,
+  and the best of many estimates is partly luck.
+- Whenever options are weighed, each is also drawn from its posterior (Thompson sampling). Where a
+  draw beats the best, one round explores it, if the `Budget` pays for the expected loss. What the
+  round really lost is charged.
+- A drafter that has to read tokens it missed is charged for that (`CatchUp`).
+- Options are weighed every few rounds, so that this takes PLANNED of the time, and at once when a
+  draft in use falls behind plain decoding. Between, drafters whose signal varies are asked for it;
+  other plain rounds neither ask nor learn.
+- Within a round, a drafter that states confidences goes on while the next token's chance to be
+  reached is worth more than its cost at the going rate.
+
+Not here: what is learnt (controller), what an option is worth (options), drafting.
+Sources: R as a ratio of sums is the renewal-reward rate; Thompson 1933 for the draws; a limit on
+what may be lost against a known choice as in conservative bandits (arXiv 1602.04282); the rule
+within a round is Dinkelbach's method on R, with the threshold form of SpecDec++ (arXiv 2405.19715);
+scoring guesses that were not used is full information as in arXiv 2510.20064.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+
+from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
+from localspec.engine.acceptance import Situation
+from localspec.engine.controller import ASKED_MS, NEARLY_CAUGHT_UP, Budget, Controller, Peek
+from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.engine.options import (
+    MARGIN,
+    PLAIN_LOOK,
+    PROVEN_MARGIN,
+    UNMEASURED,
+    Option,
+    why_drafting,
+    why_exploring,
+    why_off,
+    why_silent,
+    why_unmeasured,
+)
+
+HYSTERESIS = 1.03  # the gain that another option must promise over the one in use
+PLANNED = 0.005  # share of the time for weighing options, and as much for asking signals
+LEAST_PERIOD, MOST_PERIOD = 4, 32  # rounds from one weighing to the next
+MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be noticed soon
+FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
+LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
+SECOND_LOOKS = 2  # two cheap rounds refute a cost that was measured too high
+LIKELY_REMAINING = 64  # tokens of a reply that are likely still to come
+UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
+MEMORY = 0.3  # weight of the newest plan in the mean time of planning
+
+
+_Weighed = tuple[tuple[int, CostSnapshot], Option | None]  # made of what, and the option
+
+
+class AdaptivePolicy:
+    """The controller's own choice of one turn, among all drafters or for one asked for by name."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        situation: Situation,
+        allowed: tuple[str, ...],
+        may_be_off: bool,
+        fixed_length: int | None,
+        first_length: int | None = None,
+    ) -> None:
+        self._controller = controller
+        self._situation = situation
+        self._allowed = allowed
+        self._may_be_off = may_be_off
+        self._fixed_length = fixed_length
+        self._first_length = first_length
+        self._prices: CostSnapshot | None = None
+        self._signals: dict[str, Hashable] = {}
+        self._options: dict[tuple[str, Hashable], _Weighed] = {}
+        self._plans: dict[tuple[str, Hashable], DraftPlan] = {}
+        self._read: dict[str, int] = {}  # tokens of the turn that each drafter has read
+        self._until_weighed = self._until_asked = 0  # rounds
+        self._is_weighed = self._is_asked = False  # in this round
+        self._plan = DraftPlan(OFF, 0)
+        self._best: Option | None = None
+        self._going_rate = 0.0  # tokens per ms
+        self._is_exploring = False
+        self._behind_ms = 0.0  # what drafting lost to plain decoding since options were weighed
+        self._quiet_rounds, self._quiet_ms = 0, 0.0  # not learnt from yet
+        self._peek = Peek(controller, situation)
+
+    # -- deciding ----------------------------------------------------------------------------
+
+    def plan(self, sequence: Sequence) -> DraftPlan:
+        self._until_weighed -= 1
+        self._until_asked -= 1
+        self._is_weighed = self._until_weighed < 0
+        is_priced = self._prices is not None  # without costs there is nothing to decide
+        self._is_asked = self._is_weighed or (is_priced and self._until_asked < 0)
+        if not self._is_asked:
+            return self._plan
+        if self._is_weighed and not self._reads_prices(sequence):
+            return self._unmeasured(sequence)
+        if self._ask_signals(sequence) or self._is_weighed:
+            self._plan = self._decided(sequence)
+        self._set_periods()
+        return self._plan
+
+    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
+        """The drafter that will be used as things stand; the one asked for by name. The others
+        catch up when they are tried."""
+        wanted = self._allowed
+        if self._may_be_off:
+            if not self._reads_prices(sequence):
+                return ()
+            self._is_weighed = True
+            self._ask_signals(sequence)
+            self._choose(sequence)
+            wanted = () if self._best is None else (self._best.drafter,)
+        self._read |= dict.fromkeys(wanted, len(sequence.tokens) - 1)
+        return wanted
+
+    def _decided(self, sequence: Sequence) -> DraftPlan:
+        options = self._choose(sequence)
+        self._is_exploring = False
+        if self._is_weighed and self._may_be_off:
+            self._behind_ms = 0.0
+            self._peek.at(sequence, [o for o in options if o is not self._best])
+            trial = self._trial(sequence, options)
+            if trial is not None:
+                self._is_exploring = True
+                return trial
+        if self._best is not None:
+            return self._drafting(self._best)
+        if not self._may_be_off:  # it may still propose something
+            name, length = self._allowed[0], self._fixed_length or UNMEASURED_LENGTH
+            return DraftPlan(name, length, reason=why_silent(name))
+        if self._is_weighed or self._plan.drafter != OFF or self._plan.is_probe:
+            return DraftPlan(OFF, 0, reason=why_off(options, self._known_prices.plain_ms))
+        return self._plan
+
+    def _choose(self, sequence: Sequence) -> list[Option]:
+        """Find the best option; returns all that have something to propose."""
+        found = [self._option(name, signal) for name, signal in self._signals.items()]
+        options = [option for option in found if option is not None]
+        plain_rate = 1.0 / self._known_prices.plain_ms
+        last, best, bar = self._best, None, 0.0
+        if self._may_be_off:
+            bar = plain_rate * (HYSTERESIS if last is None else 1.0)
+        margin = MARGIN if self._budget.risk_ms > 0.0 else PROVEN_MARGIN
+        for option in options:
+            worth = self._worth(option, margin, sequence)
+            if last is not None and option.drafter == last.drafter:
+                worth *= HYSTERESIS
+            if worth > bar:
+                best, bar = option, worth
+        self._best = best
+        self._going_rate = plain_rate if best is None else max(plain_rate, best.rate)
+        return options
+
+    def _worth(self, option: Option, margin: float, sequence: Sequence) -> float:
+        """Its rate, less what it takes to catch up over the rounds that are likely to come."""
+        if not self._may_be_off:
+            return option.rate
+        remaining = min(LIKELY_REMAINING, max(1, sequence.num_remaining))
+        extra_ms = self._catch_up_ms(option, sequence)
+        return remaining / (remaining / option.sure_rate(margin) + extra_ms)
+
+    def _catch_up_ms(self, option: Option, sequence: Sequence) -> float:
+        num_missed = len(sequence.tokens) - self._read.get(option.drafter, 0)
+        step_ms = self._known_prices.step_ms[option.drafter]
+        return self._controller.catch_up.ms(option.drafter, num_missed, step_ms)
+
+    def _trial(self, sequence: Sequence, options: list[Option]) -> DraftPlan | None:
+        """A round of what lost, if a draw from its posterior wins and the budget pays for it."""
+        going, plain_ms, budget = self._going_rate, self._known_prices.plain_ms, self._budget
+        if self._best is not None and budget.is_plain_due:
+            # If plain decoding is believed dearer than a round that drafts, this shows the fault.
+            took_ms = min(plain_ms, self._best.round_ms[1])
+            if 2.0 * (took_ms - 1.0 / going) <= budget.saved_ms:
+                budget.look_at_plain()
+                self._until_weighed = 1  # two rounds: the first after a draft shows nothing
+                return DraftPlan(OFF, 0, True, PLAIN_LOOK)
+        if budget.saved_ms <= 0.0:
+            return None
+        top_rate, top = going, None
+        for option in options:
+            if option is self._best or option.ceiling <= going:
+                continue
+            rate, length = option.drawn(self._controller.random)
+            if rate <= top_rate:
+                continue
+            length = min(length, max(option.length, LONGEST_TRIAL))
+            took_ms = option.round_ms[length] + self._catch_up_ms(option, sequence)
+            if took_ms - option.tokens(length) / going <= budget.saved_ms:
+                top_rate, top = rate, (option, length)
+        top = top or self._second_look(sequence, options)
+        if top is None:
+            return None
+        option, length = top
+        self._until_weighed = 0
+        shapes_itself = self._shapes_itself(option.drafter)
+        reason = why_exploring(option, length, shapes_itself)
+        if not option.is_free:
+            length = option.num_draft_tokens
+        growth = self._growth(option, going) if shapes_itself else None
+        return DraftPlan(option.drafter, length, True, reason, option.signal, growth=growth)
+
+    def _second_look(self, sequence: Sequence, options: list[Option]) -> tuple[Option, int] | None:
+        """A drafter whose believed cost rules it out, whatever is accepted of it. Its cost may have
+        been measured while another program was computing, so a run of the program spends a few
+        rounds on it."""
+        looks = self._controller.second_looks
+        for option in options:
+            is_ruled_out = option.ceiling * self._known_prices.plain_ms <= 1.0
+            if is_ruled_out and looks[option.drafter] < SECOND_LOOKS:
+                took_ms = option.round_ms[1] + self._catch_up_ms(option, sequence)
+                if took_ms - 1.0 / self._going_rate <= self._budget.saved_ms:
+                    looks[option.drafter] += 1
+                    return option, 1
+        return None
+
+    def _drafting(self, option: Option) -> DraftPlan:
+        """The plan of an option, kept as long as the option."""
+        key = option.drafter, option.signal
+        if key in self._plans:
+            return self._plans[key]
+        name, length = key[0], option.num_draft_tokens
+        shapes_itself, rule, growth = self._shapes_itself(name), None, None
+        reason = why_drafting(option, self._known_prices.plain_ms, shapes_itself)
+        acceptance, bucket = self._controller.acceptance, self._situation.bucket
+        if shapes_itself:
+            growth = self._growth(option, self._going_rate)
+        elif self._fixed_length is None and acceptance.knows_confidence(name, bucket):
+            # The length is an average: a confident draft goes further, an unsure one stops early.
+            rule = self._marginal_rule(option)
+            length = min(MAX_DRAFT_TOKENS, 2 * length + 2)
+        plan = DraftPlan(name, length, False, reason, option.signal, rule, growth)
+        self._plans[key] = plan
+        return plan
+
+    def _shapes_itself(self, drafter: str) -> bool:
+        return self._controller.drafters[drafter].shapes_itself
+
+    def _growth(self, option: Option, going: float) -> Growth | None:
+        """Prices at the going rate; None for a length that was asked for."""
+        if self._fixed_length is not None:
+            return None
+        prices, bucket = self._known_prices, self._situation.bucket
+        return self._controller.growth(option.drafter, prices, bucket, going)
+
+    def _marginal_rule(self, option: Option) -> Callable[[int, float], bool]:
+        """Go on while the next token's chance to be reached exceeds its cost at the going rate."""
+        round_ms, first, going = option.round_ms, option.rates[0], self._going_rate
+        bucket, survival = self._situation.bucket, 1.0
+        chance_of = partial(self._controller.acceptance.chance, option.drafter, bucket)
+
+        def keep_drafting(index: int, confidence: float) -> bool:
+            nonlocal survival
+            survival = (survival if index else 1.0) * chance_of(confidence)
+            length = index + 1
+            if length + 1 >= len(round_ms):
+                return False
+            return survival * first > going * (round_ms[length + 1] - round_ms[length])
+
+        return keep_drafting
+
+    # -- what it is decided by ---------------------------------------------------------------
+
+    @property
+    def _known_prices(self) -> CostSnapshot:
+        assert self._prices is not None, "prices are read before options are weighed"
+        return self._prices
+
+    @property
+    def _budget(self) -> Budget:
+        return self._controller.budget(self._situation.bucket, self._known_prices.plain_ms)
+
+    def _reads_prices(self, sequence: Sequence) -> bool:
+        """Read what rounds cost now; False until it is known."""
+        costs = self._controller.costs_at(self._situation.bucket)
+        self._prices = costs.at(len(sequence.tokens) - 1)
+        return self._prices is not None
+
+    def _ask_signals(self, sequence: Sequence) -> bool:
+        """Ask the drafters what they know before drafting: all of them when options are weighed,
+        else those whose signal varies. Returns whether a signal changed."""
+        controller, signals, has_changed = self._controller, self._signals, False
+        for name in self._allowed:
+            seen = controller.signals.setdefault(name, set())
+            if self._is_weighed or len(seen) > 1:
+                signal = controller.drafters[name].signal(sequence)
+                if name not in signals or signals[name] != signal:
+                    signals[name], has_changed = signal, True
+                    seen.add(signal)
+        return has_changed
+
+    def _set_periods(self) -> None:
+        """Rounds until signals are asked and options weighed again."""
+        allowed_ms = PLANNED * self._known_prices.plain_ms
+        controller, name = self._controller, self._plan.drafter
+        if self._is_weighed and not self._is_exploring:
+            period = int(controller.weighing_ms / allowed_ms)
+            self._until_weighed = min(MOST_PERIOD, max(LEAST_PERIOD, period)) - 1
+        varies = name != OFF and len(controller.signals.get(name, ())) > 1
+        unasked = 0 if varies else int(controller.asking_ms / allowed_ms)
+        self._until_asked = min(MOST_UNASKED, unasked)
+
+    def _option(self, name: str, signal: Hashable) -> Option | None:
+        """The option of a drafter, made anew when its counts or the costs have changed."""
+        if signal is None:
+            return None
+        controller, prices = self._controller, self._known_prices
+        made_of = controller.acceptance.revisions[name], prices
+        known = self._options.get((name, signal))
+        if known is not None and known[0] == made_of:
+            return known[1]
+        option = controller.option(
+            name, signal, self._situation, prices, self._fixed_length, self._first_length
+        )
+        self._options[name, signal] = made_of, option
+        self._plans.pop((name, signal), None)
+        return option
+
+    def _unmeasured(self, sequence: Sequence) -> DraftPlan:
+        if self._may_be_off:
+            self._until_weighed = self._until_asked = MOST_PERIOD
+            self._plan = DraftPlan(OFF, 0, reason=UNMEASURED)
+            return self._plan
+        name = self._allowed[0]
+        signal = self._controller.drafters[name].signal(sequence)
+        length = self._fixed_length or self._first_length or UNMEASURED_LENGTH
+        return DraftPlan(name, length, reason=why_unmeasured(name), signal=signal)
+
+    # -- learning ----------------------------------------------------------------------------
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        step, plan, controller = outcome.step, self._plan, self._controller
+        if plan.drafter == OFF and not self._is_asked and not self._is_exploring:
+            self._quiet_rounds += 1
+            self._quiet_ms += step.round_ms
+            return
+        if self._quiet_rounds:
+            controller.acceptance.tick(self._situation.kind, self._quiet_rounds)
+        was_caught_up = self._was_caught_up(step, plan.drafter)
+        controller.learn(self._situation, outcome, was_caught_up)
+        if plan.drafter != OFF and not step.num_draft_tokens:
+            controller.learn_of_nothing(self._situation, plan, step)
+        if self._prices is not None:
+            self._account(step, plan, self._prices.plain_ms)
+        self._quiet_rounds, self._quiet_ms = 0, 0.0
+
+    def _account(self, step: Step, plan: DraftPlan, plain_ms: float) -> None:
+        """Enter a round into the budget, and see whether drafting has fallen behind."""
+        controller, budget = self._controller, self._budget
+        gained_ms = step.num_output_tokens * plain_ms - step.round_ms
+        budget.earn(step.round_ms + self._quiet_ms, plain_ms)
+        if plan.drafter != OFF:
+            self._peek.forget(plan.drafter)
+            budget.drafted(gained_ms, plain_ms)
+        if self._is_exploring:
+            budget.explored(step.num_output_tokens / self._going_rate - step.round_ms, plain_ms)
+        elif plan.drafter != OFF and self._may_be_off:
+            self._behind_ms -= gained_ms
+            if self._behind_ms > FALLEN_BEHIND * plain_ms:
+                self._until_weighed = 0
+        if self._is_weighed:
+            controller.weighing_ms += MEMORY * (step.plan_ms - controller.weighing_ms)
+        elif self._is_asked:
+            controller.asking_ms += MEMORY * (step.plan_ms - controller.asking_ms)
+
+    def _was_caught_up(self, step: Step, drafter: str) -> bool:
+        """Whether the round's drafter had read nearly all before; notes that it has by now."""
+        if drafter == OFF or step.draft_ms < ASKED_MS:
+            return True
+        num_missed = step.context_length + 1 - self._read.get(drafter, 0)
+        self._read[drafter] = step.context_length + 1
+        if num_missed <= NEARLY_CAUGHT_UP:
+            return True
+        costs = self._controller.costs_at(self._situation.bucket)
+        usual_ms = costs.draft_ms(drafter, step.num_draft_steps or 1, step.context_length)
+        if usual_ms is not None:
+            self._controller.catch_up.observe(drafter, num_missed, step.draft_ms - usual_ms)
+        return False
