@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from localspec.config import (
+    PROJECT_FOLDER,
     SHIPPED_PROFILES,
     find_profile,
     load_profile,
@@ -136,7 +137,7 @@ def test_the_demo_profile_points_into_the_project() -> None:
     demo = find_profile("demo", SHIPPED)
     for model, name in ((demo.default, "target"), (demo.models[demo.default].drafts[0], "draft")):
         folder = demo.models[model].folder
-        assert folder is not None and folder.parts[-3:] == ("assets", "demo", name)
+        assert folder == PROJECT_FOLDER / "assets" / "demo" / name
 
 
 def test_the_database_lies_in_the_home(tmp_path: Path) -> None:

@@ -74,6 +74,16 @@ def test_a_refusal_names_the_fewer_bits_that_would_fit(
     assert "8-bit" not in str(refused.value) and "context of 2" not in str(refused.value)
 
 
+def test_a_context_too_short_to_talk_in_is_no_remedy(
+    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+) -> None:
+    short = replace(place, context_length=600)
+    with_free(monkeypatch, needed_bytes(target, replace(short, context_length=300)))
+    with pytest.raises(MemoryShortage) as refused:
+        check_target(target, short, anyway=False)
+    assert "context of 300" not in str(refused.value)
+
+
 def test_where_nothing_would_fit_a_smaller_model_is_the_remedy(
     monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
 ) -> None:

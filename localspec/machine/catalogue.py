@@ -1,4 +1,4 @@
-"""The models a person can have: of the profiles, the hub's cache and a folder, and what to load.
+"""The models a person can load: of the profiles, the hub's cache and a folder; which to choose.
 
 Contract: `Catalogue.read` reads the machine, the profiles, the cache and the disk, and recommends;
 it takes some tenths of a second and never raises for what it finds. `smaller_offer` names what to
@@ -85,10 +85,10 @@ class Catalogue:
         known = hardware
         if hardware.free_bytes is None:
             notices.append(
-                "How much memory is free is not known, so all of it is planned for. What really "
-                "fits is checked when a model is loaded."
+                "How much memory the GPU has free is not known, so no model is said to fit it. "
+                "Load anyway tries: what really fits is checked when a model is loaded."
             )
-            known = _as_if_empty(hardware)
+            known = _without_memory(hardware)
         room = room_for(known)
         snapshot = Snapshot(
             room=replace(room, free_bytes=room.free_bytes + freed_bytes),
@@ -138,10 +138,10 @@ class Catalogue:
         return models, wrong
 
 
-def _as_if_empty(hardware: Hardware) -> Hardware:
-    """Where the driver hides what is free: torch knows, but must not be imported here."""
+def _without_memory(hardware: Hardware) -> Hardware:
+    """For a GPU whose driver hides its memory. torch knows it, but must not be imported here."""
     assert hardware.gpu is not None, "the free RAM is always known"
-    return replace(hardware, gpu=replace(hardware.gpu, free_bytes=hardware.gpu.total_bytes or 0))
+    return replace(hardware, gpu=replace(hardware.gpu, free_bytes=0))
 
 
 def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[AvailableModel]:

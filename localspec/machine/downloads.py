@@ -338,6 +338,16 @@ def save_unfinished(path: Path, unfinished: Mapping[str, Survey | None]) -> None
 # -- in words -------------------------------------------------------------------------------
 
 
+WORDS: Mapping[State, str] = {
+    "waiting": "waiting for the download before it",
+    "asking": "asking the hub what belongs to it",
+    "checking": "checking what arrived, {amount} here",
+    "paused": "paused, {amount} here",
+    "failed": "stopped, {amount} here",
+    "done": "complete, {have}, every file checked",
+}
+
+
 def so_far(download: Download) -> str:
     """ "3.1 of 5.0 GB": how much of it is here."""
     have = gb(download.have_bytes)
@@ -350,18 +360,10 @@ def so_far(download: Download) -> str:
 def in_words(download: Download) -> str:
     """One line: how far, how fast, how long."""
     amount = so_far(download)
-    if download.state == "waiting":
-        return "waiting for the download before it"
-    if download.state == "asking":
-        return "asking the hub what belongs to it"
-    if download.state == "paused":
-        return f"paused, {amount} here"
-    if download.state == "failed":
-        return f"stopped, {amount} here" if download.num_bytes is not None else "stopped"
-    if download.state == "done":
-        return f"complete, {gb(download.have_bytes)}, every file checked"
-    if download.state == "checking":
-        return f"checking what arrived, {amount} here"
+    if download.state == "failed" and download.num_bytes is None:
+        return "stopped"
+    if download.state != "fetching":
+        return WORDS[download.state].format(amount=amount, have=gb(download.have_bytes))
     speed, left = download.bytes_per_s, download.seconds_left
     parts = [amount]
     if speed is not None:

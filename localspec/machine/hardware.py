@@ -1,4 +1,4 @@
-"""The machine: GPU, RAM, CPU, the installed torch, and how much memory may be taken right now.
+"""The machine: GPU, RAM, CPU, the installed torch, and how much memory may be allocated now.
 
 Contract: `probe` runs before CUDA starts and without importing torch; it always returns, and says
 in `notices` what it could not read and what to do. `free_bytes_now` is asked again right before
@@ -156,7 +156,7 @@ class Hardware:
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory the device could still give when this was read; None when nobody knows."""
+        """Memory that was free when the device was read; None when unknown."""
         if self.gpu is None or self.gpu.has_unified_memory:
             return self.host.ram_available_bytes
         return self.gpu.free_bytes
@@ -188,7 +188,7 @@ def gib(num_bytes: int | None) -> str:
 def probe(
     nvml: Any = None, host: Host | None = None, torch_build: TorchBuild | None = None
 ) -> Hardware:
-    """Read the machine. Arguments stand in for the real thing; None reads it.
+    """Read the machine. An argument is taken in place of what would be read; None reads it.
 
     nvml: the module `pynvml`. torch_build: pass one to plan for another installation.
     """

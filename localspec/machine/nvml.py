@@ -230,7 +230,7 @@ def process_name(pid: int) -> str | None:
 
 
 def read_gpus(nvml: Any = None) -> GpuReading:
-    """Every GPU the driver shows, and a sentence for whatever it would not show."""
+    """Every GPU that the driver shows, and a sentence for each reading that failed."""
     nvml = nvml or _library()
     if nvml is None:
         return GpuReading((), (NO_PACKAGE,))

@@ -1,7 +1,7 @@
 """Which model and draft to run on this machine, what they need and what drafting may gain.
 
-Contract: pure. `recommend` takes what the machine has (Snapshot), the models that can be had and
-the wanted context, and gives cards; a model that does not fit is a card too, with the planner's
+Contract: pure. `recommend` takes what the machine has (Snapshot), the models there are and the
+wanted context, and gives cards; a model that does not fit is a card too, with the planner's
 sentence on what would fit. Sizes of downloads are exact where the hub was asked, else computed
 from the shape and marked so. Unknown stays None.
 
@@ -55,7 +55,8 @@ MOST_LOOKUP_GAIN = 2.0
 
 @dataclass(frozen=True)
 class AvailableModel:
-    """A model that can be had. page: on the hub, None for what ships or is in a folder."""
+    """A model that can be loaded or downloaded. page: on the hub, None for what ships or is in a
+    folder."""
 
     shape: ModelShape
     license: str | None
@@ -179,12 +180,13 @@ def recommend(
     here = tuple(card for card in cards if card.is_here)
     if first is None:
         lacking = [card.refusal for card in by_size if card.refusal is not None]
-        return Recommendation(None, here=here, others=_but(cards, here), reasons=tuple(lacking[:2]))
+        others, reasons = _without(cards, here), tuple(lacking[:2])
+        return Recommendation(None, here=here, others=others, reasons=reasons)
     apart = [card for card in fitting if _is_for_anyone(card) and card is not first]
     smaller = [card for card in reversed(apart) if _size(card) < 0.8 * _size(first)]
     larger = [card for card in apart if _size(card) > 1.2 * _size(first)]
     near = tuple(smaller[:NUM_ALTERNATIVES]), tuple(larger[:NUM_ALTERNATIVES])
-    others = _but(cards, (first, *near[0], *near[1], *here))
+    others = _without(cards, (first, *near[0], *near[1], *here))
     return Recommendation(first, *near, here, others)
 
 
@@ -192,7 +194,7 @@ def _size(card: Card) -> int:
     return card.model.shape.num_params
 
 
-def _but(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
+def _without(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
     names = {card.id for card in shown}
     return tuple(card for card in cards if card.id not in names)
 
@@ -205,7 +207,7 @@ def _may_be_first(snapshot: Snapshot, card: Card, context_length: int) -> bool:
 
 
 def _is_for_anyone(card: Card) -> bool:
-    """Of open licence, without an agreement, and meant for talk."""
+    """Of open licence, without an agreement, and not made for code alone."""
     is_open = card.model.license in OPEN_LICENSES and card.model.gated is not True
     return is_open and "Coder" not in card.id
 

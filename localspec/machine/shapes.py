@@ -237,9 +237,9 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
 
 
 def _longest_context(config: Mapping[str, Any]) -> int:
-    """The window, where any layer attends to a window only; else what the positions allow. A
-    rotation that changes beyond a length ("longrope") would make plain and drafted text differ at
-    that border, so it ends there."""
+    """The attention window if a layer has one, else the number of positions. With "longrope" the
+    rotation changes beyond the original length, and drafted text would differ from plain text
+    there: that length is the limit."""
     longest, window = int(config["max_position_embeddings"]), config.get("sliding_window")
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if "longrope" in (rotation.get("rope_type"), rotation.get("type")):

@@ -26,8 +26,7 @@ from localspec.config import (
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
-from localspec.machine.fetch import Throttle, fetch
-from localspec.machine.hub_files import gb
+from localspec.machine.fetch import fetch
 from localspec.machine.shapes import FAMILIES, ModelShape, shape_from_folder
 from localspec.options import LoadOptions
 
@@ -142,7 +141,8 @@ def cached_models() -> list[CachedModel]:
 
 
 def cached_folder(hub_id: str) -> Path | None:
-    """Where the cache keeps what is here of a model, in part or whole. Asks nobody."""
+    """The folder of a model in the hub's cache, complete or not; None without one. Uses no
+    network."""
     from huggingface_hub import try_to_load_from_cache
 
     if not may_be_hub_id(hub_id):
@@ -186,8 +186,8 @@ def missing_part(folder: Path) -> str | None:
 @dataclass(frozen=True)
 class Source:
     """Folders to load, with the names to show. draft_refusal: why there is no draft. foreign: a
-    draft with a vocabulary of its own. heads: folders of heads for the target. accepted: the
-    file of what drafts of just these models were accepted elsewhere."""
+    draft with a vocabulary of its own. heads: folders of heads for the target. accepted: a
+    file with the acceptance of these models' drafts, measured on another machine."""
 
     target: Path
     target_name: str
@@ -238,7 +238,7 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
 
 
 def _own_head(place: str) -> Path:
-    """A head that was named; its absence is an error at once."""
+    """The folder of a head that was named. Raises ModelError where it is not there."""
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ModelError(f"There is no folder of a head at {place}. Check the path of --heads.")
@@ -289,15 +289,18 @@ def _fetched(hub_id: str, say: Say) -> Path:
     import httpx2
     from huggingface_hub import constants
 
+    named = set[str]()
+
     def report(name: str, num_bytes: int, phase: str) -> None:
-        if phase != "done":
-            say(f"{phase} {name} of {hub_id}, {gb(num_bytes)}")
+        if phase == "fetching" and name not in named:  # once a file: some callers print a line each
+            named.add(name)
+            say(f"fetching {name} of {hub_id}")
 
     # The page keeps the hub's client offline, so that nothing calls out unasked. Naming a hub id
     # is asking.
     was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
-        folder = fetch(hub_id, lambda found: None, Throttle(report))
+        folder = fetch(hub_id, lambda found: None, report)
     except (OSError, ValueError, httpx2.HTTPError, DownloadError) as error:
         raise ModelError(
             f"{hub_id} is not on this machine and could not be fetched. {fault_of(error, hub_id)}"

@@ -1,4 +1,4 @@
-"""When memory is short, what is offered is smaller and lies on this machine."""
+"""What the catalogue says of a machine; what it offers when memory is short."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import Profile, load_profiles
-from localspec.machine.catalogue import smaller_offer
+from localspec.config import Profile, load_profiles, settings_for
+from localspec.machine.catalogue import Catalogue, smaller_offer
+from localspec.machine.hardware import probe
 from localspec.options import LoadOptions
+from tests.machine.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.machine.hub_stub import client_of
 from tests.tiny import tiny_llama
 
 PROFILE = """
@@ -69,3 +72,13 @@ def test_below_the_smallest_nothing_is_offered(
 ) -> None:
     assert smaller_offer(LoadOptions(), "two/small", "4-bit", profiles) is None
     assert smaller_offer(LoadOptions(model=str(tmp_path)), "unknown", "4-bit", profiles) is None
+
+
+def test_where_the_gpus_memory_is_unknown_nothing_is_said_to_fit(tmp_path: Path) -> None:
+    hidden = FakeNvml(failing={"nvmlDeviceGetMemoryInfo": 999, "nvmlDeviceGetMemoryInfo_v2": 999})
+    found = probe(hidden, LINUX, CUDA_BUILD)
+    with client_of("http://127.0.0.1:9", tmp_path / "cache"):
+        state = Catalogue(settings_for(tmp_path), lambda: found).read(4096)
+    assert any("no model is said to fit" in notice for notice in state.notices)
+    assert state.hardware.device == "cuda" and state.recommendation.card is None
+    assert all(card.refusal for card in state.recommendation.others)
