@@ -153,10 +153,9 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
     halves = (place.context_length >> number for number in range(1, 32))
     contexts = [each for each in halves if each >= SHORTEST_OFFERED]
     shorter = (each for each in contexts if fits(replace(place, context_length=each)))
+    fewer = (bits for bits in QUANTISED.values() if fits(replace(place, bits=bits)))
     found = [f"a context of {each} tokens" for each in islice(shorter, 1)]
-    found += [
-        f"{bits}-bit weights" for bits in QUANTISED.values() if fits(replace(place, bits=bits))
-    ]
+    found += [f"{bits}-bit weights" for bits in fewer]
     if found:
         return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."

@@ -12,14 +12,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
-from localspec.machine.hardware import Hardware, found_line, probe
+from localspec.machine.hardware import Hardware, probe
 from localspec.machine.hub_files import Survey
 from localspec.machine.plan_report import offered_ids
 from localspec.machine.plans import DraftCandidate, full_precision, room_for
@@ -45,7 +45,6 @@ class CatalogueState:
     """What was found at one moment. folder: the model folder that was named, if any, and what is
     wrong with it."""
 
-    found: str
     hardware: Hardware
     recommendation: Recommendation
     cache_folder: str
@@ -59,16 +58,15 @@ class CatalogueState:
 @dataclass
 class Catalogue:
     """settings: where profiles and the list of downloads are. probe: reads the machine. measured:
-    what earlier runs measured, at a context length. environment: for the process that fetches."""
+    what earlier runs measured, at a context length."""
 
     settings: Settings
     probe: Callable[[], Hardware] = probe
     measured: Callable[[int], Sequence[Measurement]] = lambda context_length: ()
-    environment: Mapping[str, str] | None = None
-    exact: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.downloads = Downloads(self.settings.home / "downloads.json", self.environment)
+        self.downloads = Downloads(self.settings.home / "downloads.json")
+        self._exact = dict[str, int]()
 
     def read(
         self, context_length: int, freed_bytes: int = 0, folder: str | None = None
@@ -95,11 +93,10 @@ class Catalogue:
             full=full_precision(None, hardware),
             disk_free_bytes=disk,
             cached={each.id: each.num_bytes for each in cached},
-            exact=dict(self.exact),
+            exact=dict(self._exact),
             measurements=tuple(self.measured(context_length)),
         )
         return CatalogueState(
-            found=found_line(hardware),
             hardware=hardware,
             recommendation=recommend(snapshot, models, context_length),
             cache_folder=str(cache_folder()),
@@ -114,7 +111,7 @@ class Catalogue:
         """What the hub says of one model; its exact size is remembered while the app runs."""
         found = self.downloads.survey(model_id)
         if isinstance(found, Survey):
-            self.exact[model_id] = found.num_bytes
+            self._exact[model_id] = found.num_bytes
         return found
 
     def close(self) -> None:

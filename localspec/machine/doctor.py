@@ -20,6 +20,7 @@ from typing import Any
 from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
 from localspec.errors import ConfigError
 from localspec.machine.hardware import Hardware, confirmed_by_torch, gib, probe
+from localspec.machine.sources import missing_part
 from localspec.workloads import load_workloads, workload_folders
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")
@@ -167,16 +168,11 @@ def _home(home: Path) -> Iterator[Finding]:
 
 
 def _demo(project: Path) -> Iterator[Finding]:
-    folders = {name: project / name for name in DEMO_FOLDERS}
-    absent = [
-        name
-        for name, folder in folders.items()
-        if not (any(folder.glob("*.safetensors")) and (folder / "config.json").is_file())
-    ]
+    absent = [name for name in DEMO_FOLDERS if missing_part(project / name) is not None]
     if absent:
         yield _missing(
             "demo pair",
-            f"{' and '.join(absent)} hold no model, so nothing runs without --model.",
+            f"{' and '.join(absent)} hold no whole model, so nothing runs without --model.",
             "Restore the folders from the project, or train them: python -m tools.demo_pair",
         )
     else:
@@ -228,10 +224,12 @@ UNTRIED: tuple[tuple[str, Callable[[Hardware], bool]], ...] = (
 
 def never_run(hardware: Hardware) -> list[dict[str, Any]]:
     """Each untried path, and whether this machine is one that could try it."""
-    here = "this machine can run it, and may be the first to"
-    not_here = "nor can it run on this machine"
-    tried = ((path, applies(hardware)) for path, applies in UNTRIED)
+    notes = {
+        True: "this machine can run it, and may be the first to",
+        False: "nor can it run on this machine",
+    }
+    possible = {path: applies(hardware) for path, applies in UNTRIED}
     return [
-        {"path": path, "is_possible_here": can, "note": here if can else not_here}
-        for path, can in tried
+        {"path": path, "is_possible_here": can, "note": notes[can]}
+        for path, can in possible.items()
     ]

@@ -28,6 +28,7 @@ def demo_in(project: Path) -> None:
         folder = project / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
+        (folder / "tokenizer.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(b"")
 
 

@@ -19,7 +19,7 @@ from localspec.drafters.registry import label_of
 from localspec.machine.catalogue import CatalogueState
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Download, FileProgress, in_words, so_far
-from localspec.machine.hardware import gib
+from localspec.machine.hardware import found_line, gib
 from localspec.machine.hub_files import gb
 from localspec.machine.recommend import Recommendation
 from localspec.options import LoadOptions
@@ -40,7 +40,7 @@ def found_html(state: CatalogueState, contexts: Sequence[int]) -> str:
     )
     notices = "".join(f'<p class="ls-mnote">{html.escape(each)}</p>' for each in state.notices)
     return (
-        f'<p class="ls-mfound">{html.escape(state.found)}</p>{notices}'
+        f'<p class="ls-mfound">{html.escape(found_line(state.hardware))}</p>{notices}'
         f'<p class="ls-mline"><span>Disk of the models: {free} free</span>'
         f'<label>Plan for a context of <select data-act="context" data-key="context">{options}'
         "</select></label></p>"
