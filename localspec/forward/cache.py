@@ -156,6 +156,11 @@ class KVCache:
         self.features.follow(layers)
         return self.features
 
+    @property
+    def slots(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Keys and values of each layer, [1, kv_heads, capacity, head_dim] each, as views."""
+        return tuple(zip(self._keys, self._values, strict=True))
+
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest common prefix with `tokens`; returns its length."""
         length = common_prefix_length(self.tokens, tokens)

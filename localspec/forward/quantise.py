@@ -57,8 +57,8 @@ def quantised_twin(model: LanguageModel, kind: Kind) -> Twin:
     forbid it."""
     if isinstance(model, Decoder):
         return _decoder_twin(model, kind)
-    copied = quantised_copy(_module_of(model), kind)
-    return Twin(CausalLM(copied, model.cache), quantised_bytes(copied))
+    copied, held = quantised_copy(_module_of(model), kind)
+    return Twin(CausalLM(copied, model.cache), held)
 
 
 def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
@@ -73,20 +73,18 @@ def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
         if not suits(dense, kind):
             return linear
         num_quantised += dense.weight.numel()
-        made = quantised_layer(dense, kind)
-        held += layer_bytes(made)
-        return ModuleLinear([made], layer_bytes(made))
+        made, num_bytes = quantised_layer(dense, kind)
+        held += num_bytes
+        return ModuleLinear([made], num_bytes)
 
     twin = model.with_linears(change)
     _require_share(num_quantised, num_weights, kind)
     return Twin(twin, held)
 
 
-def quantised_copy(module: Any, kind: Kind) -> Any:
-    """A copy of `module` (a transformers causal language model) with quantised linear layers.
-
-    Raises ModelError where the device, an absent package or the model's shapes forbid it.
-    """
+def quantised_copy(module: Any, kind: Kind) -> tuple[Any, int]:
+    """A copy of `module` (a transformers causal language model) with quantised linear layers, and
+    the bytes of these layers. Raises ModelError as `quantised_twin` does."""
     _check_device(module.device, kind)
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     twin = copy.deepcopy(module, dict(shared)).eval()  # structure only: tensors are not copied
@@ -95,24 +93,13 @@ def quantised_copy(module: Any, kind: Kind) -> Any:
     body = sum(weight.numel() for weight in module.parameters() if id(weight) not in outer)
     quantised = sum(module.get_submodule(path).weight.numel() for path in suited)
     _require_share(quantised, body, kind)
+    held = 0
     with torch.no_grad():
         for path in suited:
-            twin.set_submodule(path, quantised_layer(twin.get_submodule(path), kind))
-    return twin
-
-
-def quantised_bytes(module: nn.Module) -> int:
-    """Bytes a quantised copy holds of its own; what it shares with its original is not counted."""
-    return sum(layer_bytes(layer) for layer in module.modules())
-
-
-def layer_bytes(layer: nn.Module) -> int:
-    """Bytes of one quantised layer; 0 for any other."""
-    if isinstance(layer, Int8Linear):
-        return layer.weight_bytes
-    if _is_nf4(layer):
-        return sum(t.numel() * t.element_size() for t in _nf4_tensors(layer))
-    return 0
+            made, num_bytes = quantised_layer(twin.get_submodule(path), kind)
+            twin.set_submodule(path, made)
+            held += num_bytes
+    return twin, held
 
 
 # -- the cheaper format ---------------------------------------------------------------------
@@ -147,7 +134,7 @@ def _step_seconds(linears: Iterable[nn.Linear], kind: Kind, clock: Callable[[], 
     for linear in linears:
         everything += linear.weight.numel()
         if covered < TIMED_WEIGHTS and suits(linear, kind):
-            layers.append(quantised_layer(linear, kind))
+            layers.append(quantised_layer(linear, kind)[0])
             rows.append(torch.ones(1, 1, linear.in_features, dtype=linear.weight.dtype))
             covered += linear.weight.numel()
     if not covered:
@@ -215,9 +202,9 @@ def _require_share(num_quantised: int, num_weights: int, kind: Kind) -> None:
 # -- one layer ------------------------------------------------------------------------------
 
 
-def quantised_layer(linear: nn.Linear, kind: Kind) -> nn.Module:
-    """The layer in the wanted format, compared with the original on one row of noise. Raises
-    ModelError where its kernels are missing or wrong."""
+def quantised_layer(linear: nn.Linear, kind: Kind) -> tuple[nn.Module, int]:
+    """The layer in the wanted format, compared with the original on one row of noise, and its
+    bytes. Raises ModelError where its kernels are missing or wrong."""
     try:
         made: Any = _nf4_linear(linear) if kind == "nf4" else Int8Linear(linear)
         row = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(0))
@@ -235,8 +222,7 @@ def quantised_layer(linear: nn.Linear, kind: Kind) -> nn.Module:
             "from the layer they stand for. They are not used; choose another drafter."
         )
     made.register_state_dict_pre_hook(_refuse_saving)
-    layer: nn.Module = made
-    return layer
+    return made, made.weight_bytes if kind == "int8" else _nf4_bytes(made)
 
 
 class Int8Linear(nn.Module):
@@ -330,15 +316,10 @@ def _bitsandbytes() -> Any:
             sys.modules["kernels"] = kernels
 
 
-def _is_nf4(layer: nn.Module) -> bool:
-    library = sys.modules.get("bitsandbytes")  # not imported: nothing of it can be here
-    return library is not None and isinstance(layer, library.nn.Linear4bit)
-
-
-def _nf4_tensors(layer: Any) -> list[torch.Tensor]:
+def _nf4_bytes(layer: Any) -> int:
     state = layer.weight.quant_state
-    held = [layer.weight.data, state.absmax, state.code]
-    return held if layer.bias is None else [*held, layer.bias]
+    held = (layer.weight.data, state.absmax, state.code, layer.bias)
+    return sum(tensor.nbytes for tensor in held if tensor is not None)
 
 
 def _refuse_saving(*_: object) -> None:

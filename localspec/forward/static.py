@@ -29,8 +29,6 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.tree import additive_mask, depths
 
-Slots = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
 
 def uploaded(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new host tensor of `values`, in memory that a GPU can fetch it from without a wait.
@@ -41,19 +39,10 @@ def uploaded(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def every_slot(cache: KVCache) -> Slots:
-    """Keys and values of each layer, [1, kv_heads, capacity, head_dim] each, as views."""
-    shape, end = cache.shape, cache.shape.capacity
-    none = torch.empty(
-        0, 2 * shape.num_kv_heads, shape.head_dim, dtype=cache.dtype, device=cache.device
-    )
-    return tuple(cache.write(layer, end, end, none) for layer in range(shape.num_layers))
-
-
 @contextmanager
 def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
     """Restore the first `num_slots` slots and features afterwards, whatever was written inside."""
-    held = [part[:, :, :num_slots] for pair in every_slot(cache) for part in pair]
+    held = [part[:, :, :num_slots] for pair in cache.slots for part in pair]
     if cache.features is not None:
         features = cache.features
         held += [features.rows(layer, 0, num_slots) for layer in features.layers]
@@ -70,7 +59,7 @@ def zero_beyond(cache: KVCache) -> None:
     """Zero the slots beyond the end, after NaN may have been written there: a mask does not hide
     NaN, and a rollback does not erase it."""
     cache.partial = None
-    for keys, values in every_slot(cache):
+    for keys, values in cache.slots:
         keys[:, :, cache.length :].zero_()
         values[:, :, cache.length :].zero_()
 
@@ -85,7 +74,7 @@ class Window:
         self.device = decoder.device
         self.dtype = decoder.cache.dtype
         self._decoder = decoder
-        self._slots = every_slot(decoder.cache)
+        self._slots = decoder.cache.slots
         self._groups = decoder.weights.num_heads // decoder.weights.num_kv_heads
         self._columns = torch.arange(bucket, device=decoder.device)
 

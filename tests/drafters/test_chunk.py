@@ -23,7 +23,6 @@ from localspec.drafters.drafting import autoregress
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
-from localspec.forward.static import every_slot
 from tests.drafters.test_chunk_sampling import SAMPLINGS
 from tests.forward.tracing import (
     NO_GPU,
@@ -272,7 +271,7 @@ def test_a_draft_recovers_from_what_was_no_number(name: str) -> None:
     draft = chunked(SAMPLINGS[name])
     sequence = sequence_of(SAMPLINGS[name])
     caught_up(draft.model, sequence, 1)
-    for _, values in every_slot(draft.model.cache):
+    for _, values in draft.model.cache.slots:
         values[:, :, 40:] = math.nan
     found = draft.propose(sequence, DraftPlan("d", 5))
     assert found is not None and found.tokens == ()

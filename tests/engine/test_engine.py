@@ -24,7 +24,6 @@ from localspec.core import (
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError, NumericsError
 from localspec.forward.model import PREFILL_CHUNK
-from localspec.forward.static import every_slot
 from tests.tiny import Plans, TableModel, play, scripted, tiny_llama, with_cache
 
 PROMPT = (1, 2, 3)
@@ -209,7 +208,7 @@ def test_after_logits_that_are_not_numbers_no_slot_keeps_any() -> None:
     engine.prefill(sequence, threading.Event())
     with pytest.raises(NumericsError):
         list(engine.decode(sequence, Plans((OFF, 0)), threading.Event()))
-    for keys, values in every_slot(model.cache):
+    for keys, values in model.cache.slots:
         assert bool(keys.isfinite().all()) and bool(values.isfinite().all())
 
 

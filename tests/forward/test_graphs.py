@@ -28,7 +28,6 @@ from localspec.forward.graphs import (
     buckets,
     shapes,
 )
-from localspec.forward.static import every_slot
 from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import (
     NO_GPU,
@@ -206,9 +205,9 @@ def test_left_in_the_middle_it_goes_on_where_it_stopped() -> None:
 def test_capturing_leaves_a_conversation_as_it_is() -> None:
     decoder = CapturedDecoder(with_cache(tiny_llama(), CAPACITY), TracingPool())
     decoder.forward(text(50), num_logits=1)
-    before = [tensor.clone() for both in every_slot(decoder.cache) for tensor in both]
+    before = [tensor.clone() for both in decoder.cache.slots for tensor in both]
     assert len(list(islice(decoder.capture(), 12))) == 12
-    after = [tensor for both in every_slot(decoder.cache) for tensor in both]
+    after = [tensor for both in decoder.cache.slots for tensor in both]
     assert decoder.cache.tokens == text(50)
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old[:, :, :50], new[:, :, :50])

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig
 
 from localspec.forward.decoder import Decoder
-from localspec.forward.static import StaticForward, Window, every_slot, undisturbed, zero_beyond
+from localspec.forward.static import StaticForward, Window, undisturbed, zero_beyond
 from tests.forward.test_decoder import SETTINGS, SHAPE, assert_close, scrambled
 from tests.tiny import with_cache
 
@@ -102,7 +102,7 @@ def test_what_lies_beyond_the_end_is_never_seen() -> None:
     decoder = native()
     decoder.forward(TEXT[:5])
     wanted = static_logits(decoder, TEXT[5:8], 4, 32).clone()
-    for keys, values in every_slot(decoder.cache):
+    for keys, values in decoder.cache.slots:
         keys[:, :, 5:] = 100.0
         values[:, :, 5:] = -100.0
     assert torch.equal(static_logits(decoder, TEXT[5:8], 4, 32), wanted)
@@ -112,7 +112,7 @@ def test_what_is_no_number_beyond_the_end_can_be_cleared() -> None:
     decoder = native()
     decoder.forward(TEXT[:5])
     wanted = static_logits(decoder, TEXT[5:8], 4, 32).clone()
-    for _, values in every_slot(decoder.cache):
+    for _, values in decoder.cache.slots:
         values[:, :, 12:] = float("nan")
     assert bool(static_logits(decoder, TEXT[5:8], 4, 32).isnan().all()), "no mask hides it"
     zero_beyond(decoder.cache)
@@ -122,7 +122,7 @@ def test_what_is_no_number_beyond_the_end_can_be_cleared() -> None:
 def test_held_slots_are_untouched_and_the_tokens_own_are_those_of_the_decoder() -> None:
     decoder = native()
     decoder.forward(TEXT[:8])
-    every = every_slot(decoder.cache)
+    every = decoder.cache.slots
     before = [tensor.clone() for pair in every for tensor in pair]
     static_logits(decoder, TEXT[8:11], 8, 32)
     after = [tensor.clone() for pair in every for tensor in pair]
@@ -170,7 +170,7 @@ def test_slots_scribbled_on_come_back() -> None:
     decoder.forward(TEXT[:10])
     wanted = wanted_logits(decoder, TEXT[10:12])
     with undisturbed(decoder.cache, 6):
-        for keys, values in every_slot(decoder.cache):
+        for keys, values in decoder.cache.slots:
             keys[:, :, :6] = 7.0
             values[:, :, :6] = float("nan")
     assert torch.equal(wanted_logits(decoder, TEXT[10:12]), wanted)
