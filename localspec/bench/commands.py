@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localspec.bench.kept import KeptFile, not_written
-from localspec.errors import ConfigError, SetupError, StoreError
+from localspec.errors import ConfigError, SetupError
 from localspec.files import why_not_writable
 from localspec.flags import (
     ContextFlag,
@@ -184,10 +184,7 @@ def replay(
     from localspec.bench.replay import render, run_replay
     from localspec.config import settings_for
 
-    database = settings_for(home).database
-    if not database.is_file():
-        raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
-    result = run_replay(database, listed(policies), seed, to_stderr)
+    result = run_replay(settings_for(home).database, listed(policies), seed, to_stderr)
     finish(result, render(result), as_json)
 
 

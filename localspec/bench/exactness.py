@@ -43,10 +43,8 @@ class Difference:
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
     """Index of the first token in which they differ; the end of the shorter one counts as one."""
     shared = min(len(plain), len(other))
-    for index in range(shared):
-        if plain[index] != other[index]:
-            return index
-    return None if len(plain) == len(other) else shared
+    found = next((index for index in range(shared) if plain[index] != other[index]), shared)
+    return None if found == len(plain) == len(other) else found
 
 
 def judge(

@@ -9,8 +9,8 @@ stored calibration where exactly one fits the combination, else medians of the l
 What a log does not show is assumed, and the result says so: confidences (drawn as in `worlds`),
 what a lookup would have found where another drafter was used (the signal of its nearest round
 within SIGNAL_REACH tokens, nothing beyond), and the guesses of a drafter in turns in which it never
-drafted. A log of `auto` shows a drafter where it was chosen, which is where it does best: replay
-compares policies, it does not predict a rate.
+drafted. A log of `auto` shows each drafter where it was chosen, which is where it does best, so
+replay compares policies and does not predict a rate.
 """
 
 from __future__ import annotations

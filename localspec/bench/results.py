@@ -224,13 +224,13 @@ def drafting_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
 
 
 def cells(results: Results) -> list[dict[str, Any]]:
-    """The controller's choice at each temperature and task: its rate over that of plain decoding
-    (`auto_ratio`) and over that of the best single way (`auto_to_best`; none at all is one of
-    them), tokens over time of the whole cell, as somebody meets it who asks all of it. (A median
-    over the prompts would hide the one on which a drafter is far ahead.)
+    """The rate of `auto` at each temperature and task, over that of plain decoding (`auto_ratio`)
+    and over that of the best single way (`auto_to_best`; plain decoding is one of them). Rates are
+    tokens over time of all prompts of the cell: a median over the prompts would hide one on which
+    a drafter is far ahead.
 
-    The best of many is partly luck, which the controller cannot have: `auto_to_foreseen` is its
-    rate over that of the way which was best on the other half of the prompts, half by half.
+    The best of many is partly luck: `auto_to_foreseen` compares with the way that was best on the
+    other half of the prompts, half by half.
     """
     names = [arm.name for arm in results.usable()]
     if AUTO not in names:

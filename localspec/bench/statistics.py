@@ -81,9 +81,9 @@ def rate(replies: Sequence[Timed]) -> float | None:
 def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
     """The wait before each token of one reply but the first, as a reader sees it.
 
-    Tokens that come together have no wait between them, and the first of them carries the whole
-    round: an arm that yields three tokens a round has a median of 0 and its rounds in the upper
-    percentiles. The wait for the first token is the time to first token and not counted here.
+    Tokens that come together have no wait between them, and the first of them has that of the whole
+    round: an arm with three tokens a round has a median of 0 and its rounds in the upper
+    percentiles. The wait for the first token is not among them: it is the time to first token.
     """
     return [later - earlier for earlier, later in pairwise(token_times_ms)]
 

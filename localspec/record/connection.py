@@ -32,10 +32,9 @@ class Tables:
         return self.conn.execute(sql, values).rowcount
 
     def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
-        return _dicts(self.conn.execute(sql, values))
-
-    def named_rows(self, sql: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-        return _dicts(self.conn.execute(sql, values))
+        cursor = self.conn.execute(sql, values)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def insert(self, table: str, row: Mapping[str, Any]) -> int:
         """The id of the new row."""
@@ -136,8 +135,3 @@ def missing(noun: str, row_id: int) -> StoreError:
         f"The log has no {noun} {row_id}: it was started afresh, or the page is older than it. "
         "Reload the page and start a new chat."
     )
-
-
-def _dicts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]

@@ -13,7 +13,7 @@ Not here: the messages themselves (store), the search syntax (search), reading a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,6 @@ from localspec.record.rows import MessageState, message_from, now, text_columns
 from localspec.record.unlogged import UnloggedTexts
 
 MAX_SNIPPETS = 500
-LOOKUP_SIZE = 500  # SQLite takes a limited number of parameters
 MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
 
 
@@ -179,11 +178,10 @@ class ConversationList:
         return {one: self._unlogged.texts.get(one, text) for one, text in texts.items()}
 
 
-def _by_id(tables: Tables, columns: str, ids: Sequence[int]) -> Iterable[dict[str, Any]]:
-    for start in range(0, len(ids), LOOKUP_SIZE):
-        part = ids[start : start + LOOKUP_SIZE]
-        marks = ", ".join("?" * len(part))
-        yield from tables.rows(f"SELECT {columns} FROM message WHERE id IN ({marks})", *part)
+def _by_id(tables: Tables, columns: str, ids: Sequence[int]) -> list[dict[str, Any]]:
+    # Written out: SQLite takes a limited number of parameters.
+    listed = ", ".join(str(number) for number in ids)
+    return tables.rows(f"SELECT {columns} FROM message WHERE id IN ({listed})")
 
 
 def _has_all(text: str, words: Sequence[str]) -> bool:

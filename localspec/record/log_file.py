@@ -13,7 +13,7 @@ import logging
 import sqlite3
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -120,31 +120,17 @@ def read_turns(database: Path) -> list[LoggedTurn]:
 
 
 def _turn(rows: list[Mapping[str, Any]]) -> LoggedTurn:
-    first = rows[0]
-    return LoggedTurn(
-        first["turn_id"],
-        first["model"],
-        first["draft"],
-        first["device"],
-        first["dtype"],
-        first["temperature"],
-        tuple(_step(row) for row in rows),
-        first["kind"] or "",
-    )
+    of_turn = ("turn_id", "model", "draft", "device", "dtype", "temperature")
+    facts: dict[str, Any] = {name: rows[0][name] for name in of_turn}
+    steps = tuple(_step(row) for row in rows)
+    return LoggedTurn(**facts, steps=steps, workload=rows[0]["kind"] or "")
 
 
 def _step(row: Mapping[str, Any]) -> LoggedStep:
     signal = None if row["signal"] is None else json.loads(row["signal"])
-    return LoggedStep(
-        row["drafter"],
-        row["num_draft_tokens"],
-        row["num_accepted_tokens"],
-        row["num_output_tokens"],
-        row["draft_ms"],
-        row["verify_ms"],
-        row["context_length"],
-        signal if isinstance(signal, str | int | float | None) else json.dumps(signal),
-    )
+    is_hashable = isinstance(signal, str | int | float | None)
+    facts: dict[str, Any] = {one.name: row[one.name] for one in fields(LoggedStep)}
+    return LoggedStep(**{**facts, "signal": signal if is_hashable else json.dumps(signal)})
 
 
 # replies
@@ -197,9 +183,7 @@ def _text(row: sqlite3.Row) -> str:
 @contextmanager
 def reading(database: Path) -> Iterator[sqlite3.Connection]:
     if not database.is_file():
-        raise StoreError(
-            f"There is no log at {database}. Give the file that the chat writes its turns to."
-        )
+        raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
     try:
         address = f"{database.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, BUSY_TIMEOUT_S, uri=True)) as db:

@@ -76,14 +76,14 @@ PURGE = (
     "DELETE FROM conversation WHERE deleted_at_utc IS NOT NULL",
 )
 
-# :session_id and :conversation_id, NULL for any
+# ids of a session and of a conversation, NULL for any
 TURNS = """
 SELECT turn.id AS turn_id, message.state AS state, turn.*
 FROM turn JOIN message ON message.id = turn.message_id
 JOIN conversation ON conversation.id = turn.conversation_id
 WHERE conversation.deleted_at_utc IS NULL
-    AND (:session_id IS NULL OR turn.session_id = :session_id)
-    AND (:conversation_id IS NULL OR turn.conversation_id = :conversation_id)
+    AND turn.session_id = coalesce(?, turn.session_id)
+    AND turn.conversation_id = coalesce(?, turn.conversation_id)
 ORDER BY turn.id
 """
 

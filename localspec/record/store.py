@@ -258,9 +258,9 @@ class Store:
     ) -> list[dict[str, Any]]:
         """One flat row for each turn, oldest first: ids, state, settings and all named numbers.
         Without tokens (`reply_tokens`), texts (`messages`) and steps (`step_rows`)."""
-        scope = {"session_id": session_id, "conversation_id": conversation_id}
         with self._db.reading() as tables:
-            return [turn_from(row) for row in tables.named_rows(queries.TURNS, scope)]
+            rows = tables.rows(queries.TURNS, session_id, conversation_id)
+        return [turn_from(row) for row in rows]
 
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row that `turn_rows` has of this reply's turn."""

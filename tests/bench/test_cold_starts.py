@@ -42,7 +42,8 @@ def started(rates: dict[str, list[float | None]]) -> tuple[Any, list[tuple[str, 
         if not rates[drafter]:
             raise KeyboardInterrupt
         asked.append((drafter, options.home))
-        reply = {"num_tokens": most, "tokens_per_second": rates[drafter].pop(0)}
+        rate = rates[drafter].pop(0)
+        reply = {"num_tokens": int(rate or 0) // 10, "tokens_per_second": rate}
         return {"machine": MACHINE, "replies": [{"prompt": each, **reply} for each in prompts]}
 
     return start, asked
@@ -57,6 +58,7 @@ def test_starts_alternate_and_the_ratio_is_the_median_of_the_pairs(tmp_path: Pat
     short, usual = result["rows"]
     assert (short["prompt"], short["num_starts"], short["auto_ratio"]) == ("hi", 3, 1.0)
     assert (short["auto_ratio_low"], short["auto_ratio_high"]) == (0.9, 1.2)
+    assert (short["off_tokens_per_second"], short["num_tokens"]) == (100.0, 10)
     assert usual["prompt"] != "hi" and usual["temperature"] == 0.7
     assert len(result["starts"]) == 6 and len(said) == 3 and result["ending"] is None
     told = render_cold_starts(result).splitlines()

@@ -215,6 +215,26 @@ def continued(store: Store) -> None:
     finish(store, turn, "hello again")
 
 
+def test_a_preset_of_the_same_name_is_replaced_and_names_are_one_line(store: Store) -> None:
+    for number in (1, 2):
+        store.presets.save(Preset("my  own\n", max_tokens=number))
+    assert store.presets.all() == [Preset("my own", max_tokens=2)]
+    store.presets.delete(" my own")
+    assert store.presets.all() == []
+
+
+def test_a_text_that_is_written_after_all_replaces_the_one_in_memory(store: Store) -> None:
+    store.logs_text = False
+    turn = begin(store, "hidden")
+    number = store.conversations()[0].id
+    store.conversation_list.rename(number, "hidden too")
+    store.logs_text = True
+    finish(store, turn, "written")
+    store.conversation_list.rename(number, "a title")
+    assert store.branch(turn.message_id)[-1].text == "written"
+    assert titles(store) == ["a title"]
+
+
 WRITES: dict[str, Callable[[Store], object]] = {
     "rename": lambda store: store.conversation_list.rename(1, "new"),
     "pin": lambda store: store.conversation_list.pin(1, True),
