@@ -30,10 +30,6 @@ class KVShape:
     head_dim: int
     capacity: int
 
-    def kv_bytes(self, dtype: torch.dtype) -> int:
-        per_slot = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
-        return per_slot * self.capacity
-
 
 def kv_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The precision in which the native decoder keeps keys and values of a model in `dtype`: its

@@ -1,9 +1,9 @@
-"""Which weights a model or a head is: hashes of its files, and the note of what it was trained for.
+"""Identifies weights: hashes of a model's or head's files, and the note of what it was trained for.
 
 Contract: `fingerprint` tells one target from another of the same shape, `weights_mark` one set of
-weights from another whatever its settings look like. Of large files pieces spread evenly are read,
-so that both cost little beside loading. `require_trained_for` reads the note that a training
-leaves beside its result; a head without one, such as a published one, is taken at its word.
+weights from another whatever its settings are. Of large files pieces spread evenly are read, so
+that both cost little beside loading. `require_trained_for` reads the note that a training leaves
+beside its result; a head without one, such as a published one, is accepted.
 
 Not here: the rest of that note (training.artifact), sizes (heads.files).
 """
@@ -44,7 +44,7 @@ def weights_mark(files: Iterable[Path]) -> str:
 
 
 def require_trained_for(folder: Path, target: Path) -> None:
-    """Raises ModelError for a result whose note names other weights than the target's."""
+    """Raises ModelError where the note in `folder` names other weights than the target's."""
     if not (folder / NOTE).is_file():
         return
     damaged = "Train it again."

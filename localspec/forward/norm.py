@@ -1,9 +1,9 @@
-"""Root-mean-square normalisation in as few kernels as the device has for it.
+"""Root-mean-square normalisation in as few kernels as the device allows.
 
 Contract: rows / sqrt(mean(rows^2) + eps) * weight over the last dimension, computed in fp32 and
-rounded once. On a GPU torch's own kernel. On a CPU that one is a chain of small kernels, while
-layer norm is a single fast one: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so
-its first half is the wanted result.
+rounded once. On a GPU by torch's own kernel. On a CPU torch runs a sequence of small kernels for
+it, but a single fast one for layer norm: the layer norm of (x, -x) has mean 0 and variance
+mean(x^2), so its first half is the wanted result.
 
 Source: RMSNorm, arXiv 1910.07467.
 """
@@ -22,7 +22,7 @@ class RootMeanSquareNorm:
         self.eps = eps
         self._size = weight.shape[-1]
         self._is_cpu = weight.device.type == "cpu"
-        # One weight for all rows goes into the kernel; the half that is cut off needs none.
+        # One weight for all rows is applied by the kernel; the half that is cut off needs none.
         self._inside = torch.cat((weight, torch.zeros_like(weight))) if weight.ndim == 1 else None
 
     @property

@@ -128,8 +128,8 @@ class Window:
 
 
 class StaticForward:
-    """`width` rows in one window. out: [>= width, V] fp32, where the logits go; several forwards
-    may share it, for each is read before the next one runs."""
+    """`width` rows in one window. out: [>= width, V] fp32, where the logits are written; several
+    forwards may share it, since each is read before the next one runs."""
 
     def __init__(self, window: Window, width: int, out: torch.Tensor) -> None:
         assert 0 < width <= window.bucket, "the rows fit the window"
@@ -142,10 +142,10 @@ class StaticForward:
 
     @torch.inference_mode()
     def fill(self, tokens: Sequence[int], parents: Sequence[int] | None, start: int) -> None:
-        """Set the tokens that a call will take in after `start` cached ones; at most `width`.
+        """Set the tokens that a call runs after `start` cached ones; at most `width`.
 
-        parents: as in Decoder.forward. Rows that are left over pad; they write to the slots after
-        the tokens' own, so all `width` of them must lie in the window.
+        parents: as in Decoder.forward. Rows that are left over are padding; they write to the slots
+        after the tokens' own, so all `width` slots must lie in the window.
         """
         spare = self.width - len(tokens)
         assert spare >= 0 and start + self.width <= self.window.bucket, "the rows fit the window"
@@ -162,7 +162,7 @@ class StaticForward:
 
     @torch.inference_mode()
     def __call__(self) -> None:
-        """Compute: logits of all `width` rows into `out`."""
+        """Write the logits of all `width` rows into `out`."""
         ids, positions, slots = self._inputs.unbind()
         rows = self.window.forward(ids, positions, slots, self._block)
         self._out.copy_(self.window.logits(rows))

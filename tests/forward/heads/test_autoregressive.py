@@ -45,6 +45,17 @@ def test_pairs_read_in_pieces_give_what_they_give_at_once(tmp_path: Path) -> Non
     assert torch.allclose(whole, piece, atol=1e-5)
 
 
+def test_a_draft_starts_from_the_last_pair_also_where_it_was_read_before(tmp_path: Path) -> None:
+    target, head = target_with_head(tmp_path)
+    wanted = read_all(target, head, TEXT).clone()
+    features = target.follow(head.layers)
+    for text in (TEXT, TEXT[:-1], TEXT):
+        head.catch_up(text, features)
+        assert head.cache.tokens == text[1:]
+    for _ in range(2):
+        assert torch.allclose(head.start(TEXT, features), wanted, atol=1e-5)
+
+
 def test_an_edited_text_keeps_only_the_pairs_before_the_edit(tmp_path: Path) -> None:
     target, head = target_with_head(tmp_path)
     edited = [*TEXT[:4], 30, *TEXT[5:]]

@@ -259,6 +259,7 @@ def change_tensors(folder: Path, **values: torch.Tensor | None) -> None:
         ("settings", {"num_heads": 0}, "num_heads is 0"),
         ("settings", {"num_heads": True}, "num_heads is True"),
         ("settings", {"rope_base": "10k"}, "rope_base is '10k'"),
+        ("settings", {"rope_base": True}, "rope_base is True"),
         ("settings", {"rope_base": 10**400}, "rope_base is 1000"),
         ("settings", {"num_kv_heads": 3}, "do not divide"),
         ("settings", {"speed": 3}, "setting speed is not known"),
