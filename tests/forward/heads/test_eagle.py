@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -22,9 +22,8 @@ from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
-from localspec.forward.heads.files import CONFIG as HEAD_CONFIG
-from localspec.forward.heads.files import WEIGHTS as HEAD_WEIGHTS
 from tests.drafters.random_eagle import write_random
+from tests.forward.heads.test_files import change_config
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -42,7 +41,11 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "rope_theta": 50000.0,
-    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "rope_scaling": {  # it scales cos and sin as well
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
 }
 THIRD = CONFIG | {
     "draft_vocab_size": DRAFT_VOCAB,
@@ -236,65 +239,26 @@ def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
 # -- our own format -------------------------------------------------------------------------
 
 
-def change_config(folder: Path, part: str, **values: object) -> None:
-    content = json.loads((folder / HEAD_CONFIG).read_text(encoding="utf-8"))
-    content[part] |= values
-    (folder / HEAD_CONFIG).write_text(json.dumps(content), encoding="utf-8")
-
-
-def change_tensors(folder: Path, **values: torch.Tensor | None) -> None:
-    tensors = load_file(folder / HEAD_WEIGHTS) | values
-    save_file({name: t for name, t in tensors.items() if t is not None}, folder / HEAD_WEIGHTS)
-
-
-@pytest.mark.parametrize(
-    ("part", "values", "said"),
-    [
-        ("target", {"hidden_size": 128}, "hidden_size 128; this one has 64"),
-        ("target", {"vocab_size": 99}, "vocab_size 99; this one has 64"),
-        ("target", {"num_layers": 9}, "num_layers 9; this one has 2"),
-        ("settings", {"layers": [0, 7]}, r"reads the layers \[0, 7\]"),
-        ("settings", {"layers": []}, "reads the layers"),
-        ("settings", {"hidden_size": 32}, "rows are 32 wide"),
-        ("settings", {"num_heads": 0}, "num_heads is 0"),
-        ("settings", {"num_heads": True}, "num_heads is True"),
-        ("settings", {"rope_base": "10k"}, "rope_base is '10k'"),
-        ("settings", {"rope_base": True}, "rope_base is True"),
-        ("settings", {"rope_base": 10**400}, "rope_base is 1000"),
-        ("settings", {"num_kv_heads": 3}, "do not divide"),
-        ("settings", {"speed": 3}, "setting speed is not known"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(
-    tmp_path: Path, part: str, values: dict[str, object], said: str
-) -> None:
-    target = with_cache(tiny_llama(), CAPACITY)
-    write_random(tmp_path, target)
-    change_config(tmp_path, part, **values)
-    with pytest.raises(ModelError, match=said):
-        read_eagle(tmp_path, target)
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"fuse.weight": None}, "lacks fuse.weight"),
-        ({"spare.weight": torch.ones(2)}, "holds spare.weight"),
-        ({"down.weight": torch.ones(2, 2)}, "must be floating point"),
-        ({"final_norm.weight": torch.ones(64, dtype=torch.int64)}, "int64"),
-        ({"final_norm.weight": torch.full((64,), float("nan"))}, "not finite"),
+        ({"layers": [0, 7]}, r"reads the layers \[0, 7\]"),
+        ({"layers": []}, "reads the layers"),
+        ({"hidden_size": 32}, "rows are 32 wide"),
+        ({"num_heads": 0}, "num_heads is 0"),
+        ({"num_heads": True}, "num_heads is True"),
+        ({"rope_base": "10k"}, "rope_base is '10k'"),
+        ({"rope_base": True}, "rope_base is True"),
+        ({"rope_base": 10**400}, "rope_base is 1000"),
+        ({"num_kv_heads": 3}, "do not divide"),
+        ({"speed": 3}, "setting speed is not known"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(
-    tmp_path: Path, values: dict[str, torch.Tensor | None], said: str
+def test_a_config_that_does_not_fit_is_refused(
+    tmp_path: Path, values: dict[str, object], said: str
 ) -> None:
     target = with_cache(tiny_llama(), CAPACITY)
     write_random(tmp_path, target)
-    change_tensors(tmp_path, **values)
+    change_config(tmp_path, "settings", **values)
     with pytest.raises(ModelError, match=said):
         read_eagle(tmp_path, target)
-
-
-def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no head"):
-        read_eagle(tmp_path, with_cache(tiny_llama(), CAPACITY))

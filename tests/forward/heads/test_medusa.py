@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.heads.files import (
-    CONFIG,
     PUBLISHED_CONFIG,
-    WEIGHTS,
     TargetSizes,
     write_head,
 )
@@ -28,6 +24,7 @@ from localspec.forward.heads.medusa import (
     head_states,
     read_medusa,
 )
+from tests.forward.heads.test_files import change_config
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 NUM_HEADS, NUM_LAYERS = 3, 2
@@ -159,27 +156,6 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(
     assert read_medusa(tmp_path, target()).num_heads == NUM_HEADS
 
 
-Change = Callable[[dict[str, torch.Tensor]], Any]
-CHANGES: list[tuple[str, Change, str]] = [
-    ("bias", lambda t: t.pop("bias"), "lacks bias"),
-    ("more", lambda t: t.update({"more": torch.zeros(1)}), "holds more, which is not known"),
-    ("shape", lambda t: t.update({"bias": torch.zeros(3)}), "bias is float32"),
-    ("dtype", lambda t: t.update({"bias": t["bias"].to(torch.int8)}), "must be floating point"),
-    ("nan", lambda t: t["weight"].fill_(float("nan")), "values that are not finite"),
-]
-
-
-@pytest.mark.parametrize(("change", "said"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
-def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, said: str) -> None:
-    model = target()
-    folder = write_own(tmp_path, model, stack())
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS)
-    with pytest.raises(ModelError, match=said):
-        read_medusa(folder, model)
-
-
 def test_a_published_head_that_lacks_a_block_is_refused(tmp_path: Path) -> None:
     tensors = published_tensors()
     del tensors["1.1.linear.bias"]
@@ -191,9 +167,7 @@ def test_a_published_head_that_lacks_a_block_is_refused(tmp_path: Path) -> None:
 def test_counts_no_heads_have_are_refused(tmp_path: Path, count: object) -> None:
     model = target()
     folder = write_own(tmp_path, model, stack())
-    config = json.loads((folder / CONFIG).read_text())
-    config["settings"]["num_heads"] = count
-    (folder / CONFIG).write_text(json.dumps(config))
+    change_config(folder, "settings", num_heads=count)
     with pytest.raises(ModelError, match="its num_heads is"):
         read_medusa(folder, model)
 
@@ -206,11 +180,3 @@ def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str, said: str) 
     (tmp_path / PUBLISHED_CONFIG).write_text(text)
     with pytest.raises(ModelError, match=said):
         read_medusa(tmp_path, target())
-
-
-def test_heads_for_another_target_are_refused(tmp_path: Path) -> None:
-    model = target()
-    folder = write_own(tmp_path, model, stack())
-    other = with_cache(tiny_llama(num_layers=1))
-    with pytest.raises(ModelError, match="num_layers 2; this one has 1"):
-        read_medusa(folder, other)

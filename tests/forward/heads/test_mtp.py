@@ -23,7 +23,7 @@ from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts, HeadShape
-from localspec.forward.heads.files import CONFIG, WEIGHTS, Settings, TargetSizes, write_head
+from localspec.forward.heads.files import Settings, TargetSizes
 from localspec.forward.heads.mtp import (
     KIND,
     MtpNetwork,
@@ -34,6 +34,7 @@ from localspec.forward.heads.mtp import (
 )
 from localspec.forward.weights import load_model
 from localspec.training.recipe import HeadRecipe, make_recipe
+from tests.forward.heads.test_files import change_config
 from tests.heads import lesson_of, random_texts, teacher_of
 from tests.tiny import CPU, HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
@@ -140,31 +141,6 @@ def test_memory_covers_weights_cache_and_tables() -> None:
     assert large.memory_bytes - small.memory_bytes == 16 * per_slot
 
 
-Change = Callable[[dict[str, torch.Tensor]], Any]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("input.weight"), "lacks input.weight"),
-        (lambda t: t.update({"more": torch.zeros(1)}), "holds more, which is not known"),
-        (lambda t: t.update({"down.weight": torch.zeros(3, 3)}), "down.weight is float32"),
-        (
-            lambda t: t.update({"down.weight": t["down.weight"].to(torch.int8)}),
-            "must be floating point",
-        ),
-        (lambda t: t["down.weight"].fill_(float("nan")), "values that are not finite"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, said: str) -> None:
-    folder = folder_with(tmp_path, target())
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS)
-    with pytest.raises(ModelError, match=said):
-        read_mtp(folder, target())
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -183,30 +159,9 @@ def test_settings_no_module_has_are_refused(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     folder = folder_with(tmp_path, target())
-    config = json.loads((folder / CONFIG).read_text())
-    config["settings"].update(settings)
-    (folder / CONFIG).write_text(json.dumps(config))
+    change_config(folder, "settings", **settings)
     with pytest.raises(ModelError, match=said):
         read_mtp(folder, target())
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"hidden_size": 128}, "hidden_size 128; this one has 64"),
-        ({"vocab_size": 99}, "vocab_size 99; this one has 64"),
-        ({"num_layers": 9}, "num_layers 9; this one has 2"),
-    ],
-)
-def test_a_module_for_another_target_is_refused(
-    tmp_path: Path, changed: dict[str, int], said: str
-) -> None:
-    model = target()
-    sizes = TargetSizes(**{**vars(TargetSizes.of(model)), **changed})
-    recipe = make_recipe("mtp", teacher_of(model), SMALL, 0)
-    write_head(tmp_path, KIND, sizes, recipe.plan.settings, recipe.module.state_dict())
-    with pytest.raises(ModelError, match=said):
-        read_mtp(tmp_path, model)
 
 
 SIZE, VOCAB = 48, 64
