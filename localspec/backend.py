@@ -317,8 +317,8 @@ class Backend(Protocol):
 def chunks_of(
     backend: Backend, request: Request, cancel: threading.Event
 ) -> Generator[Chunk, None, None]:
-    """The chunks of a reply that nobody continues: raises LocalspecError where it failed. Closing
-    it ends the reply."""
+    """The chunks of a whole reply. Raises LocalspecError for one that failed. Closing it ends the
+    reply."""
     with closing(backend.generate(request, cancel)) as chunks:  # type: ignore[type-var]
         for chunk in chunks:
             if chunk.error is not None:

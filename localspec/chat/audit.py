@@ -19,11 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.backend import Backend, Candidate, Message, Request, chunks_of
-from localspec.chat.branches import shown_message
-from localspec.chat.turn import prompt_messages
 from localspec.core import OFF, SamplingParams
-from localspec.errors import StoreError
-from localspec.record.store import Store
 
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
 
@@ -64,27 +60,43 @@ class Finding:
     difference: Difference | None = None
 
 
+@dataclass
 class Replay:
-    """The replay of one logged reply; `run` is a job for `ChatService.enqueue`. finding: None until
-    it is done, and where `refusal` says why it cannot be done."""
+    """The replay of one logged reply; `run` is a job for `ChatService.enqueue`. messages: the
+    conversation that it answered. row: of its turn. tokens: of the reply. finding: None until it is
+    done, and where `refusal` says why it cannot be done."""
 
-    def __init__(self, store: Store, message_id: int) -> None:
-        self._store = store
-        self._message_id = message_id
-        self.finding: Finding | None = None
-        self.refusal: str | None = None
+    messages: tuple[Message, ...]
+    row: Mapping[str, Any]
+    tokens: tuple[int, ...]
+    finding: Finding | None = None
+    refusal: str | None = None
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
-        row = self._store.turn_of(self._message_id)
-        found = self._store.reply_tokens(self._message_id)
-        if row is None or found is None:
-            raise StoreError("The log has no tokens of this reply.")
+        """Decode it again without drafting, if it can be."""
         loaded = backend.describe()
-        self.refusal = why_not(row, loaded.target, loaded.dtype)
+        self.refusal = why_not(self.row, loaded.target, loaded.dtype)
         if self.refusal is None:
-            shown = [shown_message(one, {}) for one in self._store.branch(self._message_id)[:-1]]
-            messages = prompt_messages(row["system_prompt"] or "", shown)
-            self.finding = replay(backend, messages, row, found[0], cancel)
+            self.finding = self._compared(backend, cancel)
+
+    def _compared(self, backend: Backend, cancel: threading.Event) -> Finding:
+        penalty, again = self.row["repetition_penalty"], tuple[int, ...]()
+        sampling = SamplingParams(repetition_penalty=1.0 if penalty is None else penalty)
+        # One token more than was written: a reply that now ends later must show.
+        limit = len(self.tokens) + (1 if self.row["finish_reason"] == "eos" else 0)
+        request = Request(self.messages, sampling, limit, drafter=OFF)
+        with closing(chunks_of(backend, request, cancel)) as chunks:
+            for chunk in chunks:
+                again += chunk.tokens
+                if self.tokens[: len(again)] != again:
+                    break
+        place = first_difference(self.tokens, again)
+        if place is None:
+            return Finding("identical", len(again))
+        if cancel.is_set() and place == len(again):
+            return Finding("cancelled", place)
+        found = explain(backend, self.messages, self.tokens, again, place)
+        return Finding("tie" if found.is_tie else "differs", place, found)
 
 
 def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> str | None:
@@ -117,35 +129,6 @@ def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> st
             "may give another text. Load it in the precision of the reply."
         )
     return None
-
-
-def replay(
-    backend: Backend,
-    messages: tuple[Message, ...],
-    row: Mapping[str, Any],
-    tokens: Sequence[int],
-    cancel: threading.Event,
-) -> Finding:
-    """Decode a logged turn again without drafting. messages: the conversation that it answered.
-    row: of the turn. tokens: of its reply. Raises LocalspecError when the backend cannot."""
-    penalty = row["repetition_penalty"]
-    sampling = SamplingParams(repetition_penalty=1.0 if penalty is None else penalty)
-    # One token more than was written: a reply that now ends later must show.
-    limit = len(tokens) + (1 if row["finish_reason"] == "eos" else 0)
-    request = Request(messages, sampling, limit, drafter=OFF)
-    again: list[int] = []
-    with closing(chunks_of(backend, request, cancel)) as chunks:
-        for chunk in chunks:
-            again += chunk.tokens
-            if list(tokens[: len(again)]) != again:
-                break
-    place = first_difference(tokens, again)
-    if place is None:
-        return Finding("identical", len(again))
-    if cancel.is_set() and place == len(again):
-        return Finding("cancelled", place)
-    found = explain(backend, messages, tokens, again, place)
-    return Finding("tie" if found.is_tie else "differs", place, found)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

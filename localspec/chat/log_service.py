@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from localspec.chat.audit import Replay
+from localspec.chat.branches import shown_message
 from localspec.chat.journal import COMMIT_WAIT_S, Journal
-from localspec.chat.turn import clean, title_line
+from localspec.chat.turn import clean, prompt_messages, title_line
 from localspec.engine.controller import measurements
 from localspec.errors import RequestError, StoreError
 from localspec.record.conversations import ConversationList, ConversationRow
@@ -172,8 +173,12 @@ class LogService:
         )
 
     def replay(self, message_id: int) -> Replay:
-        """The replay of a logged reply without drafting; its `run` is a job for `enqueue`."""
-        return Replay(self.store, message_id)
+        """The replay of a logged reply without drafting; its `run` is a job for `enqueue`. Raises
+        StoreError as `reply_record`."""
+        found = self.reply_record(message_id)
+        shown = [shown_message(one, {}) for one in self.store.branch(message_id)[:-1]]
+        messages = prompt_messages(found.row["system_prompt"] or "", shown)
+        return Replay(messages, found.row, found.tokens)
 
     def learnt_state(self) -> dict[str, Any]:
         """What the controllers learnt, by combination of models and machine."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
@@ -75,9 +76,8 @@ class ChatService(LogService):
         super().__init__(store, session_info)
         self.workloads = load_workloads() if workloads is None else workloads
         self.drafter = drafter
-        self.lifecycle = BackendLifecycle(
-            open_backend, self._store_state, options, opener_for, smaller
-        )
+        save_state = partial(self.journal.save_state, STATE_KEY)
+        self.lifecycle = BackendLifecycle(open_backend, save_state, options, opener_for, smaller)
         self._submitting = threading.Lock()
         self.worker = Worker(self.lifecycle, self.journal, self._request_now, unload_after_s)
 
@@ -304,9 +304,6 @@ class ChatService(LogService):
         self.journal.add(turn)
         self.worker.queue(reply)
         return reply
-
-    def _store_state(self, state: dict[str, object]) -> None:
-        self.journal.save_state(STATE_KEY, state)
 
 
 __all__ = [

@@ -55,9 +55,14 @@ class Says(FakeBackend):
         return self.best
 
 
-def replayed(backend: Says, *tokens: int, cancel: threading.Event = GO) -> audit.Finding:
-    """Of a reply that was cut by its length."""
-    return audit.replay(backend, HELLO, {**ROW, "finish_reason": "length"}, tokens, cancel)
+def replayed(
+    backend: Says, *tokens: int, cancel: threading.Event = GO, finish_reason: str = "length"
+) -> audit.Finding:
+    row = {**ROW, "dtype": backend.dtype, "finish_reason": finish_reason}
+    replay = audit.Replay(HELLO, row, tokens)
+    replay.run(backend, cancel)
+    assert replay.finding is not None and replay.refusal is None
+    return replay.finding
 
 
 def best(margin: float) -> tuple[Candidate, ...]:
@@ -100,7 +105,7 @@ def test_a_token_outside_the_candidates_is_a_fault() -> None:
 
 def test_a_reply_that_goes_on_where_it_had_ended_is_seen() -> None:
     ended = (Candidate(9, " dog", 5.0, 0.5), Candidate(0, "", 4.99999, 0.5))
-    found = audit.replay(Says(tokens=(1, 2, 9), best=ended), HELLO, ROW, (1, 2), GO)
+    found = replayed(Says(tokens=(1, 2, 9), best=ended), 1, 2, finish_reason="eos")
     assert (found.outcome, found.num_compared) == ("tie", 2)
     assert "the end of the reply" in audit.sentence(found)
 
@@ -135,11 +140,9 @@ def test_a_fault_of_the_engine_is_no_finding() -> None:
     ],
 )
 def test_what_cannot_be_replayed_says_why(changed: dict[str, Any], words: str) -> None:
-    assert words in (audit.why_not(ROW | changed, "demo-12m", "float32") or "")
-
-
-def test_a_greedy_exact_turn_of_the_loaded_model_can_be_replayed() -> None:
-    assert audit.why_not(ROW, "demo-12m", "float32") is None
+    replay = audit.Replay(HELLO, ROW | changed, (1,))
+    replay.run(Says(), GO)
+    assert words in (replay.refusal or "") and replay.finding is None
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def backend_of(target: Any, drafters: dict[str, Any], context_length: int = 64) 
             context_length=context_length,
             identity="tiny | cpu",
             other_states={},
+            return_memory=lambda: None,
         )
     )
 

@@ -3,6 +3,7 @@ text equals decoded text."""
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -128,6 +129,12 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_named: Any) -> Any:
     return tokenizer_named(request.param)
 
 
+@functools.cache
+def template_of(tokenizer: Any) -> ChatTemplate:
+    """One for all tests: what shields typed control text takes seconds for a large vocabulary."""
+    return ChatTemplate(tokenizer)
+
+
 def random_text(rng: random.Random) -> str:
     return "".join(rng.choice(PIECES) for _ in range(rng.randrange(12)))
 
@@ -149,17 +156,20 @@ def special_of(tokenizer: Any) -> set[int]:
 
 
 def test_ordinary_conversations_render_as_transformers_renders_them(tokenizer: Any) -> None:
-    template, rng = ChatTemplate(tokenizer), random.Random(1)
+    template, rng = template_of(tokenizer), random.Random(1)
     for _ in range(60):
         messages = random_conversation(rng)
         assert template.render(messages) == reference(tokenizer, messages), messages
 
 
+@pytest.mark.parametrize("name", ["tiny", *(name for name in REAL if name != "qwen2.5")])
 def test_shielded_rendering_equals_the_usual_one_around_the_typed_control_text(
-    tokenizer: Any,
+    name: str, tokenizer_named: Any
 ) -> None:
-    """Where control text was typed, everything else keeps its usual ids, merges included."""
-    template, rng = ChatTemplate(tokenizer), random.Random(2)
+    """Where control text was typed, everything else keeps its usual ids, merges included. Qwen2.5
+    has Qwen3's vocabulary."""
+    tokenizer = tokenizer_named(name)
+    template, rng = template_of(tokenizer), random.Random(2)
     control = tokenizer.decode(next(iter(special_of(tokenizer))))
     controls = special_of(tokenizer) | {
         i for i, token in tokenizer.added_tokens_decoder.items()
@@ -200,7 +210,7 @@ def test_typed_control_tokens_cannot_forge_a_message(tokenizer_named: Any, role:
 
 def test_tokens_that_only_the_template_writes_are_guarded_too(tokenizer_named: Any) -> None:
     tokenizer = tokenizer_named("qwen3")
-    template = ChatTemplate(tokenizer)
+    template = template_of(tokenizer)
     tool_call = tokenizer.convert_tokens_to_ids("<tool_call>")
     messages = (Message("user", "What does <tool_call> mean?"),)
     assert tool_call in reference(tokenizer, messages)
@@ -210,7 +220,7 @@ def test_tokens_that_only_the_template_writes_are_guarded_too(tokenizer_named: A
 def test_earlier_thoughts_of_the_model_are_dropped_as_its_template_wants(
     tokenizer_named: Any,
 ) -> None:
-    template = ChatTemplate(tokenizer_named("qwen3"))
+    template = template_of(tokenizer_named("qwen3"))
     messages = (
         Message("user", "One?"),
         Message("assistant", "<think>\nsecret\n</think>\n\nTwo."),
@@ -302,7 +312,7 @@ def stream(template: ChatTemplate, tokens: list[int]) -> list[str]:
 
 
 def test_streamed_text_never_shows_half_a_character(tokenizer: Any) -> None:
-    template, rng = ChatTemplate(tokenizer), random.Random(4)
+    template, rng = template_of(tokenizer), random.Random(4)
     for _ in range(100):
         text = random_text(rng)
         pieces = stream(template, template.encode_text(text))
@@ -312,7 +322,7 @@ def test_streamed_text_never_shows_half_a_character(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_streamed_text_equals_decoded_text_for_any_tokens(name: str, tokenizer_named: Any) -> None:
-    template, rng = ChatTemplate(tokenizer_named(name)), random.Random(5)
+    template, rng = template_of(tokenizer_named(name)), random.Random(5)
     size = len(tokenizer_named(name))
     for _ in range(200):
         tokens = [rng.randrange(min(size, 700)) for _ in range(rng.randrange(40))]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
 
 from localspec.backend import Chunk, Description, DrafterStatus, Request, TurnStats
 from localspec.chat.tune_up import (
@@ -17,6 +20,7 @@ from localspec.chat.tune_up import (
     tune_up,
 )
 from localspec.core import OFF, Step
+from localspec.errors import LocalspecError
 from tests.fakes import FakeBackend
 
 KINDS = tuple(sample.kind for sample in PROMPTS)
@@ -145,6 +149,21 @@ def test_skipped_at_once_nothing_is_claimed() -> None:
     cancel.set()
     found = tune_up(Timed(), cancel, lambda found: None)
     assert found.runs == () and "Nothing was measured" in in_words(found)
+
+
+def test_a_fault_of_the_engine_ends_it_and_what_was_measured_before_stays() -> None:
+    @dataclass
+    class Fails(Timed):
+        def _generate(self, request: Request, *given: Any) -> Iterator[Chunk]:
+            for chunk in super()._generate(request, *given):
+                is_late = len(self.requests) == 4 and chunk.phase == "done"
+                yield replace(chunk, error="Memory ran out.") if is_late else chunk
+
+    seen: list[TuneUp] = []
+    backend = Fails(speeds=SPEEDS)
+    with pytest.raises(LocalspecError, match="Memory ran out"):
+        tune_up(backend, threading.Event(), seen.append, 1e6, lambda: backend.now_s)
+    assert len(seen[-1].runs) == 2  # the first request only warms up
 
 
 def test_one_drafter_of_each_family_is_tried() -> None:
