@@ -224,6 +224,8 @@ def test_going_on_makes_one_text_with_the_numbers_of_both_turns_apart(
     assert (before["num_output_tokens"], before["continues_message_id"]) == (4, None)
     assert after["continues_message_id"] == first and after["continued_from"] == "tokens"
     request = backend.requests[-1]
+    record = service.reply_record(id_at(service, handle, 1)).record
+    assert record is not None and record.start == len(service.store.branch(first)[-1].text)
     assert request.continues and request.messages[-1].role == "assistant"
     assert list(request.begun_tokens) == tokens[0][0]  # type: ignore[index]
 
@@ -352,11 +354,17 @@ def test_editing_and_going_on_work_while_the_log_does_not(
         service.show_branch(handle, asked)
     ask(service, "two", handle)
     assert texts(service, handle) == ["uno", WHOLE, "two", WHOLE]
+    ended(service, service.regenerate(handle, SETTINGS))
+    ask(service, "three", handle)
+    whole_chat = ["uno", WHOLE, "two", WHOLE, "three", WHOLE]
+    assert texts(service, handle) == whole_chat
     store.fault = None
     assert until(service.journal.flush)
-    assert texts(service, handle) == ["uno", WHOLE, "two", WHOLE]
+    assert texts(service, handle) == whole_chat
     rows = store.turn_rows()
-    assert [row["continued_from"] for row in rows] == [None, None, "tokens", "tokens", None]
+    assert [row["continued_from"] for row in rows[:5]] == [None, None, "tokens", "tokens", None]
+    continued = [row["continues_message_id"] for row in rows[2:4]]
+    assert continued == [row["message_id"] for row in rows[1:3]]
     service.show_branch(handle, asked)
     assert texts(service, handle) == ["one", WHOLE]
     close(service)

@@ -148,6 +148,11 @@ def test_rare_tokens_are_pooled_by_both_arms_together() -> None:
     assert sum(a for a, _ in classes) == 100 and sum(b for _, b in classes) == 100
 
 
+def test_rare_tokens_that_are_too_few_together_join_the_rarest_class() -> None:
+    classes, num_pooled = pooled({1: 60, 2: 39, 7: 1}, {1: 60, 2: 40})
+    assert sorted(classes) == [(40, 40), (60, 60)] and num_pooled == 2
+
+
 def test_a_place_with_one_class_tests_nothing() -> None:
     found = compare(0, 0, {4: 100}, {4: 100})
     assert found.p_value is None

@@ -43,6 +43,8 @@ def test_an_export_comes_back_with_every_branch(tmp_path: Path) -> None:
     ended(service, service.regenerate(handle, settings))
     asked = service.messages(handle)[0].message_id
     ended(service, service.edit(handle, asked or 0, "uno", settings))
+    service.show_branch(handle, asked or 0)
+    assert texts(service, handle)[0] == "one", "not the newest branch"
     service.rename(handle, "<b>Numbers</b>")
     service.pin(handle, True)
     other, _ = open_service(tmp_path / "two")
@@ -67,6 +69,20 @@ def test_a_reply_gone_on_with_comes_back_as_one(tmp_path: Path) -> None:
     ended(service, service.proceed(handle, ReplySettings()))
     (found,) = read_conversations(exported(service.store, tmp_path))
     assert [one.text for one in found.messages] == texts(service, handle)
+    close(service)
+
+
+def test_a_reply_gone_on_with_that_was_also_answered_comes_back_as_two(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path / "one")
+    handle = ask(service, "Count.", max_tokens=4).handle
+    cut = service.messages(handle)[1]
+    ended(service, service.proceed(handle, ReplySettings()))
+    whole = texts(service, handle)[1]
+    service.show_branch(handle, cut.message_id or 0)
+    ask(service, "Why so short?", handle)
+    (found,) = read_conversations(exported(service.store, tmp_path))
+    assert [one.text for one in found.messages[:4]] == ["Count.", cut.text, whole, "Why so short?"]
+    assert found.messages[3].parent == 1
     close(service)
 
 

@@ -391,6 +391,7 @@ def test_candidates_are_the_models_own_logits_best_first() -> None:
 def test_candidates_leave_the_cache_as_a_turn_does() -> None:
     backend = backend_of(with_cache(tiny_llama(vocab_size=len(PIECES))), {})
     backend.candidates(HELLO, (SAY["P"],), 2)
+    assert backend.loaded.engine.target.cache.tokens == [1, 2, 3]
     again = (*HELLO, Message("assistant", "P"))
     request = Request(again, continues=True, begun_tokens=(SAY["P"],), max_tokens=1)
     assert list(backend.generate(request, threading.Event()))[-1].stats.num_reused_tokens == 3

@@ -157,12 +157,15 @@ def test_two_sends_are_answered_in_order_with_their_own_text(start: Start) -> No
 
 
 def test_a_queued_message_of_the_same_conversation_sees_the_reply_before_it(start: Start) -> None:
-    service = start(Script(reply="Because.", round_s=0.02))
-    backend = ready(service)
+    gate = threading.Event()
+    script = Script(reply="Because.", round_s=0.001)
+    service = start(script, before_load=lambda: (gate.wait(WAIT_S), None)[1])
     first = service.submit(None, "Why?", ReplySettings())
     assert first is not None
     second = service.submit(first.handle, "And then?", ReplySettings())
+    gate.set()
     assert second is not None and second.done.wait(WAIT_S)
+    backend = ready(service)
     asked = [message.content for message in backend.requests[-1].messages]
     assert asked == ["Why?", "Because.", "And then?"]
     assert service.journal.flush()
