@@ -27,7 +27,7 @@ from typing import Any
 WIDTHS = (1, 2, 4, 8, 16)
 MAX_DRAFT_TOKENS = WIDTHS[-1] - 1  # with the root as wide as the widest width measured
 SLOWER_RATE = 0.05  # how far one slower round moves the cost of its own width,
-FASTER_RATE = 0.1  # and one faster round: other programs slow a round, and nothing speeds it up
+FASTER_RATE = 0.2  # and one faster round: other programs slow a round, and nothing speeds it up
 COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
 SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
 LATELY = 16  # rounds; a surprise of before says nothing of how busy the machine is now
