@@ -157,6 +157,8 @@ class AdaptivePolicy:
             bar = plain_rate * (HYSTERESIS if last is None else 1.0)
         margin = MARGIN if self._budget.risk_ms > 0.0 else PROVEN_MARGIN
         for option in options:
+            if option.rate * HYSTERESIS <= bar:  # it is worth less than its rate
+                continue
             worth = self._worth(option, margin, sequence)
             if last is not None and option.drafter == last.drafter:
                 worth *= HYSTERESIS
