@@ -23,6 +23,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil, floor
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.machine.hardware import Hardware, free_bytes_now, gib, torch_index
-from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS
-from localspec.machine.shapes import Precision, kv_precision, shape_from_folder
+from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
+from localspec.machine.shapes import TORCH_NAMES, Precision, kv_precision, shape_from_folder
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from localspec.forward.weights import Bits, Opened
 
 SHORTEST_CONTEXT = 64
-QUANTISED: Mapping[Precision, Bits] = {"8-bit": 8, "4-bit": 4}
+QUANTISED: Mapping[str, Bits] = {"8-bit": 8, "4-bit": 4}
 SHORTEST_OFFERED = 512  # tokens of context
 SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 
@@ -75,14 +76,14 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
     wanted = options.context
     if wanted is None:
         wanted = min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
-    if wanted < SHORTEST_CONTEXT or (longest and wanted > longest):
+    if not SHORTEST_CONTEXT <= wanted <= (longest or wanted):
         limit = f" to {longest}" if longest else " or more"
         raise ConfigError(
             f"A context of {wanted} tokens was asked for, but {source.target_name} can use "
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
     device = device_of(hardware, torch)
-    bits = next((bits for name, bits in QUANTISED.items() if name == options.dtype), None)
+    bits = QUANTISED.get(options.dtype or "")
     dtype = dtype_of(None if bits else options.dtype, hardware, torch)
     return Place(hardware, device, dtype, bits, wanted)
 
@@ -94,19 +95,15 @@ def device_of(hardware: Hardware, torch: Any) -> Any:
 
 
 def dtype_of(name: str | None, hardware: Hardware, torch: Any) -> Any:
-    """The precision asked for; else bf16 where the device computes in it, fp32 elsewhere."""
+    """The precision asked for; else the one that is planned for the device, as far as it has it."""
     from localspec.forward.weights import DTYPES
 
-    if name is not None:
-        if name not in DTYPES:
-            known = ", ".join((*DTYPES, *QUANTISED))
-            raise ConfigError(f"{name!r} is no precision. Choose one of: {known}.")
-        return DTYPES[name]
-    if hardware.device == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if hardware.device == "mps":
+    if name is not None and name not in DTYPES:
+        known = ", ".join((*DTYPES, *QUANTISED))
+        raise ConfigError(f"{name!r} is no precision. Choose one of: {known}.")
+    if name is None and hardware.device == "cuda" and not torch.cuda.is_bf16_supported():
         return torch.float16
-    return torch.bfloat16 if hardware.host.multiplies_bf16 else torch.float32
+    return DTYPES[name or TORCH_NAMES[full_precision(None, hardware)]]
 
 
 def refuse_shortage(folder: Path, place: Place) -> None:
@@ -139,8 +136,8 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
     if needed <= free:
         return None
     return (
-        f"{folder.name} needs {gib(needed)} for its weights and {place.context_length} tokens of "
-        f"context, and {gib(free)} is free on {place.hardware.device_name}."
+        f"{folder.name} needs {gib(needed, ceil)} for its weights and {place.context_length} "
+        f"tokens of context, and {gib(free, floor)} is free on {place.hardware.device_name}."
     )
 
 
@@ -169,7 +166,7 @@ def needed_bytes(folder: Path, place: Place) -> int:
         shape = shape_from_folder(folder)
     except ModelError:  # a family the planner cannot count; its files say the least it needs
         return sum(file.stat().st_size for file in weight_files(folder))
-    precision = next((name for name, bits in QUANTISED.items() if bits == place.bits), full)
+    precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
     kept_in = kv_precision(full, place.device.type)
     return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
 
@@ -177,15 +174,10 @@ def needed_bytes(folder: Path, place: Place) -> int:
 def load_at(folder: Path, place: Place) -> Opened:
     from localspec.forward.weights import load_model
 
-    spare_bytes = free_bytes_now(place.hardware) - needed_bytes(folder, place)
-    return load_model(
-        folder,
-        place.dtype,
-        place.device,
-        place.context_length,
-        place.bits,
-        int(SPENT_ON_SPEED * max(0, spare_bytes)),
-    )
+    spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
+    spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
+    wanted = (place.dtype, place.device, place.context_length, place.bits)
+    return load_model(folder, *wanted, spent_bytes)
 
 
 def return_memory(device: torch.device) -> None:

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -178,11 +179,14 @@ class Hardware:
         return "Apple GPU" if self.device == "mps" else self.host.cpu_name
 
 
-def gib(num_bytes: int | None) -> str:
-    """Bytes for people; a dash when unknown."""
+def gib(num_bytes: int | None, whole: Callable[[float], int] = round) -> str:
+    """Bytes for people; a dash when unknown. whole: math.ceil for what is needed and math.floor for
+    what is free, so that a sentence never claims more room than there is."""
     if num_bytes is None:
         return "–"
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+    if num_bytes >= 2**30:
+        return f"{whole(10 * num_bytes / 2**30) / 10:.1f} GiB"
+    return f"{whole(num_bytes / 2**20)} MiB"
 
 
 def probe(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import ceil, floor
 
 from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError, ModelError
-from localspec.machine.hardware import Hardware, probe
-from localspec.machine.planner import plan, preference, size_down, size_up
+from localspec.machine.hardware import Hardware, gib, probe
+from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
     DraftCandidate,
@@ -117,13 +118,13 @@ def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
 
 def render(report: PlanReport, free_bytes: int, most: int = 12) -> str:
     """The report for a terminal: at most `most` plans and as many refusals, the rest counted."""
-    lines = [f"Planning for {report.device} with {size_down(free_bytes)} free.", ""]
+    lines = [f"Planning for {report.device} with {gib(free_bytes, floor)} free.", ""]
     for number, each in enumerate(report.plans[:most], start=1):
         gain = "–" if each.expected_speedup is None else f"{each.expected_speedup:.2f}×"
         draft = f" with {each.draft_name}" if each.draft else ""
         lines.append(
             f"{number:3}. {each.target.name}, {each.precision}, {each.drafter}{draft}, context "
-            f"{each.context_length}: {size_up(each.bytes.total)}, gain {gain}"
+            f"{each.context_length}: {gib(each.bytes.total, ceil)}, gain {gain}"
         )
         lines.append(f"     {each.reason}")
     lines += _rest(len(report.plans), most, "plans")

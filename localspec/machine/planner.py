@@ -14,18 +14,17 @@ Not here: reading the machine (hardware), profiles and folders (plan_report).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil, floor
 from typing import Any
 
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, planned
+from localspec.machine.hardware import gib
 from localspec.machine.plans import (
     DRAFT_MODEL,
-    GIB,
-    MIB,
     SELF_QUANT,
     Arrangement,
     DraftCandidate,
@@ -159,8 +158,8 @@ def _longest_fitting(request: PlanRequest, arrangement: Arrangement) -> Arrangem
 def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrangement]) -> str:
     """ "... needs 21.4 GiB, 17.9 GiB is free: context 8192 or 4-bit would fit." """
     said = (
-        f"{_title(short)} needs {size_up(_needed(request, short))}, "
-        f"{size_down(request.room.free_bytes)} is free: "
+        f"{_title(short)} needs {gib(_needed(request, short), ceil)}, "
+        f"{gib(request.room.free_bytes, floor)} is free: "
     )
     shorter = _longest_fitting(request, short)
     lower = choices[choices.index(short) + 1 :]
@@ -173,7 +172,7 @@ def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrang
         return f"{said}{' or '.join(remedies)} would fit."
     least = replace(choices[-1], context_length=min(CONTEXTS[-1], request.wanted_context))
     return (
-        f"{said}even {_precision_at(least)} needs {size_up(_needed(request, least))}. A smaller "
+        f"{said}even {_precision_at(least)} needs {gib(_needed(request, least), ceil)}. A smaller "
         "model would fit, or more free memory."
     )
 
@@ -212,7 +211,7 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
         _what_drafts(request, arrangement, needed),
         gain,
         *_concessions(request, arrangement),
-        f"{size_down(request.room.free_bytes - needed.total)} stays free beyond the margin.",
+        f"{gib(request.room.free_bytes - needed.total, floor)} stays free beyond the margin.",
     )
     reason = " ".join(part for part in parts if part)
     return Plan(**vars(arrangement), bytes=needed, expected_speedup=speedup, reason=reason)
@@ -225,7 +224,8 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
     if arrangement.self_draft is not None:
         return (
             f"{_copy(arrangement).capitalize()} of the target's own layers drafts for "
-            f"{size_up(needed.draft_weights)}; it shares the target's cache and needs no download."
+            f"{gib(needed.draft_weights, ceil)}; it shares the target's cache and needs no "
+            "download."
         )
     if draft is None:
         summary = REGISTRY[arrangement.drafter].summary
@@ -234,7 +234,7 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
             "counting."
         )
     candidate = next(each for each in request.drafts if each.shape == draft)
-    size = size_up(needed.draft_weights + needed.draft_kv)
+    size = gib(needed.draft_weights + needed.draft_kv, ceil)
     said = f"{draft.name} drafts for {size}, its own cache included; "
     said += f"{candidate.compatibility.reason}."
     share = draft.num_params / target.num_params
@@ -306,15 +306,3 @@ def _copy(arrangement: Arrangement) -> str:
 def _billions(shape: ModelShape) -> str:
     count = shape.num_params
     return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
-
-
-def size_up(num_bytes: int) -> str:
-    if num_bytes >= GIB:
-        return f"{math.ceil(10 * num_bytes / GIB) / 10:.1f} GiB"
-    return f"{math.ceil(num_bytes / MIB)} MiB"
-
-
-def size_down(num_bytes: int) -> str:
-    if num_bytes >= GIB:
-        return f"{math.floor(10 * num_bytes / GIB) / 10:.1f} GiB"
-    return f"{max(0, math.floor(num_bytes / MIB))} MiB"
