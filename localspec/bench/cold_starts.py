@@ -166,9 +166,9 @@ def render_cold_starts(result: Mapping[str, Any]) -> str:
     if not result["rows"]:
         return f"Incomplete: {result['ending']}"
     machine = result["machine"]
-    told = (
+    where = (
         f"{machine['target']}, {machine['dtype']}, on {machine['device']}, "
         f"{machine['num_threads']} threads, at most {result['max_tokens']} tokens a reply"
     )
     ending = [] if result["ending"] is None else [f"Incomplete: {result['ending']}"]
-    return "\n".join([told, MEASURED, "", *aligned(COLUMNS, result["rows"]), *ending])
+    return "\n".join([where, MEASURED, "", *aligned(COLUMNS, result["rows"]), *ending])

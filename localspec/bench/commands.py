@@ -45,7 +45,7 @@ ARMS_HELP = (
     "tools.peers also transformers, llama_cpp and vllm, each also with _draft and _lookup."
 )
 SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
-THREADS_HELP = "python -m tools.peers: of other engines; as many as ours unless told."
+THREADS_HELP = "python -m tools.peers: threads of other engines; default: as many as ours."
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
 
 
@@ -54,18 +54,18 @@ def bench(
     suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None,
     setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False,
     cold_starts: Annotated[
-        int | None, typer.Option(help="Only the first replies of so many fresh starts.")
+        int | None, typer.Option(help="Only the first replies of this many fresh processes.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts; none: ours.")] = None,
-    limit: Annotated[int | None, typer.Option(help="The first so many prompts.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="A reply's; 64 unless told.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl; default: our prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Of a reply; default: 64.")] = None,
     temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None,
     warm: Annotated[
-        int | None, typer.Option(help="Prompts that arms learn from first; 24 unless told.")
+        int | None, typer.Option(help="Prompts that arms learn from first; default: 24.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="Measure each prompt so often, with seeds of its own.")
+        int | None, typer.Option(help="How often each prompt is measured; seeds differ.")
     ] = None,
     peer_threads: Annotated[int | None, typer.Option(help=THREADS_HELP)] = None,
     out: Annotated[
@@ -109,8 +109,8 @@ def bench(
         "repeats": repeats,
         "peer_threads": peer_threads,
     }
-    told = {name: value for name, value in given.items() if value is not None}
-    settings = replace(suite_settings(suite, home, others), **told)
+    changes = {name: value for name, value in given.items() if value is not None}
+    settings = replace(suite_settings(suite, home, others), **changes)
     _refuse_unwritable(out, plot)
     kept = KeptFile(out, to_stderr)
     heads_given = tuple(heads or ())
@@ -203,14 +203,14 @@ def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
 
     folder = settings_for(home).home
     ready, failed = others.set_up(folder, to_stderr)
-    told = f"Ready in {folder / 'peers'}: {', '.join(ready)}." if ready else ""
-    finish({"ready": ready, "failed": dict(failed)}, told, as_json)
+    text = f"Ready in {folder / 'peers'}: {', '.join(ready)}." if ready else ""
+    finish({"ready": ready, "failed": dict(failed)}, text, as_json)
     if failed:
         raise SetupError(f"Not installed: {', '.join(failed)}. The reasons stand above.")
 
 
 def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
-    """Said before a comparison of an hour, not after it."""
+    """Raises ConfigError before a comparison that may take an hour."""
     from localspec.bench.plots import plot_path
 
     if out is not None and not out.absolute().parent.is_dir():

@@ -3,8 +3,8 @@
 Contract: `run_bench` returns plain JSON data, the same whether it ran to its end or to Ctrl-C:
 every prompt that all arms have answered is kept, and written while the result grows. Each arm of
 ours that learns has a controller of its own. Arms are warm (an unmeasured pass, or the state kept
-in a home) unless warm_prompts is 0; the report says which. An arm that fails is taken out with its
-reason and the others go on; only plain decoding is indispensable. Nothing is written to the home
+in a home) unless warm_prompts is 0; the report says which. An arm that fails is left out with its
+reason and the others continue; only plain decoding is indispensable. Nothing is written to the home
 but what other engines keep there of converted weights and logs.
 """
 
@@ -63,7 +63,7 @@ def run_bench(
     bench = open_bench_engine(options, settings.home, report)
     result = compare(bench, prompts, settings, report, others, out)
     if result["ending"] is not None:
-        return result  # whoever stopped it does not want to wait for more
+        return result  # a person who stopped it does not want to wait for more
     if out is not None:
         out.offer(lambda: {**result, "ending": "costs were not measured apart yet."}, is_due=True)
     try:
@@ -106,7 +106,7 @@ def compare(
 
 
 class Comparison:
-    """One comparison under way. results: gathers the arms that are taken out."""
+    """A running comparison. results: also lists the arms that failed, with the reason."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Comparison:
                 self._bench, home, self._other_threads, arm.num_draft_tokens
             )
         except FAILURES as error:
-            self._take_out(arm, _first_line(error))
+            self._leave_out(arm, _first_line(error))
         else:
             self._runners[arm.name] = runner
             self._report(f"{arm.name}: {runner.note}")
@@ -213,19 +213,19 @@ class Comparison:
     def _attempt(
         self, arm: Arm, case: Case, temperature: float, max_tokens: int
     ) -> MeasuredReply | None:
-        """The reply; None when the arm fails, which takes it out of the comparison."""
+        """The reply; None when the arm fails, which removes it from the comparison."""
         try:
             return self._runners[arm.name].run(case, case.sampling(temperature), max_tokens)
         except FAILURES as error:
             if arm.drafter == OFF:
                 raise  # without plain decoding nothing can be compared
-            self._take_out(arm, f"it failed on {case.id}: {_first_line(error)}")
+            self._leave_out(arm, f"it failed on {case.id}: {_first_line(error)}")
             return None
         finally:
             if arm.is_other_engine:
                 sleep(SETTLING_S)
 
-    def _take_out(self, arm: Arm, reason: str) -> None:
+    def _leave_out(self, arm: Arm, reason: str) -> None:
         self._results.refused[arm.name] = reason
         self._report(f"{arm.name}: {reason}")
 

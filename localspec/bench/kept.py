@@ -21,7 +21,8 @@ MAX_SHARE = 0.02  # of the time, for making and writing results that are not com
 
 
 class KeptFile:
-    """path: None for a result that is not to be kept. report: told of what cannot be written."""
+    """path: None for a result that is not to be kept. report: called with what cannot be
+    written."""
 
     def __init__(self, path: Path | None, report: Callable[[str], None]) -> None:
         self._path, self._report = path, report

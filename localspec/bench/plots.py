@@ -152,7 +152,7 @@ def _auto(result: Result) -> str:
 
 
 def _other_arms(result: Result) -> list[str]:
-    """Arms of other engines, which are those that carry a note of theirs."""
+    """Arms of other engines: those with a note about their engine."""
     return list(result["machine"]["peers"])
 
 

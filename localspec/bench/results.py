@@ -162,7 +162,7 @@ def _num_real_differences(
 
 
 def latency_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
-    """What a reader waits for and what a token costs. Waits are pooled over all replies;
+    """Waiting times and costs. Waits are pooled over all replies;
     rate_low, rate_high: half of the prompts lie between these rates. mean_context_length: tokens
     before the one that is decoded, in the mean over all decoded tokens. The share of bandwidth is
     measured apart (`with_extras`)."""
@@ -206,7 +206,7 @@ def _of_sums(
 
 
 def drafting_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
-    """What only rounds know. acceptance_by_position: of the rounds that drafted, the share in
+    """Figures of rounds. acceptance_by_position: of the rounds that drafted, the share in
     which at least so many draft tokens were accepted, from one on; of a tree by depth."""
     lengths = [length for reply in replies for length in reply.accepted_lengths]
     by_position = [

@@ -132,6 +132,6 @@ class SharedConnection:
 
 def missing(noun: str, row_id: int) -> StoreError:
     return StoreError(
-        f"The log has no {noun} {row_id}: it was started afresh, or the page is older than it. "
+        f"The log has no {noun} {row_id}: the log is newer than the page. "
         "Reload the page and start a new chat."
     )

@@ -125,7 +125,7 @@ class ContinuedReply:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn under way, and the assistant message its reply grows in."""
+    """A running turn, and the assistant message that holds its reply."""
 
     turn_id: int
     message_id: int

@@ -184,9 +184,7 @@ def test_a_caller_with_other_engines_has_the_same_command_with_them(
     assert (settings.arms, settings.peer_threads) == (("off", "vllm_draft@2"), 2)
 
 
-def test_setting_up_compares_nothing_and_says_what_failed(
-    asked: list[Any], tmp_path: Path
-) -> None:
+def test_setting_up_compares_nothing_and_says_what_failed(asked: list[Any], tmp_path: Path) -> None:
     homes: list[Path] = []
 
     def one_fails(home: Path, say: Any) -> tuple[list[str], dict[str, str]]:
@@ -223,7 +221,5 @@ def test_every_kept_comparison_of_ours_can_be_printed(root: Path) -> None:
 
 @pytest.mark.parametrize("words", [("bench", "replay"), ("bench",)])
 def test_the_commands_have_help_and_json(words: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(
-        app, [*words, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}
-    )
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert shown.exit_code == 0 and "--json" in shown.output

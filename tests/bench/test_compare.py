@@ -311,9 +311,7 @@ def compare_others(
     return compare(bench, PROMPTS, wanted, report, others_of(engine))
 
 
-def test_another_engine_is_compared_like_any_other_arm(
-    bench: BenchEngine, tmp_path: Path
-) -> None:
+def test_another_engine_is_compared_like_any_other_arm(bench: BenchEngine, tmp_path: Path) -> None:
     engine = Counting()
     result = compare_others(bench, engine, tmp_path)
     (row,) = rows_of(result, "other@2")
