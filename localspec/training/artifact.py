@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
@@ -90,11 +90,17 @@ def read_artifact(folder: Path) -> Artifact:
     """The note of a result. Raises ModelError."""
     try:
         row = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        found = {each.name: row[each.name] for each in fields(Artifact)}
-        before = found["before"]
-        rates = None if before is None else tuple(map(float, before))
+        before = row["before"]
         return Artifact(
-            **found | {"acceptance": tuple(map(float, found["acceptance"])), "before": rates}
+            str(row["kind"]),
+            str(row["target"]),
+            str(row["mark"]),
+            tuple(map(float, row["acceptance"])),
+            None if before is None else tuple(map(float, before)),
+            int(row["num_tokens"]),
+            int(row["num_steps"]),
+            float(row["minutes"]),
+            bool(row["is_personal"]),
         )
     except FileNotFoundError as error:
         raise ModelError(f"{folder} was not made by `{MAKER}`: it has no {NOTE}.") from error

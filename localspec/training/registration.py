@@ -69,7 +69,7 @@ def summary(result: TrainResult, profile: str | None, notice: str | None) -> str
     rates = ", ".join(f"{rate:.0%}" for rate in artifact.acceptance)
     tokens = result.judgement.expected_tokens
     lines = [
-        f"The {artifact.kind} is in {result.folder}.",
+        f"The {artifact.kind}{' head' * (artifact.kind != 'draft')} is in {result.folder}.",
         f"Held out, accepted by position: {rates}; {tokens:.2f} tokens a round.",
     ]
     if artifact.before is not None:

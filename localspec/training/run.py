@@ -108,12 +108,13 @@ def _train(settings: TrainSettings, mark: str, report: Report) -> TrainResult:
     rivals = _rivals(settings, loop)  # before the memory holds gradients
     loop.train()
     judgement = _judge_as_saved(loop)
+    first = loop.progress.first if settings.start_from is not None else None
     artifact = Artifact(
         settings.kind,
         settings.target_name,
         mark,
         judgement.acceptance,
-        loop.first_judgement.acceptance if settings.start_from is not None else None,
+        None if first is None else first.acceptance,
         loop.progress.num_tokens,
         loop.progress.step,
         round(loop.progress.trained_seconds / 60.0, 2),

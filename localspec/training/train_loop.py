@@ -86,8 +86,7 @@ class LoopSettings:
 @dataclass
 class Progress:
     """What a run has done, kept in the checkpoint. place: of the next batch in the epoch.
-    num_worse: judgements since the best. skipped: share of the budget left out. first, best:
-    judgements as plain data."""
+    num_worse: judgements since the best. skipped: share of the budget left out."""
 
     step: int = 0
     num_tokens: int = 0
@@ -98,8 +97,17 @@ class Progress:
     skipped: float = 0.0
     judged_at: float = 0.0
     is_over: bool = False
-    first: dict[str, Any] | None = None
-    best: dict[str, Any] | None = None
+    first: Judgement | None = None
+    best: Judgement | None = None
+
+    @classmethod
+    def restored(cls, row: dict[str, Any]) -> Progress:
+        """From the plain data of a checkpoint."""
+        judged = {
+            name: None if row[name] is None else Judgement.of(row[name])
+            for name in ("first", "best")
+        }
+        return cls(**(row | judged))
 
 
 class TrainLoop:
@@ -165,13 +173,7 @@ class TrainLoop:
     def judgement(self) -> Judgement:
         """Of the best weights so far."""
         assert self.progress.best is not None, "nothing was judged yet"
-        return Judgement.of(self.progress.best)
-
-    @property
-    def first_judgement(self) -> Judgement:
-        """Of the weights it began with."""
-        assert self.progress.first is not None, "nothing was judged yet"
-        return Judgement.of(self.progress.first)
+        return self.progress.best
 
     @property
     def done(self) -> float:
@@ -247,9 +249,8 @@ class TrainLoop:
         found, progress = self.measure(self.recipe), self.progress
         is_better = progress.best is None or found.rank > self.judgement.rank
         if is_better:
-            progress.best, self.best = asdict(found), self._copied()
-        if progress.first is None:
-            progress.first = asdict(found)
+            progress.best, self.best = found, self._copied()
+        progress.first = progress.first or found
         progress.num_worse = 0 if is_better else progress.num_worse + 1
         progress.judged_at = self.done
         rates = ", ".join(f"{rate:.0%}" for rate in found.acceptance[:4])
@@ -307,11 +308,11 @@ class TrainLoop:
                 f"({_differences(content['about'], self.about)}). Name another --work, or delete "
                 "that folder to start again."
             )
-        first = asdict(self.measure(self.recipe)) if is_other_data else None
+        first = self.measure(self.recipe) if is_other_data else None
         self._put(content["trained"])
         self.best = {name: tensor.cpu() for name, tensor in content["best"].items()}
         self.optimiser.load_state_dict(content["optimiser"])
-        self.progress = Progress(**content["progress"])
+        self.progress = Progress.restored(content["progress"])
         if is_other_data:
             self.report("The answers differ from before; the training continues with these.")
             self.progress.best, self.progress.first = None, first

@@ -220,17 +220,11 @@ def test_the_enlarged_demo_target_writes_the_same_text(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the width and heads of 350M with fewer layers and units, in fp32 arithmetic."""
-    widths = replace(SIZES["350M"].target, num_layers=13, intermediate_size=1024)
+    widths = replace(SIZES["350M"].target, num_layers=13, intermediate_size=896)
     monkeypatch.setitem(SIZES, "tiny", Pair(widths, SIZES["350M"].draft))
     demo = root / "assets" / "demo"
     inflate(demo / "target", demo / "draft", "tiny", tmp_path / "out", 0.0, 0, quiet)
-    prompt = torch.tensor([[1, 755, 4, 541, 560, 311]])
     for role in ("target", "draft"):
-        small = load_module(demo / role, torch.float32, CPU)
-        large = load_module(tmp_path / "out" / role, torch.float32, CPU)
-        texts = [
-            each.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None)
-            for each in (small, large)
-        ]
-        assert torch.equal(*texts)
         assert_same(demo / role, tmp_path / "out" / role)
+        both = logits(demo / role), logits(tmp_path / "out" / role)
+        assert torch.equal(*(each.argmax(-1) for each in both))

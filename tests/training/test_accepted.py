@@ -18,21 +18,23 @@ from localspec.training.prompt_files import TrainingPrompt
 ASKED = TrainingPrompt("one", (Message("user", "Say it again: one two three one two three"),))
 
 
-def settings(tmp_path: Path, out: Path, *prompts: TrainingPrompt) -> AcceptedSettings:
-    load = LoadOptions(context=256, home=tmp_path)
+def settings(target: Path, out: Path, *prompts: TrainingPrompt) -> AcceptedSettings:
+    load = LoadOptions(model=str(target), dtype="float32", context=256, home=out.parent)
     return AcceptedSettings(load, prompts, (0.0,), 8, out)
 
 
-@pytest.mark.slow  # loads every drafter of the demo model
-def test_every_drafter_is_measured_and_the_file_can_be_read(tmp_path: Path) -> None:
+@pytest.mark.slow  # loads every drafter of a target
+def test_every_drafter_is_measured_and_the_file_can_be_read(
+    target_folder: Path, tmp_path: Path
+) -> None:
     out, said = tmp_path / "new" / "accepted.json", list[str]()
-    origin, measured = measure_accepted(settings(tmp_path, out, ASKED), said.append)
-    assert origin.num_prompts == 1 and {"draft_model", "eagle"} <= set(measured)
+    origin, measured = measure_accepted(settings(target_folder, out, ASKED), said.append)
+    assert origin.num_prompts == 1 and {"ngram", "lookahead"} <= set(measured)
     found, why = read_accepted(out, origin.marks)
     assert why is None and found is not None
     learnt = Acceptance.restored(found)
     assert learnt.is_known(0) and not learnt.is_known(2)
-    assert any(line.startswith("eagle: 1 prompts at T 0") for line in said)
+    assert any(line.startswith("ngram: 1 prompts at T 0") for line in said)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
@@ -56,7 +58,7 @@ def test_temperatures_are_looked_at_before_anything_is_measured(
         AcceptedSettings(LoadOptions(), (ASKED,), temperatures, 8, tmp_path / "accepted.json")
 
 
-def test_prompts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_named(target_folder: Path, tmp_path: Path) -> None:
     long = TrainingPrompt("long", (Message("user", "word " * 2000),))
     with pytest.raises(ConfigError, match="None of 1 prompts fits the context of 256 tokens"):
-        measure_accepted(settings(tmp_path, tmp_path / "accepted.json", long), lambda _: None)
+        measure_accepted(settings(target_folder, tmp_path / "accepted.json", long), lambda _: None)

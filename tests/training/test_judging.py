@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from localspec.training.judging import Judgement, Rival
+from localspec.training.judging import Judgement, Rival, judge_rival
+from localspec.training.recipe import Recipe
 from localspec.training.run import train
-from tests.training.conftest import Said
+from localspec.training.target import Target
+from tests.training.conftest import PLACE, Said
 from tests.training.test_run import settings
 
 pytestmark = pytest.mark.slow  # trains
@@ -22,7 +24,7 @@ def test_what_was_saved_is_judged_as_it_was_before_saving(
 ) -> None:
     first = train(settings(target_folder, prompts, tmp_path, kind=kind), said)
     again = settings(target_folder, prompts, tmp_path, kind=kind, out=tmp_path / "new",
-                     work=tmp_path / "new-work", num_steps=1, in_use=(first.folder,))  # fmt: skip
+                     in_use=(first.folder,))  # fmt: skip
     (rival,) = train(again, said).rivals
     assert rival.folder == first.folder and rival.judgement is not None
     assert rival.judgement.acceptance == first.artifact.acceptance
@@ -33,7 +35,7 @@ def test_what_was_saved_is_judged_as_it_was_before_saving(
 def test_a_worse_result_is_put_beside_the_better_one(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    better = train(settings(target_folder, prompts, tmp_path, num_steps=60), said)
+    better = train(settings(target_folder, prompts, tmp_path, num_steps=24), said)
     before = (better.folder / "model.safetensors").read_bytes()
     worse = settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4)
     found = train(worse, said)
@@ -49,7 +51,7 @@ def test_a_better_result_takes_the_earlier_one_s_place(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     train(settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4), said)
-    found = train(settings(target_folder, prompts, tmp_path, num_steps=60), said)
+    found = train(settings(target_folder, prompts, tmp_path, num_steps=24), said)
     assert found.folder == tmp_path / "out"
     assert not (tmp_path / "out-2").exists()
 
@@ -87,3 +89,15 @@ def test_an_equally_good_rival_gives_way() -> None:
     rival = Rival(Path("old"), Judgement((0.5, 0.5), 1.0))
     assert not rival.stays_before(Judgement((0.5, 0.5), 2.0))
     assert rival.stays_before(Judgement((0.5, 0.49), 0.5))
+
+
+def test_a_draft_that_the_memory_does_not_hold_stays_unmeasured(
+    target: Target, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(_: Recipe) -> Judgement:
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr("localspec.placement.free_bytes_now", lambda _: 1000)
+    rival = judge_rival("draft", target_folder, target, PLACE, measured)
+    assert rival.judgement is None and "for its weights" in rival.reason
+    assert rival.stays_before(Judgement((0.9,), 1.0))

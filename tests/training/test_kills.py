@@ -52,7 +52,7 @@ def after_an_answer(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def inside_a_step(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr(TrainLoop, "backward", dies_at(5, TrainLoop.backward))
+    patch.setattr(TrainLoop, "backward", dies_at(3, TrainLoop.backward))
 
 
 def while_judging(patch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ from localspec.errors import ConfigError, DraftMismatch, MemoryShortage
 from localspec.forward.weights import load_model
 from localspec.speculation import expected_tokens
 from localspec.training import run as run_file
-from localspec.training.artifact import read_artifact
+from localspec.training.artifact import Artifact, read_artifact
 from localspec.training.commands import TrainRequest
 from localspec.training.prompt_files import read_prompts
 from localspec.training.run import TrainSettings, train
@@ -31,12 +32,12 @@ pytestmark = pytest.mark.slow  # trains
 def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> TrainSettings:
     """changes: of the request's flags and of the settings."""
     flags: dict[str, Any] = {
-        "kind": "draft", "max_answer_length": 24, "batch": 512, "rate": 4e-3, "answer_minutes": 5.0,
+        "kind": "draft", "max_answer_length": 12, "batch": 512, "rate": 4e-3, "answer_minutes": 5.0,
     }  # fmt: skip
     usual: dict[str, Any] = {
         "target": target, "target_name": "tiny", "place": PLACE,
         "prompts": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
-        "num_steps": 8, "row_length": 96,
+        "num_steps": 4, "row_length": 96,
     }  # fmt: skip
     own = {each.name for each in fields(TrainSettings)} - {"request"}
     flags |= {name: value for name, value in changes.items() if name not in own}
@@ -44,10 +45,26 @@ def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> Train
     return TrainSettings(TrainRequest(**flags), **usual)
 
 
+@pytest.fixture(scope="module")
+def trained(
+    target_folder: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Artifact]:
+    """The folders of a finished training, to be copied, and its note."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train(settings(target_folder, prompts, folder), Said()).artifact
+
+
+@pytest.fixture
+def finished(trained: tuple[Path, Artifact], tmp_path: Path) -> Artifact:
+    """A training that ended in tmp_path."""
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    return trained[1]
+
+
 def test_a_draft_is_trained_and_loads_beside_its_target(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    made = train(settings(target_folder, prompts, tmp_path, num_steps=60), said).artifact
+    made = train(settings(target_folder, prompts, tmp_path, num_steps=30), said).artifact
     assert read_artifact(tmp_path / "out") == made
     draft = load_model(tmp_path / "out", torch.float32, torch.device("cpu"), 64).model
     assert draft.vocab_size == 420
@@ -70,32 +87,29 @@ def test_every_kind_of_head_is_trained_and_written(
 
 
 def test_a_draft_learns_on_from_another_and_is_never_made_worse(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+    finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train(settings(target_folder, prompts, tmp_path), said).artifact
     again = settings(target_folder, prompts, tmp_path, out=tmp_path / "more",
                      work=tmp_path / "more-work", start_from=tmp_path / "out")  # fmt: skip
     made = train(again, said).artifact
     assert made.before is not None
-    assert made.before == pytest.approx(first.acceptance, abs=0.05)  # kept in bf16
+    assert made.before == pytest.approx(finished.acceptance, abs=0.05)  # kept in bf16
     tokens = [expected_tokens(rates, len(rates)) for rates in (made.before, made.acceptance)]
     assert tokens[1] >= tokens[0] - 1e-3
 
 
 def test_a_second_run_asks_nothing_twice_and_says_the_same(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+    finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    first = train(settings(target_folder, prompts, tmp_path), said).artifact
     answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
     second = train(settings(target_folder, prompts, tmp_path), said).artifact
     assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
-    assert second == first
+    assert second == finished
 
 
 def test_a_work_folder_of_another_target_is_refused_untouched(
-    target_folder: Path, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
+    finished: Artifact, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
 ) -> None:
-    train(settings(target_folder, prompts, tmp_path), said)
     answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
     retrained = make_folder(tmp_path / "retrained", tokenizer, seed=6)
     with pytest.raises(ConfigError, match="another target"):
@@ -125,17 +139,15 @@ def test_an_out_folder_with_something_else_in_it_is_left_alone(
 
 
 def test_another_kind_s_result_is_not_written_over(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+    finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train(settings(target_folder, prompts, tmp_path), said)
     with pytest.raises(ConfigError, match="a trained draft"):
         train(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
 
 
 def test_another_target_s_result_is_not_written_over(
-    target_folder: Path, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
+    finished: Artifact, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
 ) -> None:
-    train(settings(target_folder, prompts, tmp_path), said)
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     other = make_folder(tmp_path / "other" / "tiny", tokenizer, seed=6)
     with pytest.raises(ConfigError, match=r"for another target.*another --out"):
@@ -158,12 +170,11 @@ def test_an_unfinished_training_with_other_options_is_not_lost(
 
 
 def test_a_finished_training_makes_room_for_another(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+    finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train(settings(target_folder, prompts, tmp_path), said)
     made = train(settings(target_folder, prompts, tmp_path, layers=2), said).artifact
     assert not any("Continuing" in line for line in said)
-    assert made.num_steps == 8
+    assert made.num_steps == 4
 
 
 def stops_after(count: int, whole: Callable[..., None]) -> Callable[..., None]:

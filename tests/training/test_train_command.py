@@ -21,7 +21,7 @@ from tests.training.conftest import make_folder
 
 pytestmark = pytest.mark.slow  # trains
 
-QUICK = ["--minutes", "0.01", "--answer-minutes", "1", "--max-answer-length", "12",
+QUICK = ["--minutes", "0.003", "--answer-minutes", "1", "--max-answer-length", "12",
          "--batch", "256", "--dtype", "float32", "--device", "cpu", "--json"]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def test_distilling_raises_acceptance(
     before = acceptance(decoder, draft, samples)
     write_sample_pack(samples, 96, tmp_path / "own", Random(SEED))
     stream = BatchStream([Source(Pack(tmp_path / "own"), 1.0, 1.0)], 768, SEED, torch.device("cpu"))
-    settings = DistilSettings(Schedule(6e-3, num_steps=60), tmp_path / "draft")
+    settings = DistilSettings(Schedule(6e-3, num_steps=30), tmp_path / "draft")
     distil(draft, decoder, stream, settings, lambda line: None)
     after = acceptance(decoder, draft, samples)
     assert after > before + 0.05, f"seed {SEED}: {before:.3f} to {after:.3f}"

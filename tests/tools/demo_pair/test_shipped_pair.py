@@ -45,6 +45,7 @@ def test_the_context_holds_long_prompts_and_ends_agree(demo: Path) -> None:
     assert configs[1]["num_hidden_layers"] <= 2 < configs[0]["num_hidden_layers"]
 
 
+@pytest.mark.slow  # loads every drafter
 def test_every_way_of_drafting_can_be_had_on_the_demo_model(demo: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from localspec.drafters.registry import REGISTRY

@@ -47,7 +47,7 @@ def folder_bench(bench: BenchEngine, tmp_path: Path) -> BenchEngine:
 
 
 def compared(bench: BenchEngine, *arms: str) -> dict[str, Any]:
-    settings = BenchSettings(max_tokens=16, temperatures=(0.0,), arms=arms)
+    settings = BenchSettings(max_tokens=10, temperatures=(0.0,), arms=arms)
     return compare(bench, PROMPTS, settings, lambda _: None, other_engines())
 
 
@@ -77,9 +77,10 @@ def test_transformers_runs_the_same_weights_to_the_same_tokens(
 
 
 def test_transformers_samples_too_and_is_then_not_compared(module_bench: BenchEngine) -> None:
-    wanted = BenchSettings(max_tokens=16, temperatures=(0.7,), arms=TRANSFORMERS_ARMS)
+    arms = TRANSFORMERS_ARMS[:2]
+    wanted = BenchSettings(max_tokens=8, temperatures=(0.7,), arms=arms)
     result = compare(module_bench, PROMPTS, wanted, lambda _: None, other_engines())
-    for arm in TRANSFORMERS_ARMS:
+    for arm in arms:
         (row,) = rows_of(result, arm)
         assert row["num_tokens"] > 0 and row["identical_to_off"] is None
 
