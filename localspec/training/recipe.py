@@ -142,11 +142,11 @@ def acceptance_by_position(
     tried only where the text agrees with all earlier draft tokens: elsewhere the target's choice
     was made after other tokens."""
     alive, found = torch.ones_like(follows), list[tuple[float, float]]()
-    for step, hit in enumerate(hits):
-        alive[:, :step] = False
+    for hit in hits:
         tried = weights * alive
         found.append((float((tried * hit).sum()), float(tried.sum())))
-        # A place without weight was not tried, so no draft continues from it.
+        # A place without weight was not tried, so no draft continues from it; none reaches the
+        # first places of a later position.
         alive = functional.pad(((tried > 0) & hit & follows)[:, :-1], (1, 0))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from localspec.drafters.medusa import MedusaDrafter
@@ -60,6 +61,17 @@ def test_a_position_is_tried_only_where_all_before_agreed() -> None:
         recipe.module.weight[1] = 0.0  # the second head is wrong everywhere
     tried = [tried for _, tried in recipe.acceptance(teacher, lesson)]
     assert tried == [5.0, 4.0, 0.0]
+
+
+def test_a_later_head_counts_less() -> None:
+    teacher, lesson, losses = identity_teacher(SIZE), counting_lesson(SIZE, 6), list[float]()
+    for wrong in range(3):
+        recipe = shifting()
+        with torch.no_grad():
+            recipe.module.weight[wrong] = 0.0
+            losses.append(float(recipe.loss(teacher, lesson)))
+    assert losses[1] == pytest.approx(0.8 * losses[0], rel=0.02)
+    assert losses[2] == pytest.approx(0.8 * losses[1], rel=0.02)
 
 
 def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:

@@ -49,7 +49,7 @@ def silent(_: str) -> None:
 
 
 def test_a_tiny_model_learns(chats: Pack, tmp_path: Path) -> None:
-    losses = train_run(new_run(chats, tmp_path / "run", 40), weighted_loss, silent)
+    losses = train_run(new_run(chats, tmp_path / "run", 60), weighted_loss, silent)
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     assert first > 5.5  # ln 420 = 6.04: an untrained model guesses
     assert last < first - 1.5
