@@ -1,7 +1,7 @@
-"""The first layers as a draft in the whole decoder's cache, and what is gone on from.
+"""The first layers as a draft in the whole decoder's cache, and the forward that continues it.
 
-What the whole decoder says after a draft must be what it says without one, wherever the draft was
-left and whatever happened in between; and the lower layers must not run twice for what they did.
+The whole decoder's logits after a draft must equal those without one, wherever the draft ended and
+whatever happened in between; and the lower layers must not run twice for the same rows.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def whole() -> Decoder:
 
 
 def alone(tokens: Sequence[int], before: Sequence[int] = TEXT) -> torch.Tensor:
-    """What a decoder says that has never seen a draft."""
+    """The logits of a decoder without any draft."""
     return whole().forward([*before, *tokens])[len(before) :]
 
 
 def drafted(depth: int = 2, tokens: Sequence[int] = DRAFT) -> tuple[Decoder, EarlyExit]:
-    """A decoder whose exit has begun `tokens` after TEXT, one by one, and been rolled back."""
+    """A decoder whose exit ran `tokens` after TEXT, one by one, and was rolled back."""
     target = whole()
     target.forward(TEXT)
     leaving = EarlyExit(target, depth)
@@ -76,7 +76,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("depth", range(1, LAYERS))
-def test_an_exit_says_what_a_model_of_its_layers_says(depth: int) -> None:
+def test_an_exit_has_the_logits_of_a_model_of_its_layers(depth: int) -> None:
     target = whole()
     weights = replace(target.weights, blocks=target.weights.blocks[:depth])
     wanted = Decoder(weights, whole().cache).forward([*TEXT, *DRAFT])
@@ -109,13 +109,13 @@ def test_it_leaves_the_features_of_cached_tokens_alone() -> None:
         assert torch.equal(features.rows(layer, 0, 48), old)
 
 
-# -- going on ---------------------------------------------------------------------------------
+# -- continuing ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", range(1, LAYERS))
-@pytest.mark.parametrize("num_begun", range(len(DRAFT) + 1))
-def test_a_chain_gone_on_with_is_the_plain_forward(depth: int, num_begun: int) -> None:
-    target, _ = drafted(depth, DRAFT[:num_begun])
+@pytest.mark.parametrize("num_drafted", range(len(DRAFT) + 1))
+def test_a_continued_chain_is_the_plain_forward(depth: int, num_drafted: int) -> None:
+    target, _ = drafted(depth, DRAFT[:num_drafted])
     plain = whole()
     plain.forward(TEXT)
     assert_close(target.forward(DRAFT), plain.forward(DRAFT))
@@ -124,14 +124,14 @@ def test_a_chain_gone_on_with_is_the_plain_forward(depth: int, num_begun: int) -
     assert target.cache.partial is None
 
 
-def test_lower_layers_run_only_for_what_was_not_begun(runs: list[tuple[int, int]]) -> None:
+def test_lower_layers_run_only_for_new_rows(runs: list[tuple[int, int]]) -> None:
     target, _ = drafted(2, DRAFT[:3])
     runs.clear()
     target.forward(DRAFT)
     assert runs == [(0, 1), (1, 1), (2, 4), (3, 4), (4, 4)]
 
 
-def test_what_was_begun_in_one_forward_counts_as_well(runs: list[tuple[int, int]]) -> None:
+def test_rows_of_several_tokens_in_one_forward_count_as_well(runs: list[tuple[int, int]]) -> None:
     target = whole()
     target.forward(TEXT)
     EarlyExit(target, 2).forward(DRAFT[:2])
@@ -153,7 +153,7 @@ def test_of_another_text_only_the_common_beginning_counts(
     assert (0, len(DRAFT) - same) in runs
 
 
-def test_a_draft_taken_back_in_part_goes_on_from_the_part() -> None:
+def test_a_draft_rolled_back_in_part_continues_from_that_part() -> None:
     target, leaving = drafted()
     leaving.forward(DRAFT[:3])
     target.cache.rollback(len(TEXT) + 1)
@@ -192,7 +192,7 @@ def test_layers_that_are_first_followed_after_the_draft_are_run_for_all() -> Non
     assert_close(features.rows(0, 6, 10), plain.cache.features.rows(0, 6, 10))
 
 
-# -- what makes it void -----------------------------------------------------------------------
+# -- what makes rows invalid --------------------------------------------------------------------
 
 
 def another_forward(target: Decoder, leaving: EarlyExit) -> None:
@@ -268,14 +268,14 @@ EVENTS = (
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_nothing_stale_is_gone_on_with(event: Callable[[Decoder, EarlyExit], None]) -> None:
+def test_no_stale_rows_are_continued(event: Callable[[Decoder, EarlyExit], None]) -> None:
     target, leaving = drafted()
     event(target, leaving)
     before = list(target.cache.tokens)
     assert_close(target.forward(DRAFT), alone(DRAFT, before))
 
 
-def test_a_context_that_is_full_leaves_the_begun_rows_valid() -> None:
+def test_a_full_context_leaves_the_rows_valid() -> None:
     target, _ = drafted()
     with pytest.raises(CacheError):
         target.forward([1] * 60)
@@ -287,17 +287,17 @@ def test_fault_rows_that_outlive_their_text_are_seen() -> None:
     num_seen = 0
     for event in (another_text, a_draft_by_other_weights, a_clearing_of_slots):
         target, leaving = drafted()
-        begun = target.cache.partial
-        assert isinstance(begun, PartialForward)
+        partial = target.cache.partial
+        assert isinstance(partial, PartialForward)
         event(target, leaving)
         before = list(target.cache.tokens)
-        target.cache.partial = begun
+        target.cache.partial = partial
         error = (target.forward(DRAFT) - alone(DRAFT, before)).abs().max()
         num_seen += float(error) > 0.1
     assert num_seen == 3
 
 
-def test_a_tree_is_verified_as_if_nothing_was_begun() -> None:
+def test_a_tree_is_verified_as_without_a_draft() -> None:
     parents = [-1, 0, 0, 1]
     target, _ = drafted()
     plain = whole()
@@ -316,7 +316,7 @@ def test_a_captured_forward_computes_everything_anew() -> None:
     assert target.cache.partial is None
 
 
-def test_an_uncaptured_forward_of_a_captured_decoder_goes_on(runs: list[tuple[int, int]]) -> None:
+def test_an_uncaptured_forward_of_a_captured_decoder_continues(runs: list[tuple[int, int]]) -> None:
     target = CapturedDecoder(whole(), TracingPool())
     target.forward(TEXT)
     EarlyExit(target, 2).forward(DRAFT[:3])
@@ -330,7 +330,7 @@ def test_an_uncaptured_forward_of_a_captured_decoder_goes_on(runs: list[tuple[in
 
 
 class Leaving:
-    """Begins tokens by an exit and proposes what `shape` makes of them."""
+    """Drafts tokens by an exit and proposes what `shape` makes of them."""
 
     name = "leaving"
     shapes_itself = False
@@ -389,8 +389,8 @@ def test_greedy_text_is_that_of_plain_decoding(shape: Callable[[list[int]], Prop
         assert target.cache.tokens == plain.tokens[:-1]
 
 
-def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
-    """Proposed, never verified; then the next turn says something else."""
+def test_an_abandoned_round_leaves_no_trace() -> None:
+    """Proposed and never verified; the next turn has another text."""
     target = with_cache(tiny_llama(num_layers=LAYERS, later=0.3))
     drafter = Leaving(target, as_chain)
     engine = Engine(target, {"leaving": drafter})

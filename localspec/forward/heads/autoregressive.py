@@ -27,8 +27,8 @@ from localspec.forward.attention import cached_attention
 from localspec.forward.cache import KVCache, KVShape, kv_dtype
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.layer import (
-    Attend,
     DecoderLayer,
+    LayerAttend,
     LayerShape,
     Rotation,
     Rows,
@@ -71,7 +71,7 @@ class Network(ABC):
         embedded: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        attend: Attend,
+        attend: LayerAttend,
     ) -> torch.Tensor:
         """rows, embedded: [..., d], cos and sin [..., 1, head_dim] -> the rows of the next step,
         [..., d]."""

@@ -4,7 +4,7 @@ Contract: `DecoderLayer` is Llama's layer without its first norm. The rows that 
 values are made of and the stream they are added to are given apart, for heads differ in how they
 make both from a hidden state and an embedding. Its products and norms are callables by name:
 torch's modules in training (`trainable_parts`), packed layers when drafting (`packed_parts`).
-`Attend` decides what a row sees. `llama_layout` names the tensors of a published layer.
+`LayerAttend` decides what a row sees. `llama_layout` names the tensors of a published layer.
 
 Not here: how a head makes its rows (eagle, mtp), attention in training (training.unrolled).
 Source: Touvron et al. 2023 (arXiv 2302.13971); rotation, arXiv 2104.09864.
@@ -26,7 +26,7 @@ from localspec.forward.weight_layout import Linear, packed
 Rows = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
 # queries [..., heads, head_dim], keys and values [..., kv_heads, head_dim]
 # -> [..., heads * head_dim]
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+LayerAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class DecoderLayer:
         stream: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        attend: Attend,
+        attend: LayerAttend,
     ) -> torch.Tensor:
         """mixed [..., in], stream [..., d], cos and sin [..., 1, head_dim] -> stream [..., d]."""
         heads, kv_heads, size = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
