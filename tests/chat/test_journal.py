@@ -104,6 +104,24 @@ def test_a_conversation_not_yet_stored_is_changed_when_it_is(
     close(service)
 
 
+def test_a_page_finds_its_reply_by_the_number_from_before_it_was_stored(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, Script(round_s=0.05))
+    store = service.store
+    assert isinstance(store, BreakableStore)
+    store.fault = "The disk is full. Free some space and try again."
+    reply = service.submit(None, "hi", ReplySettings())
+    assert reply is not None
+    handle = reply.handle
+    assert handle < 0 and service.running(handle) is reply
+    store.fault = None
+    assert until(service.flush)
+    assert reply.handle > 0 and service.running(handle) is service.running(reply.handle) is reply
+    assert service.messages(handle)[0] == service.messages(reply.handle)[0]
+    service.stop(reply)
+    ended(service, reply)
+    close(service)
+
+
 def test_a_conversation_not_yet_stored_has_no_turns_in_the_log(service: ChatService) -> None:
     """It showed the turns of all conversations."""
     store = service.store
