@@ -2,12 +2,13 @@
 
 Contract: `verify_ms(width, context)` is the whole round without drafting, at `width` tokens in the
 target's forward (the root and the draft). `draft_ms(drafter, num_steps, context)` is `propose`.
-Both are None until measured. A measurement sets a cell. A round of normal running moves the width
-it ran at by a clamped share of its surprise, and every width by the surprise that all widths share,
-because a busy or throttled machine slows them alike. Noise makes rounds slower, never faster than
-they can be: two rounds in a row that took far less than believed are believed at once, since the
-machine was busy when it was measured. A width between two measured ones becomes a cell of its own
-when it runs, and is forgotten when those are measured again. State is plain data.
+Both are None until measured. A measurement sets a cell. A round of normal running moves the cells
+of its width near its context by a clamped share of its surprise, and every cell by the surprise
+that all widths share, because a busy or throttled machine slows them alike. Noise makes rounds
+slower, never faster than they can be: so a faster round moves a cell more than a slower one, and
+two rounds in a row that took far less than believed are believed at once. A width between two
+measured ones becomes a cell of its own when it runs, and is forgotten when those are measured
+again. State is plain data.
 
 `at(context)` reads everything at one moment (`CostSnapshot`), so that costs compared with each
 other are consistent, and keeps the reading until a cost has MOVED: reading takes host time.

@@ -56,7 +56,7 @@ def read_accepted(
     except (OSError, *INVALID) as error:
         reason = f"{type(error).__name__}: {error}"
         return None, (
-            f"{path} says what drafts of this model were accepted elsewhere, and cannot be used "
+            f"{path} says which drafts of this model another machine accepted, but cannot be used "
             f"({reason}). First replies learn it anew; fetch the file again to spare them that, or "
             "measure it with `python -m localspec train accepted`."
         )

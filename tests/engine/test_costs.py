@@ -70,6 +70,18 @@ def test_a_slower_machine_is_followed_within_a_hundred_rounds() -> None:
     assert costs.verify_ms(8, 100) == measured().verify_ms(8, 100), "one width says nothing of all"
 
 
+def test_a_cost_is_corrected_near_the_context_that_showed_it() -> None:
+    costs = measured()
+    for _ in range(100):
+        costs.observe(1, 100, 5.0)
+    assert costs.plain_ms(100) == pytest.approx(5.0, rel=0.15)
+    assert costs.plain_ms(1100) == pytest.approx(15.0), "another program ran while 100 was measured"
+    between = measured()
+    between.observe(1, 400, 5.0)
+    moved = [(measured().plain_ms(at) or 0.0) - (between.plain_ms(at) or 0.0) for at in (100, 1100)]
+    assert moved[0] > moved[1] > 0.0
+
+
 def test_what_all_widths_agree_on_moves_those_that_are_not_run() -> None:
     costs, before = measured(), measured().verify_ms(16, 100)
     assert before is not None

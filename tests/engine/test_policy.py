@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.bench.play import RIGHT, WRONG
 from localspec.core import (
     AUTO,
     OFF,
@@ -24,10 +23,9 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Situation
-from localspec.engine.adaptive_policy import HYSTERESIS, SECOND_LOOKS
-from localspec.engine.controller import ALLOWANCE, EXPLORED, RISKED, Peek
+from localspec.engine.adaptive_policy import HYSTERESIS
+from localspec.engine.controller import ALLOWANCE, EXPLORED, RISKED
 from localspec.engine.costs import WIDTHS, Costs
-from localspec.engine.options import Option
 from localspec.engine.policy import policy_of
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
 
@@ -183,71 +181,6 @@ def test_near_ties_do_not_make_the_choice_flicker() -> None:
     changes = sum(a != b for a, b in itertools.pairwise(chosen))
     assert changes < 60
     assert HYSTERESIS > 1.0
-
-
-# -- full information -------------------------------------------------------------------------
-
-
-def test_a_free_guess_is_scored_without_being_used() -> None:
-    """It guesses exactly what comes, and so is known to be good though it is too dear to use."""
-    free = Simulated(20.0, 1.0, is_free=True)
-    free.guess = (RIGHT,) * 4
-    world = World({"free": free})
-    world.run(60, COLD)
-    assert sum(step.drafter == "free" for step in world.steps) <= SECOND_LOOKS
-    assert world.controller.acceptance.rates("free", "s", Situation(0))[0] > 0.85
-
-
-def test_a_free_guess_that_is_wrong_is_scored_as_wrong() -> None:
-    free = Simulated(20.0, 1.0, is_free=True)
-    free.guess = (WRONG, RIGHT, RIGHT, RIGHT)
-    world = World({"free": free})
-    world.run(60, COLD)
-    assert world.controller.acceptance.rates("free", "s", Situation(0))[0] < 0.15
-
-
-def test_own_rounds_are_not_counted_twice() -> None:
-    free = Simulated(0.1, 0.9, is_free=True)
-    free.guess = (RIGHT,) * 4
-    world = World({"free": free})
-    world.run(30, COLD)
-    used = sum(s.drafter == "free" for s in world.steps)
-    known = world.controller.acceptance.estimate("free", "s", Situation(0))
-    assert known.evidence <= used + 1
-
-
-def test_a_guess_of_a_drafter_that_was_then_used_is_not_scored_as_well() -> None:
-    free = Simulated(0.1, 0.9, is_free=True)
-    free.guess = (RIGHT,) * 4
-    world = World({"free": free})
-    option = option_in(world, "free")
-    turn: Any = Sequence((1, 2), COLD, 100, frozenset(), torch.Generator())
-    peek = Peek(world.controller, Situation(0))
-    for was_used in (True, False):
-        peek.at(turn, [option])
-        if was_used:
-            peek.forget("free")
-        turn.append([RIGHT] * 4)
-        peek.at(turn, [option])
-        known = world.controller.acceptance.estimate("free", "s", Situation(0))
-        assert (known.evidence > 0.0) == (not was_used)
-
-
-def option_in(world: World, name: str) -> Option:
-    prices = world.controller.costs.at(0)
-    assert prices is not None
-    option = world.controller.option(name, "s", Situation(0), prices)
-    assert option is not None
-    return option
-
-
-def test_a_drafter_without_a_guess_is_asked_again_in_the_next_turn() -> None:
-    free = Simulated(20.0, 1.0, is_free=True)
-    world = World({"free": free})
-    world.run(60, COLD)
-    free.guess = (RIGHT,) * 4
-    world.run(60, COLD)
-    assert world.controller.acceptance.rates("free", "s", Situation(0))[0] > 0.85
 
 
 # -- never slower -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The file of what was accepted elsewhere: it returns as it was, and a bad one costs nothing."""
+"""The file of what another machine accepted: it returns as it was, and a bad one costs nothing."""
 
 from __future__ import annotations
 
