@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 
+from localspec.chat.service import ChatService
 from localspec.web.live import DASH
 from localspec.web.talk import form
 from localspec.web.talk.messages import LATEX_DELIMITERS
@@ -234,7 +235,7 @@ def side() -> tuple[gr.Button, gr.HTML]:
     return new_chat, history
 
 
-def settings(choices: form.Choices) -> tuple[form.FormPage, gr.Dropdown]:
+def settings(service: ChatService) -> tuple[form.FormPage, gr.Dropdown]:
     """The settings, at the right; static/side.js closes them where there is no room."""
     with gr.Sidebar(width=292, position="right", elem_id="ls-settings"):
         html_box('<h2 class="ls-settings-title">Settings</h2>', "ls-settings-head")
@@ -247,7 +248,7 @@ def settings(choices: form.Choices) -> tuple[form.FormPage, gr.Dropdown]:
                 '<button type="button" id="ls-preset-delete">Delete</button>',
                 "ls-preset-buttons",
             )
-        fields = form.lay_out(choices)
+        fields = form.lay_out(service)
     return fields, preset
 
 

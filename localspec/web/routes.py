@@ -5,10 +5,9 @@ out of a file), /tokens and /audit (where the tokens of a reply came from, and i
 (the Models tab), /localspec/* (scripts and styles).
 
 Contract: every route only reads its query or body and calls the service or the tab's controller.
-Message ids are numbers. A LocalspecError becomes a sentence with status 404 or 409. Nothing but
-scripts and styles may be cached.
+Message ids are numbers. A LocalspecError becomes a sentence with status 404 or 409.
 
-Not here: who may ask (guard).
+Not here: who may ask, and what a browser may keep (guard).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +33,18 @@ from localspec.web.live import HardwareLine, live_state
 from localspec.web.models.models_controller import ModelsController
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
+from localspec.web.stats.selection import number_of
 
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())
-NO_STORE = {"cache-control": "no-store"}
 
 
-@dataclass(frozen=True)
-class ExportKind:
-    """A format of the log, and how a browser is told of it."""
-
-    format: Format
-    suffix: str
-    media_type: str
-
-
-EXPORTS: dict[str, ExportKind] = {
-    kind.format: kind
-    for kind in (
-        ExportKind("csv", "csv", "text/csv; charset=utf-8"),
-        ExportKind("jsonl", "jsonl", "application/x-ndjson"),
-        ExportKind("markdown", "md", "text/markdown; charset=utf-8"),
-        ExportKind("sqlite", "db", "application/vnd.sqlite3"),
-    )
+# Of each format of the log, the end of the file's name and its media type.
+EXPORTS: dict[Format, tuple[str, str]] = {
+    "csv": ("csv", "text/csv; charset=utf-8"),
+    "jsonl": ("jsonl", "application/x-ndjson"),
+    "markdown": ("md", "text/markdown; charset=utf-8"),
+    "sqlite": ("db", "application/vnd.sqlite3"),
 }
 
 
@@ -71,7 +58,7 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
 
     async def live(request: Request) -> Response:
         start = number_of(request.query_params.get("rounds_from"))
-        return _answer(live_state(service.status(), start, hardware.line()))
+        return JSONResponse(live_state(service.status(), start, hardware.line()))
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
@@ -93,26 +80,26 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
         try:
             packed = report_zip(service, request.query_params)
         except LocalspecError as error:
-            return PlainTextResponse(str(error), 409, headers=NO_STORE)
-        headers = {"content-disposition": 'attachment; filename="localspec-report.zip"', **NO_STORE}
+            return PlainTextResponse(str(error), 409)
+        headers = {"content-disposition": 'attachment; filename="localspec-report.zip"'}
         return Response(packed, media_type="application/zip", headers=headers)
 
     async def import_file(request: Request) -> Response:
         try:
             found = await run_in_threadpool(service.import_conversations, await request.body())
         except LocalspecError as error:
-            return _answer({"error": str(error)}, 409)
-        return _answer({"imported": len(found), "last": found[-1]})
+            return JSONResponse({"error": str(error)}, 409)
+        return JSONResponse({"imported": len(found), "last": found[-1]})
 
     def show_models(request: Request) -> Response:
-        return _answer(models.view())
+        return JSONResponse(models.view())
 
     async def act_on_models(request: Request) -> Response:
         try:
             asked = _action_in(await request.body(), request.client)
-            return _answer({"message": await run_in_threadpool(models.act, asked)})
+            return JSONResponse({"message": await run_in_threadpool(models.act, asked)})
         except LocalspecError as error:
-            return _answer({"error": str(error)}, 409)
+            return JSONResponse({"error": str(error)}, 409)
 
     api.add_route(HEALTH_PATH, health)
     api.add_route("/live", live)
@@ -126,39 +113,35 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
     api.add_route("/models", act_on_models, methods=["POST"])
 
 
-def _answer(data: Any, status: int = 200) -> Response:
-    return JSONResponse(data, status, headers=NO_STORE)
-
-
 def _of_message(request: Request, find: Callable[[int], dict[str, Any]]) -> Response:
     """What is found of the message that the address names."""
     message_id = number_of(request.query_params.get("message"))
     if message_id is None:
-        return _answer({"error": "Name a message by its number."}, 400)
+        return JSONResponse({"error": "Name a message by its number."}, 400)
     try:
-        return _answer(find(message_id))
+        return JSONResponse(find(message_id))
     except LocalspecError as error:
-        return _answer({"error": str(error)}, 404)
+        return JSONResponse({"error": str(error)}, 404)
 
 
 def _export(service: ChatService, request: Request) -> Response:
     query = request.query_params
-    kind = EXPORTS.get(query.get("format", ""))
-    if kind is None:
+    format = next((one for one in EXPORTS if one == query.get("format")), None)
+    if format is None:
         return PlainTextResponse("The formats are csv, jsonl, markdown and sqlite.", 400)
+    suffix, media_type = EXPORTS[format]
     folder = Path(tempfile.mkdtemp(prefix="localspec-export-"))
     try:
         scope, name = scope_of(service, query.get("scope"), query.get("conversation"))
-        service.export(scope, kind.format, folder / "export")
+        service.export(scope, format, folder / "export")
     except LocalspecError as error:
         shutil.rmtree(folder)
         return PlainTextResponse(str(error), 409)
     return FileResponse(
         folder / "export",
-        media_type=kind.media_type,
-        filename=f"localspec-{name}.{kind.suffix}",
+        media_type=media_type,
+        filename=f"localspec-{name}.{suffix}",
         background=BackgroundTask(shutil.rmtree, folder),
-        headers=NO_STORE,
     )
 
 
@@ -182,8 +165,8 @@ def _action_in(body: bytes, client: Any) -> dict[str, Any]:
     """What a button of the Models tab asks. Raises RequestError."""
     try:
         asked = json.loads(body)
-    except ValueError as error:
-        raise RequestError("What the page sent is no request. Reload it.") from error
+    except ValueError:
+        asked = None
     if not isinstance(asked, dict):
         raise RequestError("What the page sent is no request. Reload it.")
     if asked.get("act") == "folder" and not is_this_machine(client):
@@ -194,9 +177,3 @@ def _action_in(body: bytes, client: Any) -> dict[str, Any]:
 def is_this_machine(client: Any) -> bool:
     """Whether a request comes from this very machine."""
     return client is not None and is_loopback(client.host)
-
-
-def number_of(text: str | None) -> int | None:
-    """A number out of an address; None for anything else."""
-    is_number = text is not None and text.isascii() and text.isdecimal() and len(text) < 19
-    return int(text) if is_number and text is not None else None

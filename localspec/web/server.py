@@ -48,11 +48,11 @@ def serve(
     answers. password: what other machines are asked for; without one only loopback is served.
     Raises SetupError when the port is taken or the address needs a password.
     """
-    door = _door(host, password)
+    required = _password_of(host, password)
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        app = make_app(service, host, port, token, door)
+        app = make_app(service, host, port, token, required)
 
         from localspec.web.guard.connections import server_of  # uvicorn: only when a page is served
 
@@ -68,7 +68,7 @@ def serve(
             service.close()
 
 
-def _door(host: str, password: str | None) -> Password | None:
+def _password_of(host: str, password: str | None) -> Password | None:
     if is_loopback(host):
         return None
     if password is None:

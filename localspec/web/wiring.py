@@ -39,7 +39,7 @@ TO_ADDRESS = """(handle) => {
 WITH_EXTRAS = """(conversation, message, extras, ...fields) =>
   [conversation, message, window.lsExtras ? window.lsExtras() : '', ...fields]"""
 MODELS_OPENED = "() => { if (window.lsModels) window.lsModels(); }"
-MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # one under way holds up no other
+MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # several may run at once
 
 
 def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blocks:
@@ -57,7 +57,7 @@ def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blo
 
 def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
     new_chat, history = layout.side()
-    fields, preset = layout.settings(form.choices_of(service))
+    fields, preset = layout.settings(service)
     layout.strip()
     conversation, extras, bridge, mover, signal = layout.unseen()
     with gr.Tabs(elem_id="ls-tabs"):

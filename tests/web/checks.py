@@ -6,6 +6,7 @@ about.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,13 +63,9 @@ def recorded(context: Any, origin: str) -> Iterator[Traffic]:
     """Record a context's requests; what would leave `origin` is stopped and noted."""
     traffic = Traffic()
 
-    def route(one: Any) -> None:
-        url = one.request.url
-        if url.startswith((f"{origin}/", "data:", "blob:")):
-            one.continue_()
-        else:
-            traffic.refused.append(url)
-            one.abort()
+    def refuse(one: Any) -> None:
+        traffic.refused.append(one.request.url)
+        one.abort()
 
     def answered(response: Any) -> None:
         if response.status >= 400:
@@ -79,9 +76,10 @@ def recorded(context: Any, origin: str) -> Iterator[Traffic]:
 
     context.on("request", asked)
     context.on("response", answered)
-    context.route("**/*", route)
+    elsewhere = re.compile(rf"^(?!{re.escape(origin)}/|data:|blob:)")
+    context.route(elsewhere, refuse)
     yield traffic
-    context.unroute("**/*")
+    context.unroute(elsewhere)
     context.remove_listener("request", asked)
     context.remove_listener("response", answered)
 

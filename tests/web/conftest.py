@@ -284,20 +284,22 @@ def assert_behaved(visit: Visit) -> None:
     assert visit.outside == []
 
 
-@pytest.fixture(scope="module")
-def shared_page(site: Site, context: Any) -> Iterator[Visit]:
-    """One open page for the tests of a module that need no fresh one."""
-    one = new_visit(context, site)
+@pytest.fixture(scope="session")
+def shared_page(server: Site, context: Any) -> Iterator[Visit]:
+    """One open page for all tests that need no fresh one."""
+    one = new_visit(context, server)
     one.open("&c=new")
     yield one
     one.page.close()
 
 
 @pytest.fixture
-def page(shared_page: Visit) -> Iterator[Visit]:
-    """The shared page on a new chat; at the end it must not have erred or called out."""
-    until(lambda: shared_page.site.service.current is None)
-    shared_page.site.begin()
+def page(site: Site, shared_page: Visit) -> Iterator[Visit]:
+    """The shared page on a new chat; at the end it must not have erred or called out. What a test
+    observes with is `window.observer`, which the next one ends."""
+    until(lambda: site.service.current is None)
+    site.begin()
+    shared_page.page.evaluate("sessionStorage.clear(); window.observer?.disconnect()")
     shared_page.page.keyboard.press("Escape")  # what the test before has left open
     shared_page.page.get_by_role("tab", name="Chat", exact=True).first.click()
     shared_page.new_chat()
@@ -307,6 +309,17 @@ def page(shared_page: Visit) -> Iterator[Visit]:
     shared_page.errors.clear()
     shared_page.outside.clear()
     assert_behaved(Visit(None, shared_page.site, errors, outside))
+
+
+@pytest.fixture(scope="module")
+def own_page(site: Site, context: Any) -> Iterator[Visit]:
+    """One open page for the tests of a module that change its settings or its size."""
+    site.begin()
+    one = new_visit(context, site)
+    one.open("&c=new")
+    yield one
+    one.page.close()
+    assert_behaved(one)
 
 
 @pytest.fixture

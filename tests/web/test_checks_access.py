@@ -154,7 +154,7 @@ def test_check_19_a_finished_reply_is_announced_once(page: Visit, site: Site) ->
           window.said = [];
           const live = (node) => node.closest?.('[aria-live=polite], [aria-live=assertive], '
             + '[role=status], [role=alert], [role=log]');
-          new MutationObserver((changes) => {
+          window.observer = new MutationObserver((changes) => {
             for (const change of changes) {
               const target = change.target.nodeType === 1 ? change.target
                 : change.target.parentElement;
@@ -163,7 +163,9 @@ def test_check_19_a_finished_reply_is_announced_once(page: Visit, site: Site) ->
               const text = box.textContent.trim();
               if (text && window.said.at(-1) !== text) window.said.push(text);
             }
-          }).observe(document.body, {subtree: true, childList: true, characterData: true});
+          });
+          window.observer.observe(
+            document.body, {subtree: true, childList: true, characterData: true});
         }"""
     )
     ask(page, "steady: announce this")

@@ -26,6 +26,7 @@ from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web.checks import READY, bubbles, wait_for_reply
 from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit, serving, until
 from tests.web.models_site import TARGET, models_site
+from tests.web.test_checks_opening import status_of
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +152,11 @@ def start(root: Path, home: Path, port: int, round_s: float) -> tuple[subprocess
     flags = {"--load-s": 0, "--home": home, "--port": port, "--round-s": round_s}
     words = [str(word) for pair in flags.items() for word in pair]
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes", *words], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.fakes", *words],
+        cwd=root,
+        env=os.environ | {"http_proxy": "http://127.0.0.1:9"},  # a proxy must not matter
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout is not None
     return server, server.stdout.readline().strip()
@@ -164,7 +169,7 @@ def stored_texts(home: Path) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_check_16_a_killed_server_comes_back_with_everything(
+def test_check_16_a_killed_server_comes_back_with_everything_and_an_interrupt_ends_it(
     context: Any, tmp_path: Path, root: Path
 ) -> None:
     with socket.socket() as free:
@@ -173,6 +178,8 @@ def test_check_16_a_killed_server_comes_back_with_everything(
     server, url = start(root, tmp_path, port, round_s=0.15)
     page = Visit(context.new_page(), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
     try:
+        origin = url.split("/?")[0]
+        assert [status_of(one)[0] for one in (f"{origin}/healthz", f"{origin}/live")] == [200, 401]
         page.page.goto(url)
         page.page.wait_for_function(LISTENS)
         page.send("are you there?")
@@ -195,6 +202,8 @@ def test_check_16_a_killed_server_comes_back_with_everything(
         num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
         page.send("and now?")
         wait_for_reply(page, num_before)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) is not None
     finally:
         server.kill()
         server.wait()

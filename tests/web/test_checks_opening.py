@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.service import ChatService
+from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
 from tests.web.checks import ask, best_of, open_tab, recorded
@@ -120,10 +120,9 @@ def status_of(url: str, cookie: str | None = None) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_check_3_without_the_token_there_is_no_data(browser: Any, site: Site, visit: Open) -> None:
-    page = visit()
-    page.open("&c=new")
-    ask(page, "echo a secret of mine", "echo a secret of mine")
+def test_check_3_without_the_token_there_is_no_data(browser: Any, site: Site) -> None:
+    reply = site.service.submit(None, "echo a secret of mine", ReplySettings())
+    assert reply is not None and reply.done.wait(30) and site.service.flush()
     for path in ("/", "/?c=1", "/live", "/export?format=csv", "/config", "/tokens?message=1"):
         status, body = status_of(f"{site.origin}{path}")
         assert status == 401 and "secret" not in body and "gradio" not in body.lower()

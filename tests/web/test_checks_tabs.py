@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.fakes import REPLY
-from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
+from tests.web.checks import bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import Open, Site, until
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,9 @@ def test_check_7_a_closed_tab_leaves_the_engine_idle_and_the_text_kept(
     assert bubbles(again, "user") == ["steady: to be left"] and len(bubbles(again)) == 1
 
 
-def test_check_8_a_reload_finds_the_running_reply_again(visit: Open, site: Site) -> None:
+def test_check_8_a_reload_finds_the_running_reply_again_and_shows_it_once(
+    visit: Open, site: Site
+) -> None:
     page = visit()
     page.open("&c=new")
     before = num_rows(site)
@@ -56,19 +58,15 @@ def test_check_8_a_reload_finds_the_running_reply_again(visit: Open, site: Site)
     assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
     assert num_rows(site) == before + 1 and newest(site)["state"] == "complete"
     assert site.store.branch(newest(site)["message_id"])[-1].text == REPLY
+    page.reload()
+    page.wait_for("tok/s")
+    assert bubbles(page, "user") == ["slow: through a reload"]
+    assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
 
 
-def test_check_8_a_reload_after_the_reply_shows_it_once(visit: Open, site: Site) -> None:
-    page = visit()
-    page.open("&c=new")
-    ask(page, "echo complete before the reload", "complete before the reload")
-    for _ in range(2):
-        page.reload()
-        page.wait_for("tok/s")
-        assert bubbles(page, "user") == bubbles(page) == ["echo complete before the reload"]
-
-
-def test_check_9_two_tabs_queue_and_their_texts_stay_apart(visit: Open, site: Site) -> None:
+def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(
+    visit: Open, site: Site
+) -> None:
     left, right = visit(), visit()
     for page in (left, right):
         page.open("&c=new")
@@ -87,20 +85,14 @@ def test_check_9_two_tabs_queue_and_their_texts_stay_apart(visit: Open, site: Si
     texts = [site.store.branch(row["message_id"])[-1].text for row in site.store.turn_rows()[-2:]]
     assert texts == [REPLY, "echo the right one"], "in the order in which they were asked"
 
-
-def test_check_9_the_same_chat_in_two_tabs_shows_the_same_end(visit: Open, site: Site) -> None:
-    first = visit()
-    first.open("&c=new")
-    ask(first, "echo one", "echo one")
-    handle = first.page.url.split("c=")[1]
-    second = visit()
-    second.open(f"&c={handle}")
-    second.wait_for("echo one")
-    first.send("slow: two")
-    first.wait_for("Speculative decoding lets")
-    second.reload()
-    second.wait_for("Speculative decoding lets")
+    left.open_chat(int(right.page.url.split("c=")[1]))
+    left.wait_for("echo the right one")
+    site.begin()
+    right.send("slow: two")
+    right.wait_for("Speculative decoding lets")
+    left.reload()
+    left.wait_for("Speculative decoding lets")
     site.pace(0.004)
-    wait_for_reply(first, 1, END)
-    wait_for_reply(second, 1, END)
-    assert bubbles(first) == bubbles(second) and len(bubbles(first)) == 2
+    wait_for_reply(left, 1, END)
+    wait_for_reply(right, 1, END)
+    assert bubbles(left) == bubbles(right) and len(bubbles(left)) == 2, "one chat in two tabs"

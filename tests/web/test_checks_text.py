@@ -152,10 +152,12 @@ def test_check_14_difficult_text_comes_back_as_it_went(page: Visit, site: Site) 
     page.page.evaluate(
         """() => {
           window.torn = [];
-          new MutationObserver(() => {
+          window.observer = new MutationObserver(() => {
             const text = document.querySelector('#ls-growing')?.textContent ?? '';
             if (text.includes('\\ufffd')) window.torn.push(text.slice(-40));
-          }).observe(document.body, {subtree: true, childList: true, characterData: true});
+          });
+          window.observer.observe(
+            document.body, {subtree: true, childList: true, characterData: true});
         }"""
     )
     sent = f"echo steady {DIFFICULT} done"

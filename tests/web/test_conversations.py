@@ -100,9 +100,9 @@ def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) 
 
 
 def test_a_preset_is_saved_chosen_and_deleted_and_a_chat_keeps_its_prompt(
-    visit: Open, site: Site
+    own_page: Visit, site: Site
 ) -> None:
-    page = begin(visit)
+    page = own_page
     page.page.keyboard.press("Control+,")
     page.page.fill("#ls-system textarea", "Be brief.")
     page.page.click("#ls-preset-save")
@@ -164,10 +164,11 @@ def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(page
     assert focused == "TEXTAREA"
 
 
-def test_a_look_at_the_advanced_settings_changes_nothing(visit: Open, site: Site) -> None:
+def test_opening_the_advanced_settings_changes_nothing(own_page: Visit, site: Site) -> None:
     """Gradio's number fields become 0 when they are first shown, and γ = 0 drafts nothing."""
-    page = begin(visit)
-    page.page.keyboard.press("Control+,")
+    page = own_page
+    page.new_chat()
+    page.page.get_by_role("button", name="Open settings").click()
     page.page.get_by_text("Advanced", exact=True).click()
     page.page.get_by_label("Fixed γ").wait_for()
     ask(page, "echo with a look", 1)
@@ -188,8 +189,10 @@ def test_a_look_at_the_advanced_settings_changes_nothing(visit: Open, site: Site
     assert page.page.input_value("#ls-message textarea") == "echo refused"
 
 
-def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(visit: Open) -> None:
-    page = begin(visit)
+def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
+    own_page: Visit,
+) -> None:
+    page = own_page
     is_dark = "document.body.classList.contains('dark')"
     page.page.emulate_media(color_scheme="dark")
     page.page.wait_for_function(is_dark)
@@ -235,8 +238,8 @@ def test_the_gauge_comes_back_with_the_model(page: Visit) -> None:
     page.page.fill("#ls-message textarea", "")
 
 
-def test_a_page_made_narrow_does_not_lie_under_its_sides(visit: Open) -> None:
-    page = begin(visit)
+def test_a_page_made_narrow_does_not_lie_under_its_sides(own_page: Visit) -> None:
+    page = own_page
     page.page.wait_for_selector("#ls-side.open")
     page.page.set_viewport_size({"width": 360, "height": 740})
     page.page.wait_for_selector("#ls-side:not(.open)")

@@ -63,8 +63,7 @@ def test_leaving_an_edit_brings_the_draft_back(page: Visit) -> None:
     holds(page, "not sent yet")
 
 
-def test_back_leads_to_the_chat_before_and_forward_to_the_next(visit: Open) -> None:
-    page = begin(visit)
+def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> None:
     ask(page, "echo way one", 1)
     page.page.wait_for_function("/c=[0-9]/.test(location.search)")
     page.new_chat()

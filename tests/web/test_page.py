@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes import REPLY
 from tests.web.checks import ask, newest
-from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
+from tests.web.conftest import WAIT_MS, Site, Visit, until
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,8 @@ def choose(visit: Visit, title: str) -> None:
 
 
 def open_settings(visit: Visit) -> None:
-    visit.page.get_by_role("button", name="Open settings").click()
+    if not visit.page.locator("#ls-settings.open").count():
+        visit.page.get_by_role("button", name="Open settings").click()
     visit.page.get_by_role("button", name="Close settings").wait_for()
 
 
@@ -76,9 +77,10 @@ def test_another_conversation_can_be_read_while_a_reply_is_written(page: Visit, 
     until(lambda: newest(site)["state"] == "complete")  # the log is written by its own thread
 
 
-def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(visit: Open, site: Site) -> None:
-    page = visit()
-    page.open("&c=new")
+def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(
+    own_page: Visit, site: Site
+) -> None:
+    page = own_page
     open_settings(page)
     said = page.text("#ls-checking")
     assert "gives up that the text is what the model alone would write" in said
@@ -111,9 +113,12 @@ def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(visit: Open, 
     page.wait_for(badge, "#ls-turns")
 
 
-def test_drafters_are_listed_with_their_reasons_and_off_is_named(visit: Open, site: Site) -> None:
-    page = visit()
-    page.open("&c=new")
+def test_drafters_are_listed_with_their_reasons_and_off_is_named(
+    own_page: Visit, site: Site
+) -> None:
+    page = own_page
+    page.page.get_by_role("tab", name="Chat", exact=True).first.click()
+    page.new_chat()
     open_settings(page)
     page.wait_for("The quantised copy (not available): a 4-bit copy needs", "#ls-drafter-note")
     page.page.click("#ls-drafter-choice input")
@@ -159,9 +164,9 @@ def test_the_live_answer_is_plain_json(page: Visit, site: Site) -> None:
     assert set(json.loads(body)) >= {"phase", "label", "clock", "speed", "reason", "notices"}
 
 
-def test_the_strip_shows_off_with_its_remedy_and_a_sparkline(visit: Open, site: Site) -> None:
-    one = visit()
-    one.open()
+def test_the_strip_shows_off_with_its_remedy_and_a_sparkline(own_page: Visit) -> None:
+    """The last of this page: afterwards it is answered by the test alone."""
+    one = own_page
     one.send("steady: hello there")
     one.page.wait_for_selector("#ls-spark:not([hidden])")
     points = one.page.get_attribute("#ls-spark-line", "points").split()

@@ -1,10 +1,10 @@
 """Bodies of requests, read whole and bounded before anything behind the guard sees them.
 
 Contract: a body is no longer than its route allows, arrives within BODY_S, and at most
-MAX_AT_ONCE are being read at a time, so neither a long nor a slow nor a many-handed sender can
-fill the memory or hold the server. The application gets it as one message. A body that names a
-file is refused: Gradio would copy the file of that path, or fetch that address, for any of its
-components, whether it deals with files or not (processing_utils.async_move_files_to_cache).
+MAX_AT_ONCE are being read at a time, so that neither long nor slow nor many bodies fill the memory
+or block the server. The application gets a body as one message. A body that names a file is
+refused: Gradio would copy the file of that path, or fetch that address, for any of its components
+(processing_utils.async_move_files_to_cache).
 
 Not here: slow headers (connections).
 """
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 class Gone(Exception):
-    """The sender went away before the body was complete."""
+    """The connection ended before the body was complete."""
 
 
 class Bodies:

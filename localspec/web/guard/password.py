@@ -1,8 +1,8 @@
-"""The door for other machines: a password, asked for only when localspec listens beyond loopback.
+"""The password for other machines, asked for only when localspec listens beyond loopback.
 
-Contract: the password is kept as a salted scrypt hash and compared in constant time; a wrong try
-makes its address wait, longer each time, and all addresses together get TRIES_A_MINUTE. Who
-passes gets the cookie of the guard. The page of this door needs no script.
+Contract: the password is kept as a salted scrypt hash and compared in constant time. A wrong try
+makes its address wait, longer each time, and all addresses together get TRIES_A_MINUTE. Who knows
+it gets the guard's cookie. The page that asks for it needs no script.
 
 Not here: where the password comes from (app.py), who is asked for it (security).
 """

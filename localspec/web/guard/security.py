@@ -1,9 +1,9 @@
-"""Who may talk to the page: this machine's browser, opened with this launch's token, nobody else.
+"""Who may use the page: this machine's browser, opened with this launch's token, and nobody else.
 
 `Guard` is a pure ASGI wrapper, so streams pass through unbuffered. It refuses, in this order:
 a Host that is not ours (DNS rebinding), a foreign Origin or Sec-Fetch-Site (other pages in the
 same browser), a missing or wrong cookie, a path that is not listed (routes), and a body that is
-too long or too slow (bodies). What passes loses the headers by which a proxy would speak, and
+too long or too slow (bodies). A request that passes loses the headers that only a proxy sets, and
 its answer gets the policy under which a reply can run no script and reach no other address.
 
 The cookie is set by opening the address with `?token=`; the answer to that is a small page that
@@ -64,7 +64,6 @@ NO_KEY = (
 )
 OLD_ADDRESS = "This address belongs to an earlier start of localspec."
 NO_ROUTE = "localspec does not use this path."
-NO_STORE = {"cache-control": "no-store"}
 CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 
@@ -120,7 +119,7 @@ class Guard:
         else:
             await self._pass_on(route, scope, receive, send)
 
-    # who is asking
+    # where a request comes from
 
     def _is_our_host(self, scope: Scope, headers: Headers) -> bool:
         if any(len(headers.getlist(name)) > 1 for name in SINGLE):
@@ -129,8 +128,8 @@ class Guard:
         return host in self._hosts or host == self._own_address(scope)
 
     def _own_address(self, scope: Scope) -> str | None:
-        """The address this connection was made to. It is a number, so no name that a stranger
-        makes point here (DNS rebinding) can equal it."""
+        """The address this connection was made to. It is a number, so no name that another
+        person's DNS points here (DNS rebinding) can equal it."""
         server = scope.get("server")
         if server is None:
             return None
@@ -145,7 +144,7 @@ class Guard:
     def _token_counts(self, scope: Scope) -> bool:
         return self._password is None or _is_this_machine(scope)
 
-    # what strangers get
+    # answers to a request without the key
 
     async def _ask_for_the_key(self, scope: Scope, send: Send) -> None:
         if self._password is not None and scope["method"] == "GET" and scope["path"] == "/":
@@ -206,30 +205,31 @@ class Guard:
             return None
         return body
 
-    # what our page gets
+    # answers to our page
 
     async def _pass_on(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._body(scope, receive, send, route.max_bytes, route.is_file)
         if body is None:
             return
-        inner = _without_hearsay(scope, route)
+        inner = _without_proxy_headers(scope, route)
         receive = replayed(body, receive)
         if scope["path"] == "/":
             await self._send_page(inner, receive, send)
         else:
-            await self._app(inner, receive, with_headers(_unkept(send, scope["path"])))
+            is_kept = scope["path"].startswith(KEPT_FOLDERS)
+            await self._app(inner, receive, with_headers(send, is_kept=is_kept))
 
     async def _send_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The one page is held back until complete: its policy lists the hashes of its scripts."""
-        plain = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
+        uncompressed = [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"]
         held: list[MessageDict] = []
 
         async def hold(message: MessageDict) -> None:
             held.append(message)
 
-        await self._app({**scope, "headers": plain}, receive, hold)
+        await self._app({**scope, "headers": uncompressed}, receive, hold)
         body = b"".join(message.get("body", b"") for message in held)
-        send_page = with_headers(_unkept(send, "/"), content_policy(script_hashes(body)))
+        send_page = with_headers(send, content_policy(script_hashes(body)))
         for message in held:
             await send_page(message)
 
@@ -275,7 +275,7 @@ def _is_same(candidate: str, secret: str) -> bool:
     return hmac.compare_digest(candidate.encode("utf-8", "replace"), secret.encode())
 
 
-def _without_hearsay(scope: Scope, route: Route) -> Scope:
+def _without_proxy_headers(scope: Scope, route: Route) -> Scope:
     """The request without what only a proxy would say (Gradio believes X-Forwarded-Host and
     X-Gradio-Server without asking) and without parameters the route does not know."""
     kept = [
@@ -288,20 +288,6 @@ def _without_hearsay(scope: Scope, route: Route) -> Scope:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         query = urlencode([pair for pair in pairs if pair[0] in route.query]).encode()
     return {**scope, "headers": kept, "query_string": query}
-
-
-def _unkept(send: Send, path: str) -> Send:
-    """A `send` under which a browser keeps nothing that was said, only Gradio's and our files."""
-    if path.startswith(KEPT_FOLDERS):
-        return send
-
-    async def wrapped(message: MessageDict) -> None:
-        if message["type"] == "http.response.start":
-            given = [pair for pair in message.get("headers", []) if pair[0] != b"cache-control"]
-            message = {**message, "headers": [*given, (b"cache-control", b"no-store")]}
-        await send(message)
-
-    return wrapped
 
 
 async def _ask_for_the_password(scope: Scope, send: Send, sentence: str) -> None:
@@ -318,8 +304,7 @@ async def _answer(
 def _page(
     status: int, sentence: str, head: str = "", headers: Mapping[str, str] | None = None
 ) -> HTMLResponse:
-    text = PAGE.format(head=head, sentence=sentence)
-    return HTMLResponse(text, status, {**NO_STORE, **(headers or {})})
+    return HTMLResponse(PAGE.format(head=head, sentence=sentence), status, headers)
 
 
 async def _send(answer: Response, scope: Scope, send: Send) -> None:

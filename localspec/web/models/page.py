@@ -90,25 +90,26 @@ def first_html(found: Recommendation, device: str, faults: Mapping[str, Download
 def near_html(found: Recommendation) -> str:
     rows = [row_html(card, "smaller") for card in found.smaller]
     rows += [row_html(card, "larger") for card in found.larger]
-    return f'<h3>Smaller and larger</h3><ul class="ls-mrows">{"".join(rows)}</ul>' if rows else ""
+    return f"<h3>Smaller and larger</h3>{_list(rows)}" if rows else ""
 
 
 def here_html(found: Recommendation, loaded: Description | None) -> str:
     """What is whole on this machine and needs no network."""
     rows = [row_html(card, "", card.id == (loaded and loaded.target)) for card in found.here]
-    if not rows:
-        return "<h3>On this machine</h3><p>No model is here yet.</p>"
-    return f'<h3>On this machine</h3><ul class="ls-mrows">{"".join(rows)}</ul>'
+    return f"<h3>On this machine</h3>{_list(rows) if rows else '<p>No model is here yet.</p>'}"
 
 
 def others_html(found: Recommendation) -> str:
-    rows = "".join(row_html(card, "") for card in found.others)
+    if not found.others:
+        return ""
     return (
         f'<details data-key="others"><summary>All other models ({len(found.others)})</summary>'
-        f'<ul class="ls-mrows">{rows}</ul></details>'
-        if rows
-        else ""
+        f"{_list([row_html(card, '') for card in found.others])}</details>"
     )
+
+
+def _list(rows: Sequence[str]) -> str:
+    return f'<ul class="ls-mrows">{"".join(rows)}</ul>'
 
 
 def folder_html(state: CatalogueState) -> str:
@@ -130,8 +131,7 @@ def downloads_html(downloads: Sequence[Download]) -> str:
     """Nothing while there are none."""
     if not downloads:
         return ""
-    rows = "".join(_download_html(each) for each in downloads)
-    return f'<h3>Downloads</h3><ul class="ls-mrows">{rows}</ul>'
+    return f"<h3>Downloads</h3>{_list([_download_html(each) for each in downloads])}"
 
 
 def _download_html(each: Download) -> str:

@@ -5,6 +5,8 @@ of one character stand in one run. Counts are of tokens, and equal the log's. Wi
 single tokens (an old reply whose model is not loaded) there are marks instead of runs; without
 what was drafted (an older log) there are runs without chances.
 
+As JSON the tuples are lists and the names those that static/tokens.js reads.
+
 Not here: reading the log (tokens), drawing (static/tokens.js).
 """
 
@@ -12,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from localspec.backend import DraftedToken
 from localspec.chat.service import TokenRecord
 from localspec.core import OFF, TARGET
-from localspec.drafters.registry import REGISTRY
+from localspec.drafters.registry import REGISTRY, label_of
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain"]
 
@@ -35,8 +37,7 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class ShownToken:
+class ShownToken(NamedTuple):
     """One output token. round: its place among the rounds, from 0."""
 
     kind: Kind
@@ -46,8 +47,7 @@ class ShownToken:
     confidence: float | None = None
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Text and the tokens that make it up; shown as the last of them, which completed it."""
 
     text: str
@@ -67,16 +67,17 @@ class Missed:
 
 @dataclass(frozen=True)
 class ShownRound:
-    """One check by the model. num_not_reached: guesses that were never looked at."""
+    """One check by the model. drafted, accepted, tokens, not_reached: how many; not_reached are the
+    guesses behind a wrong one, None where it is not known."""
 
     drafter: str
-    num_drafted: int
-    num_accepted: int
-    num_tokens: int
+    drafted: int
+    accepted: int
+    tokens: int
     ms: float | None
     is_probe: bool
     missed: tuple[Missed, ...] = ()
-    num_not_reached: int | None = None
+    not_reached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _tokens(
             continue
         one = next(accepted, None)
         chances = (None, None) if one is None else (one.acceptance, one.confidence)
-        found.append(ShownToken(kind_of(source), number, source, *chances))
+        found.append(ShownToken(kind_of(source), number, label_of(source), *chances))
     return found
 
 
@@ -185,17 +186,16 @@ def _round(
     drafted: Sequence[DraftedToken] | None,
 ) -> ShownRound:
     times = (step["draft_ms"], step["verify_ms"])
+    outcomes = None if drafted is None else [one.outcome for one in drafted]
     return ShownRound(
-        drafter=OFF if not step["num_draft_tokens"] else step["drafter"],
-        num_drafted=step["num_draft_tokens"],
-        num_accepted=step["num_accepted_tokens"],
-        num_tokens=step["num_output_tokens"],
+        drafter=label_of(step["drafter"]) if step["num_draft_tokens"] else OFF,
+        drafted=step["num_draft_tokens"],
+        accepted=step["num_accepted_tokens"],
+        tokens=step["num_output_tokens"],
         ms=None if None in times else sum(times),
         is_probe=bool(step["is_probe"]),
         missed=() if drafted is None else _missed(drafted, sources, pieces),
-        num_not_reached=None
-        if drafted is None
-        else sum(one.outcome == "not_reached" for one in drafted),
+        not_reached=None if outcomes is None else outcomes.count("not_reached"),
     )
 
 

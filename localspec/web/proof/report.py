@@ -18,9 +18,10 @@ from typing import Any
 from localspec import __version__
 from localspec.backend import Description
 from localspec.chat.service import ChatService
+from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
-from localspec.web.live import DASH, number, percent, size
+from localspec.web.live import DASH, labelled, number, percent, size
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, grouped, make_plots
 from localspec.web.stats.selection import Selection, rounds_of, selection_of
@@ -63,24 +64,16 @@ def report_lines(
     plots: Sequence[Plot],
 ) -> Iterator[str]:
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    yield f"# localspec {__version__}: what was measured"
-    yield ""
+    yield from (f"# localspec {__version__}: what was measured", "")
     yield f"Made {made}, over {SCOPES.get(selection.scope, selection.scope)}{_filters(selection)}."
-    yield "No message and no title is in this report."
-    yield ""
+    yield from ("No message and no title is in this report.", "")
     yield from _summary(rows, rounds)
     for field, title in SHARED.items():
-        yield f"## By {title}"
-        yield ""
         yield from _groups(rows, field, title)
     yield from _latency(rows, rounds)
-    yield "## Plots"
-    yield ""
+    yield from ("## Plots", "")
     for plot in plots:
-        yield f"![{plot.name}](plots/{plot.name}.svg)"
-        yield ""
-        yield plot.note
-        yield ""
+        yield from (f"![{plot.name}](plots/{plot.name}.svg)", "", plot.note, "")
     yield from _machine(sessions)
     yield from _loaded(loaded)
     yield from _settings(rows)
@@ -95,8 +88,7 @@ def _filters(selection: Selection) -> str:
 
 def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     summary = stats.summarise(rows, rounds)
-    yield "## In short"
-    yield ""
+    yield from ("## In short", "")
     yield from _table(
         ("figure", "value", "what it is"),
         (
@@ -131,13 +123,13 @@ def _groups(rows: Sequence[Row], field: str, title: str) -> Iterator[str]:
             )
         )
     names = (title, "turns", "tokens", "tok/s", "speedup", "accepted", "mean γ")
+    yield from (f"## By {title}", "")
     yield from _table(names, lines)
 
 
 def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
-    yield "## Waits"
-    yield ""
-    yield "Tokens of one round arrive together: the first carries the round, the others wait 0 ms."
+    yield from ("## Waits", "")
+    yield "Tokens of one round arrive together: the first waits for the round, the others 0 ms."
     yield ""
     drafted, plain = stats.with_and_without(rows, rounds)
     names = ("ms", *(f"P{100 * share:.0f}" for share in stats.SHARES), "tokens")
@@ -153,11 +145,9 @@ def _wait_rows(name: str, waits: stats.Waits) -> list[tuple[str, ...]]:
 
 
 def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "## Machine and versions"
-    yield ""
+    yield from ("## Machine and versions", "")
     for session in sessions[-3:]:
-        yield f"Session {session['id']}, begun {session['started_at_utc']}:"
-        yield ""
+        yield from (f"Session {session['id']}, begun {session['started_at_utc']}:", "")
         named = [
             (name, size(value) if name.endswith("_bytes") and value else _cell(value))
             for name, value in session.items()
@@ -169,8 +159,7 @@ def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _loaded(loaded: Description | None) -> Iterator[str]:
     if loaded is None:
         return
-    yield "## Loaded when this was made"
-    yield ""
+    yield from ("## Loaded when this was made", "")
     memory = DASH if loaded.target_bytes is None else size(loaded.target_bytes)
     yield from _table(
         ("what", "value"),
@@ -184,7 +173,10 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
     )
     yield from _table(
         ("drafter", "usable", "why"),
-        [(one.name, "yes" if one.is_available else "no", one.reason) for one in loaded.drafters],
+        [
+            (label_of(one.name), "yes" if one.is_available else "no", labelled(one.reason))
+            for one in loaded.drafters
+        ],
     )
 
 
@@ -194,8 +186,7 @@ def _settings(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         key = tuple(_cell(row[name]) for name in SETTINGS)
         counts[key] = counts.get(key, 0) + 1
-    yield "## Settings"
-    yield ""
+    yield from ("## Settings", "")
     yield from _table((*SETTINGS, "turns"), [(*key, str(n)) for key, n in counts.items()])
 
 

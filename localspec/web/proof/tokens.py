@@ -19,16 +19,8 @@ from typing import Any
 from localspec.backend import Backend
 from localspec.chat import audit
 from localspec.chat.service import ChatService, Task
-from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
-from localspec.web.proof.provenance import (
-    KINDS,
-    Provenance,
-    Run,
-    ShownRound,
-    ShownToken,
-    provenance_of,
-)
+from localspec.web.proof.provenance import KINDS, Provenance, provenance_of
 
 ASK_S = 2.0  # how long the model may be waited for
 MAX_KEPT = 50  # replays
@@ -45,47 +37,21 @@ def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
 
 
 def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:
-    """Lists instead of objects where there are many: [kind, round, drafter, acceptance,
-    confidence] of a token, [text, tokens] of a run."""
+    counts = ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_drafts")
     return {
         "message": row["message_id"],
         "temperature": row["temperature"],
         "is_exact": row["exact"],
-        "num_draft_tokens": row["num_draft_tokens"],
-        "num_accepted_tokens": row["num_accepted_tokens"],
-        "num_output_tokens": row["num_output_tokens"],
-        "num_drafts": row["num_drafts"],
+        **{name: row[name] for name in counts},
         "text": found.text,
-        "runs": None if found.runs is None else [_run(run) for run in found.runs],
-        "tokens": [_token(token) for token in found.tokens],
-        "rounds": [_round(round_) for round_ in found.rounds],
+        "runs": found.runs,
+        "tokens": found.tokens,
+        "rounds": [asdict(one) for one in found.rounds],
         "legend": [
             {"kind": kind, "label": KINDS[kind][0], "meaning": KINDS[kind][1], "count": count}
             for kind, count in found.counts.items()
         ],
         "notes": _notes(row, found),
-    }
-
-
-def _run(run: Run) -> list[Any]:
-    return [run.text, [_token(token) for token in run.tokens]]
-
-
-def _token(token: ShownToken) -> list[Any]:
-    drafter = label_of(token.drafter)
-    return [token.kind, token.round, drafter, token.acceptance, token.confidence]
-
-
-def _round(shown: ShownRound) -> dict[str, Any]:
-    return {
-        "drafter": label_of(shown.drafter),
-        "drafted": shown.num_drafted,
-        "accepted": shown.num_accepted,
-        "tokens": shown.num_tokens,
-        "ms": shown.ms,
-        "is_probe": shown.is_probe,
-        "not_reached": shown.num_not_reached,
-        "missed": [asdict(one) for one in shown.missed],
     }
 
 

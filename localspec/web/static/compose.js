@@ -4,7 +4,7 @@ import { bringBack, holdDraft } from "./drafts.js";
 import { asBase64, byId, command, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
-const MAX_FILE_BYTES = 1_000_000; // these three as in chat/attachments.py, which has the last word
+const MAX_FILE_BYTES = 1_000_000; // these three as in chat/attachments.py, which checks again
 const MAX_TOTAL_BYTES = 2_000_000;
 const MAX_FILES = 10;
 const PART_BYTES = 900_000;

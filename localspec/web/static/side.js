@@ -92,7 +92,7 @@ document.addEventListener("input", (event) => {
   searchTimer = setTimeout(() => command({ do: "search", words }, { mayRepeat: true }), SEARCH_MS);
 });
 
-const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing.py, which has the last word
+const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing.py, which checks again
 document.addEventListener("change", async (event) => {
   if (event.target.id !== "ls-import-file") return;
   const [file] = event.target.files;

@@ -8,7 +8,7 @@ none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 from urllib.parse import urlencode
@@ -35,13 +35,7 @@ class Selection:
     @property
     def query(self) -> str:
         """As a part of an address."""
-        named = {
-            "scope": self.scope,
-            "conversation": self.conversation,
-            "model": self.model,
-            "since": self.since,
-            "until": self.until,
-        }
+        named = asdict(self)
         return urlencode({name: value for name, value in named.items() if value not in (None, "")})
 
     def rows(self, service: ChatService) -> list[Row]:
@@ -77,14 +71,20 @@ def models_of(service: ChatService) -> list[str]:
 
 def selection_of(query: Mapping[str, str]) -> Selection:
     """The selection that an address asks for."""
-    number = query.get("conversation", "")
     return Selection(
         query.get("scope", "session"),
-        int(number) if number.isascii() and number.isdecimal() and len(number) < 19 else None,
+        number_of(query.get("conversation")),
         query.get("model", ALL_MODELS),
         day_of(query.get("since")),
         day_of(query.get("until")),
     )
+
+
+def number_of(text: str | None) -> int | None:
+    """A number out of an address; None for anything else."""
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 19):
+        return None
+    return int(text)
 
 
 def day_of(text: str | None) -> date | None:

@@ -85,7 +85,7 @@ class Commands:
     # the list at the side
 
     def _known(self, handle: object) -> int | None:
-        known = {row.handle for row in self._handlers.rows()}
+        known = {row.id for row in self._service.conversations()}
         return handle if isinstance(handle, int) and handle in known else None
 
     def _listed(self, page: str, handle: int | None) -> Shown:
@@ -111,7 +111,8 @@ class Commands:
         reply = self._service.running(handle)
         if reply is not None:
             self._service.stop(reply)
-        title = next((row.title for row in self._handlers.rows() if row.handle == handle), "")
+        rows = self._service.conversations()
+        title = next((row.title for row in rows if row.id == handle), "")
         self._service.delete(handle)
         return {"deleted": {"handle": handle, "title": title}}
 

@@ -134,16 +134,6 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-class Choices(NamedTuple):
-    """What may be chosen, as label and name. set_lenient: kinds of text that are lenient by a
-    profile of the person's own."""
-
-    drafters: Sequence[tuple[str, str]]
-    first_drafter: str
-    workloads: Sequence[tuple[str, str]]
-    set_lenient: Sequence[str]
-
-
 class FormPage(NamedTuple):
     """The components of the settings. fields: in the order of Form."""
 
@@ -151,11 +141,6 @@ class FormPage(NamedTuple):
     drafter: gr.Dropdown
     drafter_note: gr.Markdown
     system_prompt: gr.Textbox
-
-
-def choices_of(service: ChatService) -> Choices:
-    drafters, _ = drafter_choices(service)
-    return Choices(drafters, service.drafter, *workload_choices(service))
 
 
 def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[str]]:
@@ -183,7 +168,7 @@ def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:
     return choices, "\n\n".join(notes)
 
 
-def lay_out(choices: Choices) -> FormPage:
+def lay_out(service: ChatService) -> FormPage:
     """The fields, in the column that is open."""
     system_prompt = gr.Textbox(
         label="System prompt",
@@ -206,8 +191,8 @@ def lay_out(choices: Choices) -> FormPage:
     # No limits here: Gradio would refuse each event of the page in words of its own.
     max_tokens = gr.Number(value=512, label="Max tokens")
     drafter = gr.Dropdown(
-        choices=list(choices.drafters),
-        value=choices.first_drafter,
+        choices=drafter_choices(service)[0],
+        value=service.drafter,
         label="Drafter",
         filterable=False,
         elem_id="ls-drafter-choice",
@@ -219,7 +204,7 @@ def lay_out(choices: Choices) -> FormPage:
         "top_p": top_p,
         "max_tokens": max_tokens,
         "drafter": drafter,
-        **_checking(choices),
+        **_checking(*workload_choices(service)),
     }
     with gr.Accordion("Advanced", open=False):
         made |= _advanced()
@@ -227,10 +212,12 @@ def lay_out(choices: Choices) -> FormPage:
     return FormPage(in_order, drafter, drafter_note, system_prompt)
 
 
-def _checking(choices: Choices) -> dict[str, gr.components.Component]:
+def _checking(
+    workloads: list[tuple[str, str]], set_lenient: list[str]
+) -> dict[str, gr.components.Component]:
     """The kind of text, and whether lenient checking is wanted."""
     workload = gr.Dropdown(
-        choices=list(choices.workloads),
+        choices=workloads,
         value=AUTO,
         label="Kind of text",
         filterable=False,
@@ -238,14 +225,14 @@ def _checking(choices: Choices) -> dict[str, gr.components.Component]:
         "none and stays exact).",
         elem_id="ls-workload",
     )
-    own = f" You set it to lenient for: {', '.join(choices.set_lenient)}."
+    own = f" You set it to lenient for: {', '.join(set_lenient)}."
     checking = gr.Radio(
         choices=[("as set", AS_SET), ("exact", EXACT), ("lenient", LENIENT)],
         value=AS_SET,
         label="Checking",
         info="Lenient gives up that the text is what the model alone would write: guesses it "
         "would have refused may stay, and the reply says how many. As set is exact, unless a "
-        f"profile of yours says otherwise.{own if choices.set_lenient else ''}",
+        f"profile of yours says otherwise.{own if set_lenient else ''}",
         elem_id="ls-checking",
     )
     return {"workload": workload, "checking": checking}

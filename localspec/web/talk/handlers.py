@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from localspec.chat.service import ChatService, Reply, ReplySettings, clean
@@ -23,7 +24,7 @@ from localspec.web.live import counted
 from localspec.web.proof.provenance import lookups
 from localspec.web.talk import sending
 from localspec.web.talk.form import Form
-from localspec.web.talk.history import Row, history_html
+from localspec.web.talk.history import history_html
 from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may_be_looked_up
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
@@ -71,30 +72,21 @@ class Handlers:
 
     # conversations
 
-    def rows(self, search: str = "") -> list[Row]:
-        """The conversations for the list: pinned first, then newest; the unrecorded ones on top."""
-        return [
-            Row(item.id, item.title, item.is_pinned, item.updated_at_utc, item.snippet)
-            for item in self.service.conversations(search)
-        ]
-
     def history(self, page: str, handle: int | None) -> str:
         """The list at the side, as the page last searched it."""
         search = self._searches.get(page, "")
-        return history_html(self.rows(search), handle, search)
+        return history_html(self.service.conversations(search), handle, search)
 
     def search(self, page: str, words: str) -> None:
         self._searches[page] = words
 
     def choose(self, wanted: str | None) -> int | None:
         """The conversation a page opens with: the one its address names, else the newest."""
-        rows = self.rows()
+        rows = self.service.conversations()
         if wanted is None:
-            newest = max(
-                rows, key=lambda row: (not row.is_stored, row.updated_at_utc), default=None
-            )
-            return newest.handle if newest is not None else None
-        known = {row.handle for row in rows}
+            newest = max(rows, key=lambda row: (row.id < 0, row.updated_at_utc), default=None)
+            return newest.id if newest is not None else None
+        known = {row.id for row in rows}
         return int(wanted) if wanted.isdecimal() and int(wanted) in known else None
 
     async def open(self, page: str, handle: int | None) -> Shown:
@@ -143,23 +135,26 @@ class Handlers:
 
     async def regenerate(self, page: str, handle: int | None, form: Form) -> Shown:
         """Another reply to the last message."""
-        if handle is None:
-            return Shown(warning="There is no message to answer again yet.")
-
-        def begin(settings: ReplySettings) -> Reply | None:
-            return self.service.regenerate(handle, settings)
-
         refusal = "There is nothing to answer again, or a reply is being written."
-        return await self._ask(page, handle, "", form, NOTHING, begin, refusal)
+        return await self._answer_again(page, handle, form, self.service.regenerate, refusal)
 
     async def proceed(self, page: str, handle: int | None, form: Form) -> Shown:
         """Go on with the last reply where it ended."""
-
-        def begin(settings: ReplySettings) -> Reply | None:
-            return None if handle is None else self.service.proceed(handle, settings)
-
         refusal = "There is no reply that could go on, or one is being written."
-        return await self._ask(page, handle, "", form, NOTHING, begin, refusal)
+        return await self._answer_again(page, handle, form, self.service.proceed, refusal)
+
+    async def _answer_again(
+        self,
+        page: str,
+        handle: int | None,
+        form: Form,
+        begin: Callable[[int, ReplySettings], Reply | None],
+        refusal: str,
+    ) -> Shown:
+        if handle is None:
+            return Shown(warning=refusal)
+        begun = partial(begin, handle)
+        return await self._ask(page, handle, "", form, NOTHING, begun, refusal)
 
     async def _ask(
         self,

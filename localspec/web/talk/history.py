@@ -1,7 +1,8 @@
 """The list of conversations at the side, as HTML: titles, pins, what a search found.
 
 Contract: pure; every title is escaped. Each row is a button that opens its conversation and one
-that opens its menu; static/side.js turns clicks into commands. Times are UTC in, days out.
+that opens its menu; static/side.js turns clicks into commands. The id of a conversation that is not
+recorded yet is negative. Times are UTC, the days are this machine's.
 
 Not here: which conversations there are (chat/journal), what a click does (commands).
 """
@@ -10,33 +11,19 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from localspec.chat.service import clean
+from localspec.chat.service import ConversationRow, clean
 
 MAX_SHOWN_CONVERSATIONS = 200
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the list. handle: negative while it is not recorded yet. snippet: the words
-    around what was searched for."""
-
-    handle: int
-    title: str
-    is_pinned: bool = False
-    updated_at_utc: str = ""
-    snippet: str = ""
-
-    @property
-    def is_stored(self) -> bool:
-        return self.handle > 0
-
-
 def history_html(
-    rows: Sequence[Row], current: int | None, search: str = "", now: datetime | None = None
+    rows: Sequence[ConversationRow],
+    current: int | None,
+    search: str = "",
+    now: datetime | None = None,
 ) -> str:
     """The whole list. current: the conversation that is shown."""
     if not rows:
@@ -50,33 +37,34 @@ def history_html(
     return "".join(_group(title, group, current) for title, group in groups)
 
 
-def _group(title: str, rows: Iterable[Row], current: int | None) -> str:
-    lines = "".join(_line(row, row.handle == current) for row in rows)
+def _group(title: str, rows: Iterable[ConversationRow], current: int | None) -> str:
+    lines = "".join(_line(row, row.id == current) for row in rows)
     return f'<section><h2 class="ls-group">{title}</h2><ul class="ls-list">{lines}</ul></section>'
 
 
-def _line(row: Row, is_current: bool) -> str:
+def _line(row: ConversationRow, is_current: bool) -> str:
     title = html.escape(clean(row.title)) or "Untitled"
     mark = ' aria-current="true"' if is_current else ""
     snippet = (
         f'<span class="ls-snippet">{html.escape(clean(row.snippet))}</span>' if row.snippet else ""
     )
-    waiting = "" if row.is_stored else '<span class="ls-snippet">not recorded yet</span>'
+    is_stored = row.id > 0
+    waiting = "" if is_stored else '<span class="ls-snippet">not recorded yet</span>'
     pinned = ' data-pinned="1"' if row.is_pinned else ""
     more = (
         f'<button type="button" class="ls-more" aria-haspopup="menu" aria-label="More: {title}">'
         '<span aria-hidden="true">⋯</span></button>'
-        if row.is_stored
+        if is_stored
         else ""
     )
     return (
-        f'<li class="ls-row" data-handle="{row.handle}"{pinned}>'
+        f'<li class="ls-row" data-handle="{row.id}"{pinned}>'
         f'<button type="button" class="ls-open"{mark} title="{title}">'
         f'<span class="ls-title" dir="auto">{title}</span>{snippet}{waiting}</button>{more}</li>'
     )
 
 
-def _age(row: Row, today: datetime) -> str:
+def _age(row: ConversationRow, today: datetime) -> str:
     """The heading a row stands under."""
     if row.is_pinned:
         return "Pinned"

@@ -52,7 +52,6 @@ INDENTED = re.compile(rf"^[ \t]{{{4 * MAX_NESTING},}}", re.MULTILINE)
 BRACKETS = re.compile(r"[\[\]]{20,}|[*_~]{40,}")
 
 ChatMessage = dict[str, Any]
-ENDINGS = {"stopped": "stopped", "interrupted": "interrupted"}
 CAN_GO_ON = ("stopped", "interrupted")
 
 
@@ -131,7 +130,7 @@ def _reply(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> 
 
 
 def _reply_parts(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> list[str]:
-    parts = [ENDINGS[message.state]] if message.state in ENDINGS else []
+    parts = [message.state] if message.state in CAN_GO_ON else []
     if row is not None and row["num_output_tokens"]:
         parts.append(html.escape(footer(row)))
         parts.append(html.escape(_looked_up(row)))

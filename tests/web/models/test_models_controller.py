@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -63,6 +64,8 @@ def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) ->
     assert place.hub.requests == []
     assert "RAM" in shown["found"] and "free" in shown["found"]
     assert "Recommended" in shown["first"] and shown["downloads"] == ""
+    reason = controller.cards()[0].plan.reason
+    assert f"<dt>Why</dt><dd>{html.escape(reason)}</dd>" in shown["first"]
     assert "localspec/demo" in shown["here"], "what ships chats until something is chosen"
     assert TARGET in "".join(shown.values()) and "estimate" in shown["first"]
 

@@ -66,7 +66,7 @@ def test_every_token_has_its_kind_and_the_counts_are_the_logs() -> None:
 def test_a_refused_guess_says_what_stands_instead() -> None:
     missed = found().rounds[0].missed
     assert [(one.text, one.instead, one.acceptance) for one in missed] == [(" dog", " cat", 0.1)]
-    assert [one.num_not_reached for one in found().rounds] == [1, 0, 0]
+    assert [one.not_reached for one in found().rounds] == [1, 0, 0]
 
 
 def test_a_refused_sibling_gave_way_to_the_one_taken() -> None:
@@ -113,7 +113,7 @@ def test_an_old_log_still_shows_where_tokens_came_from() -> None:
         "draft", "corrected", "ngram", "ngram", "bonus", "plain",
     ]  # fmt: skip
     assert joined(shown) == TEXT and not shown.has_chances
-    assert all(one.missed == () and one.num_not_reached is None for one in shown.rounds)
+    assert all(one.missed == () and one.not_reached is None for one in shown.rounds)
 
 
 def test_without_the_text_of_tokens_there_are_marks_but_no_invented_runs() -> None:

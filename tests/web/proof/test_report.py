@@ -14,7 +14,7 @@ from localspec.core import SamplingParams
 from localspec.errors import StoreError
 from localspec.web.proof.report import report_zip
 from localspec.web.stats.selection import Selection, day_of, models_of, selection_of
-from tests.web.conftest import Open, Site, until
+from tests.web.conftest import Site, Visit, until
 
 SECRET = "my-secret-plan"
 
@@ -70,7 +70,8 @@ def test_an_address_comes_back_as_the_selection_it_was_made_from() -> None:
     pairs = dict(part.split("=") for part in made.query.split("&"))
     pairs["model"] = "a/b c"
     assert selection_of(pairs) == made
-    assert selection_of({"conversation": "x; DROP", "model": ""}) == Selection()
+    for text in ("x; DROP", "²", "-1", "9" * 30):
+        assert selection_of({"conversation": text, "model": ""}) == Selection()
 
 
 def test_a_day_that_is_none_is_said() -> None:
@@ -85,11 +86,11 @@ def test_nothing_to_report_is_said(talked: Site) -> None:
 
 
 def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
-    talked: Site, visit: Open
+    page: Visit, talked: Site
 ) -> None:
-    one = visit()
-    one.open()
+    one = page
     one.page.click("button[role=tab]:has-text('Stats')")
+    one.page.get_by_text("Everything", exact=True).click()
     one.page.wait_for_selector("#ls-plots-box svg.ls-plot")
     assert one.page.locator("#ls-summary .ls-tile").count() == 7
     figure = "figure[data-name=gamma-over-time]"
@@ -106,3 +107,6 @@ def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
     one.page.fill("#ls-since input, #ls-since textarea", "tomorrow")
     one.page.keyboard.press("Enter")
     one.wait_for("is no day", "#ls-stats-warning")
+    one.page.fill("#ls-since input, #ls-since textarea", "")
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_selector("#ls-stats-warning:not(:has(.ls-warning))", state="attached")

@@ -59,6 +59,7 @@ def test_several_turns_are_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
     assert summary.tokens_per_second == pytest.approx(190 / 4)
     assert summary.acceptance_rate == pytest.approx(0.75)
     assert summary.speedup == pytest.approx(2.0)  # the turn without a measured baseline is left out
+    assert summary.draft_share == pytest.approx(75 / 190)
     assert summary.mean_accepted_length == pytest.approx(4.0)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import ChatService
+from localspec.chat.service import ConversationRow as Row
 from localspec.web.talk.commands import Commands
 from localspec.web.talk.form import Form
 from localspec.web.talk.handlers import Handlers, Shown
-from localspec.web.talk.history import Row, history_html
+from localspec.web.talk.history import history_html
 from localspec.web.talk.sending import NOT_WHOLE, Extras
 from tests.web.conftest import until
 
@@ -25,7 +26,7 @@ def at(days_ago: float) -> str:
 
 
 def test_titles_and_snippets_are_text_and_the_open_chat_is_marked() -> None:
-    rows = [Row(3, '<b>x</b> & "y"', snippet="<i>found</i>"), Row(-1, "new")]
+    rows = [Row(3, '<b>x</b> & "y"', False, "", "<i>found</i>"), Row(-1, "new", False, "")]
     html = history_html(rows, 3, "x")
     assert "<b>" not in html and "<i>" not in html and "&lt;b&gt;x&lt;/b&gt; &amp;" in html
     assert html.count("aria-current") == 1 and 'data-handle="3"' in html
