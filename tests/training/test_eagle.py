@@ -82,6 +82,7 @@ def test_a_lesson_of_one_step_is_plain_causal_attention() -> None:
     assert torch.equal(visible(4, 1, torch.device("cpu")), torch.ones(4, 4).tril().bool())
 
 
+@pytest.mark.slow  # trains
 def test_some_steps_of_training_raise_acceptance_on_text_not_seen() -> None:
     target, lesson = target_and_lesson(1, 32, num_layers=1)
     _, held_out = target_and_lesson(2, 16, num_layers=1)
@@ -133,6 +134,7 @@ def test_tokens_without_weight_teach_nothing() -> None:
     assert full == recipe.acceptance(teacher, filled)
 
 
+@pytest.mark.slow  # trains
 def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
     """Against the same count made place by place."""
     target, lesson = target_and_lesson(5, 12)

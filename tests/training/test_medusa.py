@@ -103,6 +103,7 @@ def accepted(model: Decoder, folder: Path) -> int:
     return sum(step.num_accepted_tokens for step in policy.steps)
 
 
+@pytest.mark.slow  # trains
 def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
     model = target()
     teacher, recipe = (

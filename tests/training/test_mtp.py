@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from localspec.drafters.mtp import MtpDrafter
@@ -98,6 +99,7 @@ def accepted(model: Decoder, folder: Path) -> int:
     return sum(step.num_accepted_tokens for step in policy.steps)
 
 
+@pytest.mark.slow  # trains
 def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
     model = target()
     teacher, recipe = teacher_of(model), make_recipe("mtp", teacher_of(model), SMALL, 0)

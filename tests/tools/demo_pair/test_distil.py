@@ -35,6 +35,7 @@ def make_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     return [fill_front(encode_prompt(tokenizer, chat), 64)[:64] for chat in drawn]
 
 
+@pytest.mark.slow  # trains
 def test_distilling_raises_acceptance(
     decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

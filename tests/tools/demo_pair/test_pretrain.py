@@ -48,6 +48,7 @@ def silent(_: str) -> None:
     """Drop a report."""
 
 
+@pytest.mark.slow  # trains
 def test_a_tiny_model_learns(chats: Pack, tmp_path: Path) -> None:
     losses = train_run(new_run(chats, tmp_path / "run", 60), weighted_loss, silent)
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
