@@ -27,7 +27,8 @@ from localspec.machine.sources import Source
 from localspec.placement import Place, load_at, refuse_shortage
 
 if TYPE_CHECKING:
-    from localspec.drafters.parts import Foreign, Parts
+    from localspec.drafters.parts import Parts
+    from localspec.drafters.vocabularies import Foreign
     from localspec.forward.graphs import Capturing, GraphPool
     from localspec.forward.model import LanguageModel
 

@@ -36,11 +36,11 @@ from localspec.forward.model import LanguageModel, prefill
 from localspec.forward.static import Window, undisturbed, uploaded, zero_beyond
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
-RULED_SIZE = 2  # under a stop rule: what is drawn beyond its stop is wasted
-FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to take in
+RULED_SIZE = 2  # under a stop rule, which wastes what is drawn beyond its stop
+FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
 AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
-KNOBS = 4  # where the parts of a chunk's input begin
-UNIFORMS = 8
+KNOBS = 4  # where the settings begin in a chunk's input
+UNIFORMS = 8  # where the random numbers begin
 
 
 @dataclass(frozen=True)
@@ -209,10 +209,6 @@ class ChunkedDraft:
         return self._store.notice
 
     @property
-    def num_captured(self) -> int:
-        return len(self._store.ready)
-
-    @property
     def buffer_bytes(self) -> int:
         """Device memory for rows that chunks need beside the pool; inputs are a few kB more."""
         return 0 if self._buffers is None else self._buffers.rows.nbytes
@@ -277,16 +273,14 @@ class ChunkedDraft:
         ready.replay()
         assert self._buffers is not None, "a captured chunk has its buffers"
         tokens, confidences = self._buffers.summary[:, : chunk.size].tolist()  # the one copy
-        rows = (
-            self._buffers.rows[: chunk.size].clone() if is_sampled else None
-        )  # one buffer for all
+        # The next chunk writes over the rows.
+        rows = list(self._buffers.rows[: chunk.size].clone()) if is_sampled else [None] * chunk.size
         kept, goes_on = 0, True
         while goes_on and kept < chunk.size:
-            if math.isnan(confidences[kept]):  # a damaged draft's token is none
+            if math.isnan(confidences[kept]):  # a damaged draft costs time, never correctness
                 goes_on = False
                 break
-            row = None if rows is None else rows[kept]
-            goes_on = draft.add(int(tokens[kept]), confidences[kept], row)
+            goes_on = draft.add(int(tokens[kept]), confidences[kept], rows[kept])
             kept += 1
         if state is not None and kept < chunk.size:  # as if the others had never been drawn
             rng.set_state(state)

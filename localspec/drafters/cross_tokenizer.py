@@ -5,16 +5,14 @@ two ways, both exact.
 
 Re-encoded: the draft's most likely tokens, as text, become the target's tokens (`Retokeniser`).
 Nothing is drawn, so they are accepted with the target's chance alone, at every temperature.
-
 Translated: tokens are drawn from the draft's rows, restricted to the tokens that both have
 (`SharedTokens`) and warped as the request asks, and those rows are handed over. A row with less
 than ENOUGH_SHARED of its mass on shared tokens ends the draft before a token is drawn from it.
 
-Greedy drafts are re-encoded, which can express everything. When sampling, a translated token is
-accepted about as often as the target's next token is one token of the draft at all; a re-encoded
-token about as often as the draft's peaks are high. The way with the larger estimate is taken. Both
-estimates come from the text before the round and begin anew with each turn, so the choice sees
-nothing of the draft, and a seed gives the same reply again.
+Greedy drafts are re-encoded. When sampling, a translated token is accepted about as often as the
+target's next token is one token of the draft; a re-encoded token about as often as the draft's
+peaks are high. The way with the larger estimate is taken. Both estimates come from the text before
+the round and begin anew with each turn, so a seed gives the same reply again.
 
 Not here: the bytes of tokens, what two vocabularies share (vocabularies).
 Source: universal assisted generation (transformers since 4.46) and token-level intersection
@@ -33,10 +31,12 @@ import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
 from localspec.drafters.drafting import Drafting, catch_up, guessed_with
-from localspec.drafters.parts import DrafterBase, Foreign, Parts, Vocabulary
+from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.vocabularies import (
+    Foreign,
     SharedTokens,
     Table,
+    Vocabulary,
     complete_text,
     last_seam,
     last_word,
@@ -62,8 +62,8 @@ class CrossTokenizerDrafter(DrafterBase):
     def __init__(self, parts: Foreign, target_vocab_size: int) -> None:
         self.model = parts.model
         self._targets = parts.targets
-        self._table = parts.own.token_bytes()
-        self._targets_table = parts.targets.token_bytes()[:target_vocab_size]
+        self._table = parts.own.token_bytes
+        self._targets_table = parts.targets.token_bytes[:target_vocab_size]
         self._shared = SharedTokens.between(
             parts.own, parts.model.vocab_size, parts.targets, target_vocab_size, parts.model.device
         )
@@ -226,7 +226,7 @@ class DraftText:
         self._own_table = own_table
         self._targets_table = targets_table
         self._specials = specials
-        self._opening = own.opening()
+        self._opening = own.opening
         self._source: list[int] | None = None  # the list that is followed
         self._begin()
 

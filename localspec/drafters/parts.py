@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from localspec.core import Outcome, Sequence
 from localspec.drafters.lookup import Lookup
+from localspec.drafters.vocabularies import Foreign
 from localspec.errors import ModelError
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
@@ -41,39 +41,6 @@ class DrafterBase:
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn: `propose` reads what it missed."""
-
-
-class Vocabulary(Protocol):
-    """Text and tokens of one model, as a drafter across vocabularies needs them."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, no special tokens added; what looks like one stays text."""
-        ...
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
-        ...
-
-    def token_bytes(self) -> list[bytes | None]:
-        """For each id the bytes it stands for inside a text; None for special and unused ids."""
-        ...
-
-    def markup(self) -> Mapping[str, int]:
-        """Special tokens by their text, such as "<|im_end|>"."""
-        ...
-
-    def opening(self) -> list[int]:
-        """Special ids that the model expects before any text; often none."""
-        ...
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A draft model of another family. model: loaded. own, targets: both vocabularies."""
-
-    model: LanguageModel
-    own: Vocabulary
-    targets: Vocabulary
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Every drafter: where its class is, and what the rest of the program must know before it is built.
 
 Contract: imports nothing heavy, so that the page, the planner, the tune-up and the bench read the
-declarations before torch is loaded; nobody else lists drafters by name. `drafter_class` imports
-the class when it is asked for.
+declarations before torch is loaded. No other list names drafters. `drafter_class` imports the class
+when it is asked for.
 
 To add a drafter: a file with a class that meets core.Drafter and has a `build(parts)` class
 method, and one entry here. The contract tests then cover it.
@@ -27,12 +27,12 @@ PLAIN_COLOUR = "#879696"  # of plain decoding in plots
 class DrafterInfo:
     """What a drafter declares of itself.
 
-    where: "module:Class". label: its name in a sentence; summary: what it drafts with, as a noun
-    phrase. family: drafters of one family draft alike; the tune-up tries one of each, in the order
-    of the registry. colour: in plots, at least 3 to 1 against a light and a dark page.
+    where: "module:Class". label: its name in a sentence. summary: what it drafts with, as a noun
+    phrase. family: the tune-up tries one drafter of each family, in the order of the registry.
+    colour: in plots, with a contrast of at least 3 to 1 on a light and on a dark page.
     needs: what must be loaded for it (a draft model, a quantised copy of the target, a trained
-    head, a draft of another vocabulary). token_kind: how the page marks its tokens.
-    shares: drafters with the same word here hold one model among them.
+    head, a draft with another vocabulary). token_kind: how the page marks its tokens.
+    shares: drafters with the same word here use one model together.
     copies_text: some of its tokens are copied from earlier text. always_proposes: it has something
     to propose after any text, not only where text repeats.
     plan_rank: its place among the planner's plans while nothing is measured; None: not planned.

@@ -1,6 +1,6 @@
 """Text and tokens of a tokenizer, byte for byte, and what two tokenizers have in common.
 
-Contract: `load_vocabulary` reads the tokenizer of a model folder as a parts.Vocabulary whose
+Contract: `load_vocabulary` reads the tokenizer of a model folder as a `Vocabulary` whose
 `encode` keeps every byte: the bytes of the ids, joined, are the bytes of the text. It encodes a
 piece *inside* a text, so what a tokenizer does to the start of a text (a space in front, a
 beginning token) is switched off, and so is Unicode composition (NFC), which leaves nearly all text
@@ -26,12 +26,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from localspec.drafters.parts import Foreign, Vocabulary
 from localspec.errors import ModelError
 from localspec.forward.model import LanguageModel
 
@@ -57,44 +57,44 @@ SAMPLES = (
 )
 
 
-class TokenizerVocabulary:
-    """A tokenizer of the `tokenizers` library as a parts.Vocabulary.
+class Vocabulary:
+    """A tokenizer of the `tokenizers` library.
 
-    state: the content of its tokenizer.json. name: of the model, for sentences. Raises ModelError
-    for a tokenizer that does not keep bytes."""
+    token_bytes: for each id the bytes it stands for inside a text, None for special and unused ids.
+    specials: ids of special tokens by their text, such as "<|im_end|>". opening: special ids that
+    the model expects before any text; often none."""
 
     def __init__(self, state: dict[str, Any], name: str) -> None:
+        """state: the content of its tokenizer.json. name: of the model, for sentences. Raises
+        ModelError for a tokenizer that does not keep bytes."""
         self._encoder = _inside_a_text(state, name)
-        self._special = {
+        self.token_bytes = _byte_table(state, self._encoder, name)
+        self.specials = {
             str(added["content"]): int(added["id"])
             for added in state.get("added_tokens") or ()
             if added["special"]
         }
-        self._bytes = _byte_table(state, self._encoder, name)
+        first = self._encoder.encode("a", add_special_tokens=True).ids
+        self.opening = list(takewhile(set(self.specials.values()).__contains__, first))
         _require_exact(self, self._encoder, name)
 
     def encode(self, text: str) -> list[int]:
+        """Ids of a text, no special tokens added; what looks like one stays text."""
         return list(self._encoder.encode(text, add_special_tokens=False).ids)
 
-    def decode(self, ids: list[int]) -> str:
-        return b"".join(self._bytes[i] or b"" for i in ids).decode(errors="replace")
 
-    def token_bytes(self) -> list[bytes | None]:
-        return self._bytes
+@dataclass(frozen=True)
+class Foreign:
+    """A draft model of another family. model: loaded. own, targets: both vocabularies."""
 
-    def markup(self) -> Mapping[str, int]:
-        return self._special
-
-    def opening(self) -> list[int]:
-        whole = self._encoder.encode("a", add_special_tokens=True).ids
-        special = set(self._special.values())
-        length = next((i for i, token in enumerate(whole) if token not in special), 0)
-        return list(whole[:length])
+    model: LanguageModel
+    own: Vocabulary
+    targets: Vocabulary
 
 
-def load_vocabulary(folder: Path) -> TokenizerVocabulary:
+def load_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model folder. Raises ModelError with what is missing or unfit."""
-    return TokenizerVocabulary(_state(folder), folder.name)
+    return Vocabulary(_state(folder), folder.name)
 
 
 def foreign(target_folder: Path, draft_folder: Path, model: LanguageModel) -> Foreign:
@@ -106,8 +106,8 @@ def foreign(target_folder: Path, draft_folder: Path, model: LanguageModel) -> Fo
 
 def require_ids_within(own: Vocabulary, size: int, name: str) -> None:
     """Raise ModelError if encoding may give an id that the model has no row for."""
-    used = (i for i, piece in enumerate(own.token_bytes()) if piece is not None)
-    largest = max((*used, *own.opening()), default=-1)
+    used = (i for i, piece in enumerate(own.token_bytes) if piece is not None)
+    largest = max((*used, *own.opening), default=-1)
     if largest >= size:
         raise ModelError(
             f"The tokenizer of {name} has tokens up to id {largest}, but the model knows {size} "
@@ -232,9 +232,9 @@ def _reader_of_byte_alphabet() -> Callable[[str], bytes | None]:
     return read
 
 
-def _require_exact(vocabulary: TokenizerVocabulary, encoder: Tokenizer, name: str) -> None:
+def _require_exact(vocabulary: Vocabulary, encoder: Tokenizer, name: str) -> None:
     """Raise ModelError unless the bytes of text have tokens and samples come back unchanged."""
-    table = vocabulary.token_bytes()
+    table = vocabulary.token_bytes
     missing = {bytes([byte]) for byte in ORDINARY} - {*table}
     if missing:
         raise _inexact(name, f"it has no token for the byte 0x{min(missing).hex().upper()}")
@@ -303,10 +303,10 @@ def _ids_of(vocabulary: Vocabulary, size: int) -> dict[bytes | str, int]:
     """One id below `size` for each token: by its bytes, a special token by its text. An added
     padding token often has an id beyond the model's rows."""
     found: dict[bytes | str, int] = {}
-    for index, piece in enumerate(vocabulary.token_bytes()[:size]):
+    for index, piece in enumerate(vocabulary.token_bytes[:size]):
         if piece and (piece not in found or _is_written(vocabulary, piece, index)):
             found[piece] = index
-    return found | {text: index for text, index in vocabulary.markup().items() if index < size}
+    return found | {text: index for text, index in vocabulary.specials.items() if index < size}
 
 
 def _is_written(vocabulary: Vocabulary, piece: bytes, index: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from localspec.drafters.parts import Foreign
+from localspec.drafters.vocabularies import Foreign, Vocabulary
 from tests.tiny import agreeing_draft, tiny_llama, with_cache
 
 FIRST_LETTER = 0x1200  # letters of three bytes
@@ -24,16 +24,17 @@ def word(index: int) -> str:
     return " " + chr(FIRST_LETTER + index)
 
 
-class WordVocabulary:
+class WordVocabulary(Vocabulary):
     """Words by id; the longest that fits is taken first. special: texts that stand for nothing."""
 
     def __init__(self, words: Mapping[str, int], special: Mapping[str, int] | None = None) -> None:
         self._words = dict(words)
-        self._special = dict(special or {})
-        ids = [*self._words.values(), *self._special.values()]
-        self._bytes: list[bytes | None] = [None] * (1 + max(ids))
+        self.specials = dict(special or {})
+        self.opening = list[int]()
+        ids = [*self._words.values(), *self.specials.values()]
+        self.token_bytes: list[bytes | None] = [None] * (1 + max(ids))
         for text, index in self._words.items():
-            self._bytes[index] = text.encode()
+            self.token_bytes[index] = text.encode()
         self._longest = max(map(len, self._words))
 
     def encode(self, text: str) -> list[int]:
@@ -45,18 +46,6 @@ class WordVocabulary:
                 ids.append(self._words[text[place : place + size]])
             place += size or 1
         return ids
-
-    def decode(self, ids: list[int]) -> str:
-        return b"".join(self._bytes[index] or b"" for index in ids).decode(errors="replace")
-
-    def token_bytes(self) -> list[bytes | None]:
-        return self._bytes
-
-    def markup(self) -> Mapping[str, int]:
-        return self._special
-
-    def opening(self) -> list[int]:
-        return []
 
 
 def foreign_to(target: Any, capacity: int = 256) -> Foreign:

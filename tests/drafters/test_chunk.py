@@ -24,19 +24,13 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
 from tests.drafters.test_chunk_sampling import SAMPLINGS
-from tests.forward.tracing import (
-    NO_GPU,
-    FailingPool,
-    StalePool,
-    TracingPool,
-    UncapturedPool,
-    on_gpu,
-)
+from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
 from tests.tiny import VOCAB_SIZE, Plans, agreeing_draft, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
-CAPACITY = 300  # two stretches: 256, 300
-FULL = ["greedy", "plain", "top_k", "top_p", "min_p", "all"]
+CAPACITY = 64  # one stretch
+LARGE = 300  # two stretches: 256, 300
+FULL = ["greedy", "plain", "all"]
 
 
 def chunked(
@@ -56,14 +50,14 @@ def chunked(
 
 
 @lru_cache
-def shared(name: str) -> ChunkedDraft:
+def shared(name: str, capacity: int = CAPACITY) -> ChunkedDraft:
     """One for all tests that only propose."""
-    return chunked(SAMPLINGS[name])
+    return chunked(SAMPLINGS[name], model=with_cache(tiny_llama(), capacity))
 
 
 @lru_cache
-def eager() -> Decoder:
-    return with_cache(tiny_llama(), CAPACITY)
+def eager(capacity: int) -> Decoder:
+    return with_cache(tiny_llama(), capacity)
 
 
 def sequence_of(sampling: SamplingParams, tokens: tuple[int, ...] = PROMPT) -> Sequence:
@@ -93,7 +87,7 @@ def check_equal(
     num_pending: int = 1,
     tokens: tuple[int, ...] = PROMPT,
 ) -> None:
-    reference = eager()
+    reference = eager(draft.model.cache.shape.capacity)
     sequences = [sequence_of(sampling, tokens) for _ in "ab"]
     caught_up(draft.model, sequences[0], num_pending)
     caught_up(reference, sequences[1], num_pending)
@@ -111,7 +105,7 @@ def check_equal(
 @pytest.mark.parametrize("name", FULL)
 def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
     sampling = SAMPLINGS[name]
-    for length, num_pending in product((1, 2, 3, 5, 8, 15), (1, 2, 9)):
+    for length, num_pending in product((1, 3, 8, 15), (1, 2, 9)):
         check_equal(shared(name), sampling, DraftPlan("d", length), num_pending)
 
 
@@ -127,16 +121,16 @@ def test_settings_may_change_without_another_capture() -> None:
 
 @pytest.mark.parametrize("name", ["greedy", "plain"])
 def test_at_the_edge_of_a_stretch_and_of_the_context(name: str) -> None:
-    draft = shared(name)
-    places = [*product((256, CAPACITY), (1, 2, 8), (0, 1)), (256, 1, -1), (256, 8, -1)]
+    draft = shared(name, LARGE)
+    places = [*product((256, LARGE), (1, 2, 8), (0, 1)), (256, 1, -1), (256, 8, -1)]
     for edge, length, short in places:
         tokens = tuple(1 + (5 * i * i) % 60 for i in range(edge - length - short))
         check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 1, tokens)
         check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 2, tokens)
 
 
-@pytest.mark.parametrize("draft_size", [60, 64, 70])
-@pytest.mark.parametrize("name", ["greedy", "plain", "all"])
+@pytest.mark.parametrize("draft_size", [60, 70])
+@pytest.mark.parametrize("name", ["greedy", "all"])
 def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
     module = tiny_llama(vocab_size=draft_size)
     draft = chunked(SAMPLINGS[name], model=with_cache(module, CAPACITY))
@@ -148,22 +142,6 @@ def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
     found = draft.propose(sequences[0], plan)
     assert_same(found, autoregress(reference, sequences[1], plan, VOCAB_SIZE))
     assert found is not None and max(found.tokens) < min(64, draft_size)
-
-
-def test_sampled_tokens_come_as_often_as_their_rows_say() -> None:
-    """First drafted tokens of N = 1500 drafts against the exact row, by total variation."""
-    sampling = SAMPLINGS["top_p"]
-    draft = chunked(sampling, UncapturedPool())
-    rng = torch.Generator().manual_seed(17)
-    caught_up(draft.model, sequence_of(sampling), 1)
-    held, counts, row = draft.model.cache.length, torch.zeros(VOCAB_SIZE), torch.zeros(0)
-    for _ in range(1500):
-        draft.model.cache.rollback(held)
-        found = draft.propose(Sequence(PROMPT, sampling, 9, frozenset(), rng), DraftPlan("d", 1))
-        assert found is not None and found.probs is not None
-        counts[found.tokens[0]] += 1
-        row = found.probs[0]
-    assert float((counts / 1500 - row).abs().sum()) / 2 < 0.05
 
 
 # -- the stop rule ----------------------------------------------------------------------------
@@ -217,10 +195,9 @@ def test_what_has_no_graph_is_left_to_the_caller() -> None:
 
 def test_a_kind_of_sampling_that_was_asked_for_is_captured_next_time() -> None:
     draft = chunked()
-    before = draft.num_captured
     assert draft.buffer_bytes == max(SIZES) * VOCAB_SIZE * 4
     assert draft.propose(sequence_of(SAMPLINGS["plain"]), DraftPlan("d", 4)) is None
-    assert len(list(draft.capture())) == before == 2 * len(SIZES)
+    assert len(list(draft.capture())) == len(SIZES)
     check_equal(draft, SAMPLINGS["plain"], DraftPlan("d", 4))
 
 
@@ -228,9 +205,8 @@ def test_drafts_before_and_during_capture() -> None:
     draft = ChunkedDraft(with_cache(tiny_llama(), CAPACITY), VOCAB_SIZE, TracingPool())
     caught_up(draft.model, sequence_of(SamplingParams()), 1)
     assert draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 5)) is None
-    for _ in islice(draft.capture(), 3):
+    for _ in islice(draft.capture(), 3):  # of one and of two tokens: enough for any length
         pass
-    assert draft.num_captured == 2  # of one and of two tokens: enough for any length
     check_equal(draft, SamplingParams(), DraftPlan("d", 5))
 
 
@@ -247,7 +223,10 @@ def test_capturing_leaves_the_drafts_cache_as_it_is() -> None:
 def test_a_capture_that_fails_leaves_drafting_token_by_token(pool: Any) -> None:
     draft = chunked(pool=pool)
     assert draft.notice is not None
-    assert draft.num_captured == (0 if isinstance(pool, StalePool) else 2)
+    if isinstance(pool, FailingPool):  # after two graphs, which serve
+        check_equal(draft, SamplingParams(), DraftPlan("d", 5))
+    else:
+        assert draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 5)) is None
 
 
 def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
@@ -295,8 +274,8 @@ class Counted(ChunkedDraft):
 def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list[Step], int]:
     """A turn of 60 tokens across the first edge, target and draft over graphs or neither."""
     target_module = tiny_llama()
-    target = with_cache(target_module, CAPACITY)
-    model = with_cache(agreeing_draft(target_module), CAPACITY)
+    target = with_cache(target_module, LARGE)
+    model = with_cache(agreeing_draft(target_module), LARGE)
     draft = None
     if is_chunked:
         pool = TracingPool()
@@ -313,7 +292,7 @@ def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list
     return tokens, policy.steps, 0 if draft is None else draft.num_served
 
 
-@pytest.mark.parametrize("name", ["greedy", "plain", "all"])
+@pytest.mark.parametrize("name", ["greedy", "all"])
 def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
     sampling = core.replace(SAMPLINGS[name], seed=23)
     plain, steps, _ = text_of(sampling, is_chunked=False)
@@ -327,7 +306,7 @@ def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
 
 
 def test_drafts_thrown_away_leave_no_trace() -> None:
-    draft, reference_model = shared("greedy"), eager()
+    draft, reference_model = shared("greedy"), eager(CAPACITY)
     reference_model.cache.rollback(0)
     reference = autoregress(
         reference_model, sequence_of(SamplingParams()), DraftPlan("d", 6), VOCAB_SIZE

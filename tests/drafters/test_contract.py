@@ -1,132 +1,62 @@
 """What every registered drafter must keep: the output is the target's own, whatever it guesses.
 
-Greedy text is compared token by token in fp32 on tiny real models. When sampling, every course that
-chance can take through a round is played (tests.engine.enumeration), so the distribution of the
-first two tokens is computed and compared with the target's own. With the real random source a few
-drafters are compared by chi-squared. Faults are planted and must be seen.
+Greedy text is compared token by token in fp32 on tiny real models. Faults are planted and must be
+seen. Sampled text: test_contract_sampled.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import product
-from statistics import NormalDist
 from typing import Any
 
 import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, DraftPlan, Growth, Outcome, Proposal, SamplingParams, Step, chain
+from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, chain
 from localspec.drafters.parts import Parts
-from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine import engine as engine_module
-from localspec.engine.distributions import DenseRow, target_rows
+from localspec.engine.distributions import target_rows
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import distributions
-from localspec.forward.cache import KVCache, KVShape
-from tests.drafters.foreign_tiny import foreign_to
-from tests.drafters.random_heads import KINDS as HEAD_KINDS
-from tests.drafters.random_heads import head_for
-from tests.engine.enumeration import courses, largest_error, path_of
+from localspec.forward.cache import KVCache
+from tests.drafters.stages import (
+    LENGTH,
+    NAMES,
+    PROMPT,
+    Guesser,
+    build,
+    check_greedy,
+    parts_for,
+    plain_text,
+    stage,
+)
 from tests.tiny import (
-    CPU,
-    Context,
     Plans,
-    TableModel,
     agreeing_draft,
     play,
-    remembered,
-    remembered_model,
     tiny_llama,
     with_cache,
 )
-
-NAMES = tuple(REGISTRY)
-PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)  # repeats itself, so that lookup has something to say
-LENGTH = 40
-SMALL_GAP = 1e-4  # below this two forwards of different width may name different tokens
-
-SMALL_VOCAB = 6
-SMALL_PROMPT = (1, 2, 3, 1, 2, 4, 1, 2)
-ROUNDING = 1e-5  # of probabilities in fp32
-FAULT = 1e-3  # a planted one moves a pair of tokens by more
-
-NUM_TURNS = 1000
-SIGNIFICANCE = 1e-5
-
-WARPS = {
-    "plain": SamplingParams(temperature=1.0),
-    "top_k": SamplingParams(temperature=1.2, top_k=4),
-    "top_p": SamplingParams(temperature=1.2, top_p=0.8),
-    "min_p": SamplingParams(temperature=1.2, min_p=0.1),
-    "penalty": SamplingParams(temperature=1.0, repetition_penalty=1.4),
-    "all": SamplingParams(0.9, top_k=6, top_p=0.95, min_p=0.02, repetition_penalty=1.2),
-}
-
-
-def build(name: str, parts: Parts, module: Callable[[], Any] = tiny_llama) -> Any:
-    """The drafter; one that needs a head gets a random one. module: the target's weights."""
-    heads = {name: head_for(name, module)} if name in HEAD_KINDS else {}
-    return drafter_class(name).build(replace(parts, heads=heads))
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A target with its drafters, all real."""
-
-    engine: Engine
-    drafters: dict[str, Any]
-
-
-def stage(names: tuple[str, ...] = NAMES) -> Stage:
-    module = tiny_llama()
-    target = with_cache(module)
-    parts = Parts(target, with_cache(agreeing_draft(module)), foreign=foreign_to(module))
-    drafters = {name: build(name, parts) for name in names}
-    return Stage(Engine(target, drafters), drafters)
-
-
-@lru_cache
-def plain_text(prompt: Context = PROMPT, length: int = LENGTH, seed: int = 0) -> Context:
-    """What the target alone writes, by transformers' own forward of the whole text each time."""
-    module, text = tiny_llama(seed), list(prompt)
-    for _ in range(length):
-        with torch.no_grad():
-            best = module(input_ids=torch.tensor([text])).logits[0, -1].topk(2)
-        assert float(best.values[0] - best.values[1]) > SMALL_GAP, "choose another seed"
-        text.append(int(best.indices[0]))
-    return tuple(text)
-
-
-def check_greedy(engine: Engine, *plans: tuple[str, int]) -> list[Step]:
-    policy = Plans(*plans)
-    sequence = play(engine, PROMPT, policy, LENGTH)
-    assert tuple(sequence.tokens) == plain_text()
-    assert engine.target.cache.tokens == sequence.tokens[:-1]
-    return policy.steps
-
 
 # -- greedy ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("length", [1, 4, 15])
-def test_greedy_text_is_the_targets_own(name: str, length: int) -> None:
-    steps = check_greedy(stage((name,)).engine, (name, length))
-    assert sum(step.num_accepted_tokens for step in steps) > 0, "nothing was ever accepted"
+def test_greedy_text_is_the_targets_own(name: str) -> None:
+    engine = stage((name,)).engine
+    for length in (1, 4, 15):
+        engine.target.cache.rollback(0)
+        steps = check_greedy(engine, (name, length))
+        assert sum(step.num_accepted_tokens for step in steps) > 0, "nothing was ever accepted"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_the_targets_own_with_a_penalty(name: str) -> None:
     sampling = SamplingParams(repetition_penalty=1.5)
-    texts = []
+    engine, texts = stage((name,)).engine, []
     for plan in ((OFF, 0), (name, 5)):
-        sequence = play(stage((name,)).engine, PROMPT, Plans(plan), LENGTH, sampling)
-        texts.append(sequence.tokens)
+        engine.target.cache.rollback(0)
+        texts.append(play(engine, PROMPT, Plans(plan), LENGTH, sampling).tokens)
     assert texts[0] == texts[1]
 
 
@@ -177,10 +107,10 @@ def test_another_conversation_between_two_turns_does_no_harm(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_end_of_text_inside_a_draft_ends_the_turn_there(name: str) -> None:
-    text = plain_text()
+    text, engine = plain_text(), stage((name,)).engine
     for place in range(len(PROMPT) + 2, len(text)):
         if text[place] not in text[len(PROMPT) : place]:
-            engine = stage((name,)).engine
+            engine.target.cache.rollback(0)
             end = frozenset({text[place]})
             sequence = play(engine, PROMPT, Plans((name, 6)), LENGTH, end_ids=end)
             assert tuple(sequence.tokens) == text[: place + 1]
@@ -189,16 +119,17 @@ def test_end_of_text_inside_a_draft_ends_the_turn_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("length", [1, 2, 5, 11])
-def test_reply_has_exactly_the_tokens_asked_for(name: str, length: int) -> None:
-    policy = Plans((name, 8))
-    sequence = play(stage((name,)).engine, PROMPT, policy, length)
-    assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + length]
-    assert sequence.finish_reason == "length"
-    left = length
-    for step in policy.steps:
-        assert step.num_draft_tokens <= left - 1, "a draft for the last token is wasted"
-        left -= step.num_output_tokens
+def test_reply_has_exactly_the_tokens_asked_for(name: str) -> None:
+    engine = stage((name,)).engine
+    for length in (1, 2, 5, 11):
+        policy = Plans((name, 8))
+        sequence = play(engine, PROMPT, policy, length)
+        assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + length]
+        assert sequence.finish_reason == "length"
+        left = length
+        for step in policy.steps:
+            assert step.num_draft_tokens <= left - 1, "a draft for the last token is wasted"
+            left -= step.num_output_tokens
 
 
 # -- proposals ------------------------------------------------------------------------------
@@ -283,10 +214,8 @@ def tensors_of(thing: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 def test_context_filled_to_the_last_slot(name: str) -> None:
     module = tiny_llama()
-    target = with_cache(module, capacity=len(PROMPT) + 12)
-    draft = with_cache(agreeing_draft(module), capacity=len(PROMPT) + 12)
-    parts = Parts(target, draft, foreign=foreign_to(module, capacity=len(PROMPT) + 12))
-    engine = Engine(target, {name: build(name, parts)})
+    parts = parts_for((name,), module, len(PROMPT) + 12)
+    engine = Engine(parts.target, {name: build(name, parts)})
     sequence = play(engine, PROMPT, Plans((name, 6)), 12)
     assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + 12]
 
@@ -323,220 +252,18 @@ def test_draft_that_returns_nan_costs_time_only() -> None:
             assert tuple(sequence.tokens) == plain_text()
 
 
-# -- sampled: every course of a round against the target's exact distribution -----------------
-
-
-def small_module() -> Any:
-    """Its draft would be accepted a little more than half the time, so that faults show."""
-    return tiny_llama(3, vocab_size=SMALL_VOCAB, later=0.6)
-
-
-@lru_cache(maxsize=1)
-def small_logits() -> tuple[Callable[[Context], torch.Tensor], Callable[[Context], torch.Tensor]]:
-    module = small_module()
-    return remembered(module), remembered(agreeing_draft(module))
-
-
-def small_target() -> TableModel:
-    return TableModel(small_logits()[0], SMALL_VOCAB, capacity=32)
-
-
-def small_stage(name: str) -> Engine:
-    """The drafter is built on real modules; then its forwards are remembered ones."""
-    module = small_module()
-    real = with_cache(module, capacity=32)
-    draft = with_cache(agreeing_draft(module), capacity=32)
-    parts = Parts(real, draft, foreign=foreign_to(module, capacity=32))
-    drafter = build(name, parts, small_module)
-    if name in HEAD_KINDS:  # they read the target's states, which no table has
-        return Engine(real, {name: drafter})
-    target = small_target()
-    if hasattr(drafter, "model"):
-        shares = drafter.model.cache is real.cache
-        drafting = small_logits()[1] if name == "draft_model" else remembered_model(drafter.model)
-        size, cache = drafter.model.vocab_size, target.cache if shares else None
-        drafter.model = TableModel(drafting, size, capacity=32, cache=cache)
-    return Engine(target, {name: drafter})
-
-
-class OnePlan:
-    """A policy of one plan."""
-
-    def __init__(self, plan: DraftPlan) -> None:
-        self._plan = plan
-
-    def plan(self, sequence: core.Sequence) -> DraftPlan:
-        return self._plan
-
-    def candidates(self, sequence: core.Sequence) -> tuple[str, ...]:
-        return (self._plan.drafter,)
-
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A drafter's first round after SMALL_PROMPT. logits: the target's."""
-
-    engine: Engine
-    plan: DraftPlan
-    sampling: SamplingParams
-    logits: Callable[[Context], torch.Tensor]
-
-    def row_after(self, text: Context) -> torch.Tensor:
-        context = (*SMALL_PROMPT, *text)
-        return distributions(self.logits(context)[None], self.sampling, [context])[0]
-
-    def round(self) -> core.Round:
-        sequence = core.Sequence(SMALL_PROMPT, self.sampling, 8, frozenset(), torch.Generator())
-        self.engine.prefill(sequence, threading.Event())
-        rounds = self.engine.decode(sequence, OnePlan(self.plan), threading.Event())
-        done = next(rounds)
-        rounds.close()
-        return done
-
-    def rounds(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[tuple[float, Proposal, Context, torch.Tensor]]:
-        """(probability, proposal, accepted tokens, row of the next) of every course of a round."""
-        for weight, done, last in courses(self.round, monkeypatch):
-            assert done.proposal is not None and done.verdict is not None
-            yield weight, done.proposal, path_of(done.proposal, done.verdict), last
-
-    def error(self, monkeypatch: pytest.MonkeyPatch) -> float:
-        """How far the first two tokens are from the target's own, at the worst pair."""
-        found = ((weight, path, last) for weight, _, path, last in self.rounds(monkeypatch))
-        return largest_error(found, self.row_after)
-
-
-def sampled(name: str, warp: str, **plan: Any) -> Sampled:
-    """A drafter that has drafted for another text before."""
-    engine = small_stage(name)
-    play(engine, (4, 2, 1, 3, 3), Plans((name, 3)), 6, SamplingParams(1.0, seed=1))
-    size = 4 if engine.drafters[name].shapes_itself else 2
-    return Sampled(engine, DraftPlan(name, size, **plan), WARPS[warp], small_logits()[0])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("warp", WARPS)
-def test_sampled_text_is_distributed_as_the_targets_own(
-    name: str, warp: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sampled(name, warp).error(monkeypatch) < ROUNDING
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_draft_that_ends_by_its_confidences_and_prices_is_as_exact(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    growth = Growth(lambda confidence: confidence, (0.05,) * 4, 0.1)
-    found = sampled(name, "plain", keep_drafting=lambda index, c: c > 0.5, growth=growth)
-    assert found.error(monkeypatch) < ROUNDING
-
-
-# -- sampled: with the real random source -------------------------------------------------------
-
-
-def table_of(row_after: Callable[[Context], torch.Tensor]) -> torch.Tensor:
-    """Chance of each of the first three tokens together, [V, V, V]."""
-    table = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB, dtype=torch.float64)
-    first = row_after(()).double()
-    for a, b in product(range(SMALL_VOCAB), repeat=2):
-        table[a, b] = first[a] * row_after((a,))[b].double() * row_after((a, b)).double()
-    return table
-
-
-def sampled_counts(found: Sampled, num_turns: int = NUM_TURNS) -> torch.Tensor:
-    """How often each of the first three tokens came together; all turns go on with one source."""
-    rng, counts = torch.Generator().manual_seed(100), torch.zeros(SMALL_VOCAB**3)
-    for _ in range(num_turns):
-        sequence = core.Sequence(SMALL_PROMPT, found.sampling, 3, frozenset(), rng)
-        found.engine.prefill(sequence, threading.Event())
-        for _ in found.engine.decode(sequence, OnePlan(found.plan), threading.Event()):
-            pass
-        a, b, c = sequence.tokens[len(SMALL_PROMPT) :]
-        counts[(a * SMALL_VOCAB + b) * SMALL_VOCAB + c] += 1
-    return counts
-
-
-def chance_of(counts: torch.Tensor, table: torch.Tensor) -> float:
-    """p-value of chi-squared; cells expected fewer than 5 times are put together.
-
-    By the Wilson-Hilferty normal approximation, good to some percent from 3 degrees on.
-    """
-    expected = table.flatten() * counts.sum()
-    impossible = expected < 1e-9
-    if float(counts[impossible].sum()) > 0:
-        return 0.0
-    rare = expected < 5.0
-    observed = torch.cat((counts[~rare], counts[rare].sum()[None]))
-    wanted = torch.cat((expected[~rare], expected[rare].sum()[None]))
-    filled = wanted > 0.5
-    statistic = float(((observed - wanted)[filled] ** 2 / wanted[filled]).sum())
-    degrees = int(filled.sum()) - 1
-    assert degrees >= 5, "too few kinds of text for a test"
-    spread = 2.0 / (9.0 * degrees)
-    z = ((statistic / degrees) ** (1 / 3) - (1.0 - spread)) / spread**0.5
-    return 1.0 - NormalDist().cdf(z)
-
-
-@pytest.mark.parametrize("name", ["draft_model", "draft_tree", "ngram"])
-def test_turns_drawn_by_the_real_source_are_distributed_as_the_targets_own(name: str) -> None:
-    """Seed 100, N = 1000: chi-squared of the first three tokens."""
-    found = sampled(name, "plain")
-    assert chance_of(sampled_counts(found), table_of(found.row_after)) > SIGNIFICANCE
-
-
-def test_fault_one_number_for_draft_and_verification_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Enumeration takes them for independent, so the real source has to show it."""
-    found = sampled("draft_model", "plain")
-    drafter = found.engine.drafters["draft_model"]
-    propose = drafter.propose
-
-    def rewinding(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-        state = sequence.rng.get_state()
-        proposal = propose(sequence, plan)
-        sequence.rng.set_state(state)
-        return proposal
-
-    monkeypatch.setattr(drafter, "propose", rewinding)
-    assert chance_of(sampled_counts(found), table_of(found.row_after)) < SIGNIFICANCE
-
-
 def test_the_same_seed_gives_the_same_reply() -> None:
+    engine = stage().engine
     for name in NAMES:
         first, again, other = (
-            play(stage((name,)).engine, PROMPT, Plans((name, 3)), 20, SamplingParams(1.0, seed=s))
-            for s in (4, 4, 5)
+            play(engine, PROMPT, Plans((name, 3)), 20, SamplingParams(1.0, seed=seed))
+            for seed in (4, 4, 5)
         )
         assert first.tokens == again.tokens
         assert first.tokens != other.tokens
 
 
 # -- drafters that only a test would write ----------------------------------------------------
-
-
-class Guesser:
-    """What a drafter needs beside `propose`."""
-
-    name = "guesser"
-    shapes_itself = False
-    memory_bytes = 0
-
-    def signal(self, sequence: core.Sequence) -> str:
-        return "test"
-
-    def prepare(self, sequence: object) -> None:
-        pass
-
-    def peek(self, sequence: core.Sequence) -> Context:
-        return ()
-
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
-        pass
 
 
 class Scribbler(Guesser):
@@ -616,77 +343,3 @@ def test_fault_softmax_kept_at_temperature_zero_is_seen(monkeypatch: pytest.Monk
     )
     with pytest.raises(AssertionError):
         check_greedy(stage(("draft_model",)).engine, ("draft_model", 4))
-
-
-@pytest.mark.parametrize("name", ["ngram", "draft_tree", "eagle"])
-def test_fault_no_residual_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DenseRow, "without", lambda row, token, drawn_from: row)
-    assert sampled(name, "plain").error(monkeypatch) > FAULT
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fault_dropping_an_unlikely_drawn_token_is_seen(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = sampled(name, "plain")
-    drafter = found.engine.drafters[name]
-    propose, num_trimmed = drafter.propose, [0]
-
-    def trimmed(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-        whole = propose(sequence, plan)
-        if whole.probs is None or float(whole.probs[-1][whole.tokens[-1]]) > 0.4:
-            return whole
-        num_trimmed[0] += 1
-        tokens, parents, probs = whole.tokens[:-1], whole.parents[:-1], whole.probs[:-1]
-        return Proposal(tokens, parents, probs, cannot_branch=whole.cannot_branch)
-
-    monkeypatch.setattr(drafter, "propose", trimmed)
-    assert (found.error(monkeypatch) > FAULT) == bool(num_trimmed[0])
-
-
-def test_fault_argmax_draft_with_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = small_logits()[1]
-
-    class Claiming(Guesser):
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-            row = logits(tuple(sequence.tokens)).softmax(-1)
-            return chain((int(row.argmax()),), row[None])
-
-    engine, plan = Engine(small_target(), {"guesser": Claiming()}), DraftPlan("guesser", 1)
-    found = Sampled(engine, plan, WARPS["plain"], small_logits()[0])
-    assert found.error(monkeypatch) > FAULT
-
-
-def test_fault_penalty_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fresh(Guesser):
-        """Drafts a token that is in no history yet, twice, so that its penalty is new."""
-
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-            return chain((5, 5)[: plan.num_draft_tokens])
-
-    def insistent(context: Context) -> torch.Tensor:
-        return torch.tensor([2.0] * (SMALL_VOCAB - 1) + [4.0])
-
-    target = TableModel(insistent, SMALL_VOCAB, capacity=32)
-    engine, plan = Engine(target, {"guesser": Fresh()}), DraftPlan("guesser", 2)
-    found = Sampled(engine, plan, SamplingParams(1.0, repetition_penalty=4.0), insistent)
-    assert found.error(monkeypatch) < ROUNDING
-    monkeypatch.setattr(
-        engine_module,
-        "_histories",
-        lambda sequence, proposal: [sequence.tokens] * (1 + len(proposal.tokens)),
-    )
-    assert found.error(monkeypatch) > FAULT
-
-
-def test_remembered_target_equals_the_real_one() -> None:
-    """The remembered target gives the very rows of the real one."""
-    model = with_cache(small_module(), capacity=32)
-    table = TableModel(
-        small_logits()[0], SMALL_VOCAB, cache=KVCache(KVShape(1, 1, 1, 32), torch.float32, CPU)
-    )
-    assert torch.allclose(model.forward(SMALL_PROMPT), table.forward(SMALL_PROMPT), atol=1e-5)
-    parents = [-1, 0, 0]
-    assert torch.allclose(
-        model.forward([3, 4, 5], parents), table.forward([3, 4, 5], parents), atol=1e-5
-    )

@@ -12,7 +12,7 @@ from localspec.drafters.cross_tokenizer import LONG_WORD, DraftText, Retokeniser
 from localspec.drafters.vocabularies import (
     LONGEST_TAIL,
     SharedTokens,
-    TokenizerVocabulary,
+    Vocabulary,
     last_seam,
     last_word,
 )
@@ -23,16 +23,15 @@ from tests.drafters.tokenizers_at_hand import (
     REAL_PAIRS,
     TEXTS,
     byte_fallback,
+    decoded,
     real,
     trained,
 )
 from tests.tiny import CPU
 
 
-def retokeniser(
-    targets: TokenizerVocabulary, before: str = "", pending: bytes = b""
-) -> Retokeniser:
-    return Retokeniser(targets, targets.token_bytes(), before, pending)
+def retokeniser(targets: Vocabulary, before: str = "", pending: bytes = b"") -> Retokeniser:
+    return Retokeniser(targets, targets.token_bytes, before, pending)
 
 
 def encoded(found: Retokeniser, *pieces: str | bytes) -> list[int]:
@@ -46,7 +45,7 @@ def whole(found: Retokeniser) -> list[int]:
 
 
 @pytest.mark.parametrize("targets", [trained(FINE), trained(COARSE), byte_fallback()])
-def test_text_is_encoded_in_the_targets_own_tokens(targets: TokenizerVocabulary) -> None:
+def test_text_is_encoded_in_the_targets_own_tokens(targets: Vocabulary) -> None:
     for text in TEXTS:
         words = text.split(" ")
         for place in range(1, len(words)):
@@ -55,11 +54,12 @@ def test_text_is_encoded_in_the_targets_own_tokens(targets: TokenizerVocabulary)
             assert encoded(found, *after) == targets.encode(after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_the_text_before_decides_how_the_first_word_is_cut(name: str, shared_data: Path) -> None:
     targets = real(shared_data / "tokenizers" / name)
     for text in TEXTS:
-        ids, table = targets.encode(text), targets.token_bytes()
+        ids, table = targets.encode(text), targets.token_bytes
         for place in range(0, len(ids), 3):
             before = b"".join(table[i] or b"" for i in ids[:place])
             known = before.decode(errors="ignore")
@@ -81,7 +81,7 @@ def test_a_word_that_the_target_cut_in_two_goes_on_by_itself() -> None:
 def test_a_character_that_the_target_began_is_finished() -> None:
     targets = trained(COARSE)
     tokens = targets.encode("🦖 x")
-    table = targets.token_bytes()
+    table = targets.token_bytes
     begun = table[tokens[0]] or b""
     assert 0 < len(begun) < 4
     found = retokeniser(targets, "", begun)
@@ -145,7 +145,12 @@ def test_confidence_is_that_of_all_pieces_that_begin_in_a_token() -> None:
     for piece, confidence in ((" ju", 0.5), ("mps", 0.4), (" over", 0.9), (" the fox", 0.8)):
         found.add(piece.encode(), confidence)
     tokens = found.encoded()
-    assert [targets.decode([each.token]) for each in tokens] == [" jumps", " over", " the", " fox"]
+    assert [decoded(targets, [each.token]) for each in tokens] == [
+        " jumps",
+        " over",
+        " the",
+        " fox",
+    ]
     assert [each.confidence for each in tokens] == pytest.approx([0.2, 0.9, 0.8, 1.0])
 
 
@@ -165,15 +170,15 @@ PAIRS = [(own, targets) for own in SMALL for targets in SMALL if own != targets]
 UNSPACED = "".join(chr(0x4E00 + 7 * place % 5000) for place in range(400))
 
 
-class Counted:
+class Counted(Vocabulary):
     """A vocabulary that notes how much text it encodes."""
 
-    def __init__(self, inner: TokenizerVocabulary) -> None:
+    def __init__(self, inner: Vocabulary) -> None:
         self._inner = inner
         self.num_characters = 0
         self.longest = 0
-        self.token_bytes, self.markup = inner.token_bytes, inner.markup
-        self.decode, self.opening = inner.decode, inner.opening
+        self.token_bytes, self.specials = inner.token_bytes, inner.specials
+        self.opening = inner.opening
 
     def encode(self, text: str) -> list[int]:
         self.num_characters += len(text)
@@ -181,8 +186,8 @@ class Counted:
         return self._inner.encode(text)
 
 
-def between(own: TokenizerVocabulary | Counted, targets: TokenizerVocabulary) -> DraftText:
-    tables = (own.token_bytes(), targets.token_bytes())
+def between(own: Vocabulary, targets: Vocabulary) -> DraftText:
+    tables = (own.token_bytes, targets.token_bytes)
     shared = SharedTokens.between(own, len(tables[0]), targets, len(tables[1]), CPU)
     return DraftText(own, *tables, shared.specials)
 
@@ -196,11 +201,11 @@ def grown(text_of_draft: DraftText, ids: list[int], seed: int) -> DraftText:
     return text_of_draft
 
 
-def check_grown_is_whole(own: TokenizerVocabulary, targets: TokenizerVocabulary) -> None:
+def check_grown_is_whole(own: Vocabulary, targets: Vocabulary) -> None:
     text_of_draft = between(own, targets)
     for seed, text in enumerate((*TEXTS, " ".join(TEXTS))):
         ids = targets.encode(text)
-        assert grown(text_of_draft, ids, seed).ids == [*own.opening(), *own.encode(text)]
+        assert grown(text_of_draft, ids, seed).ids == [*own.opening, *own.encode(text)]
 
 
 @pytest.mark.parametrize(("own", "targets"), PAIRS)
@@ -208,6 +213,7 @@ def test_growing_text_is_encoded_as_the_whole(own: str, targets: str) -> None:
     check_grown_is_whole(SMALL[own], SMALL[targets])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "targets"), REAL_PAIRS)
 def test_growing_text_is_encoded_as_the_whole_by_real_tokenizers(
     own: str, targets: str, shared_data: Path
@@ -235,16 +241,16 @@ def test_text_without_spaces_is_cut_by_force_and_little_is_lost() -> None:
     own, targets = Counted(trained(FINE)), trained(COARSE)
     text_of_draft = grown(between(own, targets), targets.encode(UNSPACED), 1)
     assert own.longest < 4 * LONGEST_TAIL
-    assert own.decode(text_of_draft.ids) == UNSPACED
+    assert decoded(own, text_of_draft.ids) == UNSPACED
     whole = own.encode(UNSPACED)
     same = len(set(_spans(own, text_of_draft.ids)) & set(_spans(own, whole)))
     assert same / len(whole) > 0.9
 
 
-def _spans(vocabulary: Counted, ids: list[int]) -> list[tuple[int, int]]:
+def _spans(vocabulary: Vocabulary, ids: list[int]) -> list[tuple[int, int]]:
     place, found = 0, []
     for index in ids:
-        size = len(vocabulary.token_bytes()[index] or b"")
+        size = len(vocabulary.token_bytes[index] or b"")
         found.append((place, place + size))
         place += size
     return found
@@ -277,7 +283,7 @@ def test_a_character_waits_for_its_last_byte() -> None:
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     own, targets = trained(FINE), trained(COARSE)
-    lone = targets.token_bytes().index(b"\xff")
+    lone = targets.token_bytes.index(b"\xff")
     text_of_draft = between(own, targets)
     text_of_draft.follow([*targets.encode("a"), lone, *targets.encode(" b")])
     assert text_of_draft.ids == own.encode("a\ufffd b")
@@ -287,14 +293,14 @@ def test_text_that_does_not_come_back_is_kept_as_it_is() -> None:
     """SentencePiece cannot tell its own space sign from a space."""
     own, targets = byte_fallback(), trained(COARSE)
     text_of_draft = grown(between(own, targets), targets.encode("one ▁ two and three"), 2)
-    assert own.decode(text_of_draft.ids) == "one   two and three"
+    assert decoded(own, text_of_draft.ids) == "one   two and three"
 
 
 # -- special tokens ------------------------------------------------------------------------------
 
 
-def chat(vocabulary: TokenizerVocabulary) -> list[int]:
-    start, end = vocabulary.markup()["<|im_start|>"], vocabulary.markup()["<|im_end|>"]
+def chat(vocabulary: Vocabulary) -> list[int]:
+    start, end = vocabulary.specials["<|im_start|>"], vocabulary.specials["<|im_end|>"]
     return [start, *vocabulary.encode("user\nHi there"), end, *vocabulary.encode("\n"), start]
 
 
@@ -321,16 +327,17 @@ def test_ids_that_stand_for_nothing_are_left_out() -> None:
 
 def test_half_a_character_before_markup_is_replaced() -> None:
     own, targets = trained(FINE), trained(COARSE)
-    end = targets.markup()["<|im_end|>"]
+    end = targets.specials["<|im_end|>"]
     text_of_draft = between(own, targets)
     text_of_draft.follow([*targets.encode("🦖")[:-1], end])
-    assert text_of_draft.ids == [*own.encode("\ufffd"), own.markup()["<|im_end|>"]]
+    assert text_of_draft.ids == [*own.encode("\ufffd"), own.specials["<|im_end|>"]]
 
 
+@pytest.mark.slow
 def test_a_beginning_that_both_have_stands_once(shared_data: Path) -> None:
     llama, mistral = (real(shared_data / "tokenizers" / name) for name in ("llama2", "mistral"))
     text_of_draft = between(llama, mistral)
-    text_of_draft.follow([mistral.markup()["<s>"], *mistral.encode("One")])
+    text_of_draft.follow([mistral.specials["<s>"], *mistral.encode("One")])
     assert text_of_draft.ids == [1, *llama.encode("One")]
     text_of_draft.follow(mistral.encode("One"))
     assert text_of_draft.ids == [1, *llama.encode("One")]

@@ -14,7 +14,7 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import MAX_DRAWN
 from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
-from tests.drafters.test_contract import sampled
+from tests.drafters.stages import sampled
 from tests.tiny import TableModel, remembered, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 30, 7)

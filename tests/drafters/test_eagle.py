@@ -201,6 +201,7 @@ def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path) -> None:
 # -- trained, and refused ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_trained_head_is_accepted_more_often_than_before(tmp_path: Path) -> None:
     """The whole way: lessons from the target, training, the folder, drafting."""
     target = with_cache(tiny_llama(num_layers=1))

@@ -211,10 +211,8 @@ def controller_with(
     for width in WIDTHS:
         costs.set_verify(width, 128, plain_ms if width == 1 else wide_ms)
     costs.set_draft_step(NAME, 128, draft_step_ms)
-    round_ms = costs.round_ms(NAME, 4, 128)
-    assert round_ms is not None
     for index in range(20):
-        acceptance.observe(NAME, "model", Situation(0), 4, 4 if index % 2 else 2, round_ms)
+        acceptance.observe(NAME, "model", Situation(0), 4, 4 if index % 2 else 2)
     # Lookup has nothing to say about PROMPT, so the choice is the self-draft or plain decoding.
     return Controller({"ngram": NgramDrafter(), NAME: drafter}, costs, acceptance)
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from localspec.drafters.parts import Vocabulary
 from localspec.drafters.vocabularies import (
     SAMPLES,
     SharedTokens,
-    TokenizerVocabulary,
+    Vocabulary,
     foreign,
     load_vocabulary,
     require_ids_within,
@@ -30,6 +29,7 @@ from tests.drafters.tokenizers_at_hand import (
     TEXTS,
     added,
     byte_fallback,
+    decoded,
     library,
     real,
     real_state,
@@ -41,26 +41,28 @@ from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 ODD_TEXTS = (*TEXTS, *SAMPLES, "", " ", "\n", "a", " \n ", "e\u0301 is not \u00e9", "\u00a0 x")
 
 
-def check_bytes(vocabulary: TokenizerVocabulary) -> None:
-    table = vocabulary.token_bytes()
+def check_bytes(vocabulary: Vocabulary) -> None:
+    table = vocabulary.token_bytes
     for text in ODD_TEXTS:
         ids = vocabulary.encode(text)
         assert b"".join(table[i] or b"" for i in ids) == text.encode()
-        assert vocabulary.decode(ids) == text
+        assert decoded(vocabulary, ids) == text
         starts = starts_of(ids, table)
         assert starts is not None and starts[-1] == len(text.encode())
 
 
 @pytest.mark.parametrize("vocabulary", [trained(FINE), trained(COARSE), byte_fallback()])
-def test_text_comes_back_byte_for_byte(vocabulary: TokenizerVocabulary) -> None:
+def test_text_comes_back_byte_for_byte(vocabulary: Vocabulary) -> None:
     check_bytes(vocabulary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_text_comes_back_byte_for_byte_from_real_tokenizers(name: str, shared_data: Path) -> None:
     check_bytes(real(shared_data / "tokenizers" / name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_tokenizers_cut_text_as_published(name: str, shared_data: Path) -> None:
     """Inside a text: what the published one does to the beginning is left out."""
@@ -74,33 +76,33 @@ def test_real_tokenizers_cut_text_as_published(name: str, shared_data: Path) -> 
 def test_the_bytes_of_an_emoji_split_over_tokens_are_known() -> None:
     vocabulary = trained(FINE)
     ids = vocabulary.encode("🦖")  # in none of the texts it was trained on
-    table = vocabulary.token_bytes()
+    table = vocabulary.token_bytes
     assert [table[i] for i in ids] == [b"\xf0\x9f", b"\xa6", b"\x96"]
-    assert vocabulary.decode(ids[:2]) == "\ufffd"
+    assert decoded(vocabulary, ids[:2]) == "\ufffd"
     fallback = byte_fallback()
-    assert [fallback.token_bytes()[i] for i in fallback.encode("é")] == [b"\xc3", b"\xa9"]
+    assert [fallback.token_bytes[i] for i in fallback.encode("é")] == [b"\xc3", b"\xa9"]
 
 
 def test_what_looks_like_a_special_token_stays_text() -> None:
     for vocabulary, text in ((trained(FINE), "<|im_start|>"), (byte_fallback(), "</s>")):
-        special = vocabulary.markup()[text]
+        special = vocabulary.specials[text]
         assert special not in vocabulary.encode(f"a {text} b")
-        assert vocabulary.token_bytes()[special] is None
-        assert vocabulary.decode([special]) == ""
+        assert vocabulary.token_bytes[special] is None
+        assert decoded(vocabulary, [special]) == ""
 
 
 def test_what_a_model_expects_before_any_text_is_known(shared_data: Path) -> None:
-    assert real(shared_data / "tokenizers" / "llama2").opening() == [1]
-    assert real(shared_data / "tokenizers" / "gpt2").opening() == []
-    assert trained(FINE).opening() == []
+    assert real(shared_data / "tokenizers" / "llama2").opening == [1]
+    assert real(shared_data / "tokenizers" / "gpt2").opening == []
+    assert trained(FINE).opening == []
 
 
 def test_a_text_token_that_was_added_has_its_bytes() -> None:
     state = json.loads(library(_byte_level().state).to_str())
     state["added_tokens"].append(added(len(state["model"]["vocab"]), "<think>", is_special=False))
-    vocabulary = TokenizerVocabulary(state, "thinking")
+    vocabulary = Vocabulary(state, "thinking")
     (index,) = vocabulary.encode("<think>")
-    assert vocabulary.token_bytes()[index] == b"<think>"
+    assert vocabulary.token_bytes[index] == b"<think>"
 
 
 def test_a_leading_space_that_the_tokenizer_adds_is_switched_off() -> None:
@@ -112,7 +114,7 @@ def test_a_leading_space_that_the_tokenizer_adds_is_switched_off() -> None:
         model = {"type": "BPE", "vocab": {p: i for i, p in enumerate(pieces)}}
         model |= {"merges": [["▁", "a"]], "unk_token": "<unk>", "byte_fallback": True}
         state = _state_of(model | {"fuse_unk": True}, pre_tokenizer=step)
-        vocabulary = TokenizerVocabulary(state, "metaspace")
+        vocabulary = Vocabulary(state, "metaspace")
         assert vocabulary.encode("a a") == [pieces.index("a"), pieces.index("▁a")]
 
 
@@ -155,13 +157,13 @@ def test_a_tokenizer_that_changes_text_is_refused(step: Any, words: str) -> None
     made = _byte_level().state
     made["normalizer"] = json.loads(step.__getstate__())
     with pytest.raises(ModelError, match=rf"changer does not keep text byte for byte.*{words}"):
-        TokenizerVocabulary(made, "changer")
+        Vocabulary(made, "changer")
 
 
 def test_composing_characters_is_switched_off_not_refused() -> None:
     made = _byte_level().state
     made["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}]}
-    check_bytes(TokenizerVocabulary(made, "composing"))
+    check_bytes(Vocabulary(made, "composing"))
 
 
 def test_an_added_token_that_eats_spaces_is_refused() -> None:
@@ -169,7 +171,7 @@ def test_an_added_token_that_eats_spaces_is_refused() -> None:
     eater = added(len(made["model"]["vocab"]), "<think>", is_special=False)
     made["added_tokens"].append(eater | {"lstrip": True})
     with pytest.raises(ModelError, match="greedy does not keep text"):
-        TokenizerVocabulary(made, "greedy")
+        Vocabulary(made, "greedy")
 
 
 def test_a_tokenizer_without_a_byte_is_refused() -> None:
@@ -179,14 +181,14 @@ def test_a_tokenizer_without_a_byte_is_refused() -> None:
     made["model"]["merges"] = [pair for pair in made["model"]["merges"] if "Ã" not in "".join(pair)]
     made["model"]["vocab"] = {t: i for i, t in enumerate(t for t in vocabulary if "Ã" not in t)}
     with pytest.raises(ModelError, match="no token for the byte 0xC3"):
-        TokenizerVocabulary(made, "gap")
+        Vocabulary(made, "gap")
 
 
 def test_a_tokenizer_that_is_not_made_of_bytes_is_refused() -> None:
     model = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
     extra = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     with pytest.raises(ModelError, match="words is not made of bytes"):
-        TokenizerVocabulary(_state_of(model | extra), "words")
+        Vocabulary(_state_of(model | extra), "words")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_a_draft_with_more_tokens_than_rows_is_refused(tmp_path: Path) -> None:
     fitting = with_cache(tiny_llama(vocab_size=400))
     found = foreign(tmp_path / "target", tmp_path / "draft", fitting)
     assert found.model is fitting
-    assert (len(found.own.token_bytes()), len(found.targets.token_bytes())) == (400, 500)
+    assert (len(found.own.token_bytes), len(found.targets.token_bytes)) == (400, 500)
     small = with_cache(tiny_llama(vocab_size=399))
     with pytest.raises(ModelError, match="draft has tokens up to id 399, but the model knows 399"):
         foreign(tmp_path / "target", tmp_path / "draft", small)
@@ -223,12 +225,13 @@ def test_a_draft_with_more_tokens_than_rows_is_refused(tmp_path: Path) -> None:
 def test_a_special_token_without_a_row_is_no_fault(shared_data: Path) -> None:
     """A padding token is often added after the last row; here SmolLM's is taken to be one."""
     vocabulary = real(shared_data / "tokenizers" / "smollm")
-    assert vocabulary.markup()["[PAD]"] == 49152
+    assert vocabulary.specials["[PAD]"] == 49152
     require_ids_within(vocabulary, 49152, "smollm")
     shared = SharedTokens.between(vocabulary, 49152, vocabulary, 49152, CPU)
     assert 49152 not in shared.specials
 
 
+@pytest.mark.slow
 def test_older_tokenizer_files_are_read_too(shared_data: Path, tmp_path: Path) -> None:
     """SmolLM is published both ways."""
     source = shared_data / "tokenizers" / "smollm"
@@ -236,7 +239,7 @@ def test_older_tokenizer_files_are_read_too(shared_data: Path, tmp_path: Path) -
         shutil.copy(source / name, tmp_path / name)
     older, newer = load_vocabulary(tmp_path), real(source)
     check_bytes(older)
-    assert older.token_bytes() == newer.token_bytes() and older.markup() == newer.markup()
+    assert older.token_bytes == newer.token_bytes and older.specials == newer.specials
 
 
 # Measured: share of the draft's and of the target's tokens that the other has.
@@ -251,9 +254,7 @@ COVERAGE = {
 
 
 def between(own: Vocabulary, targets: Vocabulary) -> SharedTokens:
-    return SharedTokens.between(
-        own, len(own.token_bytes()), targets, len(targets.token_bytes()), CPU
-    )
+    return SharedTokens.between(own, len(own.token_bytes), targets, len(targets.token_bytes), CPU)
 
 
 def small() -> tuple[Vocabulary, Vocabulary]:
@@ -299,7 +300,7 @@ def test_nothing_shared_is_no_fault() -> None:
 def test_of_several_ids_the_one_that_is_written_counts() -> None:
     """A character has an id of its own beside its byte's."""
     fallback, own = byte_fallback(), trained(FINE)
-    pieces = [i for i, piece in enumerate(fallback.token_bytes()) if piece == b"a"]
+    pieces = [i for i, piece in enumerate(fallback.token_bytes) if piece == b"a"]
     assert len(pieces) == 2
     shared = between(own, fallback)
     (written,) = fallback.encode("a")
@@ -312,20 +313,22 @@ def test_a_vocabulary_shares_all_with_itself() -> None:
     assert between(own, own).own_of == {index: index for index in range(FINE)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", COVERAGE)
 def test_real_pairs_share_as_much_as_was_measured(pair: tuple[str, str], shared_data: Path) -> None:
     own, targets = (real(shared_data / "tokenizers" / name) for name in pair)
     shared = between(own, targets)
-    theirs, table = targets.token_bytes(), own.token_bytes()
+    theirs, table = targets.token_bytes, own.token_bytes
     assert all(theirs[there] == table[here] for there, here in shared.own_of.items() if table[here])
     for part, vocabulary in zip(COVERAGE[pair], (own, targets), strict=True):
-        assert len(shared.own_of) / len(vocabulary.token_bytes()) == pytest.approx(part, abs=0.01)
+        assert len(shared.own_of) / len(vocabulary.token_bytes) == pytest.approx(part, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_every_byte_is_shared_with_a_real_vocabulary(name: str, shared_data: Path) -> None:
     """So a draft can say anything; only rarely in as few tokens."""
     vocabulary = real(shared_data / "tokenizers" / name)
     shared = between(trained(FINE), vocabulary)
-    pieces = {vocabulary.token_bytes()[index] for index in shared.own_of}
+    pieces = {vocabulary.token_bytes[index] for index in shared.own_of}
     assert {bytes([byte]) for byte in range(0x20, 0x7F)} <= pieces

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from localspec.drafters.vocabularies import TokenizerVocabulary
+from localspec.drafters.vocabularies import Vocabulary
 from tools.demo_pair.tokenizer import train_tokenizer
 
 FINE, COARSE = 320, 560  # sizes of trained vocabularies
@@ -44,15 +44,15 @@ PIECE_KINDS = {"unknown": 2, "control": 3}
 
 
 @lru_cache
-def trained(size: int) -> TokenizerVocabulary:
+def trained(size: int) -> Vocabulary:
     """A byte-level BPE of our own kind; of another size it cuts text otherwise."""
     tokenizer = train_tokenizer(TEXTS * 3, size)
     assert tokenizer.get_vocab_size() == size, "the texts give fewer merges"
-    return TokenizerVocabulary(json.loads(tokenizer.to_str()), f"trained-{size}")
+    return Vocabulary(json.loads(tokenizer.to_str()), f"trained-{size}")
 
 
 @lru_cache
-def byte_fallback() -> TokenizerVocabulary:
+def byte_fallback() -> Vocabulary:
     """A small BPE of SentencePiece's kind: words from the texts, "▁" and bytes."""
     words = [" the", " fox", " in", "or", " jump", "er", " re", "turn", "ou", " a", " d", "  "]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -65,7 +65,7 @@ def byte_fallback() -> TokenizerVocabulary:
             if piece[:end] not in pieces:
                 pieces.append(piece[:end])
                 merges.append([piece[: end - 1], piece[end - 1]])
-    return TokenizerVocabulary(spelled(pieces, merges, pieces[:3]), "byte-fallback")
+    return Vocabulary(spelled(pieces, merges, pieces[:3]), "byte-fallback")
 
 
 def spelled(pieces: list[str], merges: list[list[str]], special: list[str]) -> dict[str, Any]:
@@ -90,6 +90,11 @@ def spelled(pieces: list[str], merges: list[list[str]], special: list[str]) -> d
     }
 
 
+def decoded(vocabulary: Vocabulary, ids: list[int]) -> str:
+    """The text of ids, special tokens left out; bytes that are not UTF-8 become U+FFFD."""
+    return b"".join(vocabulary.token_bytes[i] or b"" for i in ids).decode(errors="replace")
+
+
 def added(index: int, text: str, is_special: bool = True) -> dict[str, Any]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": text, "special": is_special, **plain}
@@ -105,8 +110,8 @@ def real_state(folder: Path) -> dict[str, Any]:
 
 
 @lru_cache
-def real(folder: Path) -> TokenizerVocabulary:
-    return TokenizerVocabulary(real_state(folder), folder.name)
+def real(folder: Path) -> Vocabulary:
+    return Vocabulary(real_state(folder), folder.name)
 
 
 def _from_merges(folder: Path) -> dict[str, Any]:
