@@ -102,6 +102,8 @@ class Handlers:
         if reply is not None:
             self.presence.read(page, reader, reply)
         self.presence.arrived(handle)
+        if not self.presence.is_reading(page, reader):  # another one was chosen meanwhile
+            return Shown()
         return Shown(
             chat,
             [],
@@ -129,7 +131,7 @@ class Handlers:
             return self.service.submit(handle, whole, settings)
 
         asked = await self._ask(page, handle, text, form, extras, begin)
-        if asked.is_running:
+        if asked.handle is not None:
             return replace(asked, message="", signal={"sent": asked.handle})
         return asked
 
@@ -181,9 +183,12 @@ class Handlers:
             return Shown(warning=refusal)
         if settings.num_left_out:
             self._left_out[reply.handle] = settings.num_left_out
-        self.presence.read(page, await self.presence.take_over(page), reply)
+        reader = await self.presence.take_over(page)
+        self.presence.read(page, reader, reply)
         chat = await asyncio.to_thread(self._chat, reply.handle, reply)
         history = await asyncio.to_thread(self.history, page, reply.handle)
+        if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
+            return Shown(handle=reply.handle)
         return Shown(chat, growing(reply.view), reply.handle, True, history, is_running=True)
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import ChatService
+from localspec.chat.turn import ShownMessage
 from localspec.core import SamplingParams
 from localspec.errors import RequestError
 from localspec.record.store import Store
@@ -188,6 +190,37 @@ def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> 
     assert sent == ["bubble", "new chat"]
     until(lambda: service.current is None)
     assert service.latest is not None and service.latest.view.finish_reason == "length"
+
+
+def test_of_two_chats_chosen_at_once_the_later_is_shown(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the log answers later for the one chosen first."""
+    handlers = handlers_of(service)
+    is_asked, may_answer = threading.Event(), threading.Event()
+    answered = service.messages
+
+    def slow(handle: int | None) -> list[ShownMessage]:
+        is_asked.set()
+        may_answer.wait(10.0)
+        return answered(handle)
+
+    async def run() -> tuple[Shown, Shown]:
+        handle = (await handlers.send("page", None, "hi", FORM)).handle
+        async for _ in handlers.follow("page"):
+            pass
+        await handlers.settle("page")
+        monkeypatch.setattr(service, "messages", slow)
+        first = asyncio.create_task(handlers.open("page", handle))
+        await asyncio.to_thread(is_asked.wait, 10.0)
+        monkeypatch.setattr(service, "messages", answered)
+        second = await handlers.open("page", None)
+        may_answer.set()
+        return await first, second
+
+    first, second = asyncio.run(run())
+    assert first == Shown()
+    assert second.is_moved and second.handle is None
 
 
 def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
