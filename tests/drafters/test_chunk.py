@@ -119,6 +119,7 @@ def test_settings_may_change_without_another_capture() -> None:
     assert pool.num_captures == num_captures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "plain"])
 def test_at_the_edge_of_a_stretch_and_of_the_context(name: str) -> None:
     draft = shared(name, LARGE)
@@ -129,6 +130,7 @@ def test_at_the_edge_of_a_stretch_and_of_the_context(name: str) -> None:
         check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 2, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft_size", [60, 70])
 @pytest.mark.parametrize("name", ["greedy", "all"])
 def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
@@ -244,6 +246,7 @@ def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
         assert draft.model.cache.tokens == sequence.tokens[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "plain"])
 def test_a_draft_recovers_from_what_was_no_number(name: str) -> None:
     """Slots left behind by something that overflowed spoil one draft, not all that follow."""
@@ -292,6 +295,7 @@ def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list
     return tokens, policy.steps, 0 if draft is None else draft.num_served
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "all"])
 def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
     sampling = core.replace(SAMPLINGS[name], seed=23)

@@ -50,6 +50,7 @@ def test_greedy_text_is_the_targets_own(name: str) -> None:
         assert sum(step.num_accepted_tokens for step in steps) > 0, "nothing was ever accepted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_the_targets_own_with_a_penalty(name: str) -> None:
     sampling = SamplingParams(repetition_penalty=1.5)
@@ -97,6 +98,7 @@ def test_a_closed_round_loop_leaves_the_cache_at_the_root(name: str) -> None:
     assert engine.target.cache.tokens == sequence.tokens[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_another_conversation_between_two_turns_does_no_harm(name: str) -> None:
     engine = stage((name,)).engine

@@ -151,6 +151,7 @@ def test_fault_no_residual_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert sampled(name, "plain").error(monkeypatch) > FAULT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_fault_dropping_an_unlikely_drawn_token_is_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
