@@ -70,7 +70,7 @@ class Site:
     service: ChatService
     store: Store
     backend: FakeBackend
-    answered: list[tuple[str, int]] = field(default_factory=list)  # paths and statuses
+    refusable: list[tuple[str, int]] = field(default_factory=list)  # see `serving`
 
     @property
     def origin(self) -> str:
@@ -119,10 +119,10 @@ def serving(
     service: ChatService,
     port: int = 0,
     token: str = TOKEN,
-    answered: list[tuple[str, int]] | None = None,
+    refusable: list[tuple[str, int]] | None = None,
 ) -> Iterator[int]:
-    """The page over a service, in a thread of this process; gives the port. answered: gets the
-    path and the status of every answer."""
+    """The page over a service, in a thread of this process; gives the port. refusable: gets the
+    path and the status of every answer to what a browser did not ask for our own page."""
     from localspec.web.guard.connections import server_of
     from localspec.web.server import make_app
 
@@ -133,9 +133,11 @@ def serving(
     app = make_app(service, "127.0.0.1", port, token)
 
     async def noted(scope: Any, receive: Any, send: Any) -> None:
+        is_ours = (b"sec-fetch-site", b"same-origin") in scope.get("headers", ())
+
         async def note(message: Any) -> None:
-            if message["type"] == "http.response.start" and answered is not None:
-                answered.append((scope["path"], message["status"]))
+            if message["type"] == "http.response.start" and refusable is not None and not is_ours:
+                refusable.append((scope["path"], message["status"]))
             await send(message)
 
         await app(scope, receive, note)
@@ -158,9 +160,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     store = Store.open(tmp_path_factory.mktemp("site") / "localspec.db")
     backend = FakeBackend()
     service = ChatService(store, session_info, lambda report: backend)
-    answered: list[tuple[str, int]] = []
-    with serving(service, answered=answered) as port:
-        yield Site("127.0.0.1", port, service, store, backend, answered)
+    refusable: list[tuple[str, int]] = []
+    with serving(service, refusable=refusable) as port:
+        yield Site("127.0.0.1", port, service, store, backend, refusable)
     service.close()
     store.close()
 
