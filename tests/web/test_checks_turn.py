@@ -116,8 +116,9 @@ def test_check_5_shown_logged_and_exported_numbers_are_the_same(
 
 
 def _bare(text: str) -> str:
-    """Without blanks and emphasis: a reply may be stopped between the two stars of a `**`."""
-    return "".join(text.replace("*", "").split())
+    """Without blanks, emphasis and the numbers of lists, which are no text on the page: a reply may
+    be stopped between the two stars of a `**` and before the first word of an item."""
+    return "".join(re.sub(r"^\d+\.", "", text, flags=re.MULTILINE).replace("*", "").split())
 
 
 def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site) -> None:
