@@ -22,11 +22,10 @@ from localspec.errors import LocalspecError
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = (("ruff", "check", "."), ("mypy",))
 # tests/conftest.py gives each worker one thread. A file stays with one worker, so that what its
-# tests share (a server, a browser, a trained head) is made once. Tests of the page wait for it half
-# of their time, so that two cores serve three workers.
-FILE_BY_FILE = ("--dist", "loadfile", "-n")
-WHOLE = (*FILE_BY_FILE, "3")
-QUICK = (*FILE_BY_FILE, "2", "-m", "not browser and not slow")
+# tests share (a server, a browser, a trained head) is made once. Many tests wait, for the page or
+# for another process, so that two cores serve three workers.
+WHOLE = ("-n", "3", "--dist", "loadfile")
+QUICK = (*WHOLE, "-m", "not browser and not slow")
 
 
 def main(arguments: list[str]) -> int:

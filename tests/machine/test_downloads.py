@@ -32,6 +32,8 @@ from localspec.machine.hub_files import HubFile, Survey
 from tests import waiting
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 
+pytestmark = pytest.mark.slow  # starts child processes
+
 MODEL, OTHER = "someone/model", "someone/other"
 wait = partial(waiting.until, wait_s=60.0)
 

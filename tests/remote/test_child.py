@@ -34,6 +34,8 @@ from tests.remote.engines import (
 )
 from tests.waiting import WAIT_S, until
 
+pytestmark = pytest.mark.slow  # starts child processes
+
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_start() -> Iterator[None]:
