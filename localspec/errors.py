@@ -88,3 +88,8 @@ class EngineLost(LocalspecError):
 
 class StoreError(LocalspecError):
     """The log cannot be read or written."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error, for a message of ours; its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -41,7 +41,7 @@ from localspec.bench.settings import BenchSettings
 from localspec.config import settings_for
 from localspec.core import OFF
 from localspec.engine.calibrate import calibrate
-from localspec.errors import ConfigError, LocalspecError
+from localspec.errors import ConfigError, LocalspecError, first_line
 from localspec.options import LoadOptions
 
 WARM_UP_TOKENS = 16  # the first forwards of a process pay for its set-up
@@ -190,7 +190,7 @@ class Comparison:
                 self._bench, home, self._other_threads, arm.num_draft_tokens
             )
         except FAILURES as error:
-            self._leave_out(arm, _first_line(error))
+            self._leave_out(arm, first_line(error))
         else:
             self._runners[arm.name] = runner
             self._report(f"{arm.name}: {runner.note}")
@@ -219,7 +219,7 @@ class Comparison:
         except FAILURES as error:
             if arm.drafter == OFF:
                 raise  # without plain decoding nothing can be compared
-            self._leave_out(arm, f"it failed on {case.id}: {_first_line(error)}")
+            self._leave_out(arm, f"it failed on {case.id}: {first_line(error)}")
             return None
         finally:
             if arm.is_other_engine:
@@ -251,10 +251,6 @@ def extras(bench: BenchEngine, report: Report) -> dict[str, Any]:
         "bandwidth_bytes_per_second": bandwidth,
         "bytes_per_token": bytes_per_token(bench),
     }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _progress(measured: PromptResult) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from localspec.errors import LocalspecError, MemoryShortage
+from localspec.errors import LocalspecError, MemoryShortage, first_line
 
 # Messages of torch and its libraries, in lower case.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
@@ -45,11 +45,11 @@ def fault_of(error: Exception) -> TurnFault:
         return TurnFault("memory", "Memory ran out.")
     if isinstance(error, LocalspecError):
         return TurnFault("other", str(error))
-    first_line = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+    line = first_line(error).rstrip(".")
     if type(error).__name__ == "AcceleratorError" or any(each in words for each in DEVICE_LOST):
-        return TurnFault("device", f"The device stopped computing: {first_line}.")
+        return TurnFault("device", f"The device stopped computing: {line}.")
     return TurnFault(
         "other",
-        f"The engine stopped: {first_line}. What was written is kept. Send again; if it happens "
+        f"The engine stopped: {line}. What was written is kept. Send again; if it happens "
         "again, shorten the context or choose a smaller model.",
     )

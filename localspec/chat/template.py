@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Message
-from localspec.errors import ModelError, RequestError
+from localspec.errors import ModelError, RequestError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,7 +78,7 @@ class ChatTemplate:
             )
         except Exception as error:  # the library raises many types for a damaged folder
             raise ModelError(
-                f"The tokenizer in {folder} cannot be read ({_first_line(error)}). "
+                f"The tokenizer in {folder} cannot be read ({first_line(error)}). "
                 "The folder needs tokenizer.json and tokenizer_config.json as published."
             ) from error
         return cls(tokenizer, end_ids_of_folder(folder))
@@ -120,7 +120,7 @@ class ChatTemplate:
             )
         except TemplateError as error:
             raise RequestError(
-                f"This model's chat template refuses the conversation: {_first_line(error)} "
+                f"This model's chat template refuses the conversation: {first_line(error)} "
                 "If a system prompt is set, clear it; otherwise start a new chat."
             ) from error
         return str(rendered)
@@ -302,8 +302,3 @@ def _refuse_half_characters(content: str) -> None:
             f"Character {error.start + 1} of a message is half of a character pair and stands "
             "for nothing. Delete it and send again."
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

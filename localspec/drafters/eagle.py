@@ -1,17 +1,16 @@
 """An EAGLE head drafts a tree from the target's hidden states.
 
-Contract: the head reads pairs of neighbouring tokens with the states that the target left beside
-its cache, and catches up with the sequence by longest common prefix. Then a tree grows best-first:
-each step is one forward of the head, in which the best nodes so far get children. What the head
-wrote for a draft is erased when the draft is done; accepted tokens are read anew with the target's
-own states. Tokens are the head's likeliest and not drawn, at every temperature (probs None).
+Contract: a tree grows best-first: each step is one forward of the head, in which the best nodes so
+far get children. What the head wrote for a draft is erased when the draft is done; accepted tokens
+are read anew with the target's own states. Tokens are the head's likeliest and not drawn, at every
+temperature (probs None).
 
 A confidence is the head's probability under the request's temperature and repetition penalty,
 temperature 1 when greedy: a token that was not drawn is accepted with the target's probability
 under those, which this softmax of the head estimates. top-k, top-p and min-p are left to the
 target: they change the likeliest tokens little and cost a sort of every row.
 
-Not here: the head (forward.heads.autoregressive), which nodes pay (tree_growth).
+Not here: how the head follows the text (head_drafter), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 """
 
@@ -20,46 +19,28 @@ from __future__ import annotations
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
-from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.head_drafter import HeadDrafter
+from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import distributions
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import KIND, read_eagle
-from localspec.forward.model import LanguageModel
 
 NUM_CHILDREN = 8  # candidates of one node
 WIDTH = 8  # nodes that get children in one step
 USUAL = usual_growth(0.02, 0.05)  # where nothing was measured
 
 
-class EagleDrafter(DrafterBase):
-    """Drafts with `head`, which reads the hidden states of `target`."""
+class EagleDrafter(HeadDrafter):
+    """Drafts a tree with an EAGLE head."""
 
     name = KIND
     shapes_itself = True
 
-    def __init__(self, target: LanguageModel, head: AutoregressiveHead) -> None:
-        self._target = target
-        self._head = head
-        self._features = target.follow(head.layers)
-
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.head(KIND, "EAGLE head")
-        capacity = parts.target.cache.shape.capacity
-        return cls(parts.target, AutoregressiveHead(read_eagle(folder, parts.target), capacity))
-
-    @property
-    def memory_bytes(self) -> int:
-        slots = (self._features.slots(layer) for layer in self._head.layers)
-        return self._head.memory_bytes + sum(each.nbytes for each in slots)
-
-    def signal(self, sequence: Sequence) -> str | None:
-        return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
-
-    def prepare(self, sequence: Sequence) -> None:
-        held = sequence.tokens[: self._target.cache.length + 1]  # a cancelled prefill ends early
-        self._head.catch_up(held, self._features)
+        return cls(parts.target, read_eagle(folder, parts.target))
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:

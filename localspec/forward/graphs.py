@@ -28,6 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from localspec.errors import first_line
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed
 
@@ -169,7 +170,7 @@ class GraphStore(Generic[Key, Graph]):
             except (RuntimeError, MemoryError) as error:
                 # A failed capture may leave torch in an unknown state: try no further.
                 self._is_closed = True
-                self.notice = _notice(_first_line(error))
+                self.notice = _notice(first_line(error).rstrip("."))
                 return
 
 
@@ -178,10 +179,6 @@ def _notice(reason: str) -> str:
         f"Not every step is a captured graph: {reason}. Replies are the same; those steps take "
         "a little longer."
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
 
 # The widths of the cost table come first, at every length; then those between them.

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 
-from localspec.errors import MemoryShortage, ModelError
+from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.forward.cache import KVCache, kv_dtype
 from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
@@ -117,8 +117,7 @@ def load_module(
     except ModelError:
         raise
     except Exception as error:  # unknown files in transformers' code: any type is possible
-        first_line = str(error).strip().split("\n")[0]
-        if NO_ATTENTION in first_line:
+        if NO_ATTENTION in first_line(error):
             raise ModelError(
                 f"The family of {folder.name} ({config.get('model_type')}) has an attention of its "
                 "own that cannot check several tokens at once here. Choose a model of another "
@@ -187,9 +186,8 @@ def read_config(folder: Path) -> Any:
 
 
 def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
-    first_line = str(error).strip().split("\n")[0]
     return ModelError(
-        f"The model in {folder} cannot be loaded: {first_line} Fetch it again, or choose a "
+        f"The model in {folder} cannot be loaded: {first_line(error)} Fetch it again, or choose a "
         "model of a family that this version of transformers knows."
     )
 
@@ -261,7 +259,7 @@ def check_safetensors(file: Path) -> None:
         with safe_open(file, framework="pt"):
             return
     except (SafetensorError, OverflowError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise _damaged(file, f"its header does not describe its tensors ({reason})") from error
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
-from localspec.errors import ConfigError
+from localspec.errors import ConfigError, first_line
 from localspec.machine.hardware import Hardware, confirmed_by_torch, gib, probe
 from localspec.machine.sources import missing_part
 from localspec.workloads import load_workloads, workload_folders
@@ -53,7 +53,7 @@ def doctor_report(
         try:
             hardware = confirmed_by_torch(hardware)
         except (ImportError, OSError, RuntimeError) as error:  # a damaged or half-installed torch
-            torch_error = str(error).split("\n")[0]
+            torch_error = first_line(error)
     findings = [
         *_system(hardware),
         *_packages(hardware, torch_error),

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, first_line
 
 CONTINUE = "Continue: what has arrived is kept."
 IN_BETWEEN = "Continue later; if it stays so, a proxy in between cuts or changes files."
@@ -157,7 +157,7 @@ def fault_of(error: BaseException, model_id: str) -> DownloadFault:
     values: dict[str, object] = {
         "model_id": model_id,
         "timeout_s": f"{constants.HF_HUB_DOWNLOAD_TIMEOUT:.0f}",
-        "line": (str(error).strip().split("\n")[0] or type(error).__name__).rstrip(".:"),
+        "line": first_line(error).rstrip(".:"),
     }
     if get_token() is not None:
         values |= {"who": "the token it was given", "or_log_in": "", "and_log_in": ""}

@@ -22,9 +22,8 @@ from localspec.forward.heads.eagle import (
     tensor_shapes,
 )
 from localspec.forward.heads.files import Settings, TargetSizes
-from localspec.forward.heads.layer import module_parts, trainable_parts
 from localspec.training.recipe import HeadPlan, draft_steps, layer_shape
-from localspec.training.unrolled import NUM_JUDGED, Unrolled
+from localspec.training.unrolled import unrolled_plan
 
 NUM_STEPS = 2  # a third step costs half as much again
 NORM_EPSILON = 1e-5
@@ -49,15 +48,8 @@ def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
 
 
 def _plan(shape: HeadShape, num_steps: int) -> HeadPlan:
-    shapes = tensor_shapes(shape)
-
-    def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
-        module = trainable_parts(shapes, shape.layer.norm_epsilon, generator)
-        _initialise(module, shape)
-        return module, Unrolled(OwnNetwork(shape.layer, module_parts(module)), shape)
-
-    settings = settings_of(shape)
-    return HeadPlan(KIND, shape.layers, settings, shapes, build, num_steps, NUM_JUDGED)
+    settings, shapes = settings_of(shape), tensor_shapes(shape)
+    return unrolled_plan(KIND, shape, settings, shapes, OwnNetwork, _initialise, num_steps)
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from torch import nn
 from localspec.errors import ConfigError
 from localspec.forward.heads.autoregressive import HeadShape
 from localspec.forward.heads.files import Settings, TargetSizes
-from localspec.forward.heads.layer import module_parts, trainable_parts
 from localspec.forward.heads.mtp import (
     KIND,
     MtpNetwork,
@@ -25,7 +24,7 @@ from localspec.forward.heads.mtp import (
     tensor_shapes,
 )
 from localspec.training.recipe import HeadPlan, draft_steps, layer_shape
-from localspec.training.unrolled import NUM_JUDGED, Unrolled
+from localspec.training.unrolled import unrolled_plan
 
 NUM_STEPS = 3
 NORM_EPSILON = 1e-6
@@ -47,21 +46,14 @@ def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
 
 
 def _plan(shape: HeadShape, num_steps: int) -> HeadPlan:
-    shapes = tensor_shapes(shape)
-
-    def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
-        module = trainable_parts(shapes, shape.layer.norm_epsilon, generator)
-        _initialise(module, shape.layer.hidden_size)
-        return module, Unrolled(MtpNetwork(shape.layer, module_parts(module)), shape)
-
-    settings = settings_of(shape)
-    return HeadPlan(KIND, shape.layers, settings, shapes, build, num_steps, NUM_JUDGED)
+    settings, shapes = settings_of(shape), tensor_shapes(shape)
+    return unrolled_plan(KIND, shape, settings, shapes, MtpNetwork, _initialise, num_steps)
 
 
 @torch.no_grad()
-def _initialise(module: nn.ModuleDict, width: int) -> None:
+def _initialise(module: nn.ModuleDict, shape: HeadShape) -> None:
     """Start close to passing the state on."""
-    weights = dict(module.named_parameters())
+    weights, width = dict(module.named_parameters()), shape.layer.hidden_size
     for name in ("output.weight", "down.weight", "input.weight"):
         weights[name].mul_(START_SCALE)
     weights["input.weight"][:, :width] += torch.eye(width)

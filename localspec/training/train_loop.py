@@ -23,7 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localspec.errors import ConfigError, MemoryShortage, NumericsError, StoreError
+from localspec.errors import (
+    ConfigError,
+    MemoryShortage,
+    NumericsError,
+    StoreError,
+    first_line,
+)
 from localspec.files import replacing
 from localspec.training.judging import Judgement, judge
 from localspec.training.recipe import Recipe
@@ -289,7 +295,7 @@ class TrainLoop:
                 torch.save(content, part)
         except (OSError, RuntimeError) as error:  # torch wraps a full disk in a RuntimeError
             raise StoreError(
-                f"The checkpoint {self.path} cannot be written ({str(error).splitlines()[0]}). "
+                f"The checkpoint {self.path} cannot be written ({first_line(error)}). "
                 "Free some space and run the command again: it continues from the one before."
             ) from error
 

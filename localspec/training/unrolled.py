@@ -1,8 +1,8 @@
 """Rows of heads that draft on their own outputs: EAGLE and multi-token prediction.
 
-Contract: `Unrolled` is the `states` of a HeadRecipe. A lesson is processed several times: the first
-step reads the target's hidden states, each later step reads the head's own outputs one place later,
-as a draft of that length does.
+Contract: `Unrolled` is the `states` of a HeadRecipe, and `unrolled_plan` its plan. A lesson is
+processed several times: the first step reads the target's hidden states, each later step reads the
+head's own outputs one place later, as a draft of that length does.
 
 Not here: the networks (eagle, mtp), the loss (recipe).
 Source: training-time test of EAGLE-3 (arXiv 2503.01840), as HASS (arXiv 2408.15766).
@@ -10,14 +10,23 @@ Source: training-time test of EAGLE-3 (arXiv 2503.01840), as HASS (arXiv 2408.15
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from localspec.forward.heads.autoregressive import HeadShape, Network
-from localspec.forward.heads.layer import Rotation, plain_frequencies
+from localspec.forward.heads.files import Shapes
+from localspec.forward.heads.layer import (
+    Rotation,
+    module_parts,
+    plain_frequencies,
+    trainable_parts,
+)
+from localspec.training.recipe import HeadPlan
 from localspec.training.target import Lesson, Teacher
 
 NUM_JUDGED = 5  # draft positions in the held-out acceptance
@@ -47,6 +56,26 @@ class Unrolled:
             made.append(rows)
             rows = functional.pad(rows[:, :-1], (0, 0, 1, 0))
         return made
+
+
+def unrolled_plan(
+    kind: str,
+    shape: HeadShape,
+    settings: Mapping[str, Any],
+    shapes: Shapes,
+    network: type[Network],
+    initialise: Callable[[nn.ModuleDict, HeadShape], None],
+    num_steps: int,
+) -> HeadPlan:
+    """The plan of a head whose `network` drafts on its own outputs. initialise: changes the random
+    first weights. num_steps: draft positions in the loss."""
+
+    def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
+        module = trainable_parts(shapes, shape.layer.norm_epsilon, generator)
+        initialise(module, shape)
+        return module, Unrolled(network(shape.layer, module_parts(module)), shape)
+
+    return HeadPlan(kind, shape.layers, settings, shapes, build, num_steps, NUM_JUDGED)
 
 
 class UnrolledAttention:

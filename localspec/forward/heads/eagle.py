@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from localspec.errors import first_line
 from localspec.forward.features import LAST
 from localspec.forward.from_transformers import ROTATIONS
 from localspec.forward.heads.autoregressive import (
@@ -278,8 +279,8 @@ def _rotation(
         )
         rotary: Any = LlamaRotaryEmbedding(made)
     except Exception as error:  # unknown values in transformers' code: any type is possible
-        first_line = str(error).strip().split("\n")[0]
-        raise config.unfit(f"{PUBLISHED_CONFIG} describes no rotation ({first_line})") from error
+        reason = f"{PUBLISHED_CONFIG} describes no rotation ({first_line(error)})"
+        raise config.unfit(reason) from error
     kind = (made.rope_parameters or {}).get("rope_type", "default")
     if kind not in ROTATIONS:
         raise config.unfit(f"its rotation is {kind}, which changes with the length")

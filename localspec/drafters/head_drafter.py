@@ -1,0 +1,36 @@
+"""What the drafters with an autoregressive head share: EAGLE and multi-token prediction.
+
+Contract: the head reads pairs of neighbouring tokens with the states that the target left beside
+its cache, and catches up with the sequence by longest common prefix. So rejection, edit and the
+next turn need nothing more.
+
+Not here: the shape of a draft (eagle, mtp), the head (forward.heads.autoregressive).
+"""
+
+from __future__ import annotations
+
+from localspec.core import Sequence
+from localspec.drafters.parts import DrafterBase
+from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts
+from localspec.forward.model import LanguageModel
+
+
+class HeadDrafter(DrafterBase):
+    """Drafts with a head that reads the hidden states of `target`."""
+
+    def __init__(self, target: LanguageModel, parts: HeadParts) -> None:
+        self._target = target
+        self._head = AutoregressiveHead(parts, target.cache.shape.capacity)
+        self._features = target.follow(self._head.layers)
+
+    @property
+    def memory_bytes(self) -> int:
+        slots = (self._features.slots(layer) for layer in self._head.layers)
+        return self._head.memory_bytes + sum(each.nbytes for each in slots)
+
+    def signal(self, sequence: Sequence) -> str | None:
+        return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
+
+    def prepare(self, sequence: Sequence) -> None:
+        held = sequence.tokens[: self._target.cache.length + 1]  # a cancelled prefill ends early
+        self._head.catch_up(held, self._features)
