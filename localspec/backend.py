@@ -281,14 +281,15 @@ class Backend(Protocol):
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Prompt tokens of a conversation. A last message of the assistant counts as a reply to be
-        continued."""
+        continued. Raises EngineLost also where no answer comes in a few seconds."""
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """Chunks of one reply. `cancel` is honoured within one round; closing the iterator
-        has the same effect. Raises LocalspecError before the first chunk for a request that
-        cannot be served; later failures end the stream with finish_reason "error", except that
-        EngineLost is raised at whatever moment the engine is lost."""
+        has the same effect. The first chunk says that the request was taken; LocalspecError is
+        raised before it for one that cannot be served. Later failures end the stream with
+        finish_reason "error", except that EngineLost is raised at whatever moment the engine is
+        lost."""
         ...
 
     def candidates(
@@ -324,3 +325,10 @@ def chunks_of(
             if chunk.error is not None:
                 raise LocalspecError(chunk.error)
             yield chunk
+
+
+def num_system_tokens(backend: Backend, messages: tuple[Message, ...]) -> int:
+    """Tokens of the system prompt that a conversation begins with."""
+    system = [one for one in messages[:1] if one.role == "system"]
+    # No chat format renders a system prompt alone.
+    return backend.count_tokens((*system, Message("user", "-"))) if system else 0

@@ -28,6 +28,7 @@ from localspec.backend import (
     OffReason,
     Request,
     TurnStats,
+    num_system_tokens,
 )
 from localspec.chat import off_reasons
 from localspec.chat.out_of_memory import TurnFault, fault_of
@@ -113,7 +114,8 @@ class LocalBackend:
         template, context_length = self.loaded.template, self.loaded.context_length
         start = start_of(template, request.messages, request.continues, request.begun_tokens)
         if len(start.prompt) + request.max_tokens > context_length:
-            raise ContextOverflow(len(start.prompt), request.max_tokens, context_length)
+            num_system = num_system_tokens(self, request.messages)
+            raise ContextOverflow(len(start.prompt), request.max_tokens, context_length, num_system)
         text = ReplyText(template.detokenizer(), request.stop, start)
         return self._turn(request, start, text, cancel)
 

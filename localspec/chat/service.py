@@ -191,7 +191,7 @@ class ChatService(LogService):
         """Commit the person's message and queue its reply. handle None starts a conversation.
 
         Returns None for an empty message. Raises ContextOverflow or RequestError with nothing
-        stored; while the model loads the check waits until the turn begins.
+        stored; while the model loads, or does not answer, the check waits until the turn begins.
         """
         text = clean(text)
         if not text.strip():

@@ -17,7 +17,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.backend import Backend, Chunk, Description, Message, OffReason, Request, TurnStats
+from localspec.backend import (
+    Backend,
+    Chunk,
+    Description,
+    Message,
+    OffReason,
+    Request,
+    TurnStats,
+    num_system_tokens,
+)
 from localspec.chat.journal import PendingTurn
 from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams
 from localspec.errors import ContextOverflow, RequestError
@@ -248,11 +257,9 @@ def check_servable(backend: Backend, loaded: Description, request: Request) -> N
             raise RequestError(f"{drafter.name} cannot draft here: {drafter.reason}")
     num_prompt_tokens = backend.count_tokens(request.messages)
     if num_prompt_tokens + request.max_tokens > loaded.context_length:
-        system = [one for one in request.messages[:1] if one.role == "system"]
-        # No chat format renders a system prompt alone.
-        num_system_tokens = backend.count_tokens((*system, Message("user", "-"))) if system else 0
+        num_system = num_system_tokens(backend, request.messages)
         raise ContextOverflow(
-            num_prompt_tokens, request.max_tokens, loaded.context_length, num_system_tokens
+            num_prompt_tokens, request.max_tokens, loaded.context_length, num_system
         )
 
 

@@ -23,12 +23,13 @@ from functools import partial
 from localspec.backend import Backend, Request
 from localspec.chat.backend_lifecycle import BackendLifecycle
 from localspec.chat.journal import Journal
-from localspec.chat.turn import Reply, TurnPhase, check_servable, turn_settings, unexpected
+from localspec.chat.turn import Reply, TurnPhase, turn_settings, unexpected
 from localspec.core import FinishReason
 from localspec.errors import EngineLost, LocalspecError
 
 WATCH_S = 0.5  # how often an idle engine is checked
 CHECKPOINT_S = 1.0
+CLOSE_S = 10.0  # for the forward under way to end
 DIED_IDLE = "The engine ended while nothing was asked of it."
 
 Job = Callable[[Backend, threading.Event], None]
@@ -96,7 +97,11 @@ class Worker:
                     job.cancel.set()
             self._interrupt()
         if self._thread.is_alive():
-            self._thread.join(timeout=10.0)
+            self._thread.join(CLOSE_S)
+        backend = self._lifecycle.backend
+        if self._thread.is_alive() and backend is not None:
+            backend.close()  # it does not answer, and must not outlive this process
+            self._thread.join(CLOSE_S)
 
     def queue(self, job: Reply | Task) -> None:
         with self._changed:
@@ -257,13 +262,13 @@ class Worker:
     def _generate(self, reply: Reply) -> None:
         backend, loaded = self._lifecycle.require()
         request = self._make_request(reply)
-        check_servable(backend, loaded, request)
-        reply.pending.settings = turn_settings(reply.settings, loaded)
-        self._journal.update()
         reply.view = replace(reply.view, phase="prefill", position=0)
         checkpoint_s = time.monotonic()
         with closing(backend.generate(request, reply.cancel)) as chunks:  # type: ignore[type-var]
             for chunk in chunks:
+                if reply.pending.settings is None:  # the request was taken
+                    reply.pending.settings = turn_settings(reply.settings, loaded)
+                    self._journal.update()
                 reply.add(chunk)
                 if time.monotonic() - checkpoint_s >= CHECKPOINT_S:
                     self._journal.checkpoint(reply.pending)

@@ -1,10 +1,13 @@
 """A backend whose engine runs in its own process.
 
-Contract: localspec.backend.Backend, every method passed on by name. A thread of this process
-receives the engine's messages, so the engine never waits for the reader of a reply; the queue is
-bounded by the length of the reply. A cancel reaches the engine within CANCEL_LOOK_S. When the
-engine ends, is killed or reports that it is lost, every call raises EngineLost and `is_alive` is
-False. Imports nothing heavy.
+Contract: localspec.backend.Backend, every method passed on by name. One thread of this process
+sends and one receives, so neither a caller nor the engine waits for the other; what is queued is
+bounded by the length of the reply. A cancel reaches the engine within CANCEL_LOOK_S.
+
+When the engine ends, is killed or reports that it is lost, every call raises EngineLost and
+`is_alive` is False. A process that sends nothing for SILENT_S (stopped, or held by a lock) is
+killed and counts as lost. A call that is not answered in its time, or goes on for STOP_S after its
+cancel, raises EngineLost too; `close` ends such a process. Imports nothing heavy.
 
 Not here: opening another engine (chat.backend_lifecycle), the other end (engine).
 """
@@ -12,10 +15,10 @@ Not here: opening another engine (chat.backend_lifecycle), the other end (engine
 from __future__ import annotations
 
 import itertools
-import logging
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -30,10 +33,16 @@ from localspec.remote import engine, wire
 PROCESSES = multiprocessing.get_context("spawn")
 CANCEL_LOOK_S = 0.02
 OPENING_LOOK_S = 0.2
-CLOSE_S = 3.0
+SILENT_S = 10.0  # long for a beat every wire.BEAT_S; a library that loads may hold the interpreter
+COUNT_S = 3.0  # a page waits for the answer
+ANSWER_S = 600.0  # a slow processor reads a whole context for `candidates`
+STOP_S = 60.0  # a slow processor ends the forward under way first
 EXIT_S = 1.0  # from the end of the pipe to the exit code
+KILLED_S = 5.0  # for a driver to free the memory of a card
 
-log = logging.getLogger(__name__)
+NO_ANSWER = "The engine does not answer."
+SILENT = "The engine's process was stopped or stands still, so it was ended."
+CLOSED = "The engine was closed."
 
 
 class _Pending:
@@ -42,7 +51,11 @@ class _Pending:
     def __init__(self, cancel: threading.Event | None) -> None:
         self.answers: SimpleQueue[Any] = SimpleQueue()
         self.cancel = cancel
-        self.is_cancel_sent = False
+        self.cancelled_s: float | None = None  # when the cancel was sent
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.cancelled_s is not None and time.monotonic() - self.cancelled_s > STOP_S
 
 
 class ChildBackend:
@@ -51,12 +64,14 @@ class ChildBackend:
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self._process = process
         self._pipe = pipe
-        self._sending = threading.Lock()
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._loss: EngineLost | None = None
-        self._is_closed = False
-        self._listener = threading.Thread(target=self._listen, name="engine", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._listen, name="engine", daemon=True),
+            threading.Thread(target=self._dispatch, name="to engine", daemon=True),
+        ]
 
     @classmethod
     def open(cls, opening: wire.Opening, report: Callable[[str], None]) -> ChildBackend:
@@ -73,40 +88,42 @@ class ChildBackend:
         try:
             backend._wait_until_open(report)
         except BaseException:
-            backend._kill()
+            backend.close()
             raise
-        backend._listener.start()
+        backend.start()
         return backend
+
+    def start(self) -> None:
+        """Begin to pass messages on, once the backend at the other end is open."""
+        for thread in self._threads:
+            thread.start()
 
     def _wait_until_open(self, report: Callable[[str], None]) -> None:
         phrase = "starting the engine"
         while True:
             report(phrase)
-            if not self._pipe.poll(OPENING_LOOK_S):
-                continue
             try:
-                message = wire.receive(self._pipe)
+                message = wire.receive(self._pipe, OPENING_LOOK_S)
             except wire.Hangup:
                 raise self._how_it_ended() from None
             if isinstance(message, wire.Progress):
                 phrase = message.phrase
             elif isinstance(message, wire.Fault):
                 raise wire.error_of(message)
-            else:
-                assert isinstance(message, wire.Opened), f"{message} before the engine was open"
+            elif isinstance(message, wire.Opened):
                 return
 
     # the methods of a backend
 
     def is_alive(self) -> bool:
-        return self._loss is None and not self._is_closed
+        return self._loss is None
 
     def describe(self) -> Description:
         found: Description = self._ask("describe")
         return found
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        found: int = self._ask("count_tokens", messages)
+        found: int = self._ask("count_tokens", messages, limit_s=COUNT_S)
         return found
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
@@ -130,22 +147,25 @@ class ChildBackend:
         return found
 
     def close(self) -> None:
-        """End the process, by force after CLOSE_S. All its memory is free then."""
-        self._is_closed = True
-        try:
-            self._send(wire.Close())
-        except EngineLost:
-            pass
-        else:
-            self._process.join(CLOSE_S)
-        self._kill()
+        """End the process at once. All its memory is free then."""
+        self._loss = self._loss or EngineLost(CLOSED)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join(KILLED_S)
+        self._outgoing.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(EXIT_S)
+        self._pipe.close()
 
     # calls
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: Any, limit_s: float = ANSWER_S) -> Any:
         call_id, pending = self._begin(method, arguments, None)
         try:
-            return self._value_of(pending.answers.get())
+            return self._value_of(pending.answers.get(timeout=limit_s))
+        except Empty:
+            raise EngineLost(NO_ANSWER) from None
         finally:
             self._pending.pop(call_id, None)
 
@@ -158,6 +178,8 @@ class ChildBackend:
                     message = pending.answers.get(timeout=CANCEL_LOOK_S)
                 except Empty:
                     self._pass_cancel_on(call_id, pending)
+                    if pending.is_overdue:
+                        raise EngineLost(NO_ANSWER) from None
                     continue
                 if isinstance(message, wire.Items):
                     yield from message.values
@@ -189,51 +211,51 @@ class ChildBackend:
         raise error
 
     def _pass_cancel_on(self, call_id: int, pending: _Pending) -> None:
-        if pending.cancel is not None and pending.cancel.is_set() and not pending.is_cancel_sent:
-            pending.is_cancel_sent = True
+        is_set = pending.cancel is not None and pending.cancel.is_set()
+        if is_set and pending.cancelled_s is None:
+            pending.cancelled_s = time.monotonic()
             self._send(wire.Cancel(call_id))
 
+    # messages
+
     def _send(self, message: object) -> None:
-        try:
-            with self._sending:
-                wire.send(self._pipe, message)
-        except wire.Hangup:
-            raise self._loss or self._how_it_ended() from None
+        self._outgoing.put(wire.packed(message))
+
+    def _dispatch(self) -> None:
+        """Send what is queued; a stopped process would hold up whoever did it himself."""
+        while (data := self._outgoing.get()) is not None:
+            try:
+                wire.send(self._pipe, data)
+            except wire.Hangup:  # the listener says so to all who wait
+                return
 
     def _listen(self) -> None:
-        """Distribute the engine's messages until it hangs up."""
-        while True:
-            try:
-                message = wire.receive(self._pipe)
-            except wire.Hangup:
-                break
-            pending = self._pending.get(message.call_id)
-            if pending is not None:
-                pending.answers.put(message)
-                self._pass_cancel_on_quietly(message.call_id, pending)
-        self._loss = self._loss or self._how_it_ended()
-        for pending in list(self._pending.values()):
-            pending.answers.put(self._loss)
-
-    def _pass_cancel_on_quietly(self, call_id: int, pending: _Pending) -> None:
+        """Distribute the engine's messages until it hangs up or falls silent."""
+        silent_s = 0.0  # by waits and not by the clock: a computer that slept was not silent
         try:
-            self._pass_cancel_on(call_id, pending)
-        except EngineLost:
-            log.debug("the engine ended before it could be cancelled")
+            while silent_s < SILENT_S:
+                message = wire.receive(self._pipe, wire.BEAT_S)
+                silent_s = silent_s + wire.BEAT_S if message is None else 0.0
+                if isinstance(message, wire.Returned | wire.Items | wire.Fault):
+                    self._hand_over(message)
+            self._loss = self._loss or EngineLost(SILENT)
+            self._process.kill()
+        except wire.Hangup:
+            pass  # how it ended is said below
+        finally:
+            self._loss = self._loss or self._how_it_ended()
+            for pending in list(self._pending.values()):
+                pending.answers.put(self._loss)
 
-    # the end of the process
+    def _hand_over(self, message: wire.Returned | wire.Items | wire.Fault) -> None:
+        pending = self._pending.get(message.call_id)
+        if pending is not None:
+            pending.answers.put(message)
+            self._pass_cancel_on(message.call_id, pending)
 
     def _how_it_ended(self) -> EngineLost:
         self._process.join(EXIT_S)
         return EngineLost(f"The engine ended unexpectedly{_cause(self._process.exitcode)}.")
-
-    def _kill(self) -> None:
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join(EXIT_S)
-        if self._listener.is_alive():
-            self._listener.join(EXIT_S)
-        self._pipe.close()
 
 
 def _cause(exit_code: int | None) -> str:

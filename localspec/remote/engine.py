@@ -1,9 +1,9 @@
-"""The engine's process: opens a backend and answers calls over a pipe until it is closed.
+"""The engine's process: opens a backend and answers calls over a pipe until it is killed.
 
 Contract: the backend gets one call at a time, in order; calls in BESIDE, which need no engine, are
 answered meanwhile. The items of a stream are sent in groups within FLUSH_S, the first few at once;
-the engine waits for its reader only when the pipe is full. When the other end hangs up, this
-process ends at once: no engine outlives its page.
+the engine waits for its reader only when the pipe is full. Whatever a call raises, it is answered.
+When the other end hangs up, this process ends at once: no engine outlives its page.
 
 Not here: the other end (child).
 """
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 def run(pipe: Connection, opening: wire.Opening) -> None:
     """The main function of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then sends Close
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then ends this
     if sys.stderr is not None:  # a program without a console has none
         faulthandler.enable()
     engine = _Engine(pipe)
@@ -50,18 +50,16 @@ def run(pipe: Connection, opening: wire.Opening) -> None:
         target=engine.serve, args=(backend, engine.beside), name="beside", daemon=True
     )
     beside.start()
+    threading.Thread(target=engine.beat, name="beat", daemon=True).start()
     engine.serve(backend, engine.calls)
-    backend.close()
-    pipe.close()
-    os._exit(0)  # an orderly exit of torch takes a second
 
 
 class _Engine:
     """The queues between the thread that listens and those that work."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.calls: SimpleQueue[wire.Call | None] = SimpleQueue()
-        self.beside: SimpleQueue[wire.Call | None] = SimpleQueue()
+        self.calls: SimpleQueue[wire.Call] = SimpleQueue()
+        self.beside: SimpleQueue[wire.Call] = SimpleQueue()
         self._pipe = pipe
         self._sending = threading.Lock()
         self._cancels: dict[int, threading.Event] = {}
@@ -78,14 +76,16 @@ class _Engine:
                     self._cancels[message.call_id] = threading.Event()
                 queue = self.beside if message.method in BESIDE else self.calls
                 queue.put(message)
-            elif isinstance(message, wire.Cancel):
+            else:
                 cancel = self._cancels.get(message.call_id)
                 if cancel is not None:
                     cancel.set()
-            else:
-                for cancel in list(self._cancels.values()):
-                    cancel.set()
-                self.calls.put(None)
+
+    def beat(self) -> None:
+        """Say that this process runs, until it ends."""
+        while True:
+            self._send(wire.Beat())
+            time.sleep(wire.BEAT_S)
 
     def open(self, opening: wire.Opening) -> Backend | None:
         """The backend; None, with the reason sent, when it cannot be opened."""
@@ -93,21 +93,22 @@ class _Engine:
         try:
             function: Callable[..., Backend] = vars(importlib.import_module(module))[name]
             backend = function(**opening.keywords, report=self._report)
-        except Exception as error:  # the edge of this process: the other one shows it
+        except BaseException as error:  # the edge of this process: the other one shows it
             self._send(_explained(0, error))
             return None
         self._send(wire.Opened())
         return backend
 
-    def serve(self, backend: Backend, queue: SimpleQueue[wire.Call | None]) -> None:
-        """Answer the calls of one queue until it ends."""
-        while (call := queue.get()) is not None:
+    def serve(self, backend: Backend, queue: SimpleQueue[wire.Call]) -> None:
+        """Answer the calls of one queue until this process ends."""
+        while True:
+            call = queue.get()
             try:
                 self._answer(backend, call)
             except EngineLost as error:
                 self._send(wire.fault_of(call.call_id, error))
                 os._exit(LOST_CODE)  # a lost device may hang an orderly exit
-            except Exception as error:  # the edge of this process: the other one handles it
+            except BaseException as error:  # a panic of a Rust library is no Exception
                 self._send(_explained(call.call_id, error))
             finally:
                 self._cancels.pop(call.call_id, None)
@@ -137,14 +138,15 @@ class _Engine:
         self._send(wire.Progress(phrase))
 
     def _send(self, message: object) -> None:
+        data = wire.packed(message)
         try:
             with self._sending:
-                wire.send(self._pipe, message)
+                wire.send(self._pipe, data)
         except wire.Hangup:
             os._exit(0)
 
 
-def _explained(call_id: int, error: Exception) -> wire.Fault:
+def _explained(call_id: int, error: BaseException) -> wire.Fault:
     if not isinstance(error, LocalspecError):
         log.error("a call of the engine failed", exc_info=error)
     return wire.fault_of(call_id, error)

@@ -18,6 +18,8 @@ from typing import Any
 
 from localspec import errors
 
+BEAT_S = 0.25
+
 
 class Hangup(Exception):
     """The process at the other end is gone."""
@@ -50,11 +52,6 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Close:
-    """End the process."""
-
-
-@dataclass(frozen=True)
 class Progress:
     """A phrase of loading."""
 
@@ -64,6 +61,11 @@ class Progress:
 @dataclass(frozen=True)
 class Opened:
     """The backend is open and takes calls."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The process runs. Sent every BEAT_S once the backend is open."""
 
 
 @dataclass(frozen=True)
@@ -92,25 +94,30 @@ class Items:
     values: list[Any]
 
 
-def send(pipe: Connection, message: object) -> None:
-    """Raises Hangup. Waits while the pipe is full."""
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+def packed(message: object) -> bytes:
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def send(pipe: Connection, data: bytes) -> None:
+    """Send a packed message. Raises Hangup. Waits while the pipe is full."""
     try:
         pipe.send_bytes(data)
     except OSError as error:
         raise Hangup from error
 
 
-def receive(pipe: Connection) -> Any:
-    """The next message. Raises Hangup."""
+def receive(pipe: Connection, wait_s: float | None = None) -> Any:
+    """The next message; None where none comes within `wait_s`. Raises Hangup."""
     try:
-        return pickle.loads(pipe.recv_bytes())
+        return pickle.loads(pipe.recv_bytes()) if pipe.poll(wait_s) else None
     except (EOFError, OSError) as error:
         raise Hangup from error
 
 
-def fault_of(call_id: int, error: Exception) -> Fault:
-    return Fault(call_id, type(error).__name__, str(error), dict(vars(error)))
+def fault_of(call_id: int, error: BaseException) -> Fault:
+    is_ours = isinstance(error, errors.LocalspecError)  # others may hold what cannot be packed
+    fields = dict(vars(error)) if is_ours else {}
+    return Fault(call_id, type(error).__name__, str(error), fields)
 
 
 def error_of(fault: Fault) -> Exception:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Backend, Chunk, Description, Message, Request
+from localspec.backend import Backend, Chunk, Description, Message, Request, TurnStats
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.chat.worker import Task
 from localspec.errors import EngineLost, MemoryShortage, RequestError
@@ -54,6 +54,19 @@ class Mortal(FakeBackend):
                 self.is_dead = True
                 raise EngineLost("The engine ended unexpectedly.")
             yield chunk
+
+
+@dataclass
+class Stuck(Mortal):
+    """Takes a request, and answers nothing until it is closed."""
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        raise EngineLost("The engine does not answer.")
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        yield Chunk("prefill", TurnStats(1))
+        until(lambda: self.is_closed)
+        raise EngineLost("The engine was closed.")
 
 
 @dataclass
@@ -350,6 +363,21 @@ def test_a_message_that_ends_every_engine_is_tried_twice(world: World) -> None:
     assert reply.view.finish_reason == "interrupted"
     until(lambda: service.status().phase == "ready")
     assert len(world.opened) == 3, "one that was there, one to try again, one for what comes next"
+
+
+def test_a_message_is_committed_while_the_engine_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whatever it does not answer, closing ends it."""
+    monkeypatch.setattr("localspec.chat.worker.CLOSE_S", 0.2)
+    engine = Stuck(Script())
+    world.next_ones = [lambda options: engine]
+    service = ready(world.begin())
+    reply = service.submit(None, "keep this", ReplySettings())
+    assert reply is not None
+    until(lambda: bool(reply.handle > 0 and service.store.messages(reply.handle)))
+    service.close()
+    assert engine.is_closed and reply.view.finish_reason == "interrupted"
 
 
 def test_an_engine_lost_in_a_task_is_started_again(world: World) -> None:

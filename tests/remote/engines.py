@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Request
+from localspec.backend import Chunk, Message, Request
 from localspec.errors import ContextOverflow, EngineLost, MemoryShortage
 from localspec.remote import child
 from localspec.remote.wire import Opening
@@ -63,8 +63,14 @@ class Playing(FakeBackend):
             "shortage": _run_short,
             "bug": _divide,
             "odd": _odd,
+            "panic": _panic,
         }
     )
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        if messages[-1].content == "panic in counting":
+            _panic()
+        return super().count_tokens(messages)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         chunks = super().generate(request, cancel)
@@ -98,6 +104,14 @@ class OddError(Exception):
 
 def _odd() -> None:
     raise OddError("who am I?")
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it: no Exception."""
+
+
+def _panic() -> None:
+    raise PanicException("index out of bounds")
 
 
 def playing(report: Report, notes: Path | None = None, **script: Any) -> Playing:

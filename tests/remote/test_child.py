@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 
 from localspec.backend import Backend, Chunk, Message, Request
 from localspec.errors import ContextOverflow, EngineLost, MemoryShortage, RequestError
-from localspec.remote import wire
+from localspec.remote import child, wire
 from localspec.remote.child import ChildBackend
 from tests.fakes import REPLY, FakeBackend, Script
 from tests.remote.engines import (
@@ -139,6 +140,10 @@ def test_errors_in_a_call_leave_the_engine_usable(shared: Shared) -> None:
         play(shared.backend, "bug")
     with pytest.raises(RuntimeError, match=r"OddError: who am I\?"):
         play(shared.backend, "odd")
+    with pytest.raises(RuntimeError, match="PanicException: index out of bounds"):
+        play(shared.backend, "panic")
+    with pytest.raises(RuntimeError, match="PanicException"):
+        shared.backend.count_tokens((Message("user", "panic in counting"),))
     with pytest.raises(ContextOverflow):
         play(shared.backend, "word " * CONTEXT_LENGTH)
 
@@ -268,6 +273,104 @@ def test_measuring_crosses_and_can_be_paused(shared: Shared) -> None:
     assert heard[:2] == list(PHRASES[:2]) and len(heard) < 6
 
 
+class Process:
+    """The engine's process as the other end of a pipe, without one."""
+
+    exitcode = -signal.SIGTERM
+
+    def __init__(self, far_end: Connection) -> None:
+        self.far_end = far_end
+
+    def is_alive(self) -> bool:
+        return not self.far_end.closed
+
+    def kill(self) -> None:
+        self.far_end.close()
+
+    def join(self, timeout: float) -> None:
+        pass
+
+
+@dataclass
+class Mute:
+    """A backend whose process reads nothing. While `beats` is set it says that it runs."""
+
+    backend: ChildBackend
+    process: Process
+    beats: threading.Event
+
+    def beat(self) -> None:
+        while self.process.is_alive() and self.beats.is_set():
+            wire.send(self.process.far_end, wire.packed(wire.Beat()))
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
+    monkeypatch.setattr(wire, "BEAT_S", 0.05)
+    monkeypatch.setattr(child, "SILENT_S", 0.3)
+    pipe, far_end = multiprocessing.Pipe()
+    process: Any = Process(far_end)
+    made = Mute(ChildBackend(process, pipe), process, threading.Event())
+    made.beats.set()
+    beating = threading.Thread(target=made.beat)
+    beating.start()
+    made.backend.start()
+    yield made
+    made.beats.clear()
+    beating.join()
+    made.backend.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda backend: backend.describe(),
+        lambda backend: list(backend.generate(request(), threading.Event())),
+        lambda backend: backend.count_tokens((Message("user", "x" * 1_000_000),)),
+    ],
+    ids=["ask", "stream", "larger than the pipe"],
+)
+def test_a_process_that_falls_silent_is_killed_and_lost(mute: Mute, call: Any) -> None:
+    mute.beats.clear()
+    with pytest.raises(EngineLost, match="stands still"):
+        call(mute.backend)
+    assert not mute.process.is_alive() and not mute.backend.is_alive()
+
+
+def test_a_count_waits_its_time_alone_and_a_beating_engine_is_not_lost(
+    mute: Mute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "COUNT_S", 0.1)
+    for text in ("hi", "x" * 1_000_000):
+        with pytest.raises(EngineLost, match="does not answer"):
+            mute.backend.count_tokens((Message("user", text),))
+    assert mute.backend.is_alive() and mute.process.is_alive()
+
+
+def test_a_reply_that_does_not_heed_its_cancel_is_given_up(
+    mute: Mute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "STOP_S", 0.1)
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(EngineLost, match="does not answer"):
+        list(mute.backend.generate(request(), cancel))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+def test_a_stopped_process_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "SILENT_S", 0.6)
+    others = multiprocessing.active_children()
+    backend = opened()
+    (process,) = [one for one in multiprocessing.active_children() if one not in others]
+    with pytest.raises(EngineLost, match="stands still"):
+        for chunk in backend.generate(request(SLOW), threading.Event()):
+            if chunk.phase == "prefill":
+                os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: not process.is_alive())
+
+
 def test_what_libraries_print_does_not_disturb(opened: Any) -> None:
     assert play(opened("busy"))[-1].finish_reason == "eos"
 
@@ -281,9 +384,9 @@ def test_closing_ends_the_process_in_the_middle_of_a_reply(opened: Any) -> None:
     backend.close()
     assert time.monotonic() - started_s < 5.0
     assert set(multiprocessing.active_children()) <= set(others)
-    assert list(chunks)[-1].finish_reason == "cancelled"
-    with pytest.raises(EngineLost):
-        backend.describe()
+    for call in (lambda: list(chunks), backend.describe):
+        with pytest.raises(EngineLost):
+            call()
 
 
 PARENT = """
