@@ -4,6 +4,9 @@ Contract: the local engine, an engine in another process and the fake of the tes
 `Backend`; the page, the log and the command line use only that. Unknown is None, never 0.
 Counts follow vLLM's definitions: `acceptance_rate` = accepted / drafted, `mean_accepted_length` =
 1 + accepted / num_drafts (the bonus token counted), `draft_share` = accepted / output tokens.
+`speedup` is of the whole reply, from the request to the last token, `decode_speedup` of its rounds
+alone; both against plain decoding measured here under the same load. A turn that did not draft has
+neither.
 
 Not here: the types of the engine and the drafters (core).
 """
@@ -19,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from localspec.arithmetic import ratio
 from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
+from localspec.speculation import plain_reply_ms, speedup
 
 Role = Literal["system", "user", "assistant"]
 LARGEST_FIXED_LENGTH = 64  # γ
@@ -95,7 +99,9 @@ class TurnStats:
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
     drafter: the one that drafted most of the tokens, OFF when nothing was drafted.
-    speedup: against this machine's measured plain decoding at this context; None until measured.
+    draft_prefill_ms: the drafters' reading of the prompt, a part of prefill_ms. reply_ms: from the
+    request to the last token. plain_decode_ms: of plain decoding for the same tokens. no_speedup:
+    why there is none though plain decoding was measured.
     exact: False where the request asked for leniency; num_lenient_tokens: output tokens that exact
     checking would have refused.
     reason: why this drafter and γ, as a sentence. off: why nothing was drafted, None where
@@ -112,14 +118,18 @@ class TurnStats:
     num_accepted_tokens: int = 0
     prefill_ms: float | None = None
     ttft_ms: float | None = None
+    draft_prefill_ms: float | None = None
     decode_ms: float = 0.0
-    plain_decode_ms: float | None = None  # of plain decoding for the same tokens
+    plain_decode_ms: float | None = None
+    reply_ms: float | None = None
+    no_speedup: Literal["load_changed"] | None = None
     exact: bool = True
     num_lenient_tokens: int = 0
     energy_joules: float | None = None  # of the whole card over this turn, None without a counter
     reason: str = ""
     off: OffReason | None = None
     continued_from: Literal["tokens", "text"] | None = None
+    prompt_fingerprint: str | None = None  # of the prompt's ids
     drafted_by: Mapping[str, int] = field(default_factory=dict)
 
     def plus(self, step: Step) -> TurnStats:
@@ -166,10 +176,18 @@ class TurnStats:
         return ratio(1000.0 * self.num_output_tokens, self.decode_ms)
 
     @property
+    def plain_reply_ms(self) -> float | None:
+        return plain_reply_ms(
+            self.reply_ms, self.draft_prefill_ms, self.decode_ms, self.plain_decode_ms
+        )
+
+    @property
+    def decode_speedup(self) -> float | None:
+        return speedup(self.plain_decode_ms, self.decode_ms)
+
+    @property
     def speedup(self) -> float | None:
-        if self.plain_decode_ms is None:
-            return None
-        return ratio(self.plain_decode_ms, self.decode_ms)
+        return speedup(self.plain_reply_ms, self.reply_ms)
 
 
 DraftOutcome = Literal["accepted", "rejected", "not_reached"]
@@ -213,7 +231,8 @@ class Chunk:
     step: the round behind this chunk, None outside decoding.
     finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
     is_relieved: None unless memory ran out; True: memory was freed for the next turn; False: this
-    backend can free no more.
+    backend can free no more. plain_ms: on the last chunk, plain decoding for the tokens of each
+    round, None for a round that cannot be compared; empty where nothing was drafted or measured.
     """
 
     phase: Phase
@@ -227,6 +246,7 @@ class Chunk:
     lengths: tuple[int, ...] = ()
     drafted: tuple[DraftedToken, ...] = ()
     is_relieved: bool | None = None
+    plain_ms: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +265,8 @@ class DrafterStatus:
 
 @dataclass(frozen=True)
 class Description:
-    """What a backend has loaded. calibration: measured costs as plain data, None before."""
+    """What a backend has loaded. calibration: measured costs as plain data, None before.
+    fingerprint: of the target's files. kernels: the choice among them, None where there is none."""
 
     target: str
     draft: str | None
@@ -257,6 +278,8 @@ class Description:
     kv_bytes: int | None = None
     calibration: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    kernels: str | None = None
 
     @property
     def held_bytes(self) -> int | None:

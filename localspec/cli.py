@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 STATISTICS = (
     "drafter", "num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
     "acceptance_rate", "draft_share", "mean_accepted_length", "tokens_per_second", "ttft_ms",
-    "prefill_ms", "decode_ms", "speedup", "exact", "num_lenient_tokens", "reason",
+    "prefill_ms", "decode_ms", "reply_ms", "speedup", "decode_speedup", "no_speedup", "exact",
+    "num_lenient_tokens", "reason",
 )  # fmt: skip
 
 app = typer.Typer(

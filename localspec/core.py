@@ -237,7 +237,8 @@ class Step:
     draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
     acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
     plan_ms: the policy's decision, a part of verify_ms. signal: what the drafter knew before
-    drafting (see Drafter.signal). num_draft_steps: how often the drafter ran.
+    drafting (see Drafter.signal). num_draft_steps: how often the drafter ran. plain_ms: plain
+    decoding for the same tokens, known at the end of a turn that drafted.
     """
 
     drafter: str
@@ -253,6 +254,7 @@ class Step:
     num_draft_steps: int = 0
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
     plan_ms: float = 0.0
+    plain_ms: float | None = None
 
     @property
     def round_ms(self) -> float:

@@ -64,6 +64,7 @@ def open_local_backend(
     page is drawn on the same processor.
     """
     from localspec.engine.engine import Engine
+    from localspec.forward.fingerprint import fingerprint
 
     torch = _quiet_torch(report)
     source = resolve(options, report)
@@ -99,6 +100,7 @@ def open_local_backend(
             notices=(*of_machine, *notices, *found.notices, *lost, *told),
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
+            fingerprint=fingerprint(source.target),
             joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
         )
     )

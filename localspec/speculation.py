@@ -1,7 +1,8 @@
 """The formulas of speculative decoding, each once. No torch.
 
-Contract: pure functions. acceptance[i] is the chance that draft token i is accepted given that all
-before it were; the last value stands for every later position.
+Contract: pure functions; what is made of an unknown is None. acceptance[i] is the chance that
+draft token i is accepted given that all before it were; the last value stands for every later
+position.
 
     E(γ) = 1 + Σ_{j=1..γ} Π_{i<j} acceptance[i]     tokens that a round yields
     R(γ) = E(γ) / T(γ)                              tokens per ms; T is what the round takes
@@ -54,6 +55,24 @@ def interpolated(points: Mapping[int, float], place: float) -> float:
     low, high = known[right - 1], known[right]
     share = (place - low) / (high - low)
     return points[low] + share * (points[high] - points[low])
+
+
+def speedup(plain_ms: float | None, took_ms: float | None) -> float | None:
+    """Times plain decoding: what the same tokens take without drafting over what they took."""
+    return None if plain_ms is None or not took_ms else plain_ms / took_ms
+
+
+def plain_reply_ms(
+    reply_ms: float | None,
+    draft_prefill_ms: float | None,
+    decode_ms: float,
+    plain_decode_ms: float | None,
+) -> float | None:
+    """A whole reply without drafting: the rounds are plain ones, and no drafter reads the prompt.
+    The rest (the target's prefill, text and page) takes as long."""
+    if reply_ms is None or plain_decode_ms is None:
+        return None
+    return reply_ms - (draft_prefill_ms or 0.0) - decode_ms + plain_decode_ms
 
 
 @dataclass(frozen=True)

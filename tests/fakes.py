@@ -122,12 +122,14 @@ class FakeBackend:
         stats = TurnStats(num_prompt_tokens, reason=script.reason, exact=is_exact)
         yield Chunk("prefill", stats)
         cancel.wait(script.prefill_s)
-        stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
+        stats = replace(
+            stats, prefill_ms=1000 * (time.monotonic() - started_s), draft_prefill_ms=0.0
+        )
         reply = script.reply if isinstance(script.reply, str) else script.reply(request)
         if request.continues:  # like a model, it knows what it would have said next
             stats = replace(stats, continued_from="tokens" if request.begun_tokens else "text")
             reply = reply.removeprefix(request.messages[-1].content)
-        pieces, done = _pieces(reply)[: request.max_tokens], 0
+        pieces, done, plain_ms = _pieces(reply)[: request.max_tokens], 0, list[float]()
         while done < len(pieces) and not cancel.is_set():
             if self.script.fail_at_round == self.num_rounds and script.fault is not None:
                 self.num_rounds += 1
@@ -138,8 +140,10 @@ class FakeBackend:
             stats = stats.plus(step)
             if stats.ttft_ms is None:
                 stats = replace(stats, ttft_ms=1000 * (time.monotonic() - started_s))
-            if script.plain_ms is not None:
-                stats = replace(stats, plain_decode_ms=script.plain_ms * stats.num_output_tokens)
+            stats = replace(stats, reply_ms=1000 * (time.monotonic() - started_s))
+            plain_ms.append(step.num_output_tokens * (script.plain_ms or 0.0))
+            if script.plain_ms is not None and stats.num_draft_tokens:
+                stats = replace(stats, plain_decode_ms=sum(plain_ms))
             new = pieces[done : done + step.num_output_tokens]
             done += len(new)
             provenance = (step.drafter,) * step.num_accepted_tokens + (TARGET,)
@@ -156,7 +160,13 @@ class FakeBackend:
         reason = "cancelled" if cancel.is_set() and done < len(pieces) else "eos"
         if reason == "eos" and done == request.max_tokens:
             reason = "length"
-        yield Chunk("done", stats, finish_reason=reason)  # type: ignore[arg-type]
+        is_compared = stats.plain_decode_ms is not None
+        yield Chunk(
+            "done",
+            stats,
+            finish_reason=reason,  # type: ignore[arg-type]
+            plain_ms=tuple(plain_ms) if is_compared else (),
+        )
 
     def _drafted(self, step: Step, pieces: list[str]) -> tuple[DraftedToken, ...]:
         """A chain that was right as far as it was accepted, then guessed "wrong"."""

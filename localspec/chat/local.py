@@ -11,13 +11,14 @@ Not here: decoding (engine), storage and queueing (service), loading (load).
 from __future__ import annotations
 
 import gc
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from localspec.backend import (
     Candidate,
@@ -35,6 +36,9 @@ from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, OFF, Policy, Round, SamplingParams, Sequence, Step
+from localspec.engine.acceptance import bucket_of
+from localspec.engine.costs import Costs
+from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
 from localspec.errors import (
     ContextOverflow,
@@ -49,6 +53,7 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.engine import Engine
     from localspec.forward.graphs import Capturing
 
+FINGERPRINT_LENGTH = 16  # hex digits
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
 
@@ -73,6 +78,7 @@ class Loaded:
     captures: tuple[Capturing, ...] = ()  # forwards that can be captured in idle time
     joules: Callable[[], float | None] = lambda: None
     return_memory: Callable[[], object] = gc.collect
+    fingerprint: str | None = None  # of the target's files
 
 
 class LocalBackend:
@@ -83,6 +89,7 @@ class LocalBackend:
         self._engine = loaded.engine
         self._controller = loaded.controller
         self._texts = TokenTexts(loaded.template)
+        self._baselines: dict[Costs, PlainBaseline] = {}  # of greedy rounds, and of drawing ones
 
     def describe(self) -> Description:
         loaded, target = self.loaded, self._engine.target
@@ -99,6 +106,7 @@ class LocalBackend:
             kv_bytes=target.cache.kv_bytes,
             calibration=costs.snapshot() if costs.is_measured else None,
             notices=(*loaded.notices, *captured),
+            fingerprint=loaded.fingerprint,
         )
 
     def is_alive(self) -> bool:
@@ -110,6 +118,7 @@ class LocalBackend:
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
+        started_s = perf_counter()
         self._refuse_unknown_drafter(request.drafter)
         template, context_length = self.loaded.template, self.loaded.context_length
         start = start_of(template, request.messages, request.continues, request.begun_tokens)
@@ -117,7 +126,7 @@ class LocalBackend:
             num_system = num_system_tokens(self, request.messages)
             raise ContextOverflow(len(start.prompt), request.max_tokens, context_length, num_system)
         text = ReplyText(template.detokenizer(), request.stop, start)
-        return self._turn(request, start, text, cancel)
+        return self._turn(request, start, text, started_s, cancel)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -152,6 +161,7 @@ class LocalBackend:
 
         # Capture first: the costs must be those of the forwards that will run.
         made = chain.from_iterable(each.capture() for each in self.loaded.captures)
+        self._baselines.clear()  # what they were made of is measured anew
         for phrase in chain(made, calibrate(self._engine, self._controller)):
             if cancel.is_set():
                 return
@@ -183,14 +193,24 @@ class LocalBackend:
     # one turn
 
     def _turn(
-        self, request: Request, start: Start, text: ReplyText, cancel: threading.Event
+        self,
+        request: Request,
+        start: Start,
+        text: ReplyText,
+        started_s: float,
+        cancel: threading.Event,
     ) -> Iterator[Chunk]:
-        started_s, joules = perf_counter(), self.loaded.joules()
+        joules = self.loaded.joules()
         sequence = self._engine.start(
             start.prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
         )
         is_exact = request.sampling.leniency is None
-        stats = TurnStats(len(start.prompt), exact=is_exact, continued_from=start.source)
+        stats = TurnStats(
+            len(start.prompt),
+            exact=is_exact,
+            prompt_fingerprint=_fingerprint(start.prompt),
+            continued_from=start.source,
+        )
         yield Chunk("prefill", stats)
         fault: TurnFault | None = None
         try:
@@ -203,17 +223,30 @@ class LocalBackend:
                 request.first_num_draft_tokens,
                 request.workload,
             )
+            draft_prefill_ms = self._engine.prepare(sequence, policy, cancel)
             stats = replace(
                 stats,
                 num_reused_tokens=prefilled.num_reused_tokens,
-                prefill_ms=prefilled.prefill_ms + self._engine.prepare(sequence, policy, cancel),
+                prefill_ms=prefilled.prefill_ms + draft_prefill_ms,
+                draft_prefill_ms=draft_prefill_ms,
             )
-            for chunk in self._rounds(request, policy, text, sequence, stats, started_s, cancel):
+            baseline = self._baseline(request.sampling)
+            rounds = self._rounds(
+                request, policy, text, sequence, stats, started_s, baseline, cancel
+            )
+            for chunk in rounds:
                 stats = chunk.stats
                 yield chunk
+            plain_ms = () if baseline is None else baseline.end_turn()
             rest, reason = text.flush(), sequence.finish_reason or "cancelled"
-            stats = self._with_energy(stats, joules)
-            yield Chunk("done", stats, rest, finish_reason="stop" if text.is_stopped else reason)
+            stats = _compared(self._with_energy(stats, joules), baseline)
+            yield Chunk(
+                "done",
+                stats,
+                rest,
+                finish_reason="stop" if text.is_stopped else reason,
+                plain_ms=plain_ms if stats.num_draft_tokens else (),
+            )
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)
         if fault is not None:  # only now: a traceback holds every tensor of its frames
@@ -227,6 +260,7 @@ class LocalBackend:
         sequence: Sequence,
         stats: TurnStats,
         started_s: float,
+        baseline: PlainBaseline | None,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         with closing(self._engine.decode(sequence, policy, cancel)) as rounds:
@@ -238,27 +272,36 @@ class LocalBackend:
                     stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started_s))
                 if cut.reason and (cut.step.num_draft_tokens or not stats.num_drafts):
                     stats = replace(stats, reason=cut.reason)
-                plain_ms = self._controller.plain_ms(sequence, cut.step.context_length)
-                if plain_ms is not None:
-                    # Plain decoding needs a step for the end-of-text token too, no output token.
+                if baseline is not None:
+                    # Plain decoding needs a round for the end-of-text token too, no output token.
                     is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
-                    num_steps = cut.step.num_output_tokens + (1 if is_ended else 0)
-                    before_ms = stats.plain_decode_ms or 0.0
-                    stats = replace(stats, plain_decode_ms=before_ms + plain_ms * num_steps)
+                    baseline.observe(cut.step, cut.step.num_output_tokens + is_ended)
                 if not found.step.num_draft_tokens:
                     stats = replace(stats, off=self._why_off(request, found) or stats.off)
+                drafted = drafted_tokens(cut, self._texts)
+                stats = replace(stats, reply_ms=1000.0 * (perf_counter() - started_s))
                 yield Chunk(
                     "decode",
-                    stats,
+                    _compared(stats, baseline),
                     text,
                     cut.tokens,
                     cut.provenance,
                     cut.step,
                     lengths=lengths,
-                    drafted=drafted_tokens(cut, self._texts),
+                    drafted=drafted,
                 )
                 if reply.is_stopped:
                     break
+
+    def _baseline(self, sampling: SamplingParams) -> PlainBaseline | None:
+        """What this turn is compared with; None until plain decoding was measured."""
+        if not self._controller.is_measured(sampling):
+            return None
+        costs = self._controller.costs_at(bucket_of(sampling))
+        if costs not in self._baselines:
+            self._baselines[costs] = PlainBaseline(costs)
+        self._baselines[costs].begin_turn()
+        return self._baselines[costs]
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
         chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
@@ -316,6 +359,19 @@ class LocalBackend:
         del drafters  # they hold the memory that is returned now
         self.loaded.return_memory()
         return freed if names else None
+
+
+def _fingerprint(prompt: tuple[int, ...]) -> str:
+    return hashlib.sha256(repr(prompt).encode()).hexdigest()[:FINGERPRINT_LENGTH]
+
+
+def _compared(stats: TurnStats, baseline: PlainBaseline | None) -> TurnStats:
+    """With what plain decoding would have taken, where something was drafted."""
+    if baseline is None or not stats.num_draft_tokens:
+        return stats
+    plain_ms = baseline.plain_ms
+    reason: Literal["load_changed"] | None = "load_changed" if plain_ms is None else None
+    return replace(stats, plain_decode_ms=plain_ms, no_speedup=reason)
 
 
 def _unloaded(status: DrafterStatus) -> DrafterStatus:

@@ -28,7 +28,7 @@ from localspec.backend import (
     num_system_tokens,
 )
 from localspec.chat.journal import PendingTurn
-from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams
+from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.errors import ContextOverflow, RequestError
 from localspec.leniency import as_data
 from localspec.options import Offer
@@ -189,12 +189,26 @@ class Reply:
             text=self.view.text,
             token_ids=[token for chunk in self._chunks for token in chunk.tokens],
             provenance=[name for chunk in self._chunks for name in chunk.provenance],
-            stats=self.view.stats,
-            steps=[chunk.step for chunk in self._chunks if chunk.step is not None],
+            stats=self._stats(),
+            steps=self._steps(),
             finish_reason=reason,
             error=error,
             drafted=self._packed_tokens(),
         )
+
+    def _steps(self) -> list[Step]:
+        steps = [chunk.step for chunk in self._chunks if chunk.step is not None]
+        plain_ms = self._chunks[-1].plain_ms if self._chunks else ()
+        if not plain_ms:
+            return steps
+        return [replace(step, plain_ms=ms) for step, ms in zip(steps, plain_ms, strict=True)]
+
+    def _stats(self) -> TurnStats | None:
+        """Without a speedup where the engine was lost before it compared the rounds."""
+        stats = self.view.stats
+        if stats is None or self._chunks[-1].plain_ms:
+            return stats
+        return replace(stats, plain_decode_ms=None)
 
     def _packed_tokens(self) -> bytes | None:
         """What the token view shows; None without rounds. Lengths are left out where the backend
@@ -299,6 +313,8 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         context_length=loaded.context_length if loaded else None,
         workload=settings.workload,
         leniency=None if sampling.leniency is None else json.dumps(as_data(sampling.leniency)),
+        target_fingerprint=loaded.fingerprint if loaded else None,
+        kernels=loaded.kernels if loaded else None,
     )
 
 

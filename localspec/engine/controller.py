@@ -162,10 +162,6 @@ class Controller:
         costs = self.costs_at(bucket_of(sampling))
         return not (costs.is_measured and all(map(costs.knows, self.drafters)))
 
-    def plain_ms(self, sequence: Sequence, context: int) -> float | None:
-        """One plain round of this sequence at this context; None until measured."""
-        return self.costs_at(bucket_of(sequence.sampling)).plain_ms(context)
-
     def budget(self, bucket: int, plain_ms: float) -> Budget:
         """With an allowance where no acceptance is known."""
         if bucket not in self._budgets:

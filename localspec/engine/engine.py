@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -129,7 +129,8 @@ class Engine:
         policy.observe(sequence, outcome)
         if proposal.tokens:
             self.drafters[plan.drafter].observe(sequence, outcome)
-        return _yielded(plan, outcome, kept)
+        learning_ms = 1000.0 * (perf_counter() - times.ended)
+        return _yielded(plan, outcome, kept, learning_ms)
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, nor past the end of the context."""
@@ -202,9 +203,11 @@ def _measured(
     )
 
 
-def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int]) -> Round:
-    """The round as others see it, with where each of its tokens came from."""
-    step, proposal, verdict = outcome.step, outcome.proposal, outcome.verdict
+def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int], learning_ms: float) -> Round:
+    """The round as others see it: with what learning from it took, and where each token came
+    from."""
+    proposal, verdict = outcome.proposal, outcome.verdict
+    step = replace(outcome.step, verify_ms=outcome.step.verify_ms + learning_ms)
     makers = proposal.makers or (plan.drafter,) * len(proposal.tokens)
     accepted = tuple(makers[node] for node in verdict.path[: step.num_accepted_tokens])
     provenance = accepted + (TARGET,) * (len(kept) - len(accepted))

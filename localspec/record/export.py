@@ -45,7 +45,7 @@ CSV_COLUMNS = (
     "turn_id", "session_id", "conversation_id", "message_id", "conversation_title",
     "started_at_utc", "finished_at_utc", "state", "finish_reason", "error", "continues_message_id",
     *(one.name for one in fields(TurnSettings)),
-    *(name for name in STATS_COLUMNS if name != "drafted_by"),
+    *STATS_COLUMNS,
     *MACHINE_COLUMNS,
     "prompt", "reply",
 )  # fmt: skip
@@ -115,7 +115,9 @@ def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
 
 def csv_cell(value: object) -> object:
     """The value as a spreadsheet can safely open it: text never starts a formula, numbers stay
-    numbers, a flag is 0 or 1."""
+    numbers, a flag is 0 or 1, guesses by drafter are JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str):

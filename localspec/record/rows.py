@@ -32,14 +32,15 @@ STATS_COLUMNS = (
     "drafter", "reason", "exact", "num_prompt_tokens", "num_reused_tokens", "num_output_tokens",
     "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
     "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
-    "tokens_per_second", "speedup", "ttft_ms", "prefill_ms", "decode_ms", "plain_decode_ms",
-    "energy_joules", "continued_from", "drafted_by",
+    "tokens_per_second", "speedup", "decode_speedup", "no_speedup", "ttft_ms", "prefill_ms",
+    "draft_prefill_ms", "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms",
+    "energy_joules", "prompt_fingerprint", "continued_from", "drafted_by",
 )  # fmt: skip
 STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
-    "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens",
+    "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens", "plain_ms",
 )  # fmt: skip
-LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted_by", "drafted")
+LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class TurnSettings:
     context_length: int | None = None
     workload: str | None = None
     leniency: str | None = None  # the rule as JSON; None: exact
+    target_fingerprint: str | None = None  # of the model's files
+    kernels: str | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
@@ -183,7 +186,17 @@ def conversation_from(row: Mapping[str, Any]) -> Conversation:
 def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
     """The flat row that statistics, exports and comparisons use."""
     kept = {name: value for name, value in row.items() if name not in LEFT_OUT_OF_TURNS}
-    return {**kept, "exact": None if row["exact"] is None else bool(row["exact"])}
+    drafted_by = _counts(row["drafted_by"])
+    is_exact = None if row["exact"] is None else bool(row["exact"])
+    return {**kept, "exact": is_exact, "drafted_by": drafted_by}
+
+
+def _counts(text: str | None) -> dict[str, int] | None:
+    """Numbers by name; None for what cannot be read as such."""
+    try:
+        return {name: int(count) for name, count in json.loads(text or "").items()}
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def stats_row(stats: TurnStats | None) -> dict[str, Any]:

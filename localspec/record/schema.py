@@ -60,7 +60,8 @@ CREATE TABLE message (
 ) STRICT
 """
 
-# `plain_decode_ms` is kept beside `speedup` so that speedups can be summed before dividing.
+# `plain_decode_ms` is kept so that speedups can be summed before dividing. Until m006 `speedup` was
+# that of the rounds alone.
 TURN = """
 CREATE TABLE turn (
     id INTEGER PRIMARY KEY,
@@ -250,6 +251,37 @@ PROOF_COLUMNS = (
 @MIGRATIONS()
 def m005_drafted_tokens_and_energy(db: Database) -> None:
     for statement in PROOF_COLUMNS:
+        db.conn.execute(statement)
+
+
+# `speedup` is of the whole reply, `decode_speedup` of its rounds alone; each is the ratio of two
+# columns. `step.plain_ms` is plain decoding for the tokens of the round. The last three say whether
+# a reply that is made again has the same weights, kernels and prompt.
+REPLY_COLUMNS = (
+    "ALTER TABLE turn ADD COLUMN decode_speedup REAL",
+    "ALTER TABLE turn ADD COLUMN no_speedup TEXT CHECK (no_speedup IN ('load_changed'))",
+    "ALTER TABLE turn ADD COLUMN draft_prefill_ms REAL",
+    "ALTER TABLE turn ADD COLUMN reply_ms REAL",
+    "ALTER TABLE turn ADD COLUMN plain_reply_ms REAL",
+    "ALTER TABLE step ADD COLUMN plain_ms REAL",
+    "ALTER TABLE turn ADD COLUMN target_fingerprint TEXT",
+    "ALTER TABLE turn ADD COLUMN kernels TEXT",
+    "ALTER TABLE turn ADD COLUMN prompt_fingerprint TEXT",
+    # What a turn without a draft gained was chance.
+    "UPDATE turn SET plain_decode_ms = NULL, speedup = NULL WHERE num_draft_tokens = 0",
+    "UPDATE turn SET decode_speedup = speedup, speedup = NULL",
+)
+BOTH_SPEEDUPS = """        AS decode_speedup,
+    sum(plain_reply_ms) / nullif(sum(reply_ms) FILTER (WHERE plain_reply_ms IS NOT NULL), 0)
+        AS speedup
+"""
+
+
+@MIGRATIONS()
+def m006_whole_replies_made_again(db: Database) -> None:
+    view = TURN_BY_TEMPERATURE.replace("    temperature,\n", "    temperature,\n    exact,\n")
+    both = view.replace("        AS speedup\n", BOTH_SPEEDUPS)
+    for statement in (*REPLY_COLUMNS, "DROP VIEW turn_by_temperature", f"{both.rstrip()}, exact\n"):
         db.conn.execute(statement)
 
 

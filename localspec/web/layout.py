@@ -56,14 +56,15 @@ TILES = (
     (
         "speedup",
         "Speedup",
-        "How many times faster than the same model writes here without drafting, measured on "
-        "this machine. A dash until it is measured.",
+        "How many times as fast as the same reply without drafting, from sending to the last "
+        "token; below it, of decoding alone. Against plain steps measured here under the same "
+        "load. A dash where nothing was drafted or nothing can be compared.",
     ),
     (
         "acceptance",
         "Accepted",
-        "Acceptance rate: of the tokens the drafter guessed, the share the model agreed with. "
-        "0.7 and more is excellent, below 0.5 drafting hardly pays.",
+        "Acceptance rate: of the tokens that were guessed, the share the model agreed with. "
+        "Whether drafting pays is told by the speedup.",
     ),
     (
         "gamma",

@@ -34,6 +34,8 @@ ENDED = {
     "error": "failed",
 }
 
+NO_SPEEDUP = {"load_changed": "not comparable: the load changed"}
+
 log = logging.getLogger(__name__)
 
 
@@ -103,7 +105,7 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
     share = f"{percent(stats.draft_share)} of the text" if stats.num_draft_tokens else ""
     mean = stats.mean_num_draft_tokens
     gamma = view.last_num_draft_tokens
-    gain = stats.speedup if stats.num_draft_tokens else None
+    gain = stats.speedup
     return {
         "speed": number(stats.tokens_per_second),
         "speed_sub": ttft,
@@ -114,7 +116,7 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
         "acceptance_sub": share,
         "gamma": DASH if gamma is None else str(gamma),
         "gamma_sub": f"{mean:.1f} on average" if mean is not None else "",
-        "drafter": label_of(stats.drafter) if stats.num_steps else DASH,
+        "drafter": credited(stats.drafted_by) if stats.num_steps else DASH,
         "drafter_sub": f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} guesses right"
         if stats.num_draft_tokens
         else "",
@@ -123,8 +125,22 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
 
 def _of_speedup(stats: TurnStats) -> str:
     if stats.num_steps and not stats.num_draft_tokens:
-        return "nothing drafted"  # any difference is then chance
-    return "vs no drafting" if stats.speedup is not None else "not measured yet"
+        return "nothing drafted"
+    if stats.no_speedup is not None:
+        return NO_SPEEDUP[stats.no_speedup]
+    rounds = number(stats.decode_speedup, " ×", 2)
+    return f"decoding {rounds}" if stats.speedup is not None else "not measured yet"
+
+
+def credited(drafted_by: Mapping[str, int]) -> str:
+    """The drafters of a reply, the one with the most guesses first."""
+    first, *others = sorted(drafted_by, key=lambda name: -drafted_by[name]) or (OFF,)
+    return label_of(first) + (f" + {len(others)} more" if others else "")
+
+
+def drafters_of(row: Mapping[str, Any]) -> str:
+    """`credited` of a row of the log, a dash where nothing is known."""
+    return DASH if row["drafter"] is None else credited(row["drafted_by"] or {row["drafter"]: 1})
 
 
 def _reason(status: Status, view: TurnView | None) -> str:
@@ -241,12 +257,12 @@ def footer(row: Mapping[str, Any]) -> str:
     """The line under a finished reply, from its row in the log. Short enough for one line of the
     page beside both open sides."""
     parts = [number(row["tokens_per_second"], " tok/s")]
-    if row["speedup"] is not None and row["num_draft_tokens"]:
+    if row["speedup"] is not None:
         parts.append(f"{row['speedup']:.2f} ×")
     if row["num_draft_tokens"]:
         parts.append(f"{percent(row['acceptance_rate'])} accepted")
         parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
-        parts.append(label_of(row["drafter"]))
+        parts.append(drafters_of(row))
     elif row["num_output_tokens"]:
         parts.append("without drafting")
     more = " more" if row["continues_message_id"] else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -167,19 +168,55 @@ def test_drafted_reply_has_the_same_text_and_names_its_drafter(
     assert ("knowing" in names) == (wrong_from > 0)
 
 
+def measured(backend: LocalBackend, plain_ms: float) -> None:
+    for width in (1, 8):
+        backend.loaded.controller.costs.set_verify(width, 16, plain_ms)
+
+
 def test_times_are_set_and_speedup_is_unknown_until_measured() -> None:
     backend = writing("a", "b")
-    stats = ask(backend, drafter=OFF)[-1].stats
-    assert stats.speedup is None and stats.plain_decode_ms is None
+    stats = ask(backend, drafter="knowing", num_draft_tokens=1)[-1].stats
+    assert stats.speedup is None and stats.decode_speedup is None
     assert stats.prefill_ms is not None and stats.ttft_ms is not None
     assert 0 <= stats.prefill_ms <= stats.ttft_ms
     assert backend.describe().calibration is None
-    backend.loaded.controller.costs.set_verify(1, 16, 0.005)  # so little that rounds refute nothing
-    stats = ask(backend, drafter=OFF)[-1].stats
-    # Two tokens and the end of text: three steps of plain decoding, up to the costs' refinement.
-    assert stats.plain_decode_ms == pytest.approx(0.015, rel=0.2)
-    plain_ms = stats.plain_decode_ms or 0.0
-    assert stats.speedup == pytest.approx(plain_ms / stats.decode_ms)
+    measured(backend, stats.decode_ms / stats.num_steps)
+    off = ask(backend, drafter=OFF)[-1]
+    assert off.stats.speedup is None and off.stats.plain_decode_ms is None and not off.plain_ms
+
+
+def test_a_reply_is_compared_as_a_whole_and_by_its_rounds() -> None:
+    backend = writing("a", "b", "c")
+    guess = {"drafter": "knowing", "num_draft_tokens": 3}
+    rounds = [chunk.step for chunk in ask(backend, **guess) if chunk.step is not None]
+    measured(backend, min(step.verify_ms for step in rounds))
+    last = ask(backend, **guess)[-1]
+    stats = last.stats
+    assert stats.no_speedup is None, stats
+    assert stats.plain_decode_ms == pytest.approx(sum(ms or 0.0 for ms in last.plain_ms))
+    assert stats.reply_ms and stats.prefill_ms and stats.draft_prefill_ms is not None
+    assert stats.reply_ms > stats.prefill_ms + stats.decode_ms, "text and hand-over count as well"
+    assert stats.plain_decode_ms and stats.plain_reply_ms and stats.speedup
+    kept_ms = stats.reply_ms - stats.draft_prefill_ms - stats.decode_ms
+    assert stats.plain_reply_ms == pytest.approx(kept_ms + stats.plain_decode_ms)
+    assert stats.speedup == pytest.approx(stats.plain_reply_ms / stats.reply_ms)
+    assert stats.decode_speedup == pytest.approx(stats.plain_decode_ms / stats.decode_ms)
+
+
+def test_a_drafters_reading_of_the_prompt_is_no_gain() -> None:
+    class Reads(Knowing):
+        def prepare(self, sequence: object) -> None:
+            time.sleep(0.05)
+
+    backend = writing("a", "b", "c")
+    drafter = Reads([SAY[piece] for piece in "abc"] + [END], 3)
+    backend._engine.drafters = {"knowing": drafter}  # type: ignore[dict-item]
+    measured(backend, 0.1)
+    stats = ask(backend, drafter="knowing", num_draft_tokens=3)[-1].stats
+    assert stats.draft_prefill_ms is not None and stats.draft_prefill_ms >= 50.0
+    assert stats.prefill_ms is not None and stats.prefill_ms > stats.draft_prefill_ms
+    if stats.plain_reply_ms is not None:
+        assert stats.reply_ms is not None and stats.plain_reply_ms < stats.reply_ms - 49.0
 
 
 def test_max_tokens_ends_the_reply() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,7 +102,9 @@ def test_a_round_says_what_was_drafted_and_what_the_target_chose() -> None:
     assert (first.step.num_draft_tokens, first.step.num_accepted_tokens) == (4, 2)
     assert first.step.context_length == 2 and second.step.context_length == 5
     assert second.provenance == (TARGET,)
-    assert guesser.observed == [first.step, second.step]
+    for observed, step in zip(guesser.observed, (first.step, second.step), strict=True):
+        assert replace(observed, verify_ms=step.verify_ms) == step
+        assert observed.verify_ms < step.verify_ms, "learning from a round is a part of it"
 
 
 def test_a_token_is_said_to_come_from_its_maker() -> None:

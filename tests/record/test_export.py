@@ -61,7 +61,9 @@ def test_csv_has_each_turn_with_its_numbers_machine_and_texts(store: Store, tmp_
     assert [row["reply"] for row in rows] == ["alpha-answer", "beta-answer", "gamma-answer"]
     first = rows[0]
     for name, value in store.turn_rows()[0].items():
-        if isinstance(value, str):
+        if isinstance(value, dict):
+            assert json.loads(first[name]) == value
+        elif isinstance(value, str):
             assert first[name] == value
         else:
             assert first[name] == "" if value is None else float(first[name]) == float(value)
@@ -145,7 +147,7 @@ def test_markdown_says_with_what_and_on_what(store: Store, tmp_path: Path) -> No
     text = (tmp_path / "out.md").read_text(encoding="utf-8")
     for word in ("demo-target", "demo-draft", "| 7 |", "| torch | 2.13.0 |", "17179869184"):
         assert word in text, word
-    assert "| 266.6667 | 2 | 0.7143 | 0.625 | 3.5 | 3.5 |" in text
+    assert "| 266.6667 | 1.4643 | 2 | – | 0.7143 | 0.625 | 3.5 | 3.5 |" in text
     places = [text.index(f"> {name}-answer") for name in ("alpha", "gamma", "beta")]
     assert places == sorted(places)
 

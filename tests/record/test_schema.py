@@ -184,6 +184,38 @@ def test_a_log_without_history_is_listed_found_and_gone_on_with(tmp_path: Path) 
     assert shape(old) == shape(blank(tmp_path / "new.db"))
 
 
+# What the program before speedups of whole replies wrote: those of the rounds alone.
+VERSION_5 = (
+    VERSION_2.replace("5, 0, NULL", "5, 0, NULL, NULL")
+    + """
+UPDATE turn SET plain_decode_ms = 18.0, speedup = 2.0;
+INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
+    VALUES (1, 1, 'assistant', 'busy', 'complete', '2026-11-20T14:00:05Z');
+INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, drafter,
+    num_output_tokens, num_draft_tokens, decode_ms, plain_decode_ms, speedup)
+    VALUES (1, 1, 3, '2026-11-20T14:00:05Z', 'off', 4, 0, 90.0, 33.3, 0.37);
+"""
+)
+
+
+def test_an_old_speedup_is_of_the_rounds_and_a_turn_without_drafts_has_none(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before="m006_whole_replies_made_again")
+        db.conn.executescript(VERSION_5)
+    with closing(Store.open(old)) as store:
+        drafted, plain = store.turn_rows()
+        assert (drafted["decode_speedup"], drafted["speedup"]) == (2.0, None)
+        assert (drafted["plain_decode_ms"], drafted["reply_ms"]) == (18.0, None)
+        unknown = ("decode_speedup", "speedup", "plain_decode_ms")
+        assert [plain[name] for name in unknown] == [None] * 3
+        assert store.step_rows(1)[0]["plain_ms"] is None
+        for form in ("csv", "jsonl", "markdown", "sqlite"):
+            export(store, Scope(), form, tmp_path / form)
+        finish(store, begin(store))
+    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
 def test_the_view_tells_lenient_turns_from_exact_ones(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with closing(Store.open(path)) as store:

@@ -118,10 +118,16 @@ def test_turn_row_has_all_settings_and_numbers_by_name(store: Store) -> None:
         "mean_num_draft_tokens",
         "tokens_per_second",
         "speedup",
+        "decode_speedup",
+        "no_speedup",
         "ttft_ms",
         "prefill_ms",
+        "draft_prefill_ms",
         "decode_ms",
         "plain_decode_ms",
+        "reply_ms",
+        "plain_reply_ms",
+        "prompt_fingerprint",
     ):
         assert row[name] == getattr(STATS, name), name
     assert row["exact"] is True
@@ -351,9 +357,12 @@ def test_view_sums_before_it_divides(store: Store) -> None:
         ),
     )
     finish(store, begin(store, settings=replace(SETTINGS, temperature=0.0)))
-    columns = "temperature, num_turns, acceptance_rate, mean_accepted_length, speedup"
+    columns = (
+        "temperature, num_turns, acceptance_rate, mean_accepted_length, decode_speedup, speedup"
+    )
     seen = raw(store, f"SELECT {columns} FROM turn_by_temperature ORDER BY temperature")
-    assert seen == [(0.0, 1, 5 / 7, 3.5, 2.0), (0.7, 2, 7 / 28, 1 + 7 / 4, 2.0)]
+    whole = pytest.approx(STATS.speedup)
+    assert seen == [(0.0, 1, 5 / 7, 3.5, 2.0, whole), (0.7, 2, 7 / 28, 1 + 7 / 4, 2.0, whole)]
 
 
 def test_backup_is_one_private_file_with_everything(store: Store, tmp_path: Path) -> None:

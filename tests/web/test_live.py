@@ -31,6 +31,8 @@ STATS = TurnStats(
     num_accepted_tokens=38,
     decode_ms=500.0,
     plain_decode_ms=1250.0,
+    reply_ms=600.0,
+    draft_prefill_ms=20.0,
     ttft_ms=31.0,
     reason="it was the fastest",
     drafted_by={"draft_model": 60},
@@ -56,26 +58,39 @@ def test_the_figures_of_a_reply() -> None:
     shown = {name: state[name] for name in ("speed", "speedup", "acceptance", "gamma", "drafter")}
     assert shown == {
         "speed": "100.0",
-        "speedup": "2.50 ×",
+        "speedup": "2.22 ×",
         "acceptance": "63 %",
         "gamma": "4",
         "drafter": "the draft model",
     }
+    assert state["speedup_sub"] == "decoding 2.50 ×"
     said = "Speculation: on, by the draft model: it was the fastest. Kind of text: chat."
     assert state["reason"] == said
 
 
 def test_a_reply_without_a_draft_shows_no_speedup() -> None:
-    plain = replace(STATS, drafted_by={}, num_draft_tokens=0, num_drafts=0)
+    plain = replace(STATS, drafted_by={}, num_draft_tokens=0, num_drafts=0, plain_decode_ms=None)
     state = live_state(replace(IDLE, reply=view(stats=plain)))
     assert (state["speedup"], state["speedup_sub"]) == (DASH, "nothing drafted")
-    row = OFF | {"speedup": 1.39, "continues_message_id": None}
-    assert "×" not in footer(row) and "without drafting" in footer(row)
+    assert "×" not in footer(OFF) and "without drafting" in footer(OFF)
+
+
+def test_a_reply_of_several_drafters_names_the_first_and_counts_the_others() -> None:
+    mixed = {"ngram": 20, "draft_model": 40}
+    state = live_state(replace(IDLE, reply=view(stats=replace(STATS, drafted_by=mixed))))
+    assert state["drafter"] == "the draft model + 1 more"
+    assert "the draft model + 1 more" in footer(ROW | {"drafted_by": mixed})
+
+
+def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
+    busy = replace(STATS, plain_decode_ms=None, no_speedup="load_changed")
+    state = live_state(replace(IDLE, reply=view(stats=busy)))
+    assert (state["speedup"], state["speedup_sub"]) == (DASH, "not comparable: the load changed")
 
 
 def test_a_speedup_below_one_is_no_gain() -> None:
     slower = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=400.0))))
-    assert (slower["speedup"], slower["is_slower"]) == ("0.80 ×", True)
+    assert (slower["speedup"], slower["is_slower"]) == ("0.80 ×", True)  # 480 of 600 ms
     assert live_state(replace(IDLE, reply=view()))["is_slower"] is False
 
 
@@ -190,7 +205,7 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 
 def test_the_line_under_a_reply() -> None:
-    assert footer(ROW).startswith("100.0 tok/s · 2.00 × · 75 % accepted · γ 4.0 · the draft model")
+    assert footer(ROW).startswith("100.0 tok/s · 1.80 × · 75 % accepted · γ 4.0 · the draft model")
     assert "without drafting" in footer(OFF) and "×" not in footer(OFF)
     assert " tokens more" in footer({**ROW, "continues_message_id": 3}), "the new part's alone"
     longest = {**ROW, "workload": REWORK, "num_output_tokens": 2048, "ttft_ms": 12_345.0}

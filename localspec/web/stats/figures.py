@@ -10,15 +10,17 @@ wait 0 ms; `between_updates` are the times of the rounds themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
 from localspec.drafters.registry import label_of
-from localspec.web.live import DASH, ENDED, badge, kind_words, number, percent
+from localspec.speculation import speedup
+from localspec.web.live import DASH, ENDED, badge, drafters_of, kind_words, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
+PAYS, LOSES = 1.03, 0.97  # speedups between them are within the error of measuring
 
 TURN_COLUMNS = (
     "Turn",
@@ -26,6 +28,7 @@ TURN_COLUMNS = (
     "T",
     "tok/s",
     "Speedup",
+    "Decoding",
     "Accepted",
     "From draft",
     "Mean length",
@@ -40,8 +43,8 @@ TURN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Summary:
-    """Turns taken together. None where nothing was measured. num_lenient_tokens: of
-    num_lenient_output_tokens, which the lenient turns among them have."""
+    """Turns taken together. None where nothing was measured. speedup: of whole replies.
+    num_lenient_tokens: of num_lenient_output_tokens, which the lenient turns among them have."""
 
     num_turns: int
     num_output_tokens: int
@@ -51,6 +54,7 @@ class Summary:
     mean_accepted_length: float | None
     mean_num_draft_tokens: float | None
     speedup: float | None
+    decode_speedup: float | None
     alpha: float | None = None
     num_lenient_turns: int = 0
     num_lenient_output_tokens: int = 0
@@ -75,7 +79,6 @@ def expected_length(acceptance_rate: float, num_draft_tokens: float) -> float:
 def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     """All turns of `rows` as one. rounds: their steps, needed for α alone."""
     measured = [row for row in rows if row["num_output_tokens"]]
-    timed = [row for row in measured if row["plain_decode_ms"] is not None]
     lenient = [row for row in rows if row["exact"] is False]
     num_output, decode_ms = _sum(measured, "num_output_tokens"), _sum(measured, "decode_ms")
     num_drafted = _sum(measured, "num_draft_tokens")
@@ -89,11 +92,49 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
         draft_share=ratio(num_accepted, num_output),
         mean_accepted_length=None if accepted_a_draft is None else 1.0 + accepted_a_draft,
         mean_num_draft_tokens=ratio(num_drafted, _sum(measured, "num_drafts")),
-        speedup=ratio(_sum(timed, "plain_decode_ms"), _sum(timed, "decode_ms")),
+        speedup=_gain(measured, "plain_reply_ms", "reply_ms"),
+        decode_speedup=_gain(measured, "plain_decode_ms", "decode_ms"),
         alpha=reached_acceptance(rounds),
         num_lenient_turns=len(lenient),
         num_lenient_output_tokens=_sum(lenient, "num_output_tokens"),
         num_lenient_tokens=_sum(lenient, "num_lenient_tokens"),
+    )
+
+
+def by_drafter(rows: Sequence[Row], rounds: Sequence[Row]) -> dict[str, Summary]:
+    """The rounds of each drafter taken together, lenient ones apart; OFF are those without a draft,
+    which have no speedup. rounds: of these turns."""
+    lenient = {row["turn_id"] for row in rows if row["exact"] is False}
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for one in sorted(rounds, key=lambda one: str(one["drafter"])):
+        groups.setdefault((one["drafter"], one["turn_id"] in lenient), []).append(one)
+    return {
+        label_of(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(members)
+        for (drafter, is_lenient), members in groups.items()
+    }
+
+
+def _of_rounds(rounds: Sequence[Row]) -> Summary:
+    """Rounds as if they were a turn. A whole reply is of no single drafter."""
+    drafted = [one for one in rounds if one["num_draft_tokens"]]
+    turns = {one["turn_id"] for one in rounds}
+    as_turn = {
+        "num_output_tokens": _sum(rounds, "num_output_tokens"),
+        "num_drafts": len(drafted),
+        "num_draft_tokens": _sum(drafted, "num_draft_tokens"),
+        "num_accepted_tokens": _sum(drafted, "num_accepted_tokens"),
+        "decode_ms": _sum(rounds, "draft_ms") + _sum(rounds, "verify_ms"),
+        "exact": None, "plain_decode_ms": None, "plain_reply_ms": None, "reply_ms": None,
+    }  # fmt: skip
+    compared = [
+        {"plain_ms": one["plain_ms"], "round_ms": one["draft_ms"] + one["verify_ms"]}
+        for one in drafted
+        if one["plain_ms"] is not None
+    ]
+    return replace(
+        summarise([as_turn], rounds),
+        num_turns=len(turns),
+        decode_speedup=_gain(compared, "plain_ms", "round_ms"),
     )
 
 
@@ -111,13 +152,14 @@ def turn_table(rows: Sequence[Row]) -> list[list[Any]]:
 
 
 def _line(turn: int, row: Row) -> list[Any]:
-    drafter, workload, reason = row["drafter"], row["workload"], row["finish_reason"]
+    workload, reason = row["workload"], row["finish_reason"]
     return [
         turn,
-        label_of(drafter) if drafter else DASH,
+        drafters_of(row),
         number(row["temperature"], digits=2),
         number(row["tokens_per_second"]),
-        number(row["speedup"] if row["num_draft_tokens"] else None, " ×", 2),
+        number(row["speedup"], " ×", 2),
+        number(row["decode_speedup"], " ×", 2),
         percent(row["acceptance_rate"]),
         percent(row["draft_share"]),
         number(row["mean_accepted_length"], digits=2),
@@ -135,16 +177,18 @@ def arm(row: Row) -> str:
     return label_of(row["drafter"]) + (" (lenient)" if row["exact"] is False else "")
 
 
-def verdict(acceptance_rate: float | None) -> tuple[str, str]:
-    """The band of an acceptance rate, for colouring, and a sentence about it."""
-    if acceptance_rate is None:
-        return "none", "Nothing has been drafted yet, so there is no acceptance rate to judge."
-    said = f"Acceptance rate {acceptance_rate:.2f}"
-    if acceptance_rate >= 0.7:
-        return "excellent", f"{said}: excellent (0.7 and more). Drafting pays well."
-    if acceptance_rate >= 0.5:
-        return "good", f"{said}: good (0.5 to 0.7)."
-    return "low", f"{said}: low (below 0.5). Try another draft, or off."
+def verdict(gain: float | None) -> tuple[str, str]:
+    """The band of a speedup of whole replies, for colouring, and a sentence about it."""
+    if gain is None:
+        return "none", "Nothing was drafted and compared yet, so there is no gain to judge."
+    if gain >= PAYS:
+        return "good", f"With drafting, replies came {gain:.2f} times as fast as without it."
+    if gain > LOSES:
+        return "none", f"Drafting made no difference: {gain:.2f} times the speed without it."
+    return "low", (
+        f"With drafting, replies came at {gain:.2f} times the speed without it. Choose another "
+        "draft, or off."
+    )
 
 
 @dataclass(frozen=True)
@@ -181,14 +225,17 @@ def _percentiles(ms: Sequence[float]) -> tuple[float | None, ...]:
 
 
 def seconds_saved(rows: Sequence[Row]) -> float | None:
-    """Against the time that the same tokens take here without drafting; negative where drafting
-    lost. None before plain decoding was measured."""
-    timed = [
-        row["plain_decode_ms"] - row["decode_ms"]
-        for row in rows
-        if row["plain_decode_ms"] is not None and row["decode_ms"] is not None
-    ]
-    return sum(timed) / 1000.0 if timed else None
+    """Over whole replies, against the time that the same tokens take here without drafting;
+    negative where drafting lost. None where nothing was compared."""
+    compared = [row for row in rows if row["plain_reply_ms"] is not None]
+    saved_ms = _sum(compared, "plain_reply_ms") - _sum(compared, "reply_ms")
+    return saved_ms / 1000.0 if compared else None
+
+
+def _gain(rows: Sequence[Row], plain: str, took: str) -> float | None:
+    """A speedup over all rows that have one: sums before the division."""
+    compared = [row for row in rows if row[plain] is not None]
+    return speedup(_sum(compared, plain), _sum(compared, took)) if compared else None
 
 
 def _sum(rows: Sequence[Row], name: str) -> Any:

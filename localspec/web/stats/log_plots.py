@@ -43,10 +43,11 @@ def make_plots(
     rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | None
 ) -> list[Plot]:
     """All that have something to show. rounds: of these rows, oldest first."""
+    groups = {field: summaries(rows, rounds, field) for field in SHARED}
     found = [
         _speed(rows),
-        *(_compared(rows, field) for field in SHARED),
-        *(_accepted(rows, field) for field in SHARED),
+        *(_compared(groups[field], field) for field in SHARED),
+        *(_accepted(groups[field], field) for field in SHARED),
         _gamma(rounds),
         _waits(rows, rounds),
         *_costs(rows, rounds, loaded),
@@ -67,7 +68,7 @@ def _speed(rows: Sequence[Row]) -> Plot:
     return Plot("speed-by-turn", lines(axes, series), "One mark for each turn.")
 
 
-def grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
+def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
     """Rows by what they share in this column, lenient turns apart."""
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: str(row[field])):
@@ -80,30 +81,38 @@ def grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
 def _label(field: str, value: Any) -> str:
     if value is None or value == "":
         return "unknown"
-    if field == "temperature":
-        return f"{value:.2f}"
-    return label_of(value) if field == "drafter" else kind_words(value)
+    return f"{value:.2f}" if field == "temperature" else kind_words(value)
 
 
-def _compared(rows: Sequence[Row], field: str) -> Plot:
+def summaries(rows: Sequence[Row], rounds: Sequence[Row], field: str) -> dict[str, stats.Summary]:
+    """What is shared in this column, taken together. Guesses are the drafter's that made them."""
+    if field == "drafter":
+        return stats.by_drafter(rows, rounds)
+    return {label: stats.summarise(members) for label, members in _grouped(rows, field).items()}
+
+
+def _compared(groups: Mapping[str, stats.Summary], field: str) -> Plot:
     shown = [
-        Group(label, (summary.speedup,))
-        for label, members in grouped(rows, field).items()
-        if (summary := stats.summarise(members)).speedup is not None
+        Group(label, (one.speedup, one.decode_speedup))
+        for label, one in groups.items()
+        if one.decode_speedup is not None
     ]
     axes = Axes(
         f"Speedup by {SHARED[field]}", SHARED[field], "times without drafting",
         line=1.0, line_label="without drafting", y_digits=2,
     )  # fmt: skip
-    note = "The time these tokens take here without drafting, divided by the time they took."
-    return Plot(f"speedup-by-{field}", bars(axes, ("speedup",), shown), note)
+    note = (
+        "The time these tokens take here without drafting, divided by the time they took: of whole "
+        "replies, and of decoding alone. A whole reply is of no single drafter."
+    )
+    return Plot(f"speedup-by-{field}", bars(axes, ("whole reply", "decoding"), shown), note)
 
 
-def _accepted(rows: Sequence[Row], field: str) -> Plot:
+def _accepted(groups: Mapping[str, stats.Summary], field: str) -> Plot:
     shown = [
-        Group(label, (_percent(summary.acceptance_rate), _percent(summary.draft_share)))
-        for label, members in grouped(rows, field).items()
-        if (summary := stats.summarise(members)).acceptance_rate is not None
+        Group(label, (_percent(one.acceptance_rate), _percent(one.draft_share)))
+        for label, one in groups.items()
+        if one.acceptance_rate is not None
     ]
     axes = Axes(f"Acceptance by {SHARED[field]}", SHARED[field], "%", y_top=100)
     note = "Accepted of what was guessed, and how much of the text was guessed."

@@ -13,14 +13,15 @@ from localspec.web.stats.selection import Selection
 
 
 def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> str:
-    rate, gamma = summary.acceptance_rate, summary.mean_num_draft_tokens
+    gamma = summary.mean_num_draft_tokens
     tiles = (
         ("Turns", str(summary.num_turns)),
         ("Tokens", str(summary.num_output_tokens)),
         ("Tokens / s", number(summary.tokens_per_second)),
         ("Speedup", number(summary.speedup, " ×", 2)),
+        ("Decoding", number(summary.decode_speedup, " ×", 2)),
         ("Time saved", number(seconds_saved, " s")),
-        ("Accepted", percent(rate)),
+        ("Accepted", percent(summary.acceptance_rate)),
         ("Mean γ", number(gamma)),
     )
     cells = "".join(
@@ -28,7 +29,7 @@ def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> 
         f'<span class="ls-value">{value}</span></div>'
         for label, value in tiles
     )
-    band, verdict = stats.verdict(rate)
+    band, verdict = stats.verdict(summary.speedup)
     return (
         f'<div class="ls-tiles ls-many">{cells}</div>'
         f'<p class="ls-verdict" data-band="{band}">{verdict}</p>'

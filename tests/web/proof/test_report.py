@@ -92,7 +92,7 @@ def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
     one.page.click("button[role=tab]:has-text('Stats')")
     one.page.get_by_text("Everything", exact=True).click()
     one.page.wait_for_selector("#ls-plots-box svg.ls-plot")
-    assert one.page.locator("#ls-summary .ls-tile").count() == 7
+    assert one.page.locator("#ls-summary .ls-tile").count() == 8
     figure = "figure[data-name=gamma-over-time]"
     for form, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
         with one.page.expect_download() as waiting:
