@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+try:
+    import fcntl
+except ImportError:  # Windows: tests that measure time run beside others there
+    fcntl = None  # type: ignore[assignment]
 
 # Tiny models gain nothing from threads, and on a busy machine threads that wait for each other
 # cost far more than they save. It stands here because torch reads it when it is imported.
@@ -32,10 +39,31 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that drives a browser, by the fixture that it asks for."""
+    """Mark every test that drives a browser, by the fixture that it asks for. Its file comes after
+    all others: Playwright's event loop runs in the main thread from then on, where no test can run
+    a loop of its own. Last of all come the files with a test that runs alone."""
+    stages: defaultdict[Path, int] = defaultdict(int)
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+            stages[item.path] = max(1, stages[item.path])
+        if item.get_closest_marker("alone"):
+            stages[item.path] = 2
+    items.sort(key=lambda item: stages[item.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run a test that is marked `alone` while the other workers wait."""
+    with ExitStack() as locks:
+        if fcntl is not None and hasattr(item.config, "workerinput"):
+            shared = Path(item.config.getoption("basetemp")).parent
+            door, room = (locks.enter_context((shared / n).open("w")) for n in ("door", "room"))
+            fcntl.flock(door, fcntl.LOCK_EX)  # who waits to be alone lets nobody else in
+            is_alone = item.get_closest_marker("alone") is not None
+            fcntl.flock(room, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+            fcntl.flock(door, fcntl.LOCK_UN)
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -114,8 +114,6 @@ class TableModel:
         self.device = CPU
         self.weight_bytes = 0
         self.num_forwards = 0
-        self.device = CPU
-        self.device = CPU
         self.cache = cache or KVCache(KVShape(1, 1, 1, capacity), torch.float32, CPU)
 
     def forward(

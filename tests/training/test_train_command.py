@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,14 @@ pytestmark = pytest.mark.slow  # trains
 
 QUICK = ["--minutes", "0.003", "--answer-minutes", "1", "--max-answer-length", "12",
          "--batch", "256", "--dtype", "float32", "--device", "cpu", "--json"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of training takes a hundredth of a second, however busy the machine is."""
+    now = itertools.count(step=0.01)
+    clock = SimpleNamespace(monotonic=lambda: next(now))
+    monkeypatch.setattr("localspec.training.train_loop.time", clock)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,4 @@
-"""A real server on the fake backend, and a real browser to look at it, one of each per process.
-
-Playwright's event loop runs in the main thread from its first test on, where no test can then run
-a loop of its own: the tests that need a browser come after all others.
-"""
+"""A real server on the fake backend, and a real browser to look at it, one of each per process."""
 
 from __future__ import annotations
 
@@ -52,7 +48,7 @@ def scripted_reply(request: Request) -> str:
         return XSS
     if "echo" in asked:
         return asked
-    return REPLY
+    return 20 * REPLY if "endless" in asked else REPLY
 
 
 def scripted_pace(request: Request) -> float:
@@ -347,12 +343,9 @@ def note_request(visit: Visit, url: str) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests, and let pass that Gradio counts its queue with options that this pandas has
-    deprecated."""
-    with_browser = {item.path for item in items if "browser" in getattr(item, "fixturenames", ())}
-    items.sort(key=lambda item: item.path in with_browser)
+    """Let pass that Gradio counts its queue with options that this pandas has deprecated."""
     for item in items:
-        if Path(__file__).parent in Path(item.path).parents:
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(
                 pytest.mark.filterwarnings("ignore:.*(no_silent_downcasting|The copy keyword)")
             )

@@ -17,7 +17,7 @@ from tests.fakes import FakeBackend, Script, session_info
 from tests.web.checks import FOOTERS, best_of
 from tests.web.conftest import Site, Visit, serving, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NUM_TOKENS = 3000
 TOKENS_A_SECOND = 600

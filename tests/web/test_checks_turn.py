@@ -127,8 +127,8 @@ def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site) -> No
     def stop_ms() -> float:
         nonlocal text
         page.new_chat()
-        page.page.evaluate(WATCH, "steady: to be halted")
-        page.send("steady: to be halted")
+        page.page.evaluate(WATCH, "steady endless: to be halted")
+        page.send("steady endless: to be halted")
         page.wait_for("Speculative decoding lets")
         page.page.click("#ls-stop")
         page.wait_for("stopped")
