@@ -99,9 +99,8 @@ class TurnStats:
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
     drafter: the one that drafted most of the tokens, OFF when nothing was drafted.
-    draft_prefill_ms: the drafters' reading of the prompt, a part of prefill_ms. reply_ms: from the
-    request to the last token. plain_decode_ms: of plain decoding for the same tokens. no_speedup:
-    why there is none though plain decoding was measured.
+    reply_ms: from the request to the last token. plain_decode_ms: of plain decoding for the same
+    tokens. no_speedup: why there is none though plain decoding was measured.
     exact: False where the request asked for leniency; num_lenient_tokens: output tokens that exact
     checking would have refused.
     reason: why this drafter and γ, as a sentence. off: why nothing was drafted, None where
@@ -118,7 +117,6 @@ class TurnStats:
     num_accepted_tokens: int = 0
     prefill_ms: float | None = None
     ttft_ms: float | None = None
-    draft_prefill_ms: float | None = None
     decode_ms: float = 0.0
     plain_decode_ms: float | None = None
     reply_ms: float | None = None
@@ -177,9 +175,7 @@ class TurnStats:
 
     @property
     def plain_reply_ms(self) -> float | None:
-        return plain_reply_ms(
-            self.reply_ms, self.draft_prefill_ms, self.decode_ms, self.plain_decode_ms
-        )
+        return plain_reply_ms(self.reply_ms, self.decode_ms, self.plain_decode_ms)
 
     @property
     def decode_speedup(self) -> float | None:

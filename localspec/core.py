@@ -295,18 +295,15 @@ class Policy(Protocol):
 
     def plan(self, sequence: Sequence) -> DraftPlan: ...
 
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        """Drafters that may be planned in this turn, as things stand."""
-        ...
-
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """sequence: already with the round's tokens."""
         ...
 
 
 class Drafter(Protocol):
-    """Guesses tokens. Catches itself up with the sequence by its cache's `reuse`; there is no
-    rollback to call. A wrong guess costs time, never correctness.
+    """Guesses tokens. `propose` first reads what it missed of the sequence, by its cache's `reuse`:
+    of a prompt as well, so a drafter that is not used reads nothing. There is no rollback to call.
+    A wrong guess costs time, never correctness.
 
     shapes_itself: it proposes trees, or whatever it finds, sized by plan.growth; the controller
     then judges its rounds as a whole instead of choosing a length."""
@@ -322,10 +319,6 @@ class Drafter(Protocol):
     def signal(self, sequence: Sequence) -> Hashable:
         """What is known before drafting and predicts acceptance (such as a match length);
         None when there is nothing to propose. Costs microseconds."""
-        ...
-
-    def prepare(self, sequence: Sequence) -> None:
-        """Read the prompt; part of prefill, once a turn, for a drafter that may be used."""
         ...
 
     def peek(self, sequence: Sequence) -> tuple[int, ...]:

@@ -63,16 +63,13 @@ def speedup(plain_ms: float | None, took_ms: float | None) -> float | None:
 
 
 def plain_reply_ms(
-    reply_ms: float | None,
-    draft_prefill_ms: float | None,
-    decode_ms: float,
-    plain_decode_ms: float | None,
+    reply_ms: float | None, decode_ms: float, plain_decode_ms: float | None
 ) -> float | None:
-    """A whole reply without drafting: the rounds are plain ones, and no drafter reads the prompt.
-    The rest (the target's prefill, text and page) takes as long."""
+    """A whole reply without drafting: the rounds are plain ones. The rest (the target's prefill,
+    text and page) takes as long."""
     if reply_ms is None or plain_decode_ms is None:
         return None
-    return reply_ms - (draft_prefill_ms or 0.0) - decode_ms + plain_decode_ms
+    return reply_ms - decode_ms + plain_decode_ms
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,7 @@ class FakeBackend:
         stats = TurnStats(num_prompt_tokens, reason=script.reason, exact=is_exact)
         yield Chunk("prefill", stats)
         cancel.wait(script.prefill_s)
-        stats = replace(
-            stats, prefill_ms=1000 * (time.monotonic() - started_s), draft_prefill_ms=0.0
-        )
+        stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
         reply = script.reply if isinstance(script.reply, str) else script.reply(request)
         if request.continues:  # like a model, it knows what it would have said next
             stats = replace(stats, continued_from="tokens" if request.begun_tokens else "text")

@@ -84,9 +84,6 @@ class Reader:
     def signal(self, sequence: Sequence) -> Hashable:
         return self._track.signals[self._place(sequence)]
 
-    def prepare(self, sequence: Sequence) -> None:
-        """Nothing: reading the prompt costs nothing here."""
-
     def peek(self, sequence: Sequence) -> tuple[int, ...]:
         place = self._place(sequence)
         if not self._is_free or self._track.signals[place] is None:
@@ -129,9 +126,6 @@ class FixedArm:
 
     def plan(self, sequence: Sequence) -> DraftPlan:
         return self._plan
-
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        return ()
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         pass
@@ -262,7 +256,7 @@ class Game:
             if isinstance(drafter, Reader):
                 drafter.begin(turn)
         self._place = turn.start
-        self._read = dict.fromkeys(policy.candidates(sequence), turn.prompt_length)
+        self._read.clear()
         while sequence.finish_reason is None:
             self.round(sequence, policy)
 

@@ -128,7 +128,6 @@ class EngineRunner:
         policy = policy_of(
             self.controller, sampling, self.drafter, self.num_draft_tokens, kind=case.workload
         )
-        engine.prepare(turn, policy, never)
         prefill_ms = 1000.0 * (perf_counter() - started)
         before = self.bench.joules()
         rounds, ends_ms = list[Round](), list[float]()

@@ -285,7 +285,7 @@ def hopeful(world: World, more: float) -> World:
 def _means(world: World, track: Track, more: float) -> dict[str, float]:
     """By kind: how often the first token is right, and `more`."""
     found = dict[str, float]()
-    for kind in {turn.workload for turn in world.turns}:
+    for kind in dict.fromkeys(turn.workload for turn in world.turns):
         places = [
             place
             for turn in world.turns

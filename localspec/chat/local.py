@@ -223,12 +223,10 @@ class LocalBackend:
                 request.first_num_draft_tokens,
                 request.workload,
             )
-            draft_prefill_ms = self._engine.prepare(sequence, policy, cancel)
             stats = replace(
                 stats,
                 num_reused_tokens=prefilled.num_reused_tokens,
-                prefill_ms=prefilled.prefill_ms + draft_prefill_ms,
-                draft_prefill_ms=draft_prefill_ms,
+                prefill_ms=prefilled.prefill_ms,
             )
             baseline = self._baseline(request.sampling)
             rounds = self._rounds(

@@ -51,10 +51,6 @@ class ChainedDrafter(DrafterBase):
             return None
         return self._lookup.signal(sequence)
 
-    def prepare(self, sequence: Sequence) -> None:
-        self._lookup.prepare(sequence)
-        self._drafting.prepare(sequence)
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         plan = plan.shortened(room_of(self.model, sequence))
         copied = self._lookup.peek(sequence)[: plan.num_draft_tokens]

@@ -93,11 +93,6 @@ class CrossTokenizerDrafter(DrafterBase):
         may_translate = sequence.sampling.temperature > 0.0 and self._last_signal == TRANSLATED
         return TRANSLATED if may_translate else RE_ENCODED
 
-    def prepare(self, sequence: Sequence) -> None:
-        self._follow(sequence)
-        if self._way(sequence) is not None:
-            catch_up(self.model, self._text.ids)
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         self._follow(sequence)
         way = self._way(sequence)

@@ -52,10 +52,6 @@ class DraftModelDrafter(DrafterBase):
     def signal(self, sequence: Sequence) -> str | None:
         return "model" if room_of(self.model, sequence) else None
 
-    def prepare(self, sequence: Sequence) -> None:
-        if room_of(self.model, sequence):
-            catch_up(self.model, sequence.tokens)
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         plan = plan.shortened(room_of(self.model, sequence))
         if plan.num_draft_tokens == 0:

@@ -57,6 +57,7 @@ class EarlyExitDrafter(DrafterBase):
         self._target = target
         self._exits = exits
         self._num_turns = 0
+        self._sequence: Sequence | None = None  # of the turn that it drafts for
 
     @classmethod
     def build(cls, parts: Parts) -> EarlyExitDrafter:
@@ -75,20 +76,23 @@ class EarlyExitDrafter(DrafterBase):
     def signal(self, sequence: Sequence) -> str | None:
         return f"exit {self.depth}" if room_of(self.model, sequence) else None
 
-    def prepare(self, sequence: Sequence) -> None:
-        """Now and then compare the exits on the prompt, which the target's cache holds."""
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        held = self.model.cache.length
+        assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
+        if sequence is not self._sequence:
+            self._sequence = sequence
+            self._compare_exits()
+        shortened = plan.shortened(room_of(self.model, sequence))
+        return autoregress(self.model, sequence, shortened, self.model.vocab_size)
+
+    def _compare_exits(self) -> None:
+        """In the first turns and seldom later, on the text that the target's cache holds."""
         self._num_turns += 1
         if self._num_turns <= FIRST_TURNS or self._num_turns % LATER_TURNS == 0:
             self._exits.score()
             best = self._exits.best(self.depth)
             if best != self.depth:
                 self.depth, self.model = best, EarlyExit(self._target, best)
-
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        held = self.model.cache.length
-        assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
-        shortened = plan.shortened(room_of(self.model, sequence))
-        return autoregress(self.model, sequence, shortened, self.model.vocab_size)
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:

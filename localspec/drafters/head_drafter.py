@@ -30,7 +30,3 @@ class HeadDrafter(DrafterBase):
 
     def signal(self, sequence: Sequence) -> str | None:
         return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
-
-    def prepare(self, sequence: Sequence) -> None:
-        held = sequence.tokens[: self._target.cache.length + 1]  # a cancelled prefill ends early
-        self._head.catch_up(held, self._features)

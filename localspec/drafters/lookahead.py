@@ -141,9 +141,6 @@ class LookaheadDrafter(DrafterBase):
         """One for all rounds: rounds that find nothing fill the pool for those that do."""
         return "window"
 
-    def prepare(self, sequence: Sequence) -> None:
-        self._turn_to(sequence.tokens)
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         tokens, size = sequence.tokens, plan.num_draft_tokens
         self._turn_to(tokens)

@@ -72,9 +72,6 @@ class NgramDrafter(DrafterBase):
             return None
         return match_class(length) if is_own(place) else f"past {match_class(length)}"
 
-    def prepare(self, sequence: Sequence) -> None:
-        self._lookup.follow(sequence.tokens)
-
     def peek(self, sequence: Sequence) -> tuple[int, ...]:
         return best_chain(self._lookup, self._lookup.follow(sequence.tokens), PEEKED).tokens
 

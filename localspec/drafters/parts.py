@@ -32,9 +32,6 @@ class DrafterBase:
         """What of it can be captured as graphs in idle time."""
         return ()
 
-    def prepare(self, sequence: Sequence) -> None:
-        """Nothing to read."""
-
     def peek(self, sequence: Sequence) -> tuple[int, ...]:
         """No guess is free."""
         return ()

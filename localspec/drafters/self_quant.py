@@ -51,9 +51,6 @@ class SelfQuantDrafter(DraftModelDrafter):
     def memory_bytes(self) -> int:
         return self._weight_bytes + (0 if self.chunks is None else self.chunks.buffer_bytes)
 
-    def prepare(self, sequence: Sequence) -> None:
-        """Nothing to read: the target's prefill wrote the cache."""
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"

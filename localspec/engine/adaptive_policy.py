@@ -13,7 +13,8 @@ The rule
 - Whenever options are weighed, each is also drawn from its posterior (Thompson sampling). Where a
   draw beats the best, one round explores it, if the `Budget` pays for the expected loss. What the
   round really lost is charged.
-- A drafter that has to read tokens it missed is charged for that (`CatchUp`).
+- A drafter that has to read tokens it missed, as of the prompt, is charged for that over the
+  tokens that are likely to come (`CatchUp`). The first token of a reply waits for no reading.
 - Options are weighed every few rounds, so that this takes PLANNED of the time, and at once when a
   draft in use falls behind plain decoding. Between, drafters whose signal varies are asked for it;
   other plain rounds neither ask nor learn.
@@ -34,10 +35,11 @@ from functools import partial
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation
-from localspec.engine.controller import ASKED_MS, NEARLY_CAUGHT_UP, Budget, Controller, Peek
+from localspec.engine.controller import Budget, Controller, Peek
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.engine.options import (
     MARGIN,
+    PLAIN_FIRST,
     PLAIN_LOOK,
     PROVEN_MARGIN,
     UNMEASURED,
@@ -56,7 +58,7 @@ MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be n
 FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
 LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
 SECOND_LOOKS = 2  # two cheap rounds refute a cost that was measured too high
-LIKELY_REMAINING = 64  # tokens of a reply that are likely still to come
+LIKELY_REMAINING = 64  # tokens that a reply is likely to go on for, or for as many as it has
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 MEMORY = 0.3  # weight of the newest plan in the mean time of planning
 
@@ -86,7 +88,6 @@ class AdaptivePolicy:
         self._signals: dict[str, Hashable] = {}
         self._options: dict[tuple[str, Hashable], _Weighed] = {}
         self._plans: dict[tuple[str, Hashable], DraftPlan] = {}
-        self._read: dict[str, int] = {}  # tokens of the turn that each drafter has read
         self._until_weighed = self._until_asked = 0  # rounds
         self._is_weighed = self._is_asked = False  # in this round
         self._plan = DraftPlan(OFF, 0)
@@ -107,26 +108,17 @@ class AdaptivePolicy:
         self._is_asked = self._is_weighed or (is_priced and self._until_asked < 0)
         if not self._is_asked:
             return self._plan
-        if self._is_weighed and not self._reads_prices(sequence):
-            return self._unmeasured(sequence)
+        if self._is_weighed:
+            if not self._reads_prices(sequence):
+                return self._unmeasured(sequence)
+            period = self._period(self._controller.weighing_ms)
+            self._until_weighed = min(MOST_PERIOD, max(LEAST_PERIOD, period)) - 1
         if self._ask_signals(sequence) or self._is_weighed:
             self._plan = self._decided(sequence)
-        self._set_periods()
+        varies = len(self._controller.signals.get(self._plan.drafter, ())) > 1
+        unasked = 0 if varies else self._period(self._controller.asking_ms)
+        self._until_asked = min(MOST_UNASKED, unasked)
         return self._plan
-
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        """The drafter that will be used as things stand; the one asked for by name. The others
-        catch up when they are tried."""
-        wanted = self._allowed
-        if self._may_be_off:
-            if not self._reads_prices(sequence):
-                return ()
-            self._is_weighed = True
-            self._ask_signals(sequence)
-            self._choose(sequence)
-            wanted = () if self._best is None else (self._best.drafter,)
-        self._read |= dict.fromkeys(wanted, len(sequence.tokens) - 1)
-        return wanted
 
     def _decided(self, sequence: Sequence) -> DraftPlan:
         options = self._choose(sequence)
@@ -134,9 +126,10 @@ class AdaptivePolicy:
         if self._is_weighed and self._may_be_off:
             self._behind_ms = 0.0
             self._peek.at(sequence, [o for o in options if o is not self._best])
-            trial = self._trial(sequence, options)
+            plain_first = self._plain_first(sequence)
+            trial = plain_first or self._trial(sequence, options)
             if trial is not None:
-                self._is_exploring = True
+                self._is_exploring = plain_first is None
                 return trial
         if self._best is not None:
             return self._drafting(self._best)
@@ -169,17 +162,29 @@ class AdaptivePolicy:
         return options
 
     def _worth(self, option: Option, margin: float, sequence: Sequence) -> float:
-        """Its rate, less what it takes to catch up over the rounds that are likely to come."""
+        """Its rate, less what it takes to catch up, spread over the tokens that are likely to come:
+        so a drafter reads a prompt late, or not at all for a short reply."""
         if not self._may_be_off:
             return option.rate
-        remaining = min(LIKELY_REMAINING, max(1, sequence.num_remaining))
+        likely = max(LIKELY_REMAINING, len(sequence.tokens) - sequence.prompt_length)
+        remaining = min(likely, max(1, sequence.num_remaining))
         extra_ms = self._catch_up_ms(option, sequence)
         return remaining / (remaining / option.sure_rate(margin) + extra_ms)
 
     def _catch_up_ms(self, option: Option, sequence: Sequence) -> float:
-        num_missed = len(sequence.tokens) - self._read.get(option.drafter, 0)
-        step_ms = self._known_prices.step_ms[option.drafter]
-        return self._controller.catch_up.ms(option.drafter, num_missed, step_ms)
+        catch_up, name = self._controller.catch_up, option.drafter
+        num_missed = catch_up.num_missed(name, sequence, len(sequence.tokens) - 1)
+        return catch_up.ms(name, num_missed, self._known_prices.step_ms[name])
+
+    def _plain_first(self, sequence: Sequence) -> DraftPlan | None:
+        """The first token of a reply does not wait until a drafter has read the prompt."""
+        is_first = len(sequence.tokens) == sequence.prompt_length
+        if self._best is None or not is_first:
+            return None
+        if self._catch_up_ms(self._best, sequence) <= self._known_prices.plain_ms:
+            return None
+        self._until_weighed = 0
+        return DraftPlan(OFF, 0, reason=PLAIN_FIRST)
 
     def _trial(self, sequence: Sequence, options: list[Option]) -> DraftPlan | None:
         """A round of what lost, if a draw from its posterior wins and the budget pays for it."""
@@ -305,16 +310,9 @@ class AdaptivePolicy:
                     seen.add(signal)
         return has_changed
 
-    def _set_periods(self) -> None:
-        """Rounds until signals are asked and options weighed again."""
-        allowed_ms = PLANNED * self._known_prices.plain_ms
-        controller, name = self._controller, self._plan.drafter
-        if self._is_weighed and not self._is_exploring:
-            period = int(controller.weighing_ms / allowed_ms)
-            self._until_weighed = min(MOST_PERIOD, max(LEAST_PERIOD, period)) - 1
-        varies = name != OFF and len(controller.signals.get(name, ())) > 1
-        unasked = 0 if varies else int(controller.asking_ms / allowed_ms)
-        self._until_asked = min(MOST_UNASKED, unasked)
+    def _period(self, takes_ms: float) -> int:
+        """Rounds after which something that takes so long may be done again."""
+        return int(takes_ms / (PLANNED * self._known_prices.plain_ms))
 
     def _option(self, name: str, signal: Hashable) -> Option | None:
         """The option of a drafter, made anew when its counts or the costs have changed."""
@@ -352,10 +350,7 @@ class AdaptivePolicy:
             return
         if self._quiet_rounds:
             controller.acceptance.tick(self._situation.kind, self._quiet_rounds)
-        was_caught_up = self._was_caught_up(step, plan.drafter)
-        controller.learn(self._situation, outcome, was_caught_up)
-        if plan.drafter != OFF and not step.num_draft_tokens:
-            controller.learn_of_nothing(self._situation, plan, step)
+        controller.learn(self._situation, sequence, plan, outcome)
         if self._prices is not None:
             self._account(step, plan, self._prices.plain_ms)
         self._quiet_rounds, self._quiet_ms = 0, 0.0
@@ -378,17 +373,3 @@ class AdaptivePolicy:
             controller.weighing_ms += MEMORY * (step.plan_ms - controller.weighing_ms)
         elif self._is_asked:
             controller.asking_ms += MEMORY * (step.plan_ms - controller.asking_ms)
-
-    def _was_caught_up(self, step: Step, drafter: str) -> bool:
-        """Whether the round's drafter had read nearly all before; notes that it has by now."""
-        if drafter == OFF or step.draft_ms < ASKED_MS:
-            return True
-        num_missed = step.context_length + 1 - self._read.get(drafter, 0)
-        self._read[drafter] = step.context_length + 1
-        if num_missed <= NEARLY_CAUGHT_UP:
-            return True
-        costs = self._controller.costs_at(self._situation.bucket)
-        usual_ms = costs.draft_ms(drafter, step.num_draft_steps or 1, step.context_length)
-        if usual_ms is not None:
-            self._controller.catch_up.observe(drafter, num_missed, step.draft_ms - usual_ms)
-        return False

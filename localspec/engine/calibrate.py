@@ -56,9 +56,6 @@ class StandIn:
     def signal(self, sequence: Sequence) -> str:
         return self.name
 
-    def prepare(self, sequence: Sequence) -> None:
-        pass
-
     def peek(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 
@@ -86,9 +83,6 @@ class _AtWidths:
 
     def plan(self, sequence: Sequence) -> DraftPlan:
         return DraftPlan(StandIn.name, self.widths[len(self.verify_ms)] - 1)
-
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        return ()
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         self.verify_ms.append(outcome.step.verify_ms)
@@ -121,7 +115,8 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
                 yield f"measuring {name}, {place}"
                 sequence = made_up_text(context, sampling)
                 stage.prefill(sequence, threading.Event())
-                costs.set_draft_step(name, context, _draft_step_ms(engine, name, sequence))
+                step_ms = _draft_step_ms(engine, controller, name, sequence)
+                costs.set_draft_step(name, context, step_ms)
             for width in _doubtful(costs, fitting, context):
                 yield f"measuring {width} tokens once more, {place}"
                 known = costs.verify_ms(width, context) or math.inf
@@ -180,18 +175,25 @@ def widths_ms(
     return policy.verify_ms
 
 
-def _draft_step_ms(engine: Engine, name: str, sequence: Sequence) -> float:
-    """Cost of one step of the drafter's `propose`, the drafter already caught up."""
+def _draft_step_ms(engine: Engine, controller: Controller, name: str, sequence: Sequence) -> float:
+    """Cost of one step of the drafter's `propose`, the drafter already caught up. Its first
+    `propose` shows what catching up takes."""
     drafter, plan = engine.drafters[name], DraftPlan(name, DRAFTED)
+    context = len(sequence.tokens) - 1
 
-    def step_ms() -> float:
-        engine.target.cache.rollback(len(sequence.tokens) - 1)
+    def draft() -> tuple[float, int]:
+        engine.target.cache.rollback(context)
         started = perf_counter()
         proposal = drafter.propose(sequence, plan)
-        elapsed_ms = 1000.0 * (perf_counter() - started)
-        return elapsed_ms / max(1, proposal.num_draft_steps)
+        return 1000.0 * (perf_counter() - started), max(1, proposal.num_draft_steps)
 
-    step_ms()  # warms up
+    def step_ms() -> float:
+        took_ms, num_steps = draft()
+        return took_ms / num_steps
+
+    first_ms, num_steps = draft()  # reads the text, and warms up
     found = steady_ms(lambda: [step_ms() for _ in range(REPEATS)])
-    engine.target.cache.rollback(len(sequence.tokens) - 1)
+    num_missed = controller.catch_up.num_missed(name, sequence, context)
+    controller.catch_up.observe(name, num_missed, context, first_ms - num_steps * found)
+    engine.target.cache.rollback(context)
     return found

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from localspec.core import (
+    OFF,
     Drafter,
     DraftPlan,
     Growth,
@@ -53,7 +54,7 @@ MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
 RISKED = 6.0  # that drafting may lose before only proven drafters are used
 FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
 CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
-CATCH_UP_RATE = 0.3  # weight of the newest catch-up in the mean
+CATCH_UP_KEPT = 0.7  # weight of the earlier catch-ups
 NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
 ASKED_MS = 0.01  # a drafter that took less was not asked
 PLAIN_LEARNT = 4  # one of so many plain rounds in a row teaches: all cost the same
@@ -98,20 +99,40 @@ class Budget:
 
 
 class CatchUp:
-    """The time that a drafter takes for each token it has to read, from drafts after a gap."""
+    """What each drafter has not read yet, and the time that a token of it takes. Reading is no part
+    of a drafter's steps: it is paid once, for all rounds of a turn."""
 
     def __init__(self) -> None:
-        self._ms_a_token: dict[str, float] = {}
+        self._sequence: Sequence | None = None  # that was read
+        self._num_read: dict[str, int] = {}
+        self._sums: dict[str, tuple[float, float]] = {}  # drafter -> ms, and tokens read in it
+
+    def num_missed(self, drafter: str, sequence: Sequence, context: int) -> int:
+        """Tokens that the drafter reads first in a round at this context; 0 for so few that a step
+        reads them at no extra cost. Of another sequence it keeps what both begin with."""
+        if self._sequence is not sequence:
+            before = [] if self._sequence is None else self._sequence.tokens
+            pairs = enumerate(zip(before, sequence.tokens, strict=False))
+            shared = next((place for place, (a, b) in pairs if a != b), len(before))
+            self._num_read = {name: min(read, shared) for name, read in self._num_read.items()}
+            self._sequence = sequence
+        missed = context + 1 - self._num_read.get(drafter, 0)
+        return missed if missed > NEARLY_CAUGHT_UP else 0
 
     def ms(self, drafter: str, num_missed: int, step_ms: float) -> float:
-        if num_missed <= NEARLY_CAUGHT_UP:
-            return 0.0
-        return num_missed * self._ms_a_token.get(drafter, CATCH_UP_GUESS * step_ms)
+        """What reading so many tokens takes. step_ms: of the drafter."""
+        read_ms, num_tokens = self._sums.get(drafter, (CATCH_UP_GUESS * step_ms, 1.0))
+        return num_missed * read_ms / num_tokens
 
-    def observe(self, drafter: str, num_missed: int, extra_ms: float) -> None:
-        found = max(0.0, extra_ms) / num_missed
-        known = self._ms_a_token.get(drafter, found)
-        self._ms_a_token[drafter] = known + CATCH_UP_RATE * (found - known)
+    def observe(self, drafter: str, num_missed: int, context: int, extra_ms: float) -> None:
+        """A round at this context has read so many tokens, in so much more than its steps take."""
+        self._num_read[drafter] = context + 1
+        if num_missed:
+            read_ms, num_tokens = self._sums.get(drafter, (0.0, 0.0))
+            self._sums[drafter] = (
+                CATCH_UP_KEPT * read_ms + max(0.0, extra_ms),
+                CATCH_UP_KEPT * num_tokens + num_missed,
+            )
 
 
 class Controller:
@@ -195,18 +216,35 @@ class Controller:
         chance = partial(self.acceptance.chance, drafter, bucket)
         return Growth(chance, nodes, rate * prices.step_ms[drafter], rate * prices.jump_ms)
 
-    def learn(self, situation: Situation, outcome: Outcome, was_caught_up: bool = True) -> None:
-        """was_caught_up: whether the drafter had read all before and took its usual time."""
-        step, verdict = outcome.step, outcome.verdict
+    def learn(
+        self, situation: Situation, sequence: Sequence, plan: DraftPlan, outcome: Outcome
+    ) -> None:
+        """A round of this sequence, which was planned so, is finished."""
+        step = outcome.step
         self.acceptance.tick(situation.kind)
         costs = self.costs_at(situation.bucket)
         if self._shows_its_cost(step, costs):
             costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
-        if step.num_draft_tokens == 0:
+        was_asked = step.num_draft_tokens > 0 or step.draft_ms >= ASKED_MS
+        if plan.drafter == OFF or not was_asked:
             return
-        num_steps = step.num_draft_steps or step.num_draft_tokens
-        if was_caught_up:
-            costs.observe_draft(step.drafter, num_steps, step.context_length, step.draft_ms)
+        num_steps = step.num_draft_steps or step.num_draft_tokens or 1
+        usual_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length) or step.draft_ms
+        num_missed = self.catch_up.num_missed(plan.drafter, sequence, step.context_length)
+        extra_ms = step.draft_ms - usual_ms
+        self.catch_up.observe(plan.drafter, num_missed, step.context_length, extra_ms)
+        if step.num_draft_tokens:
+            if not num_missed:
+                costs.observe_draft(plan.drafter, num_steps, step.context_length, step.draft_ms)
+            self._learn_acceptance(situation, outcome, num_steps)
+        else:  # one token, and the cost of asking
+            steps = 1.0 if num_missed else step.draft_ms / usual_ms
+            self.acceptance.observe(
+                plan.drafter, plan.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
+            )
+
+    def _learn_acceptance(self, situation: Situation, outcome: Outcome, num_steps: float) -> None:
+        step, verdict = outcome.step, outcome.verdict
         accepted = verdict.accepted_length
         self.acceptance.observe(
             step.drafter,
@@ -222,17 +260,6 @@ class Controller:
             taken = judged(outcome.proposal, verdict)
             self.acceptance.observe_confidences(
                 step.drafter, situation.bucket, step.confidences, taken
-            )
-
-    def learn_of_nothing(self, situation: Situation, asked: DraftPlan, step: Step) -> None:
-        """A drafter was asked and proposed nothing: the round gave one token and cost the asking.
-        Where a reply had no room for a draft it was not asked, which takes no time."""
-        costs = self.costs_at(situation.bucket)
-        step_ms = costs.draft_ms(asked.drafter, 1, step.context_length)
-        if step.draft_ms >= ASKED_MS and step_ms is not None:
-            steps = step.draft_ms / step_ms
-            self.acceptance.observe(
-                asked.drafter, asked.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
             )
 
     def _shows_its_cost(self, step: Step, costs: Costs) -> bool:

@@ -85,16 +85,6 @@ class Engine:
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
         return Prefilled(reused, 1000.0 * (perf_counter() - started))
 
-    def prepare(self, sequence: Sequence, policy: Policy, cancel: threading.Event) -> float:
-        """Let the drafters that may be used take in the prompt; returns the ms it took. Stops
-        between drafters when cancelled."""
-        started = perf_counter()
-        for name in policy.candidates(sequence):
-            if cancel.is_set():
-                break
-            self.drafters[name].prepare(sequence)
-        return 1000.0 * (perf_counter() - started)
-
     def decode(
         self, sequence: Sequence, policy: Policy, cancel: threading.Event
     ) -> Generator[Round]:

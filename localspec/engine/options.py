@@ -27,6 +27,7 @@ TRIED = 0.5  # rounds of evidence: below it a rate is only assumed
 
 NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."
 UNMEASURED = "Off: this machine has not been measured yet."
+PLAIN_FIRST = "The first token waits for no drafter to read the prompt."
 PLAIN_LOOK = "A round without drafting, to keep its cost measured."
 
 

@@ -51,10 +51,8 @@ class FixedPolicy:
         if self._plan.drafter == OFF:
             return self._plan
         signal = self._controller.drafters[self._plan.drafter].signal(sequence)
-        return replace(self._plan, signal=signal)
-
-    def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-        return () if self._plan.drafter == OFF else (self._plan.drafter,)
+        self._plan = replace(self._plan, signal=signal)
+        return self._plan
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        self._controller.learn(self._situation, outcome)
+        self._controller.learn(self._situation, sequence, self._plan, outcome)

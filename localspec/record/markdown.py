@@ -34,8 +34,7 @@ STATISTICS = (
     "decode_speedup", "no_speedup", "acceptance_rate", "draft_share", "mean_accepted_length",
     "mean_num_draft_tokens", "num_output_tokens", "num_prompt_tokens", "num_reused_tokens",
     "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
-    "ttft_ms", "prefill_ms", "draft_prefill_ms", "decode_ms", "reply_ms", "exact", "reason",
-    "error",
+    "ttft_ms", "prefill_ms", "decode_ms", "reply_ms", "exact", "reason", "error",
 )  # fmt: skip
 
 

@@ -33,8 +33,8 @@ STATS_COLUMNS = (
     "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
     "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
     "tokens_per_second", "speedup", "decode_speedup", "no_speedup", "ttft_ms", "prefill_ms",
-    "draft_prefill_ms", "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms",
-    "energy_joules", "prompt_fingerprint", "continued_from", "drafted_by",
+    "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms", "energy_joules",
+    "prompt_fingerprint", "continued_from", "drafted_by",
 )  # fmt: skip
 STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",

@@ -260,7 +260,6 @@ def m005_drafted_tokens_and_energy(db: Database) -> None:
 REPLY_COLUMNS = (
     "ALTER TABLE turn ADD COLUMN decode_speedup REAL",
     "ALTER TABLE turn ADD COLUMN no_speedup TEXT CHECK (no_speedup IN ('load_changed'))",
-    "ALTER TABLE turn ADD COLUMN draft_prefill_ms REAL",
     "ALTER TABLE turn ADD COLUMN reply_ms REAL",
     "ALTER TABLE turn ADD COLUMN plain_reply_ms REAL",
     "ALTER TABLE step ADD COLUMN plain_ms REAL",

@@ -151,7 +151,6 @@ def _draft_ms(model: LanguageModel, drafter: Drafter, length: int, context: int)
     sequence = made_up_text(context, SamplingParams())
     model.cache.rollback(0)
     model.forward(sequence.tokens[:-1], num_logits=1)
-    drafter.prepare(sequence)
     plan, times = DraftPlan(drafter.name, length), list[float]()
     for _ in range(REPEATS + 1):
         started = perf_counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,9 +64,6 @@ class Knowing:
 
     def signal(self, sequence: core.Sequence) -> str:
         return "script"
-
-    def prepare(self, sequence: object) -> None:
-        pass
 
     def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
@@ -194,29 +190,13 @@ def test_a_reply_is_compared_as_a_whole_and_by_its_rounds() -> None:
     stats = last.stats
     assert stats.no_speedup is None, stats
     assert stats.plain_decode_ms == pytest.approx(sum(ms or 0.0 for ms in last.plain_ms))
-    assert stats.reply_ms and stats.prefill_ms and stats.draft_prefill_ms is not None
+    assert stats.reply_ms and stats.prefill_ms
     assert stats.reply_ms > stats.prefill_ms + stats.decode_ms, "text and hand-over count as well"
     assert stats.plain_decode_ms and stats.plain_reply_ms and stats.speedup
-    kept_ms = stats.reply_ms - stats.draft_prefill_ms - stats.decode_ms
+    kept_ms = stats.reply_ms - stats.decode_ms
     assert stats.plain_reply_ms == pytest.approx(kept_ms + stats.plain_decode_ms)
     assert stats.speedup == pytest.approx(stats.plain_reply_ms / stats.reply_ms)
     assert stats.decode_speedup == pytest.approx(stats.plain_decode_ms / stats.decode_ms)
-
-
-def test_a_drafters_reading_of_the_prompt_is_no_gain() -> None:
-    class Reads(Knowing):
-        def prepare(self, sequence: object) -> None:
-            time.sleep(0.05)
-
-    backend = writing("a", "b", "c")
-    drafter = Reads([SAY[piece] for piece in "abc"] + [END], 3)
-    backend._engine.drafters = {"knowing": drafter}  # type: ignore[dict-item]
-    measured(backend, 0.1)
-    stats = ask(backend, drafter="knowing", num_draft_tokens=3)[-1].stats
-    assert stats.draft_prefill_ms is not None and stats.draft_prefill_ms >= 50.0
-    assert stats.prefill_ms is not None and stats.prefill_ms > stats.draft_prefill_ms
-    if stats.plain_reply_ms is not None:
-        assert stats.reply_ms is not None and stats.plain_reply_ms < stats.reply_ms - 49.0
 
 
 def test_max_tokens_ends_the_reply() -> None:

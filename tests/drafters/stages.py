@@ -159,9 +159,6 @@ class OnePlan:
     def plan(self, sequence: core.Sequence) -> DraftPlan:
         return self._plan
 
-    def candidates(self, sequence: core.Sequence) -> tuple[str, ...]:
-        return (self._plan.drafter,)
-
     def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
         pass
 

@@ -124,12 +124,3 @@ def test_memory_is_weights_and_cache() -> None:
     drafter = drafter_of()
     held = sum(p.numel() * 4 for p in tiny_llama().parameters())
     assert drafter.memory_bytes >= held + drafter.model.cache.kv_bytes
-
-
-def test_prepare_takes_in_all_but_a_few_tokens() -> None:
-    drafter = drafter_of()
-    sequence = sequence_of(SamplingParams(), *(1 + i % 40 for i in range(60)))
-    drafter.prepare(sequence)
-    assert drafter.model.cache.tokens == sequence.tokens[:-1]
-    fresh = drafter_of().propose(sequence, DraftPlan("d", 4))
-    assert drafter.propose(sequence, DraftPlan("d", 4)).tokens == fresh.tokens

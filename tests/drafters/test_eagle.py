@@ -78,24 +78,6 @@ def test_an_edit_and_another_conversation_leave_nothing_behind(tmp_path: Path) -
         assert_same(proposed(engine, drafter, tokens), wanted)  # and asked twice, the same
 
 
-def test_prepare_reads_the_prompt_and_changes_no_draft(tmp_path: Path) -> None:
-    wanted = proposed(*engine_with_head(tmp_path), PROMPT)
-    engine, drafter = engine_with_head(tmp_path)
-    sequence = engine.start(PROMPT, GREEDY, 40, frozenset())
-    engine.prefill(sequence, threading.Event())
-    drafter.prepare(sequence)
-    assert drafter._head.cache.tokens == list(PROMPT[1:])
-    assert_same(drafter.propose(sequence, DraftPlan("eagle", 8)), wanted)
-
-
-def test_a_prefill_that_was_cancelled_is_read_as_far_as_it_went(tmp_path: Path) -> None:
-    engine, drafter = engine_with_head(tmp_path)
-    sequence = engine.start(PROMPT, GREEDY, 40, frozenset())
-    engine.target.forward(PROMPT[:4])
-    drafter.prepare(sequence)
-    assert drafter._head.cache.tokens == list(PROMPT[1:5])
-
-
 def test_the_transformers_path_gives_the_same_draft(tmp_path: Path) -> None:
     native = proposed(*engine_with_head(tmp_path), PROMPT)
     assert_same(proposed(*engine_with_head(tmp_path, on_transformers), PROMPT), native)

@@ -112,7 +112,7 @@ def test_layers_that_say_nothing_leave_every_exit_right() -> None:
 def test_scoring_leaves_the_cache_as_it_was() -> None:
     target, fresh = target_of(), target_of()
     prefilled(target, turn())
-    drafter_of(target).prepare(turn())
+    drafter_of(target).propose(turn(), DraftPlan("early_exit", 0))
     assert target.cache.tokens == list(PROMPT[:-1])
     prefilled(fresh, turn())
     after, wanted = target.forward(PROMPT[-1:]), fresh.forward(PROMPT[-1:])
@@ -127,13 +127,16 @@ def test_what_was_counted_long_ago_fades() -> None:
     assert exits.tallies[2].tried == pytest.approx(0.8 * 1000 + len(PROMPT) - 1)
 
 
-def test_the_exit_changes_at_a_turns_start_and_the_signal_with_it() -> None:
-    target = target_of()
+def test_the_exit_changes_at_a_turns_first_draft_and_the_signal_with_it() -> None:
+    target, before = target_of(), turn()
+    prefilled(target, before)
     drafter = EarlyExitDrafter(target, exits_of(target, {1: 0.9, 3: 0.8}))
+    drafter.propose(before, DraftPlan("early_exit", 0))
     assert drafter.signal(turn()) == "exit 1"
     drafter._exits.tallies[1].agreed = 0.0
-    assert drafter.signal(turn()) == "exit 1"  # not within a turn
-    drafter.prepare(turn())
+    drafter.propose(before, DraftPlan("early_exit", 0))
+    assert drafter.signal(before) == "exit 1"  # not within a turn
+    drafter.propose(turn(), DraftPlan("early_exit", 0))
     assert drafter.signal(turn()) == "exit 3"
     assert isinstance(drafter.model, EarlyExit) and drafter.model.depth == 3
 
@@ -145,7 +148,7 @@ def test_exits_are_compared_in_the_first_turns_and_seldom_later() -> None:
     due = list[int]()
     for number in range(1, 4 * LATER_TURNS + 1):
         tried = drafter._exits.tallies[2].tried
-        drafter.prepare(turn())
+        drafter.propose(turn(), DraftPlan("early_exit", 0))
         due += [number] if drafter._exits.tallies[2].tried != tried else []
     assert due == [*range(1, FIRST_TURNS + 1), 16, 24, 32]
 
@@ -225,8 +228,8 @@ def test_verification_runs_the_lower_layers_for_one_token_only(
     engine = Engine(target, {NAME: drafter_of(target)})
     monkeypatch.setattr(Decoder, "layers", counted)
     play(engine, PROMPT, Plans((NAME, 4)), 5)
-    prefill, *drafted, below, above = found[:7]
-    assert prefill == (len(PROMPT) - 1, 0)
+    prefill, compared, *drafted, below, above = found[:8]
+    assert prefill == compared == (len(PROMPT) - 1, 0)
     assert drafted == [(1, 0)] * 4
     assert (below, above) == ((1, 0), (5, 2))
 

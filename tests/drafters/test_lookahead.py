@@ -162,7 +162,7 @@ def test_a_column_keeps_the_place_in_the_text_it_guesses() -> None:
     root = sequence.tokens[-1]
     ahead = [(root + STEP * i) % VOCAB for i in range(WIDTH + 3)]
     right = tuple((ahead[i + 1], ahead[i + 2]) for i in range(WIDTH))
-    drafter.prepare(sequence)
+    proposed(drafter, sequence)
     drafter._window, drafter._window_at = ((58, 58), *right[1:]), len(sequence.tokens)
     run(engine, sequence, ("lookahead", FULL))
     assert sequence.tokens[-1] == ahead[1]

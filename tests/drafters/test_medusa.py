@@ -140,9 +140,6 @@ def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Pa
         def plan(self, sequence: Sequence) -> DraftPlan:
             return DraftPlan("medusa", 12)
 
-        def candidates(self, sequence: Sequence) -> tuple[str, ...]:
-            return ("medusa",)
-
         def observe(self, sequence: Sequence, outcome: object) -> None:
             verdict = outcome.verdict  # type: ignore[attr-defined]
             self.moved += verdict.path != tuple(range(len(verdict.path)))

@@ -126,25 +126,6 @@ def test_drafted_rows_are_forgotten_also_after_an_error(
     assert draft(drafter, target, tokens, 4) == by_hand(folder, tokens, 4)
 
 
-def test_prepared_or_not_the_draft_is_the_same(folder: Path) -> None:
-    drafter, target = built(folder)
-    sequence = sequence_of()
-    at_root(target, sequence)
-    drafter.prepare(sequence)
-    found = drafter.propose(sequence, DraftPlan("mtp", 4))
-    assert list(found.tokens) == by_hand(folder, PROMPT, 4)
-
-
-def test_after_a_cancelled_prefill_only_what_the_target_holds_is_read(folder: Path) -> None:
-    drafter, target = built(folder)
-    target.forward((1, 2, 3, 4, 5))  # states of another text beyond the third
-    target.cache.rollback(0)
-    target.forward(PROMPT[:2])
-    sequence = sequence_of()
-    drafter.prepare(sequence)
-    assert draft(drafter, target, PROMPT, 4) == by_hand(folder, PROMPT, 4)
-
-
 @pytest.mark.parametrize(
     "sampling",
     [SamplingParams(1.0), SamplingParams(0.7, top_k=5, repetition_penalty=1.5)],

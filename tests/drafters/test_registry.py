@@ -40,9 +40,6 @@ FILE = """
         def signal(self, sequence):
             return "always"
 
-        def prepare(self, sequence):
-            pass
-
         def peek(self, sequence):
             return ()
 

@@ -41,9 +41,6 @@ class Simulated:
     def signal(self, sequence: Sequence) -> str | None:
         return None if self.is_silent else "s"
 
-    def prepare(self, sequence: Sequence) -> None:
-        pass
-
     def peek(self, sequence: Sequence) -> tuple[int, ...]:
         return self.guess if self.is_free else ()
 

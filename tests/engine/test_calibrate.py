@@ -46,9 +46,6 @@ class TimedDrafter:
     def signal(self, sequence: core.Sequence) -> str:
         return "s"
 
-    def prepare(self, sequence: object) -> None:
-        pass
-
     def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 

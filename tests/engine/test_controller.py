@@ -12,6 +12,7 @@ import torch
 from localspec.core import (
     AUTO,
     OFF,
+    DraftPlan,
     Outcome,
     Proposal,
     SamplingParams,
@@ -28,6 +29,7 @@ from localspec.speculation import best_length, expected_tokens
 from tests.engine.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
 
 COLD, HOT = SamplingParams(0.0), SamplingParams(1.0)
+TEXT = Sequence((1,) * 101, COLD, 100, frozenset(), torch.Generator())
 
 
 def test_best_length_is_the_one_of_an_exhaustive_search() -> None:
@@ -236,13 +238,21 @@ def drafted_round(verify_ms: float) -> Outcome:
     return Outcome(step, chain((5, 6)), Verdict((0,), 1), torch.empty(0))
 
 
+def learn(controller: Controller, outcome: Outcome) -> None:
+    """A round of a long text that the drafter has read."""
+    step = outcome.step
+    plan = DraftPlan(step.drafter, step.num_draft_tokens, signal=step.signal)
+    controller.catch_up.observe(step.drafter, 0, step.context_length, 0.0)
+    controller.learn(Situation(0), TEXT, plan, outcome)
+
+
 def plain_ms_after(*rounds: Outcome) -> float:
     """What plain decoding is believed to cost after these, four hundred times over in one turn."""
     world = World({"d": Simulated(1.0, 0.5)})
     policy_of(world.controller, COLD, AUTO, None)
     for _ in range(400):
         for outcome in rounds:
-            world.controller.learn(Situation(0), outcome)
+            learn(world.controller, outcome)
     found = world.controller.costs.plain_ms(100)
     assert found is not None
     return found
@@ -263,7 +273,7 @@ def test_the_first_round_of_a_turn_says_nothing_of_plain_decoding() -> None:
     world = World({"d": Simulated(1.0, 0.5)})
     for _ in range(100):
         policy_of(world.controller, COLD, AUTO, None)
-        world.controller.learn(Situation(0), plain_round(13.0))
+        learn(world.controller, plain_round(13.0))
     assert world.controller.costs.plain_ms(100) == pytest.approx(10.0)
 
 

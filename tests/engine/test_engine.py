@@ -46,9 +46,6 @@ class Guesser:
     def signal(self, sequence: core.Sequence) -> str:
         return "s"
 
-    def prepare(self, sequence: object) -> None:
-        pass
-
     def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 
@@ -260,25 +257,3 @@ def test_times_of_a_round_are_those_of_its_parts() -> None:
     step = next(engine.decode(sequence, SlowPlans(("guesser", 2)), threading.Event())).step
     assert step.draft_ms >= 29.0
     assert step.verify_ms >= 49.0  # deciding is no drafter's cost
-
-
-def test_drafters_read_no_prompt_of_a_turn_that_was_cancelled() -> None:
-    class Reader(Guesser):
-        has_read = False
-
-        def prepare(self, sequence: core.Sequence) -> None:
-            self.has_read = True
-
-    class Wanted(Plans):
-        def candidates(self, sequence: core.Sequence) -> tuple[str, ...]:
-            return ("guesser",)
-
-    for is_cancelled in (True, False):
-        reader, cancel = Reader(), threading.Event()
-        if is_cancelled:
-            cancel.set()
-        engine = engine_with(reader)
-        sequence = engine.start(PROMPT, SamplingParams(), 4, frozenset())
-        engine.prefill(sequence, cancel)
-        engine.prepare(sequence, Wanted(), cancel)
-        assert reader.has_read is not is_cancelled

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localspec.core import Outcome, Proposal, SamplingParams, Sequence, Step, Verdict, chain
+from localspec.core import (
+    DraftPlan,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+    chain,
+)
 from localspec.engine.acceptance import Situation
 from localspec.engine.controller import Controller, judged, was_tried_beyond
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
@@ -16,6 +25,7 @@ from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
 TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
 COLD = SamplingParams()
 HERE = Situation(0)
+TEXT = Sequence((1,) * 101, COLD, 100, frozenset(), torch.Generator())
 
 
 def outcome(proposal: Proposal, path: tuple[int, ...], draft_ms: float = 2.0) -> Outcome:
@@ -36,6 +46,11 @@ def turn() -> Sequence:
     return Sequence((1, 2, 3), COLD, 100, frozenset(), torch.Generator())
 
 
+def learn(controller: Controller, outcome: Outcome) -> None:
+    plan = DraftPlan("tree", 4, signal="s")
+    controller.learn(HERE, TEXT, plan, outcome)
+
+
 def test_children_of_accepted_tokens_were_judged_and_no_others() -> None:
     assert judged(TREE, Verdict((1,), 0)) == [False, True, None, False]
     assert judged(TREE, Verdict((0, 2), 0)) == [True, False, True, None]
@@ -51,7 +66,7 @@ def test_a_path_that_ends_at_a_leaf_is_censored() -> None:
 def test_a_tree_teaches_by_depth_by_confidence_and_by_steps() -> None:
     played, _ = world()
     for _ in range(200):
-        played.controller.learn(HERE, outcome(TREE, (1,)))
+        learn(played.controller, outcome(TREE, (1,)))
     acceptance = played.controller.acceptance
     assert acceptance.rates("tree", "s", HERE)[:2] == pytest.approx([1.0, 0.0], abs=0.06)
     assert acceptance.chance("tree", 0, 0.8) > 0.9 and acceptance.chance("tree", 0, 0.9) < 0.1
@@ -79,7 +94,7 @@ def test_steps_are_what_drafting_is_charged_by() -> None:
     assert first is not None
     assert first.round_ms[USUAL_NODES] == pytest.approx(10.0 + USUAL_NODES * WIDTH_MS + 1.0)
     for _ in range(64):
-        controller.learn(HERE, outcome(TREE, (1,)))
+        learn(controller, outcome(TREE, (1,)))
     dearer = controller.option("tree", "s", HERE, prices_of(controller))
     assert dearer is not None
     assert dearer.round_ms[4] > first.round_ms[4] + 0.9, "two steps for four"
@@ -112,7 +127,7 @@ def test_the_rate_of_such_a_drafter_is_what_its_rounds_gave() -> None:
     played, _ = world()
     controller = played.controller
     for _ in range(100):
-        controller.learn(HERE, outcome(TREE, (0, 2)))
+        learn(controller, outcome(TREE, (0, 2)))
     round_ms = prices_of(controller).round_ms("tree", 4, 2)
     assert rate_of(controller) == pytest.approx(3 / round_ms, rel=0.05)
 
@@ -161,10 +176,10 @@ def test_asking_a_drafter_that_proposes_nothing_is_charged_to_it() -> None:
     policy = policy_of(played.controller, COLD, "tree", None)
     before = rate_of(played.controller)
     for _ in range(60):
-        plan = policy.plan(turn())
+        plan = policy.plan(TEXT)
         assert plan.drafter == "tree"
         step = Step("off", 0, 0, 1, 5.0, 10.0, 100, signal=plan.signal)
-        policy.observe(turn(), Outcome(step, Proposal(), Verdict((), 1), torch.empty(0)))
+        policy.observe(TEXT, Outcome(step, Proposal(), Verdict((), 1), torch.empty(0)))
     after = rate_of(played.controller)
     assert after == pytest.approx(1.0 / 15.0, rel=0.2) and after < before
     choice = policy_of(played.controller, COLD, "auto", None).plan(turn())

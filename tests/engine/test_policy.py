@@ -256,23 +256,6 @@ def test_deciding_and_learning_take_little_of_a_round() -> None:
     assert median(times) < 500e-6
 
 
-def test_only_drafters_that_could_win_read_the_prompt() -> None:
-    world = World({"cheap": Simulated(1.0, 0.8), "hopeless": Simulated(30.0, 0.8)})
-    rng: Any = None
-    sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
-    auto = policy_of(world.controller, COLD, "auto", None)
-    assert auto.candidates(sequence) == ("cheap",)
-    assert policy_of(world.controller, COLD, "hopeless", None).candidates(sequence) == ("hopeless",)
-    assert policy_of(world.controller, COLD, "off", None).candidates(sequence) == ()
-
-
-def test_before_measuring_nobody_reads_the_prompt() -> None:
-    world = World({"cheap": Simulated(1.0, 0.8)}, is_measured=False)
-    rng: Any = None
-    sequence = Sequence((1, 2, 3), COLD, 50, frozenset(), rng)
-    assert policy_of(world.controller, COLD, "auto", None).candidates(sequence) == ()
-
-
 def test_one_disturbed_look_does_not_end_all_later_ones() -> None:
     """A machine that was suspended while a drafter was looked at makes that round take an hour."""
     drafter = Simulated(1.0, 0.05)
@@ -344,3 +327,72 @@ def test_a_look_in_vain_costs_what_it_took_and_the_next_comes_later(draft_ms: fl
     num_asked, _ = run_declining(draft_ms, 4000)
     extra = num_asked * draft_ms / (4000 * PLAIN_MS)
     assert 0 < extra < EXPLORED + 2 * ALLOWANCE / 4000, f"asking took {extra:.2%} of the time"
+
+
+# -- reading late -----------------------------------------------------------------------------
+
+LONG_PROMPT = tuple(range(1000))
+READ_MS = 0.3  # a token: 300 ms for the prompt, 30 plain rounds
+
+
+def reader() -> World:
+    """A drafter that gains 2.6 tokens in 1.2 plain rounds, and has to read the prompt first."""
+    world = World({"d": Simulated(0.5, 0.7)})
+    world.run(400, COLD)
+    world.controller.catch_up.observe("d", 1000, 0, 1000 * READ_MS)
+    return world
+
+
+def turn_of(prompt: tuple[int, ...], max_tokens: int) -> Sequence:
+    rng: Any = None
+    return Sequence(prompt, COLD, max_tokens, frozenset(), rng)
+
+
+def drafters_of(world: World, sequence: Sequence, num_rounds: int) -> list[str]:
+    policy = policy_of(world.controller, COLD, AUTO, None)
+    start = len(world.steps)
+    for _ in range(num_rounds):
+        world.game.round(sequence, policy)
+    return [step.drafter for step in world.steps[start:]]
+
+
+def test_the_first_token_waits_for_no_reading_and_then_the_drafter_reads() -> None:
+    world = reader()
+    assert drafters_of(world, turn_of(LONG_PROMPT, 500), 4) == [OFF, "d", "d", "d"]
+    assert drafters_of(reader(), turn_of((1, 2), 500), 1) == ["d"], "there is nothing to read"
+
+
+def test_a_short_reply_is_not_worth_reading_the_prompt() -> None:
+    assert set(drafters_of(reader(), turn_of(LONG_PROMPT, 20), 18)) == {OFF}
+
+
+def test_a_reply_that_goes_on_is_worth_reading_an_expensive_prompt() -> None:
+    """More so than what 64 further tokens would gain, but not 128."""
+    world = reader()
+    world.controller.catch_up.observe("d", 10000, 0, 10000 * 1.6 * READ_MS)
+    used = drafters_of(world, turn_of(LONG_PROMPT, 1000), 200)
+    assert 64 < used.index("d") < 128
+
+
+def test_what_was_read_of_the_conversation_is_not_read_again() -> None:
+    world = reader()
+    sequence = turn_of(LONG_PROMPT, 500)
+    drafters_of(world, sequence, 8)
+    next_turn = turn_of((*sequence.tokens, 7, 8, 9), 20)
+    assert drafters_of(world, next_turn, 2) == ["d", "d"]
+    world.controller.catch_up.observe("d", 10000, len(next_turn.tokens), 10000 * READ_MS)
+    assert drafters_of(world, turn_of((5, *LONG_PROMPT), 20), 2) == [OFF, OFF], "another one"
+
+
+@pytest.mark.parametrize("length", [None, 4])
+def test_reading_is_no_cost_of_a_drafter_s_step(length: int | None) -> None:
+    """Also where the drafter was asked for by name."""
+    world = World({"d": Simulated(0.5, 0.7)})
+    policy = policy_of(world.controller, COLD, "d", length)
+    sequence = turn_of(LONG_PROMPT, 500)
+    plan = policy.plan(sequence)
+    step = Step("d", 4, 1, 2, 300.0, 11.0, 999, signal="s")
+    for _ in range(2):  # the second one really takes so long
+        policy.observe(sequence, Outcome(step, chain((5,) * 4), Verdict((0,), 5), torch.empty(0)))
+        dearer = world.controller.costs.draft_ms("d", 1, 999)
+    assert plan.drafter == "d" and dearer is not None and 0.5 < dearer < 0.55

@@ -263,9 +263,6 @@ class Copier:
     def signal(self, sequence: core.Sequence) -> str:
         return self.name
 
-    def prepare(self, sequence: core.Sequence) -> None:
-        pass
-
     def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
         return ()
 

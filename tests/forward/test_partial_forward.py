@@ -343,9 +343,6 @@ class Leaving:
     def signal(self, sequence: Turn) -> str:
         return "test"
 
-    def prepare(self, sequence: Turn) -> None:
-        pass
-
     def peek(self, sequence: Turn) -> tuple[int, ...]:
         return ()
 

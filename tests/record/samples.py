@@ -42,7 +42,6 @@ STATS = TurnStats(
     num_accepted_tokens=5,
     prefill_ms=20.0,
     ttft_ms=31.0,
-    draft_prefill_ms=4.0,
     decode_ms=30.0,
     plain_decode_ms=60.0,
     reply_ms=56.0,

@@ -122,7 +122,6 @@ def test_turn_row_has_all_settings_and_numbers_by_name(store: Store) -> None:
         "no_speedup",
         "ttft_ms",
         "prefill_ms",
-        "draft_prefill_ms",
         "decode_ms",
         "plain_decode_ms",
         "reply_ms",

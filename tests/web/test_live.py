@@ -32,7 +32,6 @@ STATS = TurnStats(
     decode_ms=500.0,
     plain_decode_ms=1250.0,
     reply_ms=600.0,
-    draft_prefill_ms=20.0,
     ttft_ms=31.0,
     reason="it was the fastest",
     drafted_by={"draft_model": 60},
@@ -58,7 +57,7 @@ def test_the_figures_of_a_reply() -> None:
     shown = {name: state[name] for name in ("speed", "speedup", "acceptance", "gamma", "drafter")}
     assert shown == {
         "speed": "100.0",
-        "speedup": "2.22 ×",
+        "speedup": "2.25 ×",
         "acceptance": "63 %",
         "gamma": "4",
         "drafter": "the draft model",
@@ -90,7 +89,7 @@ def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
 
 def test_a_speedup_below_one_is_no_gain() -> None:
     slower = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=400.0))))
-    assert (slower["speedup"], slower["is_slower"]) == ("0.80 ×", True)  # 480 of 600 ms
+    assert (slower["speedup"], slower["is_slower"]) == ("0.83 ×", True)  # 500 of 600 ms
     assert live_state(replace(IDLE, reply=view()))["is_slower"] is False
 
 

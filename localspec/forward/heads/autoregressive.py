@@ -190,11 +190,6 @@ class AutoregressiveHead:
         self.cache.rollback(num_pairs)
         self._num_pairs = min(self._num_pairs, num_pairs)
 
-    def catch_up(self, tokens: Sequence[int], features: Features) -> None:
-        """Hold all pairs of `tokens`, the last but one of which the target has read."""
-        if self.reuse(tokens) < len(tokens) - 1:
-            self.read(tokens, features)
-
     def start(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
         """The output that a draft after `tokens` starts from, [1, d]: that of the last pair, which
         is read again where it is held already."""

@@ -50,7 +50,7 @@ def test_a_draft_starts_from_the_last_pair_also_where_it_was_read_before(tmp_pat
     wanted = read_all(target, head, TEXT).clone()
     features = target.follow(head.layers)
     for text in (TEXT, TEXT[:-1], TEXT):
-        head.catch_up(text, features)
+        head.start(text, features)
         assert head.cache.tokens == text[1:]
     for _ in range(2):
         assert torch.allclose(head.start(TEXT, features), wanted, atol=1e-5)
