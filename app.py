@@ -84,10 +84,16 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         metavar="MINUTES",
         help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
     )
-    parser.add_argument(
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument(
         "--no-log-text",
         action="store_true",
         help="write no text of this run to the log; statistics are kept",
+    )
+    text.add_argument(
+        "--log-text",
+        action="store_true",
+        help="write texts to the log again, from now on, where that was switched off",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open the browser")
     return parser.parse_args(argv)
@@ -113,6 +119,8 @@ def start(arguments: argparse.Namespace) -> None:
     store = Store.open(settings.database)
     if arguments.no_log_text:
         store.logs_text = False
+    if arguments.log_text:
+        store.keep_text(True)
 
     def opener_for(options: LoadOptions) -> "Opener":
         def open_backend(report: Callable[[str], None]) -> "Backend":

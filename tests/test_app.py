@@ -120,6 +120,17 @@ def test_the_parts_are_put_together_as_the_flags_say(
     assert seen["state"] is None, "a new log knows nothing of the controller yet"
 
 
+def test_texts_are_logged_again_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with closing(Store.open(tmp_path / "localspec.db")) as store:
+        store.keep_text(False)
+    monkeypatch.setattr("localspec.web.server.serve", lambda *of: None)
+    app.start(app.parse_arguments(["--home", str(tmp_path), "--log-text"]))
+    with closing(Store.open(tmp_path / "localspec.db")) as store:
+        assert store.logs_text
+
+
 def test_torch_stays_out_until_the_service_loads(tmp_path: Path) -> None:
     code = (
         "import sys, app, localspec.web.server as server\n"

@@ -22,6 +22,7 @@ from localspec.backend import Message
 from localspec.config import settings_for
 from localspec.errors import StoreError
 from localspec.record.faults import diagnose
+from localspec.record.rows import state_from
 from localspec.record.store import STATE_KEY
 
 log = logging.getLogger(__name__)
@@ -97,15 +98,14 @@ def learnt_states(home: Path | None) -> dict[str, Any]:
 
 
 def read_states(database: Path) -> dict[str, Any]:
-    """What controllers learnt, by combination; empty where it is absent or cannot be read."""
+    """What controllers learnt, by combination; empty where there is none or it cannot be read."""
     with reading(database) as db:
         sql = "SELECT state FROM calibration WHERE key = ?"
         row = db.execute(sql, (STATE_KEY,)).fetchone()
     try:
-        found = json.loads(row["state"]) if row is not None else {}
-    except json.JSONDecodeError:
+        return {} if row is None else state_from(row["state"])
+    except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 # rounds

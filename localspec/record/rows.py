@@ -211,3 +211,15 @@ def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:
     row = {name: getattr(step, name) for name in STEP_COLUMNS}
     signal = None if step.signal is None else json.dumps(step.signal, default=str)
     return {"turn_id": turn_id, "n": n, **row, "is_probe": int(step.is_probe), "signal": signal}
+
+
+def state_from(text: str) -> dict[str, Any]:
+    """A kept state: an object of finite numbers. Raises ValueError for anything else."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, allow_nan=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    return found

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.backend import Role
+from localspec.errors import StoreError
 from localspec.record import queries
 from localspec.record.connection import SharedConnection, Tables, missing
 from localspec.record.conversations import ConversationList
@@ -42,6 +43,7 @@ from localspec.record.rows import (
     conversation_from,
     message_from,
     now,
+    state_from,
     stats_row,
     step_row,
     text_columns,
@@ -78,7 +80,7 @@ class Store:
         self._unlogged = UnloggedTexts()
         self.conversation_list = ConversationList(self._db, self._unlogged, opened.is_indexed)
         self.presets = Presets(self._db)
-        self.logs_text = (self.load_state(PRIVACY_KEY) or {}).get("logs_text") is not False
+        self.logs_text = self._is_text_wanted()
 
     @classmethod
     def open(cls, path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Store:
@@ -309,21 +311,41 @@ class Store:
             tables.execute(queries.SAVE_STATE, clean(key), text, now())
 
     def load_state(self, key: str) -> dict[str, Any] | None:
-        """What was kept under `key`; None, with a notice, if it can no longer be read."""
+        """What was kept under `key`; None where nothing was or, with a notice, where it can no
+        longer be read."""
+        try:
+            return self._read_state(key)
+        except StoreError:
+            self._notify(
+                f"What the log kept about {key} could not be read; it will be measured again."
+            )
+            return None
+
+    def _read_state(self, key: str) -> dict[str, Any] | None:
         with self._db.reading() as tables:
             rows = tables.rows("SELECT state FROM calibration WHERE key = ?", clean(key))
-        if not rows:
-            return None
         try:
-            state = json.loads(rows[0]["state"])
-        except json.JSONDecodeError:
-            state = None
-        if isinstance(state, dict):
-            return state
-        self._notices.append(
-            f"What the log kept about {key} could not be read; it will be measured again."
-        )
-        return None
+            return state_from(rows[0]["state"]) if rows else None
+        except ValueError as error:
+            raise StoreError(f"The log's state of {key} cannot be read: {error}.") from error
+
+    def _is_text_wanted(self) -> bool:
+        """The kept choice; False where it cannot be read: what is not written can be switched on,
+        what is written cannot be taken back."""
+        try:
+            kept = self._read_state(PRIVACY_KEY) or {"logs_text": True}
+        except StoreError:
+            kept = {}
+        if not isinstance(kept.get("logs_text"), bool):
+            self._notify(
+                "Whether texts are to be logged could not be read, so none are written. To write "
+                "them again, start localspec once with --log-text."
+            )
+        return kept.get("logs_text") is True
+
+    def _notify(self, notice: str) -> None:
+        if notice not in self._notices:
+            self._notices.append(notice)
 
     # Copies
 

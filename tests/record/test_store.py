@@ -291,13 +291,58 @@ def test_state_is_replaced_and_survives_reopening(tmp_path: Path) -> None:
         assert again.notices == ()
 
 
-@pytest.mark.parametrize("damaged", ["{", "[1]", "null"])
-def test_unreadable_state_is_left_out_and_said(store: Store, damaged: str) -> None:
-    store.save_state("costs", {"a": 1})
+DAMAGED = {
+    "cut": "{",
+    "no object": "[1]",
+    "null": "null",
+    "infinite": '{"logs_text": true, "a": 1e999}',
+    "deep": '{"logs_text": ' + "[" * 50_000 + "]" * 50_000 + "}",
+    "no text": "CAST(x'7b80ff7d' AS TEXT)",
+}
+
+
+def damage(store: Store, kind: str) -> None:
+    """What every row of learnt state then holds."""
+    value = DAMAGED[kind] if kind == "no text" else f"'{DAMAGED[kind]}'"
     with closing(sqlite3.connect(store.path or "")) as conn, conn:
-        conn.execute("UPDATE calibration SET state = ?", (damaged,))
-    assert store.load_state("costs") is None
-    assert "measured again" in store.notices[-1]
+        conn.execute(f"UPDATE calibration SET state = {value}")
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_unreadable_state_is_left_out_and_said_once(store: Store, kind: str) -> None:
+    store.save_state("costs", {"a": 1})
+    damage(store, kind)
+    for _ in range(2):
+        assert store.load_state("costs") is None
+    assert len(store.notices) == 1 and "measured again" in store.notices[0]
+    store.save_state("costs", {"a": 2})
+    assert store.load_state("costs") == {"a": 2}
+
+
+def test_a_log_without_its_table_of_states_opens_all_the_same(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        store.save_state("costs", {"a": 1})
+    with closing(sqlite3.connect(tmp_path / "localspec.db")) as conn, conn:
+        conn.execute("DROP TABLE calibration")
+    with closing(open_store(tmp_path)) as again:
+        assert again.load_state("costs") is None
+        assert not again.logs_text and len(again.notices) == 2
+
+
+@pytest.mark.parametrize("kind", [*DAMAGED, "another value"])
+def test_no_text_is_written_where_the_choice_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    with closing(open_store(tmp_path)) as store:
+        store.keep_text(True)
+        if kind == "another value":
+            store.save_state("privacy", {"logs_text": None})
+        else:
+            damage(store, kind)
+    with closing(open_store(tmp_path)) as again:
+        assert not again.logs_text
+        assert "none are written" in again.notices[0]
+        again.keep_text(True)
+    with closing(open_store(tmp_path)) as mended:
+        assert mended.logs_text and mended.notices == ()
 
 
 def test_state_that_is_not_json_is_refused(store: Store) -> None:
