@@ -20,6 +20,7 @@ import platform
 import threading
 import webbrowser
 from collections.abc import Callable, MutableMapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,7 @@ def start(arguments: argparse.Namespace) -> None:
     from localspec.chat.service import ChatService  # packages exist only from here on
     from localspec.config import load_profiles, settings_for
     from localspec.machine.catalogue import smaller_offer
+    from localspec.record.opening import sole_use
     from localspec.record.store import STATE_KEY, Store
     from localspec.remote.child import ChildBackend
     from localspec.remote.wire import Opening
@@ -116,11 +118,6 @@ def start(arguments: argparse.Namespace) -> None:
     options = LoadOptions(**named, heads=tuple(arguments.heads))
     settings = settings_for(arguments.home)
     workloads = load_workloads(workload_folders(settings))
-    store = Store.open(settings.database)
-    if arguments.no_log_text:
-        store.logs_text = False
-    if arguments.log_text:
-        store.keep_text(True)
 
     def opener_for(options: LoadOptions) -> "Opener":
         def open_backend(report: Callable[[str], None]) -> "Backend":
@@ -141,7 +138,11 @@ def start(arguments: argparse.Namespace) -> None:
     def on_ready(address: str) -> None:
         announce(address, opens_browser=not arguments.no_browser)
 
-    try:
+    with sole_use(settings.database), closing(Store.open(settings.database)) as store:
+        if arguments.no_log_text:
+            store.logs_text = False
+        if arguments.log_text:
+            store.keep_text(True)
         drafter = arguments.drafter or AUTO
         service = ChatService(
             store,
@@ -155,8 +156,6 @@ def start(arguments: argparse.Namespace) -> None:
             smaller=smaller,
         )
         serve(service, arguments.host, arguments.port, on_ready, password)
-    finally:
-        store.close()
 
 
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:

@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from localspec.errors import SetupError
+from localspec.files import try_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 IS_WINDOWS = os.name == "nt"
@@ -285,27 +286,11 @@ def _is_inside(environment: Environment) -> bool:
 def lock(path: Path, say: Say) -> Iterator[None]:
     """Hold the file's lock; the operating system releases it if this process dies."""
     with path.open("a+b") as file:
-        if not _try_lock(file):
+        if not try_lock(file):
             say("Another start is making the environment; waiting for it ...")
-            while not _try_lock(file):
+            while not try_lock(file):
                 time.sleep(0.5)
         yield  # closing the file releases the lock
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def prefer_large_pages() -> None:

@@ -1,8 +1,9 @@
-"""Write a file whole or not at all.
+"""Write a file whole or not at all, and lock one.
 
 Contract: `replacing` gives a file beside the wanted one to be written; after the block it replaces
 the old one in one step. Where the block raises, or the process is killed, the old file stays. A
-link is followed; a device or a pipe is refused.
+link is followed; a device or a pipe is refused. `try_lock` holds a file against other processes
+until it is closed or its process dies.
 
 Not here: messages about what could not be written (the caller knows what it was).
 """
@@ -11,9 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
+
+HELD = (errno.EACCES, errno.EAGAIN)  # how Windows and POSIX say that another process has the lock
 
 
 @contextmanager
@@ -55,3 +60,21 @@ def why_not_writable(path: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def try_lock(file: IO[bytes]) -> bool:
+    """Whether this process now has the file's lock. Where the file system knows no locks, it is
+    taken as had."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in HELD
+    return True

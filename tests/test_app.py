@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import tests.__main__ as suite
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
 from localspec.options import LoadOptions
+from localspec.record.store import Store
 from localspec.remote.wire import Opening
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -231,16 +231,16 @@ class Journal:
         """Keep the controller's state, soon. Without it the next start measures again."""
         self._submit(lambda: self._guard(lambda: self._store.save_state(key, state)))
 
-    def purge(self) -> None:
-        """Take deleted conversations off the disk, soon; a failure waits for the next start."""
+    def tidy(self) -> None:
+        """`Store.tidy`, soon; a failure waits for the next start."""
 
-        def purge() -> None:
+        def tidy() -> None:
             try:
-                self._store.conversation_list.purge()
+                self._store.tidy()
             except StoreError:
-                log.warning("deleted conversations were not purged", exc_info=True)
+                log.warning("the log was not tidied", exc_info=True)
 
-        self._submit(purge)
+        self._submit(tidy)
 
     def flush(self, wait_s: float = COMMIT_WAIT_S) -> bool:
         """Wait until everything due was tried; False if something could not be written."""

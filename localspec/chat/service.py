@@ -82,8 +82,8 @@ class ChatService(LogService):
         self.worker = Worker(self.lifecycle, self.journal, self._request_now, unload_after_s)
 
     def start(self) -> None:
-        """Begin loading, in the background; once is enough."""
-        self.journal.purge()
+        """Begin loading, in the background; once is enough. Nobody else may use the log so."""
+        self.journal.tidy()
         self.worker.start()
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ Contract: `open_log` always returns a migrated log and never destroys bytes.
     from a newer version     a log in memory; the file is not touched
     no folder, no disk       a log in memory
 
-Every case but the first adds a notice: fact, reason, remedy.
+Every case but the first adds a notice: fact, reason, remedy. `sole_use` keeps a second program
+that answers away from the same log; commands may read and write it meanwhile.
 
 Source: sqlite.org/wal.html, sqlite.org/pragma.html.
 """
@@ -17,14 +18,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlite_utils import Database
 
-from localspec.errors import StoreError
+from localspec.errors import SetupError, StoreError
+from localspec.files import place_of, try_lock
 from localspec.record import search
 from localspec.record.faults import DAMAGE, diagnose
 from localspec.record.schema import MIGRATIONS, unknown_migrations
@@ -60,6 +63,7 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
         )
     path = Path(os.path.abspath(path))
     try:
+        place_of(path)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         notices = _examine(path, busy_timeout_ms)
         writer = _open_file(path, busy_timeout_ms)
@@ -71,6 +75,25 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
         db, is_copy = _in_memory_copy(path)
         notice = _memory_notice(path, error, is_copy)
     return _opened(db, db, None, (notice,))
+
+
+@contextmanager
+def sole_use(path: Path) -> Iterator[None]:
+    """Hold the lock of a log; the system drops it with this process. Raises SetupError while
+    another program holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = path.with_suffix(".lock").open("ab")
+    except OSError:  # nothing can be written there: this run keeps its log in memory
+        yield
+        return
+    with file:
+        if not try_lock(file):
+            raise SetupError(
+                f"localspec is already running on {path.parent}. Use its page or end it, or start "
+                "this one with another --home."
+            )
+        yield
 
 
 def _opened(
@@ -165,9 +188,8 @@ def _open_file(path: Path, busy_timeout_ms: int) -> Database:
 
 
 def _prepare(db: Database) -> Database:
-    """Migrate, and mark the drafts that a crash left. One immediate transaction, so that two
-    processes that start together wait for each other, and a file that cannot be written fails
-    here."""
+    """Migrate. One immediate transaction, so that two processes that start together wait for each
+    other, and a file that cannot be written fails here."""
     conn = db.conn
     conn.execute("BEGIN IMMEDIATE")
     try:
@@ -177,7 +199,6 @@ def _prepare(db: Database) -> Database:
         MIGRATIONS.apply(db)
         if is_able:
             search.ensure_index(conn)
-        conn.execute("UPDATE message SET state = 'interrupted' WHERE state = 'draft'")
         conn.execute("COMMIT")
     except BaseException:
         if conn.in_transaction:
@@ -194,10 +215,13 @@ def _in_memory() -> Database:
 def _in_memory_copy(path: Path) -> tuple[Database, bool]:
     """A log in memory, and whether it is a copy of the file: it is where the file can be read."""
     # A read-only folder refuses even readers of a WAL database, except as immutable.
-    for mode in ("mode=ro", "immutable=1"):
+    for mode in ("mode=ro", "immutable=1") if path.is_file() else ():
         memory = connect(":memory:")
         try:
             with closing(connect(f"{path.as_uri()}?{mode}", busy_timeout_ms=0)) as db:
+                db.conn.execute("BEGIN")
+                # Fails where it is locked; a backup would wait for the lock for ever.
+                db.conn.execute("SELECT 1 FROM sqlite_schema").fetchone()
                 db.conn.backup(memory.conn)
             if _damage(memory) is None and not unknown_migrations(memory):
                 return _prepare(memory), True

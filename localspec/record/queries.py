@@ -100,12 +100,10 @@ INSERT INTO calibration (key, state, updated_at_utc) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET state = excluded.state, updated_at_utc = excluded.updated_at_utc
 """
 
-# text, text_exact, id. Also from 'interrupted': a process that opened the log meanwhile marked this
-# draft as left by a crash. Never from a final state.
-CHECKPOINT = """
-UPDATE message SET text = ?, text_exact = ?, state = 'draft'
-WHERE id = ? AND state IN ('draft', 'interrupted')
-"""
+# text, text_exact, id
+CHECKPOINT = "UPDATE message SET text = ?, text_exact = ? WHERE id = ? AND state = 'draft'"
+
+INTERRUPT = "UPDATE message SET state = 'interrupted' WHERE state = 'draft'"
 
 # :session_id and :conversation_id. Turns first: the remaining turns decide what else stays.
 KEEP_ONLY = (

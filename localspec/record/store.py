@@ -7,7 +7,7 @@ arguments. A log locked by another program is waited for (5 seconds).
 Life of a turn: 1 `add_user_message` commits the person's text; 2 `begin_turn` inserts an empty
 assistant message in state draft; 3 `checkpoint_reply` saves the growing text; 4 `finish_turn`
 writes text, tokens, statistics and steps, however it ended. A crash between 2 and 4 leaves a
-draft, which the next `open` marks interrupted.
+draft, which the next `tidy` marks interrupted.
 
 Not here: files that cannot be opened (opening), tables (schema), conversion to rows (rows),
 transactions (connection), the list of conversations (conversations), formats (export).
@@ -109,6 +109,13 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+    def tidy(self) -> None:
+        """Mark the drafts that a crash left, and delete for good what was deleted. Only for the one
+        program that has the sole use of the log."""
+        with self._db.writing() as tables:
+            tables.execute(queries.INTERRUPT)
+        self.conversation_list.purge()
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Reads of this thread inside this `with` see one moment of the log."""

@@ -77,6 +77,7 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
         pid, was_kept = _kill_one(crashing, path, moment_s)
         assert is_sound(path)
         store = Store.open(path)
+        store.tidy()
         stored = store.conversations()
         handle = stored[0].id if stored else None
         shown = store.branch(stored[0].tip_message_id or 0) if stored else []

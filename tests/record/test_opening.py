@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from localspec.errors import SetupError
+from localspec.record.opening import sole_use
 from localspec.record.store import Store
 from tests.record.samples import begin, finish, open_store
 
@@ -162,11 +164,15 @@ def test_another_programs_database_is_not_touched(tmp_path: Path) -> None:
         assert conn.execute("SELECT name FROM sqlite_master").fetchall() == [("message",)]
 
 
-@pytest.mark.parametrize("kind", ["a_folder", "below_a_file"])
+@pytest.mark.parametrize(
+    "kind", ["a_folder", "below_a_file", pytest.param("a_pipe", marks=posix_only)]
+)
 def test_impossible_path_gives_a_log_in_memory(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "localspec.db"
     if kind == "a_folder":
         path.mkdir()
+    elif kind == "a_pipe":
+        os.mkfifo(path)
     else:
         path.touch()
         path = path / "localspec.db"
@@ -248,17 +254,44 @@ def test_several_processes_may_start_on_a_blank_folder(tmp_path: Path) -> None:
         assert len(store.conversations()) == 2
 
 
-def test_draft_of_a_crash_is_interrupted_and_a_living_one_recovers(tmp_path: Path) -> None:
+def test_a_log_held_exclusively_does_not_hold_up_the_start(old_log: Path) -> None:
+    with closing(sqlite3.connect(old_log, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with closing(Store.open(old_log, busy_timeout_ms=50)) as store:
+            assert store.path is None and "keeps it locked" in store.notices[0]
+            assert texts(store) == ["old words", "hello"]
+            assert_works(store)
+
+
+def test_only_a_tidy_start_marks_the_draft_of_a_crash(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as living:
         turn = begin(living)
         living.checkpoint_reply(turn.message_id, "half")
-        with closing(open_store(tmp_path)) as other:
-            assert other.branch(turn.message_id)[-1].state == "interrupted"
-            assert other.branch(turn.message_id)[-1].text == "half"
-        living.checkpoint_reply(turn.message_id, "half and more")
-        assert living.branch(turn.message_id)[-1].state == "draft"
+        with closing(open_store(tmp_path)) as command:
+            assert command.branch(turn.message_id)[-1].state == "draft"
         finish(living, turn, "whole")
-        assert living.branch(turn.message_id)[-1].state == "complete"
+        crashed = begin(living)
+        living.checkpoint_reply(crashed.message_id, "half")
+    with closing(open_store(tmp_path)) as next_start:
+        next_start.tidy()
+        assert next_start.branch(turn.message_id)[-1].state == "complete"
+        left = next_start.branch(crashed.message_id)[-1]
+        assert (left.text, left.state) == ("half", "interrupted")
+
+
+def test_a_log_is_used_by_one_program_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "localspec.db"
+    for _ in range(2):
+        with sole_use(path), pytest.raises(SetupError, match=r"already running on .*--home"):
+            sole_use(path).__enter__()
+
+
+def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        with sole_use(tmp_path / "file" / "localspec.db"):
+            pass
 
 
 WRITER = """
@@ -287,6 +320,7 @@ def test_kill_9_while_writing_loses_nothing_that_was_committed(tmp_path: Path, s
     writer.communicate()
     with closing(open_store(tmp_path)) as store:
         assert store.path is not None and store.notices == ()
+        store.tidy()
         with store._db.writing() as tables:
             assert tables.rows("PRAGMA integrity_check") == [{"integrity_check": "ok"}]
             assert tables.rows("PRAGMA foreign_key_check") == []
@@ -321,6 +355,7 @@ def test_kill_9_in_the_middle_of_a_reply_keeps_question_and_beginning(tmp_path: 
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     with closing(open_store(tmp_path)) as store:
+        store.tidy()
         asked, reply = store.branch(store.turn_rows()[0]["message_id"])
         assert (asked.text, asked.state) == ("asked", "complete")
         assert (reply.text, reply.state) == ("half a rep", "interrupted")

@@ -98,6 +98,7 @@ def test_version_1_becomes_todays_with_its_rows(tmp_path: Path) -> None:
         conn.executescript(VERSION_1)
     with closing(Store.open(old)) as store:
         assert store.path is not None and store.notices == ()
+        store.tidy()
         assert [(m.text, m.state) for m in store.branch(2)] == [
             ("from before", "complete"),
             ("half", "interrupted"),
