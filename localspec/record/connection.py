@@ -1,9 +1,9 @@
 """The two SQLite connections of the log, shared by threads: transactions, errors as sentences.
 
 Contract: `writing` is one immediate transaction, committed whole or rolled back; `reading` is for
-single statements; `snapshot` makes several see one moment. One thread at a time writes, one reads;
-readers do not wait for a writer that waits for another program. SQLite's errors become
-StoreErrors.
+single statements; `snapshot` makes several see one moment, and `apart` serves a long one, each on
+a connection of its own. One thread at a time writes, one reads; readers do not wait for a writer
+that waits for another program. SQLite's errors become StoreErrors.
 """
 
 from __future__ import annotations
@@ -11,13 +11,35 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+from sqlite_utils import Database
 
 from localspec.errors import StoreError
 from localspec.record.faults import diagnose
 from localspec.record.rows import bind
+
+BUSY_TIMEOUT_MS = 5000
+
+
+def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
+    """A plain connection to a file, a `file:` URI or ":memory:", usable from any thread."""
+    # isolation_level None: transactions begin where we say, never implicitly. No plugins: only
+    # our own code works on the log.
+    conn = sqlite3.connect(
+        name,
+        timeout=busy_timeout_ms / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=name.startswith("file:"),
+    )
+    return Database(conn, execute_plugins=False)
+
+
+def read_only(path: Path) -> str:
+    return f"{path.as_uri()}?mode=ro"
 
 
 class Tables:
@@ -75,6 +97,7 @@ class SharedConnection:
         self._reader = self._writer if reader is writer else Tables(reader)
         self._path = path
         self._is_closed = False
+        self._snapshots = threading.local()  # tables: of the snapshot that this thread is in
 
     def close(self) -> None:
         # The writer last: it writes the -wal into the file, which a reader cannot.
@@ -91,17 +114,31 @@ class SharedConnection:
 
     @contextmanager
     def reading(self) -> Iterator[Tables]:
-        with self._reader.lock, self.explained():
-            yield self._reader
+        tables: Tables = getattr(self._snapshots, "tables", self._reader)
+        with tables.lock, self.explained():
+            yield tables
+
+    @contextmanager
+    def apart(self) -> Iterator[Tables]:
+        """A connection of its own, for what takes long: nobody waits for it. A log in memory has
+        one connection only."""
+        if self._path is None:
+            with self._reader.lock, self.explained():
+                yield self._reader
+            return
+        with self.explained(), closing(connect(read_only(self._path))) as db:
+            yield Tables(db.conn)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        with self._reader.lock, self.explained():
-            self._reader.execute("BEGIN")
+        with self.apart() as tables:
+            tables.execute("BEGIN")
+            self._snapshots.tables = tables
             try:
                 yield
             finally:
-                self._reader.roll_back()
+                del self._snapshots.tables
+                tables.roll_back()
 
     @contextmanager
     def writing(self, wait_ms: int | None = None) -> Iterator[Tables]:

@@ -21,23 +21,27 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from localspec.errors import StoreError
 from localspec.files import replacing
+from localspec.record import queries
+from localspec.record.connection import connect
 from localspec.record.contents import Contents, Scope, read_contents
 from localspec.record.markdown import markdown_lines
-from localspec.record.opening import create_private
-from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean
+from localspec.record.opening import SIDE_FILES, create_private, lock_of
+from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, read_json
+from localspec.record.search import REBUILD, has_fts5
 from localspec.record.store import Store
 
 __all__ = ["CSV_COLUMNS", "EXPORT_VERSION", "Format", "Scope", "export"]
 
 EXPORT_VERSION = 1  # of the JSONL format, which can be imported again
 Format = Literal["csv", "jsonl", "markdown", "sqlite"]
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 # The turn's device is more exact than the session's.
 MACHINE_COLUMNS = tuple(one.name for one in fields(SessionInfo) if one.name != "device")
@@ -56,7 +60,7 @@ def export(store: Store, scope: Scope, format: Format, out: Path) -> None:
     was, if the log cannot be read or `out` cannot be written."""
     _refuse_the_log_itself(store, out)
     if format == "sqlite":
-        _replace(out, lambda path: store.backup(path, scope.session_id, scope.conversation_id))
+        _replace(out, lambda path: _copy(store, path, scope))
         return
     write = _WRITERS[format]
     contents = read_contents(store, scope)
@@ -64,8 +68,31 @@ def export(store: Store, scope: Scope, format: Format, out: Path) -> None:
 
 
 def _refuse_the_log_itself(store: Store, out: Path) -> None:
-    if store.path is not None and out.exists() and out.samefile(store.path):
-        raise StoreError(f"{out} is the log itself. Choose another file for the export.")
+    if store.path is None:
+        return
+    side_files = [store.path.with_name(f"{store.path.name}{end}") for end in SIDE_FILES]
+    of_log = {one.resolve() for one in (store.path, lock_of(store.path), *side_files)}
+    if out.resolve() in of_log or (out.exists() and out.samefile(store.path)):
+        raise StoreError(
+            f"{out} is the log itself or belongs to it. Choose another file for the export."
+        )
+
+
+def _copy(store: Store, path: Path, scope: Scope) -> None:
+    """A copy without what is outside the scope or was deleted, and without the pages it was on."""
+    store.backup(path)
+    with closing(connect(str(path)).conn) as conn:
+        conn.execute("BEGIN IMMEDIATE")
+        for statement in queries.PURGE:
+            num_deleted = conn.execute(statement).rowcount
+        if scope != Scope():
+            for statement in queries.KEEP_ONLY:
+                conn.execute(statement, asdict(scope))
+        if num_deleted or scope != Scope():
+            if has_fts5(conn):
+                conn.execute(REBUILD)  # deleting leaves its words behind
+            conn.execute("COMMIT")
+            conn.execute("VACUUM")
 
 
 def _replace(out: Path, write: Callable[[Path], None]) -> None:
@@ -148,7 +175,7 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
 
 def _step_record(step: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in step.items() if name != "turn_id"}
-    signal = None if step["signal"] is None else json.loads(step["signal"])
+    signal = read_json(step["signal"])
     return {**kept, "is_probe": bool(step["is_probe"]), "signal": signal}
 
 

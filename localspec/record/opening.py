@@ -29,10 +29,10 @@ from sqlite_utils import Database
 from localspec.errors import SetupError, StoreError
 from localspec.files import place_of, try_lock
 from localspec.record import search
+from localspec.record.connection import BUSY_TIMEOUT_MS, connect, read_only
 from localspec.record.faults import DAMAGE, diagnose
 from localspec.record.schema import MIGRATIONS, unknown_migrations
 
-BUSY_TIMEOUT_MS = 5000
 MIN_SQLITE = (3, 37, 0)  # the first with STRICT tables
 SIDE_FILES = ("-wal", "-shm", "-journal")
 
@@ -67,7 +67,7 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         notices = _examine(path, busy_timeout_ms)
         writer = _open_file(path, busy_timeout_ms)
-        reader = connect(_read_only(path), busy_timeout_ms)
+        reader = connect(read_only(path), busy_timeout_ms)
         return _opened(writer, reader, path, notices)
     except _NewerSchema as newer:
         db, notice = _in_memory(), _newer_notice(path, str(newer))
@@ -77,13 +77,17 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
     return _opened(db, db, None, (notice,))
 
 
+def lock_of(path: Path) -> Path:
+    return path.with_suffix(".lock")
+
+
 @contextmanager
 def sole_use(path: Path) -> Iterator[None]:
     """Hold the lock of a log; the system drops it with this process. Raises SetupError while
     another program holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = path.with_suffix(".lock").open("ab")
+        file = lock_of(path).open("ab")
     except OSError:  # nothing can be written there: this run keeps its log in memory
         yield
         return
@@ -104,20 +108,6 @@ def _opened(
     return Opened(writer, reader, path, (*notices, search.NO_INDEX_NOTICE), is_indexed=False)
 
 
-def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
-    """A plain connection to a file, a `file:` URI or ":memory:", usable from any thread."""
-    # isolation_level None: transactions begin where we say, never implicitly. No plugins: only
-    # our own code works on the log.
-    conn = sqlite3.connect(
-        name,
-        timeout=busy_timeout_ms / 1000,
-        isolation_level=None,
-        check_same_thread=False,
-        uri=name.startswith("file:"),
-    )
-    return Database(conn, execute_plugins=False)
-
-
 def create_private(path: Path) -> None:
     """Make the file, if it is absent, readable by its owner alone from the first moment.
 
@@ -136,7 +126,7 @@ def _examine(path: Path, busy_timeout_ms: int) -> tuple[str, ...]:
     By a read-only connection: closing it never writes to the file."""
     if not path.exists() or path.stat().st_size == 0:
         return ()
-    with closing(connect(_read_only(path), busy_timeout_ms)) as db:
+    with closing(connect(read_only(path), busy_timeout_ms)) as db:
         damage = _damage(db)
         newer = [] if damage else unknown_migrations(db)
     if newer:
@@ -229,10 +219,6 @@ def _in_memory_copy(path: Path) -> tuple[Database, bool]:
             pass  # the notice says that the log is not the file
         memory.close()
     return _in_memory(), False
-
-
-def _read_only(path: Path) -> str:
-    return f"{path.as_uri()}?mode=ro"
 
 
 def _newer_notice(path: Path, migration: str) -> str:

@@ -173,8 +173,8 @@ def bind(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def message_from(row: Mapping[str, Any]) -> StoredMessage:
     fields = {name: value for name, value in row.items() if name != "text_exact"}
-    exact = row["text_exact"]
-    text = row["text"] if exact is None else json.loads(exact)
+    exact = read_json(row["text_exact"])
+    text = exact if isinstance(exact, str) else row["text"]
     return StoredMessage(**{**fields, "text": text, "is_logged": bool(row["is_logged"])})
 
 
@@ -211,6 +211,14 @@ def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:
     row = {name: getattr(step, name) for name in STEP_COLUMNS}
     signal = None if step.signal is None else json.dumps(step.signal, default=str)
     return {"turn_id": turn_id, "n": n, **row, "is_probe": int(step.is_probe), "signal": signal}
+
+
+def read_json(text: str | None) -> Any:
+    """The value of a column that holds JSON; None where it is empty or damaged."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def state_from(text: str) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from typing import Any
 from localspec.backend import Role
 from localspec.errors import StoreError
 from localspec.record import queries
-from localspec.record.connection import SharedConnection, Tables, missing
+from localspec.record.connection import BUSY_TIMEOUT_MS, SharedConnection, Tables, missing
 from localspec.record.conversations import ConversationList
-from localspec.record.opening import BUSY_TIMEOUT_MS, Opened, connect, create_private, open_log
+from localspec.record.opening import Opened, create_private, open_log
 from localspec.record.presets import Preset, Presets
 from localspec.record.rows import (
     STATE_AFTER,
@@ -43,13 +43,13 @@ from localspec.record.rows import (
     conversation_from,
     message_from,
     now,
+    read_json,
     state_from,
     stats_row,
     step_row,
     text_columns,
     turn_from,
 )
-from localspec.record.search import REBUILD, has_fts5
 from localspec.record.unlogged import UNTITLED, UnloggedTexts
 
 __all__ = [
@@ -118,7 +118,7 @@ class Store:
         self.conversation_list.purge()
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Reads of this thread inside this `with` see one moment of the log."""
+        """Reads of this thread inside this `with` see one moment of the log; others do not wait."""
         return self._db.snapshot()
 
     # Sessions
@@ -288,7 +288,8 @@ class Store:
             rows = tables.rows(sql, message_id)
         if not rows or rows[0]["token_ids"] is None:
             return None
-        return json.loads(rows[0]["token_ids"]), json.loads(rows[0]["provenance"])
+        found = read_json(rows[0]["token_ids"]), read_json(rows[0]["provenance"])
+        return None if None in found else found
 
     def drafted(self, message_id: int) -> bytes | None:
         """What its rounds proposed, packed (record.drafted); None where nothing was kept."""
@@ -356,20 +357,12 @@ class Store:
 
     # Copies
 
-    def backup(
-        self, path: Path, session_id: int | None = None, conversation_id: int | None = None
-    ) -> None:
-        """Write a consistent copy, one private file, to `path` (absent or empty): of everything,
-        or only of the turns of a session or a conversation with the conversations they are in.
-        Without what was deleted. Raises StoreError; OSError if the file cannot be made."""
-        with self._db.reading() as tables:
+    def backup(self, path: Path) -> None:
+        """Write a consistent copy, one private file, to `path` (absent or empty). Raises
+        StoreError; OSError if the file cannot be made."""
+        with self._db.apart() as tables:
             create_private(path)
             tables.execute("VACUUM INTO ?", str(path))
-            has_deleted = tables.rows("SELECT 1 FROM conversation WHERE deleted_at_utc IS NOT NULL")
-        scope = {"session_id": session_id, "conversation_id": conversation_id}
-        if has_deleted or any(number is not None for number in scope.values()):
-            with self._db.explained():
-                _keep_only(path, scope)
 
     def _insert(
         self,
@@ -405,21 +398,3 @@ def _check_belongs(tables: Tables, message_id: int, conversation_id: int) -> Non
     rows = tables.rows("SELECT conversation_id FROM message WHERE id = ?", message_id)
     if not rows or rows[0]["conversation_id"] != conversation_id:
         raise missing("message", message_id)
-
-
-def _keep_only(path: Path, scope: Mapping[str, int | None]) -> None:
-    """Delete from a copy what is outside the scope or was deleted, and the pages it was on."""
-    conn = connect(str(path)).conn
-    try:
-        conn.execute("BEGIN IMMEDIATE")
-        for statement in queries.PURGE:
-            conn.execute(statement)
-        if any(number is not None for number in scope.values()):
-            for statement in queries.KEEP_ONLY:
-                conn.execute(statement, scope)
-        if has_fts5(conn):
-            conn.execute(REBUILD)  # deleting leaves its words behind
-        conn.execute("COMMIT")
-        conn.execute("VACUUM")
-    finally:
-        conn.close()

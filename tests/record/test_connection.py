@@ -14,6 +14,7 @@ import pytest
 from localspec.errors import StoreError
 from localspec.record.store import Store
 from tests.record.samples import STEPS, begin, finish, open_store
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -153,9 +154,11 @@ def test_snapshot_sees_one_moment(store: Store) -> None:
     begin(store)
     with store.snapshot():
         assert len(store.turn_rows()) == 1
-        writer = threading.Thread(target=begin, args=(store,))
-        writer.start()
-        writer.join()
+        seen = list[int]()
+        other = threading.Thread(target=lambda: (begin(store), seen.append(len(store.turn_rows()))))
+        other.start()
+        other.join(WAIT_S)
+        assert seen == [2], "another thread writes and reads meanwhile"
         assert len(store.turn_rows()) == 1
     assert len(store.turn_rows()) == 2
 

@@ -102,7 +102,7 @@ def test_empty_log_exports_in_every_format(tmp_path: Path) -> None:
     assert (tmp_path / "markdown").read_text() == "# localspec export\n\n"
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"])
 def test_csv_text_never_starts_a_formula(store: Store, tmp_path: Path, start: str) -> None:
     evil = f"{start}cmd|' /C calc'!A0"
     finish(store, begin(store, evil, replace(SETTINGS, model=evil, system_prompt=evil)), evil)
@@ -264,9 +264,20 @@ def test_place_that_cannot_be_written_is_said(store: Store, tmp_path: Path, form
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_log_itself_is_never_overwritten(store: Store, format: Format) -> None:
     assert store.path is not None
-    with pytest.raises(StoreError, match="is the log itself"):
-        export(store, Scope(), format, store.path)
+    for end in (".db", ".db-wal", ".db-shm", ".db-journal", ".lock"):
+        with pytest.raises(StoreError, match="is the log itself"):
+            export(store, Scope(), format, store.path.with_suffix(end))
     assert len(store.turn_rows()) == 3
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_damaged_columns_are_left_out(store: Store, tmp_path: Path, format: Format) -> None:
+    with store._db.writing() as tables:
+        tables.execute("UPDATE step SET signal = '{'")
+        tables.execute("UPDATE turn SET token_ids = '[1', provenance = '[['")
+        tables.execute("UPDATE message SET text_exact = '\"'")
+    export(store, Scope(), format, tmp_path / "out")
+    assert b"alpha-answer" in (tmp_path / "out").read_bytes()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file modes are POSIX")
