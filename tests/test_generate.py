@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -11,16 +12,24 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from localspec import cli
+from localspec import cli, generate_command
 from localspec.backend import Chunk, Message, Request, TurnStats
-from localspec.cli import answer, collect, labelled, note_of, statistics_json
+from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
-from localspec.errors import LocalspecError
+from localspec.errors import ConfigError, LocalspecError
+from localspec.generate_command import (
+    answer,
+    collect,
+    labelled,
+    note_of,
+    replayed,
+    statistics_json,
+)
 from localspec.leniency import Leniency, Threshold, Typical
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
-from localspec.record.store import STATE_KEY, Store
+from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.workloads import decide, load_workloads
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama
@@ -63,7 +72,7 @@ def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
     request = Request(HELLO, max_tokens=12, drafter="ngram", num_draft_tokens=3)
     found = json.loads(json.dumps(answer(options, request, None), allow_nan=False))
-    assert set(found) == {"text", "tokens", "provenance", "finish_reason", "stats"}
+    assert set(found) == {"text", "tokens", "provenance", "finish_reason", "seed", "stats"}
     assert set(found["stats"]) >= STATS_KEYS
     assert len(found["tokens"]) == len(found["provenance"]) == found["stats"]["num_output_tokens"]
     assert found["stats"]["speedup"] is None  # nothing was measured for a fixed choice
@@ -169,7 +178,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         stats = TurnStats(4, num_output_tokens=3, exact=is_exact, num_lenient_tokens=1 - is_exact)
         return {"text": "a b c", "stats": statistics_json(stats)}
 
-    monkeypatch.setattr(cli, "answer", answer)
+    monkeypatch.setattr(generate_command, "answer", answer)
     return requests
 
 
@@ -211,3 +220,61 @@ def test_a_profile_in_ones_home_is_lenient_and_a_flag_overrides_it(
     run(tmp_path, "--lenient", "exact")
     assert [one.sampling.leniency for one in asked] == [Threshold(0.9), None]
     assert [one.first_num_draft_tokens for one in asked] == [5, 5]
+
+
+# -- a logged reply, made again -------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged(options: LoadOptions, tmp_path: Path) -> Path:
+    """A home whose log has a greedy reply and two that were not."""
+    store = Store.open(settings_for(tmp_path).database)
+    service = ChatService(
+        store, SessionInfo, lambda report: open_local_backend(options, None, report)
+    )
+    service.start()
+    for sampling in (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, seed=5)):
+        reply = service.submit(None, "hello hello", ReplySettings(sampling, 24, drafter="ngram"))
+        assert reply is not None and reply.done.wait(60), reply
+    service.close()
+    store.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("turn", "drafter"), [(1, None), (1, "off"), (1, "auto"), (2, None), (3, None)]
+)
+def test_a_logged_reply_is_made_again(
+    options: LoadOptions, logged: Path, turn: int, drafter: str | None
+) -> None:
+    flags = [] if drafter is None else ["--drafter", drafter]
+    assert options.model is not None
+    place = ["--home", str(logged), "--model", options.model, "--json"]
+    ended = CliRunner().invoke(cli.app, ["generate", "--replay", str(turn), *place, *flags])
+    assert ended.exit_code == 0, ended.output
+    *shown, last = ended.stdout.splitlines()
+    found = json.loads(last)
+    assert (found["turn_id"], found["drafter"]) == (turn, drafter or "ngram")
+    assert found["outcome"] == "identical" and found["changes"] == []
+    assert "Identical: made again" in shown[-1] and found["num_compared"] > 0
+    with closing(Store.open(settings_for(logged).database)) as store:
+        assert store.branch(2 * turn)[-1].text.startswith(found["text"])
+        assert len(store.turn_rows()) == 3, "a replay is not logged"
+
+
+def test_a_turn_that_is_not_there_or_cannot_be_made_again_is_said(
+    options: LoadOptions, logged: Path
+) -> None:
+    with pytest.raises(LocalspecError, match="no turn 9"):
+        replayed(options, 9, None, logged)
+    with sqlite3.connect(settings_for(logged).database) as database:
+        database.execute("UPDATE turn SET seed = NULL WHERE id = 2")
+    database.close()
+    with pytest.raises(LocalspecError, match="its seed was not logged"):
+        replayed(options, 2, None, logged)
+
+
+def test_a_message_or_a_turn_is_asked_for_and_not_both() -> None:
+    for words in ([], ["hi", "--replay", "1"]):
+        ended = CliRunner().invoke(cli.app, ["generate", *words])
+        assert isinstance(ended.exception, ConfigError) and "--replay" in str(ended.exception)

@@ -23,6 +23,7 @@ EVERY_WING = {
 }  # fmt: skip
 MAY_IMPORT = {
     "cli": {"*"},
+    "generate_command": {"load", "chat", "record"},
     "__main__": {"bootstrap", "cli"},
     "web": {"chat", "record", "machine", "drafters.registry"},
     "training": {
@@ -72,7 +73,7 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("cli", "flags", "bench.commands", "training.commands"),
+    "typer": ("cli", "generate_command", "flags", "bench.commands", "training.commands"),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (

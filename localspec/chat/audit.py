@@ -1,13 +1,13 @@
-"""Replays a greedy reply without speculation and compares the tokens.
+"""Makes a logged reply again and compares the tokens.
 
-Contract: the replay goes through the Backend seam with drafting off, from the same conversation
-and settings, and stops at the first token that differs. There the target's candidates are read: a
-margin within the rounding of the precision is a tie, which one forward of several tokens may break
-differently than several forwards of one; a wider margin is a fault. A reply that cannot be replayed
-is refused with the reason.
+Contract: the replay goes through the Backend seam from the same conversation, settings and seed,
+with any drafter or none, and stops at the first token that differs. For a greedy reply the target's
+candidates are read there: a margin within the rounding of the precision is a tie, which one forward
+of several tokens may break differently than several forwards of one; a wider margin is a fault.
+What changed since the reply was logged (weights, precision, kernels, prompt) is named beside a
+difference. A reply that cannot be made again is refused with the reason.
 
-Not here: sampled replies (distribution). Source of the fp32 bound: bench.exactness, the same
-figure.
+Source of the fp32 bound: bench.exactness, the same figure.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.backend import Backend, Candidate, Message, Request, chunks_of
+from localspec.backend import Backend, Candidate, Description, Message, Request, chunks_of
+from localspec.chat.branches import shown_message, tokens_of
+from localspec.chat.journal import without_half_a_character
+from localspec.chat.turn import prompt_messages
 from localspec.core import OFF, SamplingParams
+from localspec.errors import StoreError
+from localspec.record.store import Store
 
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
 
@@ -53,82 +58,155 @@ class Difference:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a replay. num_compared: equal tokens."""
+    """The result of a replay. num_compared: equal tokens. changes: what is not as it was when the
+    reply was logged, in words."""
 
     outcome: Outcome
     num_compared: int
     difference: Difference | None = None
+    changes: tuple[str, ...] = ()
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether a difference is no fault, because something changed."""
+        return self.outcome == "differs" and bool(self.changes)
 
 
 @dataclass
 class Replay:
-    """The replay of one logged reply; `run` is a job for `ChatService.enqueue`. messages: the
-    conversation that it answered. row: of its turn. tokens: of the reply. finding: None until it is
+    """The replay of one logged reply; `run` is a job for `ChatService.enqueue`. messages: what it
+    answered, and the reply that it continued, whose ids are begun_tokens. row: of its turn. tokens:
+    of the reply. drafter: as in Request. text: what was written again. finding: None until it is
     done, and where `refusal` says why it cannot be done."""
 
     messages: tuple[Message, ...]
     row: Mapping[str, Any]
     tokens: tuple[int, ...]
+    drafter: str = OFF
+    begun_tokens: tuple[int, ...] = ()
+    text: str = ""
     finding: Finding | None = None
     refusal: str | None = None
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
-        """Decode it again without drafting, if it can be."""
+        """Make it again, if it can be."""
         loaded = backend.describe()
-        self.refusal = why_not(self.row, loaded.target, loaded.dtype)
+        self.refusal = why_not(self.row, loaded.target)
         if self.refusal is None:
-            self.finding = self._compared(backend, cancel)
+            self.finding = self._compared(backend, loaded, cancel)
 
-    def _compared(self, backend: Backend, cancel: threading.Event) -> Finding:
-        penalty, again = self.row["repetition_penalty"], tuple[int, ...]()
-        sampling = SamplingParams(repetition_penalty=1.0 if penalty is None else penalty)
+    @property
+    def request(self) -> Request:
         # One token more than was written: a reply that now ends later must show.
         limit = len(self.tokens) + (1 if self.row["finish_reason"] == "eos" else 0)
-        request = Request(self.messages, sampling, limit, drafter=OFF)
-        with closing(chunks_of(backend, request, cancel)) as chunks:
+        return Request(
+            self.messages,
+            _sampling_of(self.row),
+            limit,
+            drafter=self.drafter,
+            workload=self.row["workload"] or "",
+            continues=self.row["continues_message_id"] is not None,
+            begun_tokens=self.begun_tokens,
+        )
+
+    def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:
+        again, prompt = tuple[int, ...](), None
+        with closing(chunks_of(backend, self.request, cancel)) as chunks:
             for chunk in chunks:
                 again += chunk.tokens
+                self.text += chunk.text
+                prompt = chunk.stats.prompt_fingerprint
                 if self.tokens[: len(again)] != again:
                     break
+        changed = changes(self.row, loaded, prompt)
         place = first_difference(self.tokens, again)
         if place is None:
-            return Finding("identical", len(again))
+            return Finding("identical", len(again), changes=changed)
         if cancel.is_set() and place == len(again):
             return Finding("cancelled", place)
-        found = explain(backend, self.messages, self.tokens, again, place)
-        return Finding("tie" if found.is_tie else "differs", place, found)
+        messages = self.messages[:-1] if self.request.continues else self.messages
+        shared = (*self.begun_tokens, *self.tokens[:place])
+        found = explain(backend, messages, shared, at(self.tokens, place), at(again, place), place)
+        is_tie = self.row["temperature"] == 0 and found.is_tie
+        return Finding("tie" if is_tie else "differs", place, found, changed)
 
 
-def why_not(row: Mapping[str, Any], target: str | None, dtype: str | None) -> str | None:
-    """Why this logged turn cannot be replayed; None if it can. target, dtype: what is loaded."""
+def replay_of(store: Store, message_id: int, drafter: str) -> Replay:
+    """The replay of a stored reply. Raises StoreError where the log has no tokens of it."""
+    row, tokens, _ = logged_reply(store, message_id)
+    shown = [shown_message(one, {}) for one in store.branch(message_id)[:-1]]
+    messages = prompt_messages(row["system_prompt"] or "", shown[row["num_left_out"] or 0 :])
+    begun_id = row["continues_message_id"]
+    if begun_id is None:
+        return Replay(messages, row, tokens, drafter)
+    begun = without_half_a_character(store.branch(begun_id)[-1].text)
+    messages = (*messages, Message("assistant", begun))
+    return Replay(messages, row, tokens, drafter, tokens_of(store, begun_id))
+
+
+def logged_reply(
+    store: Store, message_id: int
+) -> tuple[dict[str, Any], tuple[int, ...], tuple[str, ...]]:
+    """The row of a reply's turn, its tokens and where each came from. Raises StoreError."""
+    row, found = store.turn_of(message_id), store.reply_tokens(message_id)
+    if row is None or found is None:
+        raise StoreError(
+            "The log has no tokens of this reply: it is not finished, was not recorded, or its "
+            "text was not to be logged."
+        )
+    return row, tuple(found[0]), tuple(found[1])
+
+
+def _sampling_of(row: Mapping[str, Any]) -> SamplingParams:
+    """The settings that decide the tokens; what an older log does not know was not used."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    return SamplingParams(**{name: row[name] for name in names if row[name] is not None})
+
+
+def why_not(row: Mapping[str, Any], target: str | None) -> str | None:
+    """Why this logged turn cannot be made again; None if it can. target: what is loaded."""
     if row["temperature"] is None or not row["num_output_tokens"]:
         return "There is nothing to compare: the reply has no tokens, or its settings are unknown."
-    if row["temperature"] > 0:
+    if row["temperature"] > 0 and row["seed"] is None:
         return (
-            f"This reply was sampled at temperature {row['temperature']:g}, so no single text is "
-            "the right one. The distribution of many replies can be checked instead: run the "
-            "distribution test on the Race tab."
+            f"This reply was sampled at temperature {row['temperature']:g} and its seed was not "
+            "logged, so it cannot be made again. Regenerate it to get one that can."
         )
     if row["exact"] is False:
         return (
             "Checking was lenient, as you chose: the text may differ from that of plain decoding."
-        )
-    if row["continues_message_id"] is not None:
-        return (
-            "This reply continues an earlier one that was interrupted. Only replies written in one "
-            "turn can be replayed; regenerate it to get one."
         )
     if row["model"] != target:
         return (
             f"It was written by {row['model'] or 'a model that was not recorded'}, but "
             f"{target or 'no model'} is loaded. Load that model and try again."
         )
-    if row["dtype"] != dtype:
-        return (
-            f"It was written in {row['dtype']}, but the model is loaded in {dtype}, whose rounding "
-            "may give another text. Load it in the precision of the reply."
-        )
     return None
+
+
+def changes(
+    row: Mapping[str, Any], loaded: Description, prompt_fingerprint: str | None
+) -> tuple[str, ...]:
+    """What is not as it was when the turn was logged, in words. Unknown is not told apart."""
+
+    def is_other(logged: str | None, now: str | None) -> bool:
+        return None not in (logged, now) and logged != now
+
+    named = [
+        ("precision", row["dtype"], loaded.dtype),
+        ("device", row["device"], loaded.device),
+        ("kernels", row["kernels"], loaded.kernels),
+    ]
+    found = [
+        f"the {name} ({old} then, {new} now)" for name, old, new in named if is_other(old, new)
+    ]
+    if is_other(row["target_fingerprint"], loaded.fingerprint):
+        found.append("the files of the model")
+    if is_other(row["prompt_fingerprint"], prompt_fingerprint):
+        found.append("the prompt as the model reads it (its chat template or tokenizer)")
+    if row["prompt_fingerprint"] is None and row["temperature"] > 0:
+        found.append("how localspec draws tokens (it was written by an earlier version)")
+    return tuple(found)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
@@ -142,50 +220,75 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def explain(
     backend: Backend,
     messages: tuple[Message, ...],
-    first: Sequence[int],
-    second: Sequence[int],
+    shared: tuple[int, ...],
+    first: int | None,
+    second: int | None,
     place: int,
 ) -> Difference:
-    """The target's logits of both tokens at `place`, where the sequences differ."""
-    shared = tuple(first[:place])
+    """The target's logits of both tokens after the shared ones, None for the end of a reply. place:
+    in the reply."""
     best = backend.candidates(messages, shared, NUM_CANDIDATES)
     dtype = backend.describe().dtype
     tie = next((value for name, value in TIES.items() if name in dtype), TIES["float32"])
-    return Difference(
-        place, _candidate(best, first, place), _candidate(best, second, place), best, tie
-    )
+    return Difference(place, _candidate(best, first), _candidate(best, second), best, tie)
 
 
-def _candidate(best: Sequence[Candidate], tokens: Sequence[int], place: int) -> Candidate | None:
-    if place < len(tokens):
-        return next((one for one in best if one.token == tokens[place]), None)
+def _candidate(best: Sequence[Candidate], token: int | None) -> Candidate | None:
+    if token is not None:
+        return next((one for one in best if one.token == token), None)
     # The reply ended here: the end of text is the likeliest token without text.
     return next((one for one in best if not one.text), None)
+
+
+def at(tokens: Sequence[int], place: int) -> int | None:
+    return tokens[place] if place < len(tokens) else None
 
 
 def _tokens(number: int) -> str:
     return f"{number} token" if number == 1 else f"{number} tokens"
 
 
-def sentence(finding: Finding) -> str:
-    """The finding as a sentence."""
+def sentence(replay: Replay) -> str:
+    """What a replay that is done found, as a sentence or two."""
+    finding, how = replay.finding, "without drafting" if replay.drafter == OFF else "with drafting"
+    assert finding is not None, "the replay is done"
+    changed = _listed(finding.changes)
     if finding.outcome == "identical":
-        return (
-            "Identical: replayed without speculation, the model wrote the same "
-            f"{_tokens(finding.num_compared)}."
-        )
+        still = f", although {changed} changed" if changed else ""
+        compared = _tokens(finding.num_compared)
+        return f"Identical: made again {how}, the model wrote the same {compared}{still}."
     if finding.outcome == "cancelled":
         return f"Stopped after the first {_tokens(finding.num_compared)}, which are the same."
     assert finding.difference is not None
-    return describe(finding.difference, "The logged reply", "the replay")
+    if changed:
+        head = where(finding.difference, "The logged reply", "the replay")
+        return f"{head} Since it was written, {changed} changed, so another text is no fault."
+    is_greedy = replay.row["temperature"] == 0
+    return describe(finding.difference, "The logged reply", "the replay", is_greedy)
 
 
-def describe(found: Difference, first: str, second: str) -> str:
-    """Where two texts differ, and by how much. first, second: their names."""
-    head = (
+def _listed(parts: Sequence[str]) -> str:
+    *first, last = parts or ("",)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def where(found: Difference, first: str, second: str) -> str:
+    """The first place in which two texts differ, and what stands there. first, second: their
+    names."""
+    return (
         f"They differ from token {found.place + 1} on: {first.lower()} has {shown(found.first)}, "
         f"{second} {shown(found.second)}."
     )
+
+
+def describe(found: Difference, first: str, second: str, is_greedy: bool) -> str:
+    """Where two texts of one seed differ, and what that means. first, second: their names."""
+    head = where(found, first, second)
+    if not is_greedy:
+        return (
+            f"{head} The seed is the same, so both should be: rounding may tell them apart, where "
+            "one forward of several tokens does not give the bits of several forwards of one."
+        )
     if found.margin is None:
         return f"{head} One of them is not among the {len(found.best)} likeliest: this is a fault."
     margin = f"Their logits are {found.margin:.2g} apart"

@@ -77,7 +77,7 @@ def continued(store: Store, conversation: OpenConversation) -> PendingTurn | Non
         return turn
     reply = _path(store, _stored_tip(store, conversation))[-1]
     if reply.role == "assistant":
-        turn.begin_with(reply.text, _tokens_of(store, reply.id), reply.id)
+        turn.begin_with(reply.text, tokens_of(store, reply.id), reply.id)
     return turn
 
 
@@ -128,7 +128,7 @@ def _path(store: Store, message_id: int | None) -> list[StoredMessage]:
     return [] if message_id is None else store.branch(message_id)
 
 
-def _tokens_of(store: Store, message_id: int) -> tuple[int, ...]:
+def tokens_of(store: Store, message_id: int) -> tuple[int, ...]:
     """Every id of a stored reply, those of the replies it continues first; none at all where some
     are not known."""
     tokens = list[int]()

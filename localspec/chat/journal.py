@@ -51,6 +51,11 @@ class OpenConversation:
         return handle in (self.handle, self.stored_id)
 
 
+def without_half_a_character(text: str) -> str:
+    """The text of a reply to be continued: half a character at its end is generated again."""
+    return text.rstrip("\N{REPLACEMENT CHARACTER}")
+
+
 @dataclass
 class PendingTurn:
     """One turn on its way into the log.
@@ -79,8 +84,7 @@ class PendingTurn:
 
     def begin_with(self, text: str, tokens: Sequence[int], continued: PendingTurn | int) -> None:
         """Continue this reply."""
-        # Half a character at its end is generated again, and whole.
-        self.reply_text = self.begun_text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+        self.reply_text = self.begun_text = without_half_a_character(text)
         self.begun_tokens, self.continued = tuple(tokens), continued
 
     def advance(self, store: Store, session_id: Callable[[], int]) -> None:

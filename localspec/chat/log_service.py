@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.chat.audit import Replay
-from localspec.chat.branches import shown_message
+from localspec.chat.audit import Replay, logged_reply, replay_of
 from localspec.chat.journal import COMMIT_WAIT_S, Journal
-from localspec.chat.turn import clean, prompt_messages, title_line
+from localspec.chat.turn import clean, title_line
 from localspec.engine.controller import measurements
-from localspec.errors import RequestError, StoreError
+from localspec.errors import RequestError
 from localspec.record.conversations import ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export
@@ -155,30 +154,21 @@ class LogService:
 
     def reply_record(self, message_id: int) -> ReplyRecord:
         """All that the log has of a reply's tokens. Raises StoreError where it has none."""
-        row = self.store.turn_of(message_id)
-        found = self.store.reply_tokens(message_id)
-        if row is None or found is None:
-            raise StoreError(
-                "The log has no tokens of this reply: it is not finished, was not recorded, or "
-                "its text was not to be logged."
-            )
+        row, tokens, provenance = logged_reply(self.store, message_id)
         packed = self.store.drafted(message_id)
         return ReplyRecord(
             row=row,
             text=clean(self.store.branch(message_id)[-1].text),
-            tokens=tuple(found[0]),
-            provenance=tuple(found[1]),
+            tokens=tokens,
+            provenance=provenance,
             record=None if packed is None else unpack(packed),
             steps=self.store.step_rows(row["turn_id"]),
         )
 
-    def replay(self, message_id: int) -> Replay:
-        """The replay of a logged reply without drafting; its `run` is a job for `enqueue`. Raises
-        StoreError as `reply_record`."""
-        found = self.reply_record(message_id)
-        shown = [shown_message(one, {}) for one in self.store.branch(message_id)[:-1]]
-        messages = prompt_messages(found.row["system_prompt"] or "", shown)
-        return Replay(messages, found.row, found.tokens)
+    def replay(self, message_id: int, drafter: str) -> Replay:
+        """The replay of a logged reply; its `run` is a job for `enqueue`. Raises StoreError as
+        `reply_record`."""
+        return replay_of(self.store, message_id, drafter)
 
     def learnt_state(self) -> dict[str, Any]:
         """What the controllers learnt, by combination of models and machine."""

@@ -1,10 +1,10 @@
-"""The same prompt answered without and with drafting, one after the other, on the same clock.
+"""The same prompt answered without and with drafting in turn, on the same clock.
 
 Contract: `Race.run` is a job for `ChatService.enqueue`; `view` is replaced whole as it changes, so
 readers need no lock. Before the start one token is decoded and dropped, so that the prompt is in
-the cache for both. The caller chooses which lane runs first and alternates it, since a machine may
-warm up or slow down. Both have the same seed. Nothing of a race is logged; it replaces the
-conversation's cache.
+the cache for all. Each lane runs NUM_RUNS times, by turns and each first in turn, since a machine
+may warm up or slow down; the caller alternates which one begins. All have the same seed. Nothing of
+a race is logged; it replaces the conversation's cache.
 
 Not here: drawing (web), why two texts differ (audit).
 """
@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
-from localspec.arithmetic import ratio
 from localspec.backend import Backend, Message, Request, TurnStats, chunks_of
-from localspec.chat.audit import Difference, explain, first_difference
+from localspec.chat.audit import Difference, at, explain, first_difference
 from localspec.core import OFF, FinishReason, SamplingParams
 from localspec.errors import LocalspecError
+from localspec.speculation import speedup
 from localspec.workloads import recognise
+
+NUM_RUNS = 3  # of each lane
 
 Name = Literal["plain", "speculative"]
 LanePhase = Literal["waiting", "reading", "writing", "done"]
@@ -29,48 +33,75 @@ RacePhase = Literal["waiting", "warming", "running", "done", "cancelled", "faile
 
 
 @dataclass(frozen=True)
+class Run:
+    """One reply of a lane. seconds: by the clock, from sending to its end."""
+
+    seconds: float
+    tokens: tuple[int, ...]
+    stats: TurnStats
+
+
+@dataclass(frozen=True)
 class Lane:
-    """One of the two at one moment. seconds: wall time since its start. place: 1 for the first to
-    run, else 2."""
+    """One of the two at one moment. text, tokens, stats: of the run under way or the latest one.
+    runs: those that are over."""
 
     name: Name
-    place: int
     phase: LanePhase = "waiting"
     text: str = ""
     tokens: tuple[int, ...] = ()
     stats: TurnStats | None = None
     started_s: float | None = None
-    ended_s: float | None = None
     finish_reason: FinishReason | None = None
+    runs: tuple[Run, ...] = ()
 
     @property
     def seconds(self) -> float | None:
-        if self.started_s is None:
-            return None
-        return (self.ended_s or time.monotonic()) - self.started_s
+        """Of the run under way, else of the run in the middle."""
+        if self.started_s is not None:
+            return time.monotonic() - self.started_s
+        return median(run.seconds for run in self.runs) if self.runs else None
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Times plain decoding, run against run: in the middle, and the range."""
+
+    middle: float
+    lowest: float
+    highest: float
 
 
 @dataclass(frozen=True)
 class RaceView:
-    """The race at one moment. is_same: whether both wrote the same tokens, None until both are
-    done. difference: the first one, of a greedy race. error: the sentence to show."""
+    """The race at one moment. is_same: whether all runs wrote the same tokens, None until all are
+    done. difference: the first one. error: the sentence to show."""
 
-    plain: Lane
-    speculative: Lane
+    is_greedy: bool
+    plain: Lane = Lane("plain")
+    speculative: Lane = Lane("speculative")
     phase: RacePhase = "waiting"
     is_same: bool | None = None
     difference: Difference | None = None
     error: str | None = None
 
     @property
-    def gain(self) -> float | None:
-        """Decoding speed with drafting over that without; None until both are done."""
-        plain, other = self.plain.stats, self.speculative.stats
-        if self.phase != "done" or plain is None or other is None:
+    def gains(self) -> Gains | None:
+        """Of whole replies by the clock; None until all are done."""
+        return self._gains(lambda run: run.seconds)
+
+    @property
+    def decode_gains(self) -> Gains | None:
+        """Of decoding alone."""
+        return self._gains(lambda run: run.stats.decode_ms)
+
+    def _gains(self, took: Callable[[Run], float]) -> Gains | None:
+        pairs = zip(self.plain.runs, self.speculative.runs, strict=False)
+        found = [speedup(took(plain), took(other)) for plain, other in pairs]
+        known = [gain for gain in found if gain is not None]
+        if self.phase != "done" or not known:
             return None
-        if plain.tokens_per_second is None or other.tokens_per_second is None:
-            return None
-        return ratio(other.tokens_per_second, plain.tokens_per_second)
+        return Gains(median(known), min(known), max(known))
 
 
 class Race:
@@ -78,20 +109,21 @@ class Race:
 
     def __init__(self, request: Request, is_plain_first: bool) -> None:
         self._request = request
-        plain, speculative = (1, 2) if is_plain_first else (2, 1)
-        self.view = RaceView(Lane("plain", plain), Lane("speculative", speculative))
+        self._is_plain_first = is_plain_first
+        self.view = RaceView(request.sampling.temperature == 0.0)
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
         """The job. A fault ends the race with its sentence and is raised again, for the queue."""
-        lanes = sorted((self.view.plain, self.view.speculative), key=lambda lane: lane.place)
         try:
             self.view = replace(self.view, phase="warming")
             for _ in chunks_of(backend, replace(self._request, drafter=OFF, max_tokens=1), cancel):
                 pass
             self.view = replace(self.view, phase="running")
-            for lane in lanes:
-                if not cancel.is_set():
-                    self._run_lane(lane, backend, cancel)
+            for number in range(NUM_RUNS):
+                is_plain_first = self._is_plain_first is (number % 2 == 0)
+                for is_plain in (is_plain_first, not is_plain_first):
+                    if not cancel.is_set():
+                        self._run_lane(is_plain, backend, cancel)
             if cancel.is_set():
                 self.view = replace(self.view, phase="cancelled")
             else:
@@ -101,40 +133,53 @@ class Race:
             self.view = replace(self.view, phase="failed", error=str(error))
             raise
 
-    def _run_lane(self, lane: Lane, backend: Backend, cancel: threading.Event) -> None:
-        is_plain = lane.name == "plain"
+    def _run_lane(self, is_plain: bool, backend: Backend, cancel: threading.Event) -> None:
         request = replace(self._request, drafter=OFF) if is_plain else self._request
-        lane = self._show(replace(lane, phase="reading", started_s=time.monotonic()))
+        before = self.view.plain if is_plain else self.view.speculative
+        started_s = time.monotonic()
+        lane = Lane(before.name, "reading", started_s=started_s, runs=before.runs)
+        self._show(lane)
         for chunk in chunks_of(backend, request, cancel):
-            lane = self._show(
-                replace(
-                    lane,
-                    phase="reading" if chunk.phase == "prefill" else "writing",
-                    text=lane.text + chunk.text,
-                    tokens=lane.tokens + chunk.tokens,
-                    stats=chunk.stats,
-                    finish_reason=chunk.finish_reason,
-                )
+            lane = replace(
+                lane,
+                phase="reading" if chunk.phase == "prefill" else "writing",
+                text=lane.text + chunk.text,
+                tokens=lane.tokens + chunk.tokens,
+                stats=chunk.stats,
+                finish_reason=chunk.finish_reason,
             )
-        self._show(replace(lane, phase="done", ended_s=time.monotonic()))
+            self._show(lane)
+        assert lane.stats is not None, "a reply has at least one chunk"
+        run = Run(time.monotonic() - started_s, lane.tokens, lane.stats)
+        runs = lane.runs if cancel.is_set() else (*lane.runs, run)
+        self._show(replace(lane, phase="done", started_s=None, runs=runs))
 
-    def _show(self, lane: Lane) -> Lane:
+    def _show(self, lane: Lane) -> None:
         if lane.name == "plain":
             self.view = replace(self.view, plain=lane)
         else:
             self.view = replace(self.view, speculative=lane)
-        return lane
 
     def _compare(self, backend: Backend) -> None:
-        plain, other = self.view.plain.tokens, self.view.speculative.tokens
-        place, sampling = first_difference(plain, other), self._request.sampling
-        self.view = replace(self.view, is_same=place is None)
-        if place is not None and sampling.temperature == 0.0 and sampling.leniency is None:
-            found = explain(backend, self._request.messages, plain, other, place)
-            self.view = replace(self.view, difference=found)
+        """Hold every run against the first plain one."""
+        first, *others = (*self.view.plain.runs, *self.view.speculative.runs)
+        for run in others:
+            place = first_difference(first.tokens, run.tokens)
+            if place is not None:
+                found = explain(
+                    backend,
+                    self._request.messages,
+                    first.tokens[:place],
+                    at(first.tokens, place),
+                    at(run.tokens, place),
+                    place,
+                )
+                self.view = replace(self.view, is_same=False, difference=found)
+                return
+        self.view = replace(self.view, is_same=True)
 
 
 def race_request(prompt: str, sampling: SamplingParams, drafter: str, max_tokens: int) -> Request:
-    """One message, answered twice. Raises RequestError for a value out of range."""
+    """One message, answered by all runs. Raises RequestError for a value out of range."""
     messages = (Message("user", prompt),)
     return Request(messages, sampling, max_tokens, drafter=drafter, workload=recognise(prompt))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import threading
 import time
 import unicodedata
@@ -38,6 +39,7 @@ from localspec.workloads import AS_SET, Workload, decide
 
 TITLE_LENGTH = 48
 MAX_TITLE_LENGTH = 200  # of one that a person writes
+DRAWN_SEEDS = 2**53  # the page's JavaScript holds these exactly
 CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 
@@ -233,15 +235,22 @@ def _round(chunk: Chunk) -> Round:
 
 
 def decided(settings: ReplySettings, workloads: Mapping[str, Workload], text: str) -> ReplySettings:
-    """The settings with the kind of text and the leniency resolved for this message. Raises
-    RequestError."""
+    """The settings with the kind of text, the leniency and the seed resolved for this message, so
+    that its reply can be made again. Raises RequestError."""
     found = decide(workloads, settings.workload, settings.checking, text)
     return replace(
         settings,
-        sampling=replace(settings.sampling, leniency=found.leniency),
+        sampling=replace(seeded(settings.sampling), leniency=found.leniency),
         workload=found.workload.name,
         first_num_draft_tokens=found.workload.first_num_draft_tokens,
     )
+
+
+def seeded(sampling: SamplingParams) -> SamplingParams:
+    """With a seed: one is drawn where none was given."""
+    if sampling.seed is not None:
+        return sampling
+    return replace(sampling, seed=secrets.randbelow(DRAWN_SEEDS))
 
 
 def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: PendingTurn) -> Request:
@@ -315,6 +324,7 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         leniency=None if sampling.leniency is None else json.dumps(as_data(sampling.leniency)),
         target_fingerprint=loaded.fingerprint if loaded else None,
         kernels=loaded.kernels if loaded else None,
+        num_left_out=settings.num_left_out,
     )
 
 

@@ -83,6 +83,7 @@ class TurnSettings:
     leniency: str | None = None  # the rule as JSON; None: exact
     target_fingerprint: str | None = None  # of the model's files
     kernels: str | None = None
+    num_left_out: int | None = None  # oldest messages that the prompt was made without
 
     def __post_init__(self) -> None:
         if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:

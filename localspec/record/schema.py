@@ -284,6 +284,12 @@ def m006_whole_replies_made_again(db: Database) -> None:
         db.conn.execute(statement)
 
 
+@MIGRATIONS()
+def m007_messages_left_out(db: Database) -> None:
+    """How many of the oldest messages a turn's prompt was made without."""
+    db.conn.execute("ALTER TABLE turn ADD COLUMN num_left_out INTEGER")
+
+
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""
     with closing(Database(memory=True, execute_plugins=False)) as empty:

@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from localspec.chat.service import ChatService, Format, Scope
+from localspec.core import OFF
 from localspec.errors import LocalspecError, RequestError, StoreError
 from localspec.machine.hardware import found_line, probe
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH
@@ -70,7 +71,10 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
         return _of_message(request, lambda message_id: token_view(service, message_id))
 
     def audit(request: Request) -> Response:
-        acts = {"POST": audits.start, "DELETE": audits.stop}
+        def start(message_id: int) -> dict[str, Any]:
+            return audits.start(message_id, request.query_params.get("drafter", OFF))
+
+        acts = {"POST": start, "DELETE": audits.stop}
         return _of_message(request, acts.get(request.method, audits.state))
 
     def export(request: Request) -> Response:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from statistics import median
 from typing import Any
 
 import pytest
 
 from localspec.backend import Request
-from localspec.chat.race import Race, race_request
+from localspec.chat.race import NUM_RUNS, Race, race_request
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.errors import LocalspecError
 from localspec.web.proof.race_html import race_html
@@ -27,35 +29,39 @@ def run(race: Race, script: Script | None = None) -> FakeBackend:
 
 
 @pytest.mark.parametrize("is_plain_first", [True, False])
-def test_both_answer_the_same_request_in_the_order_asked_for(is_plain_first: bool) -> None:
+def test_both_answer_the_same_request_by_turns_and_each_first_in_turn(is_plain_first: bool) -> None:
     race = Race(request(), is_plain_first)
     asked = run(race).requests
-    assert [one.drafter for one in asked[1:]] == ([OFF, AUTO] if is_plain_first else [AUTO, OFF])
+    order = [OFF, AUTO, AUTO, OFF, OFF, AUTO]
+    assert [one.drafter for one in asked[1:]] == (order if is_plain_first else order[::-1])
     assert {(one.messages, one.sampling) for one in asked} == {
         (asked[0].messages, asked[0].sampling)
     }
     view = race.view
-    assert (view.plain.place, view.speculative.place) == ((1, 2) if is_plain_first else (2, 1))
     assert view.phase == "done" and view.is_same and view.difference is None
+    assert len(view.plain.runs) == len(view.speculative.runs) == NUM_RUNS
 
 
-def test_a_thrown_away_token_reads_the_prompt_for_both() -> None:
+def test_a_thrown_away_token_reads_the_prompt_for_all() -> None:
     warm_up = run(Race(request(), True)).requests[0]
     assert (warm_up.drafter, warm_up.max_tokens) == (OFF, 1)
 
 
-def test_both_clocks_tokens_and_costs_are_there_and_energy_is_unknown() -> None:
-    race = Race(request(), True)
+def test_clocks_tokens_and_gains_are_there_and_energy_is_unknown() -> None:
+    race = Race(request(temperature=0.7), True)
     run(race, Script(round_s=0.003, prefill_s=0.0))
     plain, other = race.view.plain, race.view.speculative
     assert plain.stats is not None and other.stats is not None
     assert plain.stats.num_output_tokens == other.stats.num_output_tokens == 64
     assert plain.stats.num_draft_tokens == 0 < other.stats.num_draft_tokens
-    assert plain.seconds is not None and other.seconds is not None
-    assert plain.seconds > other.seconds > 0
-    assert race.view.gain is not None and race.view.gain > 2
+    assert plain.seconds == median(one.seconds for one in plain.runs)
+    assert plain.seconds > (other.seconds or 0.0) > 0
+    for gains in (race.view.gains, race.view.decode_gains):
+        assert gains is not None and gains.lowest <= gains.middle <= gains.highest
+        assert gains.middle > 2
     shown = race_html(race.view)
-    assert "identical, token by token" in shown and "<dt>Energy</dt><dd>–</dd>" in shown
+    assert "Identical: all texts are the same" in shown and "<dt>Energy</dt><dd>–</dd>" in shown
+    assert re.search(r"the reply came [\d.]+ times as fast \([\d.]+ to [\d.]+ in 3 runs\)", shown)
 
 
 def test_greedy_texts_that_differ_are_explained() -> None:
@@ -69,16 +75,23 @@ def test_greedy_texts_that_differ_are_explained() -> None:
     assert "They differ from token" in shown and 'data-band="low"' in shown
 
 
-def test_sampled_texts_may_differ_and_that_is_said() -> None:
+def test_sampled_texts_of_one_seed_should_be_the_same_and_a_difference_is_shown() -> None:
     def reply(asked: Request) -> str:
-        return REPLY if asked.drafter == OFF else REPLY[10:]
+        return REPLY if asked.drafter == OFF else REPLY.replace("small", "tiny")
 
     race = Race(request(temperature=0.7), True)
     run(race, Script(reply=reply, round_s=0.0, prefill_s=0.0))
-    assert race.view.difference is None
-    assert "as two draws may" in race_html(race.view) and 'data-band="low"' not in race_html(
-        race.view
-    )
+    assert race.view.is_same is False
+    shown = race_html(race.view)
+    assert "They differ from token" in shown and "The seed is the same" in shown
+
+
+def test_a_run_that_differs_from_the_others_of_its_lane_is_seen() -> None:
+    """Two of a race's seven requests are plain and late enough to be the second run."""
+    texts = iter([REPLY] * 4 + [REPLY.replace("small", "tiny")] + [REPLY] * 9)
+    race = Race(request(), True)
+    run(race, Script(reply=lambda asked: next(texts), round_s=0.0, prefill_s=0.0))
+    assert race.view.is_same is False
 
 
 def test_a_stopped_race_has_no_verdict() -> None:
@@ -86,7 +99,7 @@ def test_a_stopped_race_has_no_verdict() -> None:
     stopped.set()
     race = Race(request(), True)
     race.run(FakeBackend(Script(round_s=0.0, prefill_s=0.0)), stopped)
-    assert race.view.phase == "cancelled" and race.view.is_same is None and race.view.gain is None
+    assert race.view.phase == "cancelled" and race.view.is_same is None and race.view.gains is None
 
 
 def test_a_fault_ends_the_race_with_its_sentence() -> None:

@@ -15,8 +15,8 @@ import torch
 
 from localspec import config
 from localspec.backend import Message, Request
-from localspec.cli import collect
 from localspec.errors import ModelError
+from localspec.generate_command import collect
 from localspec.load import open_local_backend
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions

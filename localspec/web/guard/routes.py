@@ -49,7 +49,7 @@ OPEN = (
     Route("GET", "/live", "the figures of the strip"),
     Route("GET", "/export", "what was logged, as a file"),
     Route("GET", "/tokens", "where each token of a reply came from"),
-    Route("GET", "/audit", "how a replay without drafting stands"),
+    Route("GET", "/audit", "how a replay of a reply stands"),
     Route("POST", "/audit", "begins one; it only compares", SMALL_BYTES),
     Route("DELETE", "/audit", "stops one", SMALL_BYTES),
     Route("GET", "/report", "figures and plots, as a file without any text of a message"),

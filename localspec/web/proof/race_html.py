@@ -6,64 +6,85 @@ Contract: pure; a view of chat.race or chat.distribution in, HTML out. Unknown i
 from __future__ import annotations
 
 import html
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 
+from localspec.backend import TurnStats
 from localspec.chat import distribution
 from localspec.chat.audit import describe
 from localspec.chat.distribution import TrialView
-from localspec.chat.race import Lane, RacePhase, RaceView
-from localspec.core import OFF
-from localspec.drafters.registry import label_of
-from localspec.web.live import DASH, ENDED, number
+from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceView, Run
+from localspec.web.live import DASH, ENDED, credited, number
 
 LANES = {"plain": "Without drafting", "speculative": "With drafting"}
 PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing"}
 IDLE = (
-    '<p class="ls-empty">The same prompt is answered twice, one after the other: once without '
-    "drafting, once with it. Neither is logged.</p>"
+    '<p class="ls-empty">The same prompt is answered without and with drafting, by turns, '
+    f"{NUM_RUNS} times each, with one seed. None of it is logged.</p>"
 )
 
 
 def race_html(view: RaceView) -> str:
-    """Both lanes, the one that runs first at the left, and the verdict."""
-    lanes = sorted((view.plain, view.speculative), key=lambda lane: lane.place)
-    boxes = "".join(_lane(lane, view.phase) for lane in lanes)
+    """Both lanes and the verdict."""
+    boxes = "".join(_lane(lane, view.phase) for lane in (view.plain, view.speculative))
     return f'<div class="ls-lanes">{boxes}</div>{_verdict(view)}'
 
 
 def _lane(lane: Lane, race_phase: RacePhase) -> str:
-    stats = lane.stats
-    is_cut = lane.phase != "done" and race_phase in ("failed", "cancelled")
+    stats, runs = lane.stats, lane.runs
+    is_over = race_phase in ("failed", "cancelled")
+    is_cut = is_over and len(runs) < NUM_RUNS
     phase = PHASES.get(lane.phase) or ENDED.get(lane.finish_reason or "", "")
     if is_cut:
         phase = "did not run" if lane.phase == "waiting" else "stopped"
+    elif len(runs) < NUM_RUNS and lane.phase != "waiting":
+        number_of_run = len(runs) + (lane.phase != "done")
+        phase = f"{phase}, {number_of_run} of {NUM_RUNS}"
     name = LANES[lane.name]
-    if lane.name == "speculative" and stats is not None and stats.num_steps:
-        is_off = stats.drafter == OFF
-        name = f"{name} (nothing drafted)" if is_off else f"Drafted by {label_of(stats.drafter)}"
-    order = "first" if lane.place == 1 else "second"
-    verb = "runs" if lane.phase == "waiting" else "ran"
     figures = (
-        ("Clock", number(lane.seconds, " s", 2)),
+        ("Clock", _middle([run.seconds for run in runs], " s", 2, lane.seconds)),
         ("Tokens", DASH if stats is None else str(stats.num_output_tokens)),
-        ("Tokens / s", number(None if stats is None else stats.tokens_per_second)),
-        ("First token", number(None if stats is None else stats.ttft_ms, " ms", 0)),
+        ("Tokens / s", _of_runs(runs, lambda stats: stats.tokens_per_second)),
+        ("First token", _of_runs(runs, lambda stats: stats.ttft_ms, " ms", 0)),
         ("Checks", DASH if stats is None else str(stats.num_steps)),
-        ("Decoding", number(None if stats is None else stats.decode_ms or None, " ms", 0)),
-        ("Energy", number(None if stats is None else stats.energy_joules, " J")),
+        ("Decoding", _of_runs(runs, lambda stats: stats.decode_ms, " ms", 0)),
+        ("Energy", _of_runs(runs, lambda stats: stats.energy_joules, " J")),
+        ("Drafter", _drafter(lane)),
     )
     cells = "".join(
         f'<div class="ls-cell"><dt>{label}</dt><dd>{value}</dd></div>' for label, value in figures
     )
     return (
         f'<section class="ls-lane" data-lane="{lane.name}" '
-        f'data-phase="{"cut" if is_cut else lane.phase}" '
-        f'aria-label="{html.escape(name)}">'
-        f'<h3>{html.escape(name)} <span class="ls-order">{verb} {order}</span>'
-        f'<span class="ls-lane-phase">{phase}</span></h3>'
+        f'data-phase="{"cut" if is_cut else lane.phase}" aria-label="{name}">'
+        f'<h3>{name} <span class="ls-lane-phase">{phase}</span></h3>'
         f'<dl class="ls-cells">{cells}</dl>'
         f'<div class="ls-lane-text" tabindex="0" role="group" aria-label="Text of {name}">'
         f"{html.escape(lane.text)}</div></section>"
     )
+
+
+def _drafter(lane: Lane) -> str:
+    stats = lane.stats
+    return DASH if stats is None or not stats.num_steps else credited(stats.drafted_by)
+
+
+def _of_runs(
+    runs: Sequence[Run],
+    read: Callable[[TurnStats], float | None],
+    unit: str = "",
+    digits: int = 1,
+) -> str:
+    found = [read(run.stats) for run in runs]
+    return _middle([one for one in found if one is not None], unit, digits)
+
+
+def _middle(values: Sequence[float], unit: str, digits: int, otherwise: float | None = None) -> str:
+    """The one in the middle, and beside several the range."""
+    if len(values) < 2:
+        return number(values[0] if values else otherwise, unit, digits)
+    low, high = (number(end, digits=digits) for end in (min(values), max(values)))
+    return f"{number(median(values), unit, digits)} <small>{low} to {high}</small>"
 
 
 def _verdict(view: RaceView) -> str:
@@ -77,20 +98,26 @@ def _verdict(view: RaceView) -> str:
     }
     if view.phase in words:
         return f'<p class="ls-verdict">{words[view.phase]}</p>'
-    parts = []
-    if view.gain is not None:
-        verb = "as fast as" if view.gain >= 1 else "the speed of"
-        parts.append(
-            f"With drafting, decoding was {view.gain:.2f} times {verb} decoding without "
-            "drafting here; the clocks also count reading the prompt."
-        )
-    parts.append(_sameness(view))
-    is_harmless = view.difference is None or view.difference.is_tie
+    is_harmless = view.difference is None or view.difference.is_tie or not view.is_greedy
     band = "good" if view.is_same else "none" if is_harmless else "low"
     return (
         f'<p class="ls-verdict" data-band="{band}" role="status" id="ls-race-verdict">'
-        f"{html.escape(' '.join(parts))}</p>"
+        f"{html.escape(' '.join((_sameness(view), *_gains(view))))}</p>"
     )
+
+
+def _gains(view: RaceView) -> Iterator[str]:
+    whole, decoding = view.gains, view.decode_gains
+    if whole is not None:
+        yield f"With drafting, the reply came {_times(whole)}."
+    if decoding is not None:
+        yield f"Decoding alone was {_times(decoding)}."
+
+
+def _times(gains: Gains) -> str:
+    verb = "as fast" if gains.middle >= 1 else "the speed"
+    spread = f"{gains.lowest:.2f} to {gains.highest:.2f} in {NUM_RUNS} runs"
+    return f"{gains.middle:.2f} times {verb} ({spread})"
 
 
 def _failure(error: str | None) -> str:
@@ -98,14 +125,10 @@ def _failure(error: str | None) -> str:
 
 
 def _sameness(view: RaceView) -> str:
-    if view.is_same:
-        return "The texts are identical, token by token."
-    if view.difference is not None:
-        return describe(view.difference, "The text without drafting", "the one with drafting")
-    return (
-        "The texts differ, as two draws may: at this temperature each is one sample. Set it to 0 "
-        "to compare them, or run the distribution test below."
-    )
+    if view.difference is None:
+        return "Identical: all texts are the same, token by token."
+    names = "The text without drafting", "the one with drafting"
+    return describe(view.difference, *names, view.is_greedy)
 
 
 def trial_html(view: TrialView) -> str:

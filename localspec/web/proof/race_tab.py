@@ -2,7 +2,7 @@
 
 Contract: `add_tab` makes and connects the tab in the Tabs that are open. Both jobs run in the
 service's queue; the page reads their view a few times a second, and leaving the page or pressing
-Stop ends them. The one that runs first alternates from race to race.
+Stop ends them. The lane that begins alternates from race to race.
 
 Not here: what a race or a test is (chat.race, chat.distribution), how they are shown (race_html).
 """
@@ -33,9 +33,10 @@ TRIAL_DRAFT_TOKENS = 4
 NO_DRAFTER = "Nothing can draft here, so there is nothing to compare. The strip above says why."
 NOT_LOADED = "No model is loaded yet. Wait until the strip says Ready."
 TRIAL_HEAD = """<h2 class="ls-heading">Does drafting change what is written?</h2>
-<p class="ls-formula">At temperature 0 a race answers that. For sampled replies this draws many
-short ones with drafting and as many without, and compares how often each token stood where
-(chi-squared, rare tokens pooled, corrected for the number of comparisons).</p>"""
+<p class="ls-formula">A race answers that for one prompt and one seed, token by token. This draws
+many short replies with drafting and as many without, each with a seed of its own, and compares how
+often each token stood where (chi-squared, rare tokens pooled, corrected for the number of
+comparisons).</p>"""
 
 
 @dataclass
@@ -165,10 +166,7 @@ def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.Dropdown]:
             scale=3,
             elem_id="ls-race-prompt",
         )
-        temperature = gr.Slider(
-            0, 1.5, value=0, step=0.1, label="Temperature", info="0: both must agree.",
-            min_width=190,
-        )  # fmt: skip
+        temperature = gr.Slider(0, 1.5, value=0.7, step=0.1, label="Temperature", min_width=190)
         max_tokens = gr.Number(
             value=128, minimum=8, maximum=2048, precision=0, label="Max tokens", min_width=110
         )

@@ -2,8 +2,8 @@
 
 Contract: everything comes from the log; where an older log lacks the text of single tokens, the
 loaded model is asked, if it is the one that wrote them and free within a moment. Numbers are given
-raw; static/tokens.js shows them as text nodes. A replay without drafting runs in the service's
-queue, only compares, and is kept, one for each reply.
+raw; static/tokens.js shows them as text nodes. A replay runs in the service's queue, only compares,
+and is kept, the latest of each reply.
 
 Not here: the kinds of tokens (provenance), what a replay is (chat.audit).
 """
@@ -19,7 +19,8 @@ from typing import Any
 from localspec.backend import Backend
 from localspec.chat import audit
 from localspec.chat.service import ChatService, Task
-from localspec.errors import StoreError
+from localspec.core import AUTO, OFF
+from localspec.drafters.registry import label_of
 from localspec.web.proof.provenance import KINDS, Provenance, provenance_of
 
 ASK_S = 2.0  # how long the model may be waited for
@@ -27,13 +28,23 @@ MAX_KEPT = 50  # replays
 
 
 def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
-    """The view of a stored reply. Raises StoreError for one that the log does not have."""
+    """The view of a stored reply, and the drafters that it can be made again with. Raises
+    StoreError for one that the log does not have."""
     reply = service.reply_record(message_id)
     pieces = None
     if reply.record is None or len(reply.record.lengths) != len(reply.tokens):
         pieces = _ask_for_pieces(service, reply.row, reply.tokens)
     found = provenance_of(reply.text, reply.provenance, reply.steps, reply.record, pieces)
-    return as_json(reply.row, found)
+    return as_json(reply.row, found) | {"drafters": _drafters(service)}
+
+
+def _drafters(service: ChatService) -> list[dict[str, str]]:
+    """Those that are loaded, plain decoding and the controller's choice among them."""
+    loaded = service.status().description
+    known = () if loaded is None else loaded.drafters
+    able = [(one.name, label_of(one.name)) for one in known if one.is_available]
+    choices = ((OFF, "without drafting"), (AUTO, "with drafting"), *able)
+    return [{"name": name, "label": label} for name, label in choices]
 
 
 def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:
@@ -109,15 +120,16 @@ class Audits:
         self._service = service
         self._kept: OrderedDict[int, tuple[audit.Replay, Task]] = OrderedDict()
 
-    def start(self, message_id: int) -> dict[str, Any]:
-        """Queue a replay, unless one is under way or it cannot be. Raises StoreError."""
+    def start(self, message_id: int, drafter: str) -> dict[str, Any]:
+        """Queue a replay, unless one is under way or it cannot be. drafter: as in Request. Raises
+        StoreError."""
         known = self._kept.get(message_id)
         if known is None or known[1].done.is_set():
-            refusal = self._refusal(message_id)
+            replay = self._service.replay(message_id, drafter)
+            refusal = self._refusal(replay)
             if refusal is not None:
                 return {"state": "refused", "text": refusal}
-            replay = self._service.replay(message_id)
-            task = self._service.enqueue("a replay without drafting", replay.run)
+            task = self._service.enqueue("making a reply again", replay.run)
             self._kept[message_id] = replay, task
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
@@ -129,11 +141,12 @@ class Audits:
             return {"state": "none", "text": ""}
         replay, task = known
         if not task.done.is_set():
-            return {"state": "running", "text": "Replaying without drafting …"}
+            return {"state": "running", "text": "Making it again …"}
         if replay.finding is None:
             text = replay.refusal or task.error or "The replay was stopped."
             return {"state": "failed", "text": text}
-        return {"state": replay.finding.outcome, "text": audit.sentence(replay.finding)}
+        outcome = "changed" if replay.finding.is_explained else replay.finding.outcome
+        return {"state": outcome, "text": audit.sentence(replay)}
 
     def stop(self, message_id: int) -> dict[str, Any]:
         known = self._kept.get(message_id)
@@ -141,11 +154,8 @@ class Audits:
             known[1].cancel.set()
         return self.state(message_id)
 
-    def _refusal(self, message_id: int) -> str | None:
-        row = self._service.turn_of(message_id)
-        if row is None:
-            raise StoreError("The log has no such reply.")
+    def _refusal(self, replay: audit.Replay) -> str | None:
         loaded = self._service.status().description
         if loaded is None:
             return "No model is loaded. Wait until it is, then try again."
-        return audit.why_not(row, loaded.target, loaded.dtype)
+        return audit.why_not(replay.row, loaded.target)

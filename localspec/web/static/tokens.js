@@ -254,22 +254,30 @@ function roundsTable(data) {
   return details;
 }
 
-// The replay without drafting.
-function auditBox(message) {
+// The reply made again, with or without drafting.
+function auditBox(message, drafters) {
   const box = make("div", "ls-tv-audit");
-  const button = make("button", "ls-tv-button", "Replay without drafting");
+  const button = make("button", "ls-tv-button", "Make it again");
   button.type = "button";
+  const choice = make("select", "ls-tv-drafter");
+  choice.setAttribute("aria-label", "Drafter of the replay");
+  for (const { name, label } of drafters) {
+    const option = make("option", "", label);
+    option.value = name;
+    choice.append(option);
+  }
   const result = make("p", "ls-tv-result");
   result.id = "ls-tv-result";
   result.setAttribute("role", "status");
-  button.addEventListener("click", () => replay(message, button, result));
-  box.append(button, result);
+  button.addEventListener("click", () => replay(message, choice.value, button, result));
+  box.append(button, choice, result);
   return box;
 }
 
-async function replay(message, button, result) {
+async function replay(message, drafter, button, result) {
   button.disabled = true;
-  let state = await ask(`/audit?message=${message}`, { method: "POST" });
+  const asked = `/audit?message=${message}&drafter=${encodeURIComponent(drafter)}`;
+  let state = await ask(asked, { method: "POST" });
   while (state.state === "running" && shown === message) {
     result.textContent = state.text;
     result.dataset.state = state.state;
@@ -306,7 +314,7 @@ function fill(data, message) {
   const text = data.runs ? textBox(data) : marksBox(data);
   const notes = data.notes.map((note) => make("p", "ls-tv-note", note));
   const sum = make("p", "ls-tv-sum", summary(data));
-  body.replaceChildren(sum, legend(data), ...notes, text, detail, auditBox(message), roundsTable(data));
+  body.replaceChildren(sum, legend(data), ...notes, text, detail, auditBox(message, data.drafters), roundsTable(data));
 }
 
 function within(target) {

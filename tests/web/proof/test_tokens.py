@@ -9,7 +9,7 @@ import pytest
 from localspec.chat.service import ReplySettings
 from localspec.core import SamplingParams
 from localspec.errors import StoreError
-from localspec.web.proof.tokens import token_view
+from localspec.web.proof.tokens import Audits, token_view
 from tests.web.conftest import Site, Visit, until
 
 RUNS = "[...document.querySelectorAll('#ls-tv-text .ls-run')].map(run => run.textContent).join('')"
@@ -68,19 +68,29 @@ def test_arrow_keys_and_pointing_tell_chance_outcome_and_round(page: Visit, site
     assert not page.page.evaluate("document.querySelector('#ls-token-view').open")
 
 
-def test_a_greedy_reply_is_replayed_without_speculation(page: Visit, site: Site) -> None:
-    opened(page, "replay me")
-    page.page.click(".ls-tv-audit button")
-    page.page.wait_for_selector("#ls-tv-result[data-state=identical]")
-    assert "Identical" in page.text("#ls-tv-result")
-    assert site.backend.requests[-1].drafter == "off"
+def test_a_sampled_reply_is_made_again_with_its_seed_and_any_drafter(
+    page: Visit, site: Site
+) -> None:
+    message = opened(page, "sample me", temperature=0.8)
+    row = site.service.turn_of(message)
+    assert row is not None and row["seed"] is not None
+    for drafter, words in (("off", "without drafting"), ("ngram", "with drafting")):
+        page.page.select_option(".ls-tv-drafter", drafter)
+        page.page.click(".ls-tv-audit button")
+        page.wait_for(words, "#ls-tv-result[data-state=identical]")
+        asked = site.backend.requests[-1]
+        assert (asked.drafter, asked.sampling.seed) == (drafter, row["seed"])
 
 
-def test_a_sampled_reply_says_why_it_cannot_be_replayed(page: Visit, site: Site) -> None:
-    opened(page, "sample me", temperature=0.8)
-    page.page.click(".ls-tv-audit button")
-    page.page.wait_for_selector("#ls-tv-result[data-state=refused]")
-    assert "sampled at temperature 0.8" in page.text("#ls-tv-result")
+def test_a_reply_of_a_log_without_seeds_says_why_it_cannot_be_made_again(
+    page: Visit, site: Site
+) -> None:
+    _, message = answer(site, "from before", temperature=0.8)
+    with sqlite3.connect(str(site.store.path)) as database:
+        database.execute("UPDATE turn SET seed = NULL WHERE message_id = ?", (message,))
+    database.close()
+    state = Audits(site.service).start(message, "off")
+    assert state["state"] == "refused" and "its seed was not logged" in state["text"]
 
 
 def test_markup_in_a_reply_stays_text(page: Visit, site: Site) -> None:

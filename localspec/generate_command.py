@@ -1,0 +1,260 @@
+"""The command generate: one message answered without a page, or a logged reply made again.
+
+Contract: the result is plain JSON data. Costs are measured first where the controller chooses and
+some were never measured. With --home the learnt state is read from there and written back; without
+one the run starts cold. Nothing else is logged. `--replay` takes everything but the drafter from
+the log and says whether the reply is identical, token for token; it writes nothing.
+
+Not here: the other commands (cli), what a replay is (chat.audit). Heavy imports are inside the
+functions, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localspec.errors import ConfigError, LocalspecError, RequestError, StoreError
+from localspec.flags import (
+    ContextFlag,
+    DrafterFlag,
+    DraftFlag,
+    DtypeFlag,
+    HeadsFlag,
+    HomeFlag,
+    JsonFlag,
+    ModelFlag,
+    ProfileFlag,
+    finish,
+    to_stderr,
+)
+from localspec.options import LoadOptions
+
+if TYPE_CHECKING:
+    from localspec.backend import Chunk, Request, TurnStats
+    from localspec.chat.local import LocalBackend
+    from localspec.record.store import Store
+    from localspec.workloads import Decision
+
+STATISTICS = (
+    "drafter", "num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+    "acceptance_rate", "draft_share", "mean_accepted_length", "tokens_per_second", "ttft_ms",
+    "prefill_ms", "decode_ms", "reply_ms", "speedup", "decode_speedup", "no_speedup", "exact",
+    "num_lenient_tokens", "reason",
+)  # fmt: skip
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The only message of the conversation.")
+    ] = None,
+    replay: Annotated[
+        int | None,
+        typer.Option(
+            help="Make the reply of this turn of the log again, as it was asked for, and say "
+            "whether it is identical. --drafter off or a name changes what drafts."
+        ),
+    ] = None,
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Fixed draft length.")] = None,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_k: Annotated[int, typer.Option()] = 0,
+    min_p: Annotated[float, typer.Option()] = 0.0,
+    seed: Annotated[int | None, typer.Option()] = None,
+    max_tokens: Annotated[int, typer.Option()] = 256,
+    workload: Annotated[
+        str, typer.Option(help="Kind of text: chat, code, json, rework, story; auto recognises it.")
+    ] = "auto",
+    lenient: Annotated[
+        str | None,
+        typer.Option(
+            help="Not exact any more: threshold[:VALUE,FLOOR] (alone: the kind of text's own), "
+            "typical[:EPSILON,DELTA] or factor[:VALUE]. exact: even where your profile is lenient."
+        ),
+    ] = None,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    heads: HeadsFlag = None,
+    drafter: DrafterFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Answer one message, or make a logged reply again."""
+    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    if (prompt is None) is (replay is None):
+        raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
+    if replay is not None:
+        result = replayed(options, replay, drafter, home)
+        finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
+        return
+    assert prompt is not None, "one of the two is there"
+    from localspec.backend import Message, Request
+    from localspec.chat.turn import seeded
+    from localspec.config import settings_for
+    from localspec.core import AUTO, SamplingParams
+    from localspec.workloads import AS_SET, EXACT, decide, load_workloads, workload_folders
+
+    workloads = load_workloads(workload_folders(settings_for(home)))
+    decision = decide(workloads, workload, lenient or AS_SET, prompt)
+    leniency = decision.leniency
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed, leniency=leniency)
+    request = Request(
+        messages=(Message("user", prompt),),
+        sampling=seeded(sampling),
+        max_tokens=max_tokens,
+        drafter=drafter or AUTO,
+        num_draft_tokens=num_draft_tokens,
+        first_num_draft_tokens=decision.workload.first_num_draft_tokens,
+        workload=decision.workload.name,
+    )
+    result = labelled(answer(options, request, home), decision)
+    finish(result, f"{result['text']}{note_of(result, lenient not in (None, EXACT))}", as_json)
+
+
+def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[str, Any]:
+    """The reply to `request` as plain JSON data. Raises LocalspecError."""
+    from localspec.config import settings_for
+    from localspec.load import open_local_backend
+    from localspec.record.store import STATE_KEY, Store
+
+    with ExitStack() as stack:
+        store = state = None
+        if home is not None:
+            store = stack.enter_context(closing(Store.open(settings_for(home).database)))
+            state = store.load_state(STATE_KEY)
+            notify(store.notices)
+        backend = open_local_backend(options, state, lambda phrase: None)
+        notify(backend.describe().notices)
+        if backend.lacks_costs(request):
+            measure(backend)
+        result = collect(backend, request)
+        if store is not None:
+            store.save_state(STATE_KEY, backend.snapshot())
+        return result
+
+
+def collect(backend: LocalBackend, request: Request) -> dict[str, Any]:
+    """Run the turn to its end. Raises LocalspecError when it ended in an error."""
+    chunks: list[Chunk] = list(backend.generate(request, threading.Event()))
+    last = chunks[-1]
+    if last.finish_reason == "error":
+        raise LocalspecError(last.error or "The engine stopped without saying why.")
+    return {
+        "text": "".join(chunk.text for chunk in chunks),
+        "tokens": [token for chunk in chunks for token in chunk.tokens],
+        "provenance": [name for chunk in chunks for name in chunk.provenance],
+        "finish_reason": last.finish_reason,
+        "seed": request.sampling.seed,
+        "stats": statistics_json(last.stats),
+    }
+
+
+def statistics_json(stats: TurnStats) -> dict[str, Any]:
+    return {name: getattr(stats, name) for name in STATISTICS}
+
+
+def labelled(result: dict[str, Any], decision: Decision) -> dict[str, Any]:
+    """The result with the kind of text, the rule of checking and its label ("exact" or what was
+    lenient)."""
+    from localspec.leniency import as_data, label
+
+    stats, rule = result["stats"], decision.leniency
+    lenient = label(stats["num_lenient_tokens"], stats["num_output_tokens"])
+    return {
+        **result,
+        "workload": decision.workload.name,
+        "is_workload_recognised": decision.is_recognised,
+        "leniency": None if rule is None else as_data(rule),
+        "label": "exact" if rule is None else lenient,
+    }
+
+
+def note_of(result: dict[str, Any], is_leniency_asked: bool) -> str:
+    """The line below a reply: how it was checked, where that was not exactly or not as asked."""
+    if result["leniency"] is not None:
+        return f"\n[{result['label']}; kind of text: {result['workload']}]"
+    return f"\n[exact: {result['workload']} has no threshold]" if is_leniency_asked else ""
+
+
+# -- a logged reply, made again -----------------------------------------------------------------
+
+
+def replayed(
+    options: LoadOptions, turn_id: int, drafter: str | None, home: Path | None
+) -> dict[str, Any]:
+    """A logged reply made again as plain JSON data; drafter: None as it was asked for then. Raises
+    LocalspecError, also where it cannot be made again."""
+    from localspec.chat.audit import replay_of, sentence
+    from localspec.core import AUTO
+    from localspec.load import open_local_backend
+    from localspec.record.store import STATE_KEY
+
+    with closing(open_log_of(home)) as store:
+        row = next((row for row in store.turn_rows() if row["turn_id"] == turn_id), None)
+        if row is None:
+            raise StoreError(f"The log has no turn {turn_id}. `export --format csv` lists them.")
+        asked = drafter or row["drafter_requested"] or AUTO
+        replay = replay_of(store, row["message_id"], asked)
+        state = store.load_state(STATE_KEY)
+    backend = open_local_backend(_as_logged(options, row), state, lambda phrase: None)
+    notify(backend.describe().notices)
+    if backend.lacks_costs(replay.request):
+        measure(backend)
+    replay.run(backend, threading.Event())
+    if replay.finding is None:
+        raise RequestError(replay.refusal or "The reply was not made again.")
+    found = replay.finding
+    return {
+        "turn_id": turn_id,
+        "drafter": asked,
+        "text": replay.text,
+        "outcome": found.outcome,
+        "num_compared": found.num_compared,
+        "changes": found.changes,
+        "sentence": sentence(replay),
+    }
+
+
+def _as_logged(options: LoadOptions, row: dict[str, Any]) -> LoadOptions:
+    """What is not asked for otherwise is loaded as it was. A model's folder is not in the log."""
+    is_named = options.model is not None or options.profile is not None
+    logged = row["model"] if not is_named and "/" in (row["model"] or "") else None
+    return replace(
+        options,
+        model=options.model or logged,
+        dtype=options.dtype or row["dtype"],
+        context=options.context or row["context_length"],
+        fetches=options.fetches and logged is None,
+    )
+
+
+def open_log_of(home: Path | None) -> Store:
+    """The log of a home, which must be there. Raises StoreError."""
+    from localspec.config import settings_for
+    from localspec.record.store import Store
+
+    database = settings_for(home).database
+    if not database.is_file():
+        raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
+    store = Store.open(database)
+    notify(store.notices)
+    return store
+
+
+def measure(backend: LocalBackend) -> None:
+    for _ in backend.calibrate(threading.Event()):
+        pass
+
+
+def notify(notices: Sequence[str]) -> None:
+    for notice in notices:
+        to_stderr(notice)
