@@ -4,7 +4,6 @@ put together without torch before the page is up."""
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import socket
 import subprocess
@@ -174,30 +173,23 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == "No network. Connect it."
 
 
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [
-        ({"ruff": 0, "mypy": 0, "pytest": 0}, 0),
-        ({"ruff": 1, "mypy": 0, "pytest": 0}, 1),
-        ({"ruff": 0, "mypy": 2, "pytest": 0}, 1),
-        ({"ruff": 0, "mypy": 0, "pytest": 1}, 1),
-        ({"ruff": 0, "mypy": 0, "pytest": 5}, 5),
-    ],
-)
-def test_the_suite_fails_if_any_part_fails_and_pytest_comes_last(
-    monkeypatch: pytest.MonkeyPatch, codes: dict[str, int], expected: int
+@pytest.mark.parametrize("code", [0, 5])
+def test_the_suite_ends_as_pytest_does_which_keeps_bytecode(
+    monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    ran: list[tuple[str, ...]] = []
+    ran: list[tuple[list[str], dict[str, str]]] = []
 
-    def run(module: str, *arguments: str) -> int:
-        ran.append((module, *arguments))
-        return codes[module]
+    def run(command: list[str], env: dict[str, str], **_: Any) -> Any:
+        ran.append((command, env))
+        return subprocess.CompletedProcess(command, code)
 
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setattr(suite, "ensure_environment", lambda *_: None)
-    monkeypatch.setattr(suite, "run", run)
-    assert suite.main(["-k", "fast"]) == expected
-    assert [name for name, *_ in ran] == ["ruff", "mypy", "pytest"]
-    assert ran[-1] == ("pytest", "-k", "fast")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert suite.main(["-k", "fast"]) == code
+    ((command, env),) = ran
+    assert command == [sys.executable, "-m", "pytest", "-k", "fast"]
+    assert "PYTHONDONTWRITEBYTECODE" not in env and env["PATH"]
 
 
 @pytest.mark.parametrize(
@@ -215,13 +207,17 @@ def test_the_suite_is_run_whole_quick_or_as_told(
     assert suite.pytest_arguments(arguments) == expected
 
 
-def test_the_suite_sets_up_with_the_development_requirements(
+def test_the_suite_starts_again_in_an_environment_with_the_development_requirements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(suite, "ensure_environment", lambda *given: asked.append(given))
-    monkeypatch.setattr(suite, "run", lambda *_: 0)
-    with contextlib.suppress(SystemExit):
+
+    def start_again(*given: Any) -> None:
+        asked.append(given)
+        raise SystemExit
+
+    monkeypatch.setattr(suite, "ensure_environment", start_again)
+    with pytest.raises(SystemExit):
         suite.main(["-x"])
     assert asked == [("requirements-dev.txt", ["-m", "tests", "-x"])]
 

@@ -145,10 +145,10 @@ class PlanBytes:
 
     @property
     def total(self) -> int:
-        return sum(asdict(self).values())
+        return sum(vars(self).values())
 
     def as_dict(self) -> dict[str, int]:
-        return {**asdict(self), "total": self.total}
+        return {**vars(self), "total": self.total}
 
 
 @dataclass(frozen=True)
