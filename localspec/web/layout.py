@@ -14,7 +14,7 @@ import gradio as gr
 from localspec.chat.service import ChatService
 from localspec.web.live import DASH
 from localspec.web.talk import form
-from localspec.web.talk.messages import LATEX_DELIMITERS
+from localspec.web.talk.plain_markdown import LATEX_DELIMITERS
 
 PLACEHOLDER = """<div class="ls-welcome"><h2>Ask something</h2>
 <p>Everything stays on this machine. The strip above shows how fast it writes,

@@ -93,7 +93,7 @@ def bubbles(visit: Visit, role: str = "bot") -> list[str]:
     script = """(role) => [...document.querySelectorAll(`#ls-chat [data-testid="${role}"]`)]
       .map((one) => one.cloneNode(true))
       .filter((one) => !one.querySelector('.ls-footer, .ls-error, .ls-lenient, .ls-own'))
-      .map((one) => one.innerText.trim()).filter(Boolean)"""
+      .map((one) => one.innerText.replaceAll("\\u2063", "").trim()).filter(Boolean)"""
     return list(visit.page.evaluate(script, role))
 
 

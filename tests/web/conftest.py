@@ -17,6 +17,7 @@ import pytest
 from localspec.backend import Request
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
+from localspec.web.talk.plain_markdown import MARK
 from tests import waiting
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 
@@ -239,7 +240,8 @@ class Visit:
         )
 
     def text(self, selector: str) -> str:
-        return str(self.page.inner_text(selector))
+        """What a person reads there: without the invisible marks."""
+        return str(self.page.inner_text(selector)).replace(MARK, "")
 
     def new_chat(self) -> None:
         """Begin a new chat, and wait for the news that it is shown. The news is listened for: other

@@ -51,6 +51,7 @@ HOSTILE = (
     f"\n```html\n<script>{PWN}</script>\n```\n",
     f"\n```mermaid\nflowchart LR\nA[\"<img src='{FAR}/q.png' onerror='{PWN}'>\"] --> B\n"
     f'click A "javascript:{PWN}"\n```\n',
+    f"`a\nb `<form action={FAR}/s><input><button>c</button>` d",
     f"$\\href{{javascript:{PWN}}}{{x}}$ $\\includegraphics{{{FAR}/r.png}}$",
     "$\\htmlData{a=b}{x}$",
     f"${{{PWN}}} {{{{constructor.constructor('{PWN}')()}}}} {{% raw %}}`${{{PWN}}}`",

@@ -150,6 +150,9 @@ def test_a_copied_message_is_what_was_written(page: Visit) -> None:
         there = f"async () => (await {copied}).includes('echo')"
         page.page.wait_for_function(there, timeout=WAIT_MS)
         assert page.page.evaluate(copied).rstrip("\n") == f"echo {written}"
+    page.page.evaluate("getSelection().selectAllChildren(document.querySelector('#ls-written'))")
+    page.page.keyboard.press("Control+c")
+    assert "echo a < b &lt; !x" in page.page.evaluate(copied), "without the marks"
 
 
 def test_an_engine_lost_for_good_is_started_again_from_the_chat(page: Visit, site: Site) -> None:

@@ -199,16 +199,11 @@ for (const kind of ["keydown", "click"]) {
   document.addEventListener(kind, () => { lastActionAt = performance.now(); }, { capture: true });
 }
 
-// What "Copy message" puts on the clipboard is what was written: without our line of figures, and
-// with the signs that the page shows as text (as_text in messages.py) turned back.
+// What is copied is what was written: without our line of figures, and without the invisible marks
+// that keep text from becoming markup (plain_markdown.py).
+const MARKS = /\u2063/g;
+const NOTES = /\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g;
 let isMessageCopied = false;
-
-function asWritten(text) {
-  return text
-    .replace(/\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g, "")
-    .replace(/&#00(33|38|60);/g, (_, number) => String.fromCharCode(number))
-    .replace(/((?:```|~~~)[ \t]*mermaid|(?<=\$))\u2063|\u2063(?=\$)/g, "$1"); // our marks
-}
 
 document.addEventListener(
   "click",
@@ -217,8 +212,15 @@ document.addEventListener(
 );
 if (navigator.clipboard) {
   const writeText = navigator.clipboard.writeText.bind(navigator.clipboard);
-  navigator.clipboard.writeText = (text) => writeText(isMessageCopied ? asWritten(text) : text);
+  navigator.clipboard.writeText = (text) =>
+    writeText((isMessageCopied ? text.replace(NOTES, "") : text).replace(MARKS, ""));
 }
+document.addEventListener("copy", (event) => {
+  const text = String(getSelection());
+  if (text.search(MARKS) < 0) return;
+  event.clipboardData.setData("text/plain", text.replace(MARKS, ""));
+  event.preventDefault();
+});
 
 // On a narrow screen the side covers the chat: start with it closed.
 function closeSideOnNarrow(triesLeft) {

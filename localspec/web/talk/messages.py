@@ -1,10 +1,8 @@
 """The messages of a conversation as the chat component takes them: Markdown, notes, small links.
 
-Contract: nothing that a person or a model wrote becomes markup of ours. `as_text` keeps tags,
-entities and images as the characters they are; `formulas` marks what is surely LaTeX, so that an
-amount in dollars stays one. Notes are `<p class="ls-footer">` (`ls-own` under the person's), a part
-of their own, so that an open code fence cannot swallow them and copying can leave them out
-(static/live.js).
+Contract: nothing that a person or a model wrote becomes markup of ours (plain_markdown). Notes are
+`<p class="ls-footer">` (`ls-own` under the person's), a part of their own, so that an open code
+fence cannot swallow them and copying can leave them out (static/live.js).
 Links of class `ls-do` are small buttons: static/chat.js turns a click into a command.
 
 Not here: which messages there are (chat/service), what a click does (commands).
@@ -20,36 +18,16 @@ from typing import Any
 from localspec.chat.service import ShownMessage, TurnView, clean
 from localspec.drafters.registry import REGISTRY
 from localspec.web.live import badge, footer, percent
-from localspec.web.talk.code import pieces
+from localspec.web.talk.plain_markdown import as_text
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
-MAX_NESTING = 16  # of quotes and lists; deeper is written out, since parsers recurse
 MIN_SHARE_LOOKED_UP = 0.3  # of a reply; less is not mentioned
-
-# What copying and KaTeX know an inline formula by: an invisible separator beside the dollar.
-MARK = "\u2063"
-LATEX_DELIMITERS: list[dict[str, str | bool]] = [
-    {"left": "$$", "right": "$$", "display": True},
-    {"left": "\\[", "right": "\\]", "display": True},
-    {"left": "\\(", "right": "\\)", "display": False},
-    {"left": f"{MARK}$", "right": f"${MARK}", "display": False},
-]
 
 # A file as chat/attachments writes it: nothing in it can close its fence.
 FILE = re.compile(
     r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
 )
-# Gradio would draw these, and a drawing may name pictures and scripts: they stay code.
-DIAGRAM = re.compile(r"((?:```|~~~)[ \t]*mermaid)(?=\s)")
-# What would become markup. An address between angle brackets is a link, as without them.
-SIGN = re.compile(r"&(?=#?\w{1,31};)|<(?!https?://[^\s<>`]+>)|!(?=\[)")
-FORMULA = re.compile(r"(?<![\\$\w])\$(?=[^\s$])([^$\n]{1,300}?)(?<=[^\s\\])\$(?![\w$])")
-LOOKS_LIKE_MATHS = re.compile(r"[\\^_=<>{}+*/]|^[A-Za-z]('|\([A-Za-z]\))?$")
-AMOUNT = re.compile(r"^\d[\d,.]*\s?([A-Za-z%]*[+*/]?|/[a-z]+)$")
-NESTED = re.compile(rf"^((?:[ ]?>[ ]?){{{MAX_NESTING}}})([ >]*)", re.MULTILINE)
-INDENTED = re.compile(rf"^[ \t]{{{4 * MAX_NESTING},}}", re.MULTILINE)
-BRACKETS = re.compile(r"[\[\]]{20,}|[*_~]{40,}")
 
 ChatMessage = dict[str, Any]
 CAN_GO_ON = ("stopped", "interrupted")
@@ -189,39 +167,6 @@ def _do(words: str, message_id: int, name: str | None = None) -> str:
 def _note(parts: Sequence[str], name: str = "ls-footer") -> str:
     said = [part for part in parts if part]
     return f'<p class="{name}">{" · ".join(said)}</p>' if said else ""
-
-
-def as_text(text: str) -> str:
-    """Markdown that shows markup instead of obeying it: outside code, tags, entities and images
-    stay as they were written. Nothing in a message can then load or run anything."""
-    parts = [
-        piece if is_code else _flat(SIGN.sub(_named, formulas(piece)))
-        for is_code, piece in pieces(text)
-    ]
-    return DIAGRAM.sub(rf"\1{MARK}", "".join(parts))
-
-
-def _named(match: re.Match[str]) -> str:
-    """The sign by its number, spelt as nobody spells it: static/live.js turns it back."""
-    return f"&#00{ord(match.group())};"
-
-
-def formulas(text: str) -> str:
-    """Mark the inline formulas between single dollars; amounts and shell variables are none."""
-    return FORMULA.sub(_marked, text) if text.count("$") > 1 else text
-
-
-def _marked(match: re.Match[str]) -> str:
-    inside = match.group(1)
-    is_formula = LOOKS_LIKE_MATHS.search(inside) and not AMOUNT.search(inside)
-    return f"{MARK}${inside}${MARK}" if is_formula else match.group()
-
-
-def _flat(text: str) -> str:
-    """Bound what a Markdown parser would follow down; nobody writes this deep by intention."""
-    text = NESTED.sub(lambda match: match.group(1) + match.group(2).replace(">", "&gt;"), text)
-    text = INDENTED.sub(" " * (4 * MAX_NESTING), text)
-    return BRACKETS.sub(lambda match: "".join(f"\\{sign}" for sign in match.group()), text)
 
 
 def _text(role: str, text: str, note: str = "") -> ChatMessage:

@@ -20,7 +20,7 @@ from localspec.errors import RequestError
 from localspec.record.store import Store
 from localspec.web.talk.form import Form, drafter_choices, workload_choices
 from localspec.web.talk.handlers import STILL_WRITING, Handlers, Shown
-from localspec.web.talk.messages import ChatMessage, as_text
+from localspec.web.talk.messages import ChatMessage
 from localspec.web.talk.presence import Presence
 from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
@@ -40,27 +40,6 @@ def service(tmp_path: Path) -> Iterator[ChatService]:
     yield opened
     opened.close()
     store.close()
-
-
-@pytest.mark.parametrize(
-    ("written", "markdown"),
-    [
-        ("a < b & c", "a &#0060; b & c"),
-        ("<b>x</b>", "&#0060;b>x&#0060;/b>"),
-        ("&lt;", "&#0038;lt;"),
-        ("![x](http://a/b.png)", "&#0033;[x](http://a/b.png)"),
-        ("use `a < b` here", "use `a < b` here"),
-        ("```html\n<b>\n```\n<i>", "```html\n<b>\n```\n&#0060;i>"),
-        ("```html\n<b> still open", "```html\n<b> still open"),
-        ("`open <b>", "`open &#0060;b>"),
-        ("`a\n<b>`", "`a\n&#0060;b>`"),
-        ("**bold**", "**bold**"),
-        ("see <https://example.org/a>.", "see <https://example.org/a>."),
-        ("see <https://a b>", "see &#0060;https://a b>"),
-    ],
-)
-def test_markup_is_shown_and_code_is_left_alone(written: str, markdown: str) -> None:
-    assert as_text(written) == markdown
 
 
 def test_a_form_with_empty_fields_means_not_used() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +11,9 @@ import pytest
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.service import ShownMessage
 from localspec.web.talk.messages import (
-    MARK,
     MAX_SHOWN_CHARACTERS,
-    as_text,
     chat_messages,
     file_size,
-    formulas,
     may_be_looked_up,
     parted,
 )
@@ -55,49 +51,6 @@ def notes(message: ShownMessage, row: dict[str, Any] | None = None, running: boo
     shown = chat_messages([message], {} if row is None else {message.message_id: row}, running)
     parts = shown[0]["content"]
     return str(parts[-1]["text"]) if len(parts) > 1 or not message.text else ""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "costs $5 and $10",
-        "from $5 to $10, or US$7",
-        "$5/month or $6/month",
-        "PATH=$HOME/bin:$PATH",
-        "echo $A_B $C_D",
-        "about $20-$30 each",
-        "a $ b $ c",
-        "between $1,000 and $2,000",
-        "one $ only",
-        "set $HOME$ or $PATH$",
-        "exactly $5$ or $20+$",
-    ],
-)
-def test_an_amount_or_a_variable_is_no_formula(text: str) -> None:
-    assert formulas(text) == text
-
-
-@pytest.mark.parametrize(
-    "inside", ["a^2 + b^2 = c^2", "x", "x_1", "\\alpha", "f(x)", "n/2", "2x+1"]
-)
-def test_a_formula_between_dollars_is_marked(inside: str) -> None:
-    assert formulas(f"so ${inside}$ holds, $9") == f"so {MARK}${inside}${MARK} holds, $9"
-
-
-def test_dollars_in_code_stay_as_they_are() -> None:
-    assert as_text("`$a^2$` and\n```\n$b^2$\n```") == "`$a^2$` and\n```\n$b^2$\n```"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [">" * 20_000 + " x", "> " * 20_000, "[" * 20_000, "*" * 20_000, " " * 20_000 + "- x"],
-)
-def test_nesting_without_end_is_bounded_and_quick(text: str) -> None:
-    started_s = time.perf_counter()
-    written = as_text(text)
-    assert time.perf_counter() - started_s < 2.0
-    assert written.count(">") <= 16 and "[[" not in written and "**" not in written
-    assert len(written) - len(written.lstrip(" ")) <= 64
 
 
 def test_a_reply_ends_with_its_token_link_and_a_cut_one_can_go_on() -> None:
