@@ -10,7 +10,7 @@ Not here: algorithms; the types of a turn for the page and the log (backend).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localspec.errors import RequestError
@@ -26,7 +26,7 @@ OFF = "off"  # the name of plain decoding as an arm
 AUTO = "auto"  # the name of the controller's free choice
 
 COLDEST = 1e-40  # the lowest temperature above 0
-TOO_LARGE_A_SEED = 2**63  # the random source, and the log, take smaller ones
+TOO_LARGE_A_SEED = 2**63  # the log takes smaller ones
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class SamplingParams:
     """How the next token is drawn from the target's logits.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 mean "not used".
+    seed: fixes every choice of the turn; None: one is to be drawn before the turn begins.
     leniency: None is exact; a person chooses anything else, and the reply is labelled with it.
     Raises RequestError for a value outside its range.
     """
@@ -66,12 +67,20 @@ class SamplingParams:
             raise RequestError(f"seed is {self.seed}, but it must be smaller than 2^63.")
 
 
+class Noise(Protocol):
+    """The noise of one turn, which its seed fixes."""
+
+    def rows(self, position: int, count: int) -> torch.Tensor:
+        """[count, V], for the tokens at `count` places of the sequence from `position` on."""
+        ...
+
+
 class Sequence:
     """The tokens of one turn: the rendered prompt, then everything decoded.
 
     The last token is the *root*: it is in no cache yet. `append` cuts at end-of-text and at
     max_tokens. The end-of-text id stays in `tokens` (the next turn's prompt repeats it) but is
-    no output token. rng is the turn's own random source (a CPU torch.Generator).
+    no output token. noise: what every choice of the turn is made with; greedy turns need none.
     """
 
     def __init__(
@@ -80,7 +89,7 @@ class Sequence:
         sampling: SamplingParams,
         max_tokens: int,
         end_ids: frozenset[int],
-        rng: torch.Generator,
+        noise: Noise,
     ) -> None:
         assert prompt, "a sequence needs at least one prompt token"
         self.tokens = list(prompt)
@@ -88,7 +97,7 @@ class Sequence:
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.end_ids = end_ids
-        self.rng = rng
+        self.noise = noise
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -116,22 +125,16 @@ class Proposal:
     """Draft tokens for one round: a chain or, by `parents`, a tree.
 
     tokens [n]: drafted ids. parents [n]: index of each token's parent, -1 = the root (the last
-    accepted token); parents precede children. probs: [n, V] rows each token was really *drawn*
-    from, None when nothing was drawn (argmax, lookup): acceptance is then p(x) alone. Of siblings
-    drawn without replacement, the row of a later one excludes the earlier ones.
-    confidences [n]: the drafter's own probability that a token follows its parent, None if it
-    has none. num_steps: how often the drafter ran to make it, None: once a token, as a chain does.
-    cannot_branch: the drafter makes chains only (`chain`). A tree without branches does not count:
-    the rule that judges a draft must not depend on what was drawn. makers [n]: the name of the
-    drafter that each token comes from, where one works with others; empty: all are its own.
+    accepted token); parents precede children. confidences [n]: the drafter's own probability that
+    a token follows its parent, None if it has none. num_steps: how often the drafter ran to make
+    it, None: once a token, as a chain does. makers [n]: the name of the drafter that each token
+    comes from, where one works with others; empty: all are its own.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
-    probs: torch.Tensor | None = None
     confidences: tuple[float, ...] | None = None
     num_steps: int | None = None
-    cannot_branch: bool = False
     makers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -147,31 +150,31 @@ class Proposal:
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.tokens) - 1))
 
+    @property
+    def texts(self) -> list[tuple[int, ...]]:
+        """The drafted tokens down to each token, itself included."""
+        found = list[tuple[int, ...]]()
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            found.append((*(found[parent] if parent >= 0 else ()), token))
+        return found
 
-def chain(
-    tokens: tuple[int, ...],
-    probs: torch.Tensor | None = None,
-    confidences: tuple[float, ...] | None = None,
-) -> Proposal:
-    """A proposal from a drafter that never branches."""
-    parents = tuple(range(-1, len(tokens) - 1))
-    return Proposal(tokens, parents, probs, confidences, cannot_branch=True)
+
+def chain(tokens: tuple[int, ...], confidences: tuple[float, ...] | None = None) -> Proposal:
+    """A proposal without branches."""
+    return Proposal(tokens, tuple(range(-1, len(tokens) - 1)), confidences)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What verification decided. path: accepted node ids in order. next_token: the recovered
-    token after a rejection, or the bonus token after full acceptance. lenient: places in the path
-    whose token exact checking would have refused (see engine.lenient). chances: for each draft
-    token the probability with which it would be accepted where it stood, None where it was not
-    tried; empty where nobody asked. is_whole: False where the target's row after a token that was
-    not reached holds NaN."""
+    """What verification decided. path: accepted node ids in order. next_token: the target's choice
+    after them. lenient: places in the path whose token is not the target's choice (see
+    engine.lenient). is_whole: False where the target's row after a token that was not reached
+    holds no numbers."""
 
     path: tuple[int, ...]
     next_token: int
     lenient: tuple[int, ...] = ()
-    chances: tuple[float | None, ...] = field(default=(), compare=False)
-    is_whole: bool = field(default=True, compare=False)
+    is_whole: bool = True
 
     @property
     def accepted_length(self) -> int:
@@ -195,24 +198,17 @@ class Growth:
     fixed_price: float = 0.0
 
     def pays(self, worths: Iterable[float]) -> bool:
-        """Whether nodes of these worths pay for themselves. Only for tokens that were found:
-        dropping drawn tokens by their worth would change the distribution."""
+        """Whether nodes of these worths pay for themselves."""
         found = list(worths)
         return sum(found) > self.fixed_price + sum(self.node_prices[: len(found)])
-
-    def may_pay(self, chance: float) -> bool:
-        """Whether a draft could pay whose every token has this chance."""
-        price = self.fixed_price + min(self.node_prices, default=0.0)
-        return chance >= 1.0 or chance / (1.0 - chance) > price
 
 
 @dataclass(frozen=True)
 class DraftPlan:
     """What the controller wants of one round.
 
-    keep_drafting(i, confidence): asked after draft token i (from 0) was drawn, with the
-    drafter's confidence in it; False ends the draft *after* that token, which is submitted all
-    the same (dropping it would change the distribution). None: always num_draft_tokens.
+    keep_drafting(i, confidence): asked after draft token i (from 0) was made, with the drafter's
+    confidence in it; False ends the draft after that token. None: always num_draft_tokens.
     growth: prices for a drafter that shapes a tree of at most num_draft_tokens nodes, None when
     none are known: it then makes its usual shape.
     """

@@ -1,7 +1,7 @@
 """Rules that accept more draft tokens than exact checking would; only a person chooses one.
 
 Contract: a `Leniency` is a frozen value of the request (SamplingParams.leniency). With one, replies
-are no longer distributed as the target's own. `parsed` reads the short form of flags and pages,
+are no longer the target's own. `parsed` reads the short form of flags and pages,
 `as_data` is what the log keeps. Raises RequestError for a value out of range.
 
 Not here: what a rule does with a draft (engine.lenient), which rule a kind of text has (workloads).
@@ -21,9 +21,9 @@ MAX_FACTOR = 100.0
 
 @dataclass(frozen=True)
 class Threshold:
-    """By the drafter's confidence: above `threshold` a token is accepted unchecked, below `floor`
-    it is redrawn from the target, between the two the exact rule decides. (1, 0) is exact; (0, 0)
-    accepts everything of a drafter that gives a confidence."""
+    """By the drafter's confidence: above `threshold` a token is accepted unchecked, else only where
+    it is the target's choice. (1, 0) is exact; (0, 0) accepts everything of a drafter that gives a
+    confidence. floor: of earlier versions, without effect."""
 
     threshold: float
     floor: float = 0.0
@@ -47,7 +47,7 @@ class Typical:
 
 @dataclass(frozen=True)
 class Factor:
-    """Accept with min(1, factor * p(x) / q(x)) instead of min(1, p(x) / q(x))."""
+    """Accept what would be the target's choice were it so many times as likely."""
 
     factor: float = 2.0
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localspec.engine.sampling import draw
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
@@ -43,7 +42,7 @@ def written_by(target: Decoder, seed: int, count: int, length: int) -> list[list
         target.cache.rollback(0)
         while len(text) < length:
             row = target.forward(text[-1:], num_logits=1)[0].softmax(-1)
-            text.append(draw(row, rng))
+            text.append(int(row.multinomial(1, generator=rng)))
         target.cache.rollback(0)
         texts.append(text)
     return texts

@@ -168,7 +168,7 @@ def test_imports_follow_the_house() -> None:
         ("web.stats.figures", "def f():\n    import torch", False),
         ("record.store", "import localspec.chat.service", False),
         ("engine.engine", "from localspec.drafters.ngram import NgramDrafter", False),
-        ("drafters.ngram", "from localspec.engine.sampling import draw", True),
+        ("drafters.ngram", "from localspec.engine.sampling import scores", True),
         ("chat.service", "from transformers import AutoTokenizer", False),
         ("chat.template", "from transformers import AutoTokenizer", True),
         ("chat.service", "import sqlite3", False),

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from localspec import core
 from localspec.core import DraftPlan, Outcome, Policy, SamplingParams, Step
 from localspec.engine.engine import Engine
+from localspec.engine.noise import GumbelNoise
 from localspec.forward.cache import KVCache, KVShape, kv_dtype
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
@@ -171,6 +172,17 @@ def scripted(script: Sequence[int], prompt_length: int, vocab_size: int) -> Tabl
         return row
 
     return TableModel(logits, vocab_size)
+
+
+def turn_of(
+    tokens: Context,
+    sampling: SamplingParams = GREEDY,
+    max_tokens: int = 50,
+    vocab_size: int = VOCAB_SIZE,
+) -> core.Sequence:
+    """A turn without an engine. Noise of seed 0 where the sampling has none."""
+    noise = GumbelNoise(sampling.seed or 0, vocab_size, CPU)
+    return core.Sequence(tokens, sampling, max_tokens, frozenset(), noise)
 
 
 class Plans:

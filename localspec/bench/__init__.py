@@ -1,11 +1,11 @@
 """Comparisons on this machine: arms by cases by temperatures, to rows, to figures, to a report.
 
-    settings, arms, cases    what is compared                 open_engine  loads it
-    runs                     one reply of an engine           exactness    is it plain decoding's
-    compare                  every arm on every prompt        cost_curve   what a round costs
-    results, statistics      rows and cells with intervals    cold_starts  fresh processes
-    report, tables, plots    for people                       kept         the file of --out
+settings, arms, cases    what is compared                 open_engine  loads it
+runs                     one reply of an engine           exactness    is it plain decoding's
+compare                  every arm on every prompt        cost_curve   what a round costs
+results, statistics      rows and cells with intervals    cold_starts  fresh processes
+report, tables, plots    for people                       kept         the file of --out
 
-    replay                   a log under other controllers    logged       its rounds as worlds
-    worlds, play             made-up texts, and one policy's way through them
+replay                   a log under other controllers    logged       its rounds as worlds
+worlds, play             made-up texts, and one policy's way through them
 """

@@ -36,7 +36,7 @@ def cost_curve(
 ) -> dict[str, Any]:
     """The curve at each context that fits, and each drafter's step against a plain one."""
     target = bench.engine.target
-    bare = Engine(target, {StandIn.name: StandIn(target)})
+    bare = Engine(target, {StandIn.name: StandIn()})
     curves = {
         str(context): _curve(bare, widths, context)
         for context in contexts

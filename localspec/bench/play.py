@@ -38,6 +38,7 @@ from localspec.core import (
 from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
 from localspec.engine.controller import Controller
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
+from localspec.engine.noise import GumbelNoise
 from localspec.engine.policy import policy_of
 
 RIGHT, WRONG = 1, 0  # the only tokens there are
@@ -103,7 +104,7 @@ class Reader:
             asked = enumerate(said)
             stop = next((i for i, c in asked if not plan.keep_drafting(i, c)), len(said) - 1)
             said = said[: stop + 1]
-        return chain(self._guess(place, place + len(said)), None, said)
+        return chain(self._guess(place, place + len(said)), said)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn."""
@@ -244,14 +245,14 @@ class Game:
         self._charges_host = charges_host
         self._random = random
         self._truth = Costs.restored(world.costs)
-        self._rng = torch.Generator()
+        self._noise = GumbelNoise(0, 1, torch.device("cpu"))  # no model asks for it
         self.sampling = SamplingParams(temperature=world.temperature)
         self._host_ns = list[int]()
         self._ms = 0.0
 
     def turn(self, turn: Stretch, policy: Policy) -> None:
         prompt = (RIGHT,) * turn.prompt_length
-        sequence = Sequence(prompt, self.sampling, turn.length, frozenset(), self._rng)
+        sequence = Sequence(prompt, self.sampling, turn.length, frozenset(), self._noise)
         for drafter in self._drafters.values():
             if isinstance(drafter, Reader):
                 drafter.begin(turn)

@@ -23,7 +23,6 @@ import torch
 from localspec.backend import DrafterStatus
 from localspec.bench.cases import Case
 from localspec.core import DraftPlan, Round, SamplingParams, Step
-from localspec.core import Sequence as Turn
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
@@ -189,9 +188,8 @@ def empty_caches(engine: Engine, prompt: Sequence[int]) -> None:
     """
     engine.target.cache.rollback(0)
     other = (prompt[0] + 1) % engine.target.vocab_size
-    rng = torch.Generator().manual_seed(0)
     for name, drafter in engine.drafters.items():
-        turn = Turn((other, other), SamplingParams(), 8, frozenset(), rng)
+        turn = engine.start((other, other), SamplingParams(), 8, frozenset())
         engine.prefill(turn, threading.Event())
         drafter.propose(turn, DraftPlan(name, 1))
         engine.target.cache.rollback(0)  # a self-draft writes into it

@@ -175,19 +175,19 @@ def drafted_tokens(found: Round, texts: TokenTexts) -> tuple[DraftedToken, ...]:
     proposal, verdict = found.proposal, found.verdict
     if proposal is None or verdict is None or not proposal.tokens:
         return ()
-    size = len(proposal.tokens)
-    accepted = {-1, *verdict.path[: found.step.num_accepted_tokens]}
-    beyond_end = set(verdict.path) - accepted  # accepted, but the reply had ended before
-    confidences = proposal.confidences or (None,) * size
-    chances = verdict.chances or (None,) * size
+    path = verdict.path[: found.step.num_accepted_tokens]
+    has_ended = len(path) < len(verdict.path)  # the rest was accepted, but the reply had ended
+    end = path[-1] if path else -1
+    confidences = proposal.confidences or (None,) * len(proposal.tokens)
     drafted = []
     for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
         outcome: DraftOutcome = "not_reached"
-        if node in accepted:
+        if node in path:
             outcome = "accepted"
-        elif chances[node] is not None and parent in accepted and node not in beyond_end:
+        elif parent == end and not has_ended:
             outcome = "rejected"
         # Most of a tree is never reached, and the text of a new token takes a tokenizer call.
         text = "" if outcome == "not_reached" else texts.of(token)
-        drafted.append(DraftedToken(token, text, parent, confidences[node], chances[node], outcome))
+        chance = None if outcome == "not_reached" else float(outcome == "accepted")
+        drafted.append(DraftedToken(token, text, parent, confidences[node], chance, outcome))
     return tuple(drafted)

@@ -3,9 +3,8 @@
 Contract: the text that followed the last tokens earlier is put through the draft model in one
 forward. A copied token is kept while the model finds it at least KEPT_SHARE as likely as its own
 favourite; from the first token that it does not, the model drafts on. So a copied stretch costs one
-draft step instead of one a token, and its end costs no round. Copied tokens are not drawn at any
-temperature: where to leave the copy is decided by the model's rows before that token alone. The
-proposal names the drafter that each token comes from.
+draft step instead of one a token, and its end costs no round. The proposal names the drafter that
+each token comes from.
 
 Not here: finding the match (ngram), the model's own loop (drafting).
 """
@@ -80,6 +79,6 @@ def _copy(draft: Drafting, copied: tuple[int, ...], logits: torch.Tensor) -> tup
         chance, peak = torch.stack((row[token], row.max())).tolist()
         if not chance >= KEPT_SHARE * peak:  # also leaves a damaged model's rows
             return True, index
-        if not draft.add(token, chance, None):
+        if not draft.add(token, chance):
             return False, index + 1
     return True, len(copied)

@@ -4,19 +4,18 @@ Contract: the draft reads the target's text in its own vocabulary (`DraftText`) 
 two ways, both exact.
 
 Re-encoded: the draft's most likely tokens, as text, become the target's tokens (`Retokeniser`).
-Nothing is drawn, so they are accepted with the target's chance alone, at every temperature.
-Translated: tokens are drawn from the draft's rows, restricted to the tokens that both have
-(`SharedTokens`) and warped as the request asks, and those rows are handed over. A row with less
-than ENOUGH_SHARED of its mass on shared tokens ends the draft before a token is drawn from it.
+Translated: tokens are chosen from the draft's rows, restricted to the tokens that both have
+(`SharedTokens`), with the turn's noise. A row with less than ENOUGH_SHARED of its mass on shared
+tokens ends the draft.
 
 Greedy drafts are re-encoded. When sampling, a translated token is accepted about as often as the
 target's next token is one token of the draft; a re-encoded token about as often as the draft's
 peaks are high. The way with the larger estimate is taken. Both estimates come from the text before
-the round and begin anew with each turn, so a seed gives the same reply again.
+the round and begin anew with each turn.
 
 Not here: the bytes of tokens, what two vocabularies share (vocabularies).
 Source: universal assisted generation (transformers since 4.46) and token-level intersection
-(arXiv 2502.05202); deterministic drafts accepted with p(x) as in engine.verify.
+(arXiv 2502.05202).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from itertools import pairwise
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.drafters.drafting import Drafting, catch_up, guessed_with
+from localspec.drafters.drafting import Drafting, catch_up
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.vocabularies import (
     Foreign,
@@ -125,7 +124,7 @@ class CrossTokenizerDrafter(DrafterBase):
         return self._text.aligned_share > self._peak
 
     def _translated(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
-        """Draw from the shared part of the draft's rows; `logits` are those of the first."""
+        """Choose from the shared part of the draft's rows; `logits` are those of the first."""
         draft, num_steps = Drafting(sequence, plan, self._shared.targets_size), 1
         while draft.take(draft.row(self._shared.translated(logits))):
             own = self._shared.own_of[draft.tokens[-1]]
@@ -158,21 +157,23 @@ class CrossTokenizerDrafter(DrafterBase):
                 break
             if stop.is_reached(retokeniser.whole()):
                 break
-        # Where no token is whole, or the text ended, all tokens are submitted: none was drawn.
+        # Where no token is whole, or the text ended, all tokens are submitted.
         whole = [] if special else retokeniser.whole()
         found = (whole or [*retokeniser.encoded(), *special])[: stop.max_tokens]
         if not found:
             return Proposal()
         confidences = tuple(each.confidence for each in found)
-        made = chain(tuple(each.token for each in found), None, confidences)
+        made = chain(tuple(each.token for each in found), confidences)
         return replace(made, num_steps=len(drafted))
 
     def _likeliest(
         self, logits: torch.Tensor, sampling: SamplingParams, drafted: list[int]
     ) -> tuple[float, int]:
-        """The draft's favourite and its chance under the request's sampling."""
+        """The draft's favourite and its chance under the request's sampling, at temperature 1 when
+        greedy."""
+        sampling = replace(sampling, temperature=sampling.temperature or 1.0)
         histories = ([*self._text.ids, *drafted] for _ in range(1))
-        row = distributions(logits[None], guessed_with(sampling), histories)  # [1, V_draft]
+        row = distributions(logits[None], sampling, histories)  # [1, V_draft]
         (confidence,), (token,) = peaks(row)
         if not math.isnan(confidence):
             self._learn_peaks((confidence,))

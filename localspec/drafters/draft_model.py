@@ -5,7 +5,6 @@ after the other, in captured chunks where they are ready. Drafts nothing beyond 
 model knows, which may be shorter than the target's.
 
 Not here: taking a token from its row (drafting).
-Source: speculative sampling, arXiv 2211.17192 and 2302.01318.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The draft model proposes a tree: several guesses where it is unsure, a chain where it is not.
 
 Contract: the model and its cache are those of `draft_model`. The tree grows under the plan's
-prices (tree_growth); nodes that are extended together cost one forward. At temperature 0 a node's
-children are the likeliest tokens; above it they are drawn without replacement from the request's
-own distribution. Where siblings do not pay the tree is a chain. Without prices it takes the shape
-that USUAL gives it.
+prices (tree_growth); nodes that are extended together cost one forward. A node's children are the
+best few by the draft's logits and the turn's noise. Where siblings do not pay the tree is a chain.
+Without prices it takes the shape that USUAL gives it.
 
 The draft's cache holds slots in a row, and a forward sees all of them. So before each step the
 cache is cut down to the path that all wanted nodes have in common, and the nodes beyond it are run
@@ -15,7 +14,6 @@ Not here: which nodes (tree_growth), drafting a chain (draft_model), acceptance 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Several
 from typing import Self
 
@@ -23,21 +21,13 @@ import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import catch_up, fitted, guessed_with, room_of
+from localspec.drafters.drafting import catch_up, chances, likeliest, room_of
 from localspec.drafters.parts import Parts
-from localspec.drafters.tree_growth import (
-    MAX_DRAWN,
-    ROOT,
-    USUAL_NODES,
-    Children,
-    Drawn,
-    Ranked,
-    TreeGrowth,
-)
-from localspec.engine.sampling import distributions, peaks
+from localspec.drafters.tree_growth import ROOT, USUAL_NODES, Ranked, TreeGrowth
 from localspec.forward.graphs import Capturing
 from localspec.forward.model import LanguageModel
 
+NUM_CHILDREN = 4  # candidates of one node
 # Where nothing was measured: a step must promise a fifth of a token, a place but the first a tenth.
 USUAL = Growth(lambda confidence: confidence, (0.0, *[0.1] * (USUAL_NODES - 1)), 0.2)
 
@@ -74,30 +64,13 @@ class DraftTreeDrafter(DraftModelDrafter):
         while wanted:
             logits = steps.run(wanted)  # [w, V_draft]
             num_steps += 1
-            children = self._children(sequence, tree, wanted, logits)
-            for node, its_children in zip(wanted, children, strict=True):
-                tree.open(node, its_children)
+            texts = [tree.text(node) for node in wanted]
+            rows = chances(logits, self.target_vocab_size, sequence, texts)  # [w, V]
+            for node, level in zip(wanted, likeliest(rows, NUM_CHILDREN), strict=True):
+                tree.open(node, Ranked(*level))
             tree.grow()
             wanted = tree.wanted()
         return tree.proposal(num_steps)
-
-    def _children(
-        self, sequence: Sequence, tree: TreeGrowth, nodes: Several[int], logits: torch.Tensor
-    ) -> list[Children]:
-        """What may follow each node, by the row of logits after it."""
-        sampling = guessed_with(sequence.sampling)
-        histories = ([*sequence.tokens, *tree.text(node)] for node in nodes)
-        rows = distributions(fitted(logits, self.target_vocab_size), sampling, histories)  # [w, V]
-        children: list[Children]
-        if sequence.sampling.temperature > 0.0:
-            children = [Drawn(row, sequence.rng) for row in rows]
-        else:
-            best = rows.topk(min(MAX_DRAWN, rows.shape[-1]), dim=-1)
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            children = [Ranked(tokens, confidences) for tokens, confidences in pairs]
-        # A damaged draft costs time, never correctness: nothing follows a row that is no numbers.
-        found = zip(children, peaks(rows)[0], strict=True)
-        return [Ranked((), ()) if math.isnan(height) else each for each, height in found]
 
 
 class _Steps:

@@ -1,26 +1,26 @@
 """A chain of draft tokens under way, and the loop of a model that drafts token by token.
 
-Contract: at temperature 0 a token is the likeliest of its row. Above it the token is drawn from the
-row under the request's own sampling, and that row is handed over with it. A copied token was not
-drawn: beside drawn ones its row is one-hot. The draft ends only after a token was taken, by a rule
-that has seen nothing later.
+Contract: a token is the one that the draft's own logits choose with the turn's noise, as the
+target's choose theirs. So a draft whose distribution is near the target's names the same token at
+every temperature. The softmax of the scores estimates which token the target chooses; its peak is
+the confidence.
 
 Not here: which rows (the drafters), acceptance (engine.verify).
-Source: speculative sampling, arXiv 2211.17192 and 2302.01318.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence as Several
 
 import torch
 import torch.nn.functional as F
 
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.engine.sampling import distributions, draw, peaks
+from localspec.core import DraftPlan, Proposal, Sequence, chain
+from localspec.engine.sampling import peaks, scores
 from localspec.forward.model import LanguageModel, prefill
 
+Level = tuple[list[int], list[float]]  # tokens, chances
 MAX_PENDING = 8  # tokens that the first draft step takes along; more are prefilled before it
 
 
@@ -36,63 +36,52 @@ class Drafting:
         self._sequence = sequence
         self._plan = plan
         self._vocab_size = vocab_size
-        self._is_greedy = sequence.sampling.temperature == 0.0
-        self._sampling = guessed_with(sequence.sampling)
         self._confidences = list[float]()
-        self._rows = list[torch.Tensor | None]()
 
     @property
     def is_full(self) -> bool:
         return len(self.tokens) >= self._plan.num_draft_tokens
 
     def row(self, logits: torch.Tensor) -> torch.Tensor:
-        """The distribution of the next token: logits [V_draft] -> [V]."""
-        row = fitted(logits, self._vocab_size)[None]  # [1, V]
-        return distributions(row, self._sampling, self._histories())[0]
+        """How likely each token is to be chosen next: logits [V_draft] -> [V]."""
+        return chances(logits[None], self._vocab_size, self._sequence, [self.tokens])[0]
 
     def take(self, row: torch.Tensor) -> bool:
         """Take the next token from its row; False when the draft ends here."""
-        (confidence,), (peak,) = peaks(row[None])
-        if math.isnan(confidence):  # a damaged draft costs time, never correctness
-            return False
-        return self.add(peak if self._is_greedy else draw(row, self._sequence.rng), confidence, row)
+        (confidence,), (token,) = peaks(row[None])
+        # A damaged draft costs time, never correctness.
+        return not math.isnan(confidence) and self.add(token, confidence)
 
-    def add(self, token: int, confidence: float, row: torch.Tensor | None) -> bool:
-        """Add a token and the row that it was drawn from, None for a copied one; False when the
-        draft ends here."""
+    def add(self, token: int, confidence: float) -> bool:
+        """Add a token; False when the draft ends here."""
         index = len(self.tokens)
         self.tokens.append(token)
         self._confidences.append(confidence)
-        self._rows.append(row)
         keep_drafting = self._plan.keep_drafting
         return not self.is_full and (keep_drafting is None or keep_drafting(index, confidence))
 
     def proposal(self) -> Proposal:
-        return chain(tuple(self.tokens), self._drawn_from(), tuple(self._confidences))
-
-    def _histories(self) -> Iterator[list[int]]:
-        """Of one row; a list is made only where a penalty reads it."""
-        yield [*self._sequence.tokens, *self.tokens]
-
-    def _drawn_from(self) -> torch.Tensor | None:
-        """[n, V]; None where nothing was drawn."""
-        drawn = [row for row in self._rows if row is not None]
-        if self._is_greedy or not drawn:
-            return None
-        if len(drawn) == len(self._rows):
-            return torch.stack(drawn)
-        index = torch.tensor(self.tokens, device=drawn[0].device)
-        certain = F.one_hot(index, self._vocab_size).to(drawn[0].dtype)  # [n, V]
-        pairs = zip(self._rows, certain, strict=True)
-        return torch.stack([one_hot if row is None else row for row, one_hot in pairs])
+        return chain(tuple(self.tokens), tuple(self._confidences))
 
 
-def guessed_with(sampling: SamplingParams) -> SamplingParams:
-    """The request's sampling. When greedy, plain softmax: its peak is the token, and the height of
-    the peak is the confidence."""
-    if sampling.temperature > 0.0:
-        return sampling
-    return SamplingParams(1.0, repetition_penalty=sampling.repetition_penalty)
+def chances(
+    logits: torch.Tensor, vocab_size: int, sequence: Sequence, texts: Several[Several[int]]
+) -> torch.Tensor:
+    """How likely each token of the target is to be chosen after `sequence` and each of the drafted
+    `texts`: logits [n, V_draft] -> [n, V]. The peak of a row is the draft's own choice."""
+    return torch.softmax(scores(fitted(logits, vocab_size), sequence, texts), dim=-1)
+
+
+def likeliest(chances: torch.Tensor, count: int) -> list[Level]:
+    """The `count` likeliest tokens of each row, [n, V], with their chances; one host copy."""
+    best = chances.topk(min(count, chances.shape[-1]), dim=-1)
+    both = torch.stack((best.indices.double(), best.values.double())).tolist()
+    found = list[Level]()
+    for tokens, heights in zip(*both, strict=True):
+        # A damaged draft gives NaN: it costs time, never correctness.
+        pairs = [(int(t), c) for t, c in zip(tokens, heights, strict=True) if c > 0.0]
+        found.append(([token for token, _ in pairs], [c for _, c in pairs]))
+    return found
 
 
 def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:

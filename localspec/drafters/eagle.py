@@ -2,13 +2,7 @@
 
 Contract: a tree grows best-first: each step is one forward of the head, in which the best nodes so
 far get children. What the head wrote for a draft is erased when the draft is done; accepted tokens
-are read anew with the target's own states. Tokens are the head's likeliest and not drawn, at every
-temperature (probs None).
-
-A confidence is the head's probability under the request's temperature and repetition penalty,
-temperature 1 when greedy: a token that was not drawn is accepted with the target's probability
-under those, which this softmax of the head estimates. top-k, top-p and min-p are left to the
-target: they change the likeliest tokens little and cost a sort of every row.
+are read anew with the target's own states.
 
 Not here: how the head follows the text (head_drafter), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
@@ -18,11 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
+from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.drafters.drafting import chances, likeliest
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
-from localspec.engine.sampling import distributions
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import KIND, read_eagle
 
@@ -63,10 +57,6 @@ class _Draft:
         self._sequence = sequence
         self._plan = plan
         self._head = head
-        self._sampling = SamplingParams(
-            temperature=sequence.sampling.temperature or 1.0,
-            repetition_penalty=sequence.sampling.repetition_penalty,
-        )
         self._growth = plan.growth or USUAL
         self._tree = TreeGrowth(self._growth, plan.num_draft_tokens, max_opened=WIDTH)
         self._outputs = root  # [1 + rows, d], the root's and those of the rows so far
@@ -101,12 +91,9 @@ class _Draft:
 
     def _open(self, nodes: list[int], outputs: torch.Tensor) -> None:
         """Tell the tree what may follow the nodes, whose outputs are [n, d]. One host copy."""
-        histories = ([*self._sequence.tokens, *self._tree.text(node)] for node in nodes)
-        rows = distributions(self._head.logits(outputs), self._sampling, histories)  # [n, V]
-        best = rows.topk(min(NUM_CHILDREN, self._plan.num_draft_tokens, rows.shape[1]), dim=-1)
-        heights, ids = torch.stack((best.values.double(), best.indices.double())).tolist()
-        for node, node_heights, node_ids in zip(nodes, heights, ids, strict=True):
-            # A damaged head gives NaN: it costs time, never correctness.
-            pairs = [(int(t), c) for t, c in zip(node_ids, node_heights, strict=True) if c > 0.0]
-            tokens, confidences = [token for token, _ in pairs], [c for _, c in pairs]
-            self._tree.open(node, Ranked(tokens, confidences, self._growth.chance))
+        logits = self._head.logits(outputs)  # [n, V]
+        texts = [self._tree.text(node) for node in nodes]
+        rows = chances(logits, logits.shape[1], self._sequence, texts)  # [n, V]
+        levels = likeliest(rows, min(NUM_CHILDREN, self._plan.num_draft_tokens))
+        for node, level in zip(nodes, levels, strict=True):
+            self._tree.open(node, Ranked(*level, self._growth.chance))

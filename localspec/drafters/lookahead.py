@@ -5,8 +5,7 @@ verified; and a window of WIDTH columns and LEVELS levels that looks further ahe
 chain of guessed tokens after the root; in each column a node of level j is a child of level j - 1.
 The target's argmax after the window's nodes moves the window on (a Jacobi iteration: level 1
 becomes level 0, the argmax becomes the last level) and fills the pool, as does its argmax after
-every other node. A guess that is in both is one node. Every node is a guess and none is drawn, so
-it is exact at every temperature. No weights.
+every other node. A guess that is in both is one node. No weights.
 
 The window keeps its place in the text: rounds of other drafters shift it. Another text clears
 window and pool, so that a reply depends on its own turn alone. Columns without a guess are filled

@@ -2,13 +2,9 @@
 
 Contract: one evaluation of the heads a round gives the distribution of each. A tree grows from them
 best-first: a node at depth k holds a token of head k, whatever its ancestors are, and is worth the
-product of the chances along its path. Its tokens are found, not drawn, so any choice of them is
-exact. Holds no keys and values, so there is nothing to catch up.
-
-A token's confidence is its head's softmax at temperature 1, above 1 at the request's own. A low
-temperature sharpens what the target says in its place, but not what the head does not know of it,
-so sharpening the head would make it too sure. On the demo target this predicts acceptance best, by
-log loss, at 0.5, 0.7, 1 and 1.5 (at 0 as well as any).
+product of the chances along its path. Each head guesses with the noise of its place. A repetition
+penalty is left to the target: the heads do not know the tokens between. Holds no keys and values,
+so there is nothing to catch up.
 
 Source: Medusa (arXiv 2401.10774), its tree grown round by round instead of fixed.
 """
@@ -21,13 +17,14 @@ from collections.abc import Sequence as Several
 import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
+from localspec.drafters.drafting import Level, likeliest
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
+from localspec.engine.sampling import noise_after, perturbed, warp_of
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads, read_medusa
 from localspec.forward.model import LanguageModel
 
-Level = tuple[list[int], list[float]]  # tokens, confidences
 NO_LEVEL: Level = ([], [])
 MAX_BRANCHES = 10  # of one head; later ones are hardly ever accepted
 
@@ -62,23 +59,17 @@ class MedusaDrafter(DrafterBase):
             return Proposal()
         row = self._features.rows(LAST, newest, newest + 1)  # [1, d]
         logits = self._heads.logits(row, self._target.head)  # [K, V]
-        heat = max(1.0, sequence.sampling.temperature)
         size = plan.num_draft_tokens
-        return grown(guesses(logits / heat, size), size, plan.growth)
+        return grown(guesses(logits, sequence, size), size, plan.growth)
 
 
 @torch.inference_mode()
-def guesses(logits: torch.Tensor, max_nodes: int) -> list[Level]:
-    """The likeliest tokens of each row, [K, V], with their confidences."""
-    count = min(MAX_BRANCHES, max_nodes, logits.shape[-1])
-    heights, ids = torch.softmax(logits, dim=-1).topk(count, dim=-1)  # [K, count]
-    levels = list[Level]()
-    both = torch.stack((ids.double(), heights.double())).tolist()  # one copy from a device
-    for tokens, confidences in zip(*both, strict=True):
-        # Damaged heads give NaN: they cost time, never correctness.
-        pairs = [(int(t), c) for t, c in zip(tokens, confidences, strict=True) if c > 0.0]
-        levels.append(([token for token, _ in pairs], [c for _, c in pairs]))
-    return levels
+def guesses(logits: torch.Tensor, sequence: Sequence, max_nodes: int) -> list[Level]:
+    """The likeliest tokens of each place after `sequence`, by logits [K, V]."""
+    warp = warp_of(sequence.sampling)
+    if warp.temperature:
+        logits = perturbed(logits, warp, noise_after(sequence, range(len(logits))))
+    return likeliest(torch.softmax(logits, dim=-1), min(MAX_BRANCHES, max_nodes))
 
 
 def grown(levels: Several[Level], max_nodes: int, growth: Growth | None) -> Proposal:

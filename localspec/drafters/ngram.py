@@ -1,10 +1,10 @@
 """Lookup drafting: what followed the last few tokens when they occurred before.
 
 Contract: proposes continuations found earlier in the sequence (the prompt, earlier turns, the reply
-so far) or in past conversations, not drawn (no probs): a tree where the plan gives prices, else the
-likeliest chain. Where the text ends in a repetition of itself, the copy repeats it. The length of
-the match, and where it is, is the drafter's `signal`: acceptance is learnt apart for each class of
-lengths. Holds no weights.
+so far) or in past conversations: a tree where the plan gives prices, else the likeliest chain.
+Where the text ends in a repetition of itself, the copy repeats it. The length of the match, and
+where it is, is the drafter's `signal`: acceptance is learnt apart for each class of lengths. Holds
+no weights.
 
 A token that followed a context c of n times has the chance (c - discount) / n. What the discounts
 leave is for tokens that never followed there; it is given to the followers of the next shorter
@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-
-import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence, chain
 from localspec.drafters.lookup import Lookup, Place, is_own, length_of
@@ -118,14 +116,14 @@ class Continuations:
         self._left: list[tuple[float, int | None]] = []  # confidences and tokens, the best first
         self._look_up(1.0)
 
-    def take(self) -> tuple[int, torch.Tensor | None] | None:
+    def take(self) -> int | None:
         confidence, token = self._left.pop(0)
         if token is None:
             self._context = self._lookup.shorter(self._context)
             self._look_up(confidence)
             return None
         self.confidence = self._left[0][0] if self._left else 0.0
-        return token, None
+        return token
 
     def below(self, token: int) -> Continuations:
         return Continuations(self._lookup, self._lookup.after(self._place, token), self._chance)

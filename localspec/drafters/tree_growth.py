@@ -2,20 +2,18 @@
 
 Contract: a node's worth is the estimated chance that it is accepted, the product of the chances
 along its path. `grow` adds the best candidate while its worth exceeds the price of its place.
-What may follow a node comes from its `Children`, one token after another: `Ranked` gives the
-likeliest, `Drawn` draws without replacement, so that each row is the one its token was drawn from.
+What may follow a node comes from its `Children`, one token after another, the best first.
 
 Where children are free (a lookup, Medusa's heads), `below` gives them as soon as a node is added.
 Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one step, and
 none when what they are expected to bring does not pay for a step; `open` sets their children. A
 candidate waits for a step that is expected to bring a better one.
 
-A drawn token always stays in the tree, and whether another is drawn depends on earlier draws alone.
-A draft of found tokens is dropped where it is not worth all that it costs.
+A draft is dropped where it is not worth all that it costs.
 
 Not here: the rows (the drafters), the prices (the controller), acceptance (engine.verify).
 Source: best-first growth by expected acceptance as in OPT-Tree (arXiv 2406.17276) and EAGLE-2
-(arXiv 2406.16858); siblings without replacement as in arXiv 2402.14160.
+(arXiv 2406.16858).
 """
 
 from __future__ import annotations
@@ -25,13 +23,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-import torch
-
 from localspec.core import Growth, Proposal
-from localspec.engine.sampling import draw
 
 ROOT = -1
-MAX_DRAWN = 4  # children of one node
 MAX_OPENED = 4  # nodes extended in one step
 USUAL_NODES = 16
 
@@ -42,14 +36,13 @@ def usual_growth(node_price: float, step_price: float, size: int = USUAL_NODES) 
 
 
 class Children(Protocol):
-    """What may follow one node, the best or the next drawn first."""
+    """What may follow one node, the best first."""
 
     confidence: float
     """The largest chance among the tokens that are left, or an upper bound; 0 when none is left."""
 
-    def take(self) -> tuple[int, torch.Tensor | None] | None:
-        """The next child and the row [V] it was drawn from, None where it was not drawn. Returns
-        None where `confidence` was a bound, which is closer afterwards."""
+    def take(self) -> int | None:
+        """The next child; None where `confidence` was a bound, which is closer afterwards."""
         ...
 
     def below(self, token: int) -> Children | None:
@@ -58,8 +51,8 @@ class Children(Protocol):
 
 
 class Ranked:
-    """Tokens that were found, the largest confidence first. order: the chance of a confidence,
-    where the order by chance may differ."""
+    """Known tokens, the largest confidence first. order: the chance of a confidence, where the
+    order by chance may differ."""
 
     def __init__(
         self,
@@ -72,39 +65,10 @@ class Ranked:
             self._left.sort(key=lambda each: order(each[0]))
         self.confidence = self._left[-1][0] if self._left else 0.0
 
-    def take(self) -> tuple[int, torch.Tensor | None]:
+    def take(self) -> int:
         _, token = self._left.pop()
         self.confidence = self._left[-1][0] if self._left else 0.0
-        return token, None
-
-    def below(self, token: int) -> Children | None:
-        return None
-
-
-class Drawn:
-    """Tokens drawn from a row [V] without replacement, at most MAX_DRAWN."""
-
-    def __init__(self, row: torch.Tensor, rng: torch.Generator) -> None:
-        self._row = row
-        self._rng = rng
-        self._mass = 1.0  # of the tokens that are left, in the first row
-        self._num_left = MAX_DRAWN
-        self.confidence = float(row.max())
-
-    def take(self) -> tuple[int, torch.Tensor | None]:
-        row = self._row
-        token = draw(row, self._rng)
-        left = row.clone()
-        left[token] = 0.0
-        mass = float(left.sum())
-        self._mass *= mass
-        self._num_left -= 1
-        if mass > 0.0 and self._num_left > 0:  # under top-k 1 nothing is left
-            self._row = left / mass
-            self.confidence = self._mass * float(self._row.max())
-        else:
-            self.confidence = 0.0
-        return token, row
+        return token
 
     def below(self, token: int) -> Children | None:
         return None
@@ -118,7 +82,6 @@ class Node:
     parent: int
     confidence: float
     worth: float
-    row: torch.Tensor | None
 
 
 class TreeGrowth:
@@ -151,13 +114,11 @@ class TreeGrowth:
         self._open[node] = children
         self._sum_first += self._offer(node)
 
-    def add(
-        self, parent: int, token: int, confidence: float, row: torch.Tensor | None = None
-    ) -> int:
+    def add(self, parent: int, token: int, confidence: float) -> int:
         """Add a token whatever it is worth. A token that is there already is not added twice; it
         keeps the larger confidence."""
         worth = self._worth(parent) * self._growth.chance(confidence)
-        return self._add(parent, token, confidence, worth, row)
+        return self._add(parent, token, confidence, worth)
 
     def grow(self, num_nodes: int | None = None) -> None:
         """Add what is worth its price, until the tree has `num_nodes` nodes or another step is
@@ -168,16 +129,13 @@ class TreeGrowth:
             minus_worth, parent = self._candidates[0]
             if -minus_worth <= self._price(0) or -minus_worth < bar:
                 return
-            if not (self._is_free or self.nodes or self._growth.may_pay(-minus_worth)):
-                return  # decided before anything is drawn
             heappop(self._candidates)
             children = self._open[parent]
-            confidence, taken = children.confidence, children.take()
+            confidence, token = children.confidence, children.take()
             self._offer(parent)
-            if taken is None:
+            if token is None:
                 continue
-            token, row = taken
-            node = self._add(parent, token, confidence, -minus_worth, row)
+            node = self._add(parent, token, confidence, -minus_worth)
             below = children.below(token)
             if below is None:
                 bar = self._best_expected()
@@ -213,34 +171,28 @@ class TreeGrowth:
         return [self.nodes[step].token for step in self.path(node)]
 
     def proposal(self, num_steps: int) -> Proposal:
-        """The tree; no tokens where found ones are not worth all that they cost."""
-        is_found = all(node.row is None for node in self.nodes)
-        if is_found and not self._growth.pays(node.worth for node in self.nodes):
+        """The tree; no tokens where they are not worth all that they cost."""
+        if not self._growth.pays(node.worth for node in self.nodes):
             return Proposal(num_steps=num_steps)
         return self.whole(num_steps)
 
     def whole(self, num_steps: int) -> Proposal:
         """The tree, whatever it is worth."""
-        nodes = self.nodes
-        rows = [node.row for node in nodes if node.row is not None]
         return Proposal(
-            tuple(node.token for node in nodes),
-            tuple(node.parent for node in nodes),
-            torch.stack(rows) if rows else None,
-            tuple(node.confidence for node in nodes),
+            tuple(node.token for node in self.nodes),
+            tuple(node.parent for node in self.nodes),
+            tuple(node.confidence for node in self.nodes),
             num_steps,
         )
 
-    def _add(
-        self, parent: int, token: int, confidence: float, worth: float, row: torch.Tensor | None
-    ) -> int:
+    def _add(self, parent: int, token: int, confidence: float, worth: float) -> int:
         node = self._index.setdefault((parent, token), len(self.nodes))
         if node < len(self.nodes):
             found = self.nodes[node]
             found.confidence = max(found.confidence, confidence)
             found.worth = max(found.worth, worth)
         else:
-            self.nodes.append(Node(token, parent, confidence, worth, row))
+            self.nodes.append(Node(token, parent, confidence, worth))
         return node
 
     @property

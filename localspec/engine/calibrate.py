@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-import torch
-
 from localspec.core import (
     DraftPlan,
     Outcome,
@@ -34,12 +32,11 @@ from localspec.engine.acceptance import temperature_bucket
 from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
-from localspec.forward.model import LanguageModel
 
 REPEATS = 5
 SHORT_CONTEXT = 128
 LONG_CONTEXT = 1024
-KINDS = {SamplingParams(): "greedy", SamplingParams(temperature=0.7): "sampled"}
+KINDS = {SamplingParams(): "greedy", SamplingParams(temperature=0.7, seed=0): "sampled"}
 DRAFTED = 4  # draft tokens in one timed `propose`
 SCATTER = 1.5  # slowest to fastest of REPEATS rounds in quiet, at most
 MORE_TIMES = 2  # as many rounds again, where they scatter more
@@ -59,16 +56,8 @@ class StandIn:
     def peek(self, sequence: Sequence) -> tuple[int, ...]:
         return ()
 
-    def __init__(self, target: LanguageModel) -> None:
-        # Drawn tokens bring the rows they were drawn from, and judging those takes time.
-        size = target.vocab_size
-        self._rows = torch.full((max(WIDTHS), size), 1.0 / size, device=target.device)
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        count = plan.num_draft_tokens
-        is_drawn = sequence.sampling.temperature > 0.0 and count > 0
-        tokens = tuple(1 + i % 7 for i in range(count))
-        return chain(tokens, self._rows[:count] if is_drawn else None)
+        return chain(tuple(1 + i % 7 for i in range(plan.num_draft_tokens)))
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         pass
@@ -98,12 +87,12 @@ def calibrate(engine: Engine, controller: Controller) -> Iterator[str]:
 
 def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
     capacity = engine.target.cache.shape.capacity
-    stage = Engine(engine.target, {StandIn.name: StandIn(engine.target)})
+    stage = Engine(engine.target, {StandIn.name: StandIn()})
     for context in sorted({min(c, capacity // 2) for c in (SHORT_CONTEXT, LONG_CONTEXT)}):
         for sampling, kind in KINDS.items():
             bucket = temperature_bucket(sampling.temperature)
             costs, place = controller.costs_at(bucket), f"{context} tokens of context, {kind}"
-            # Rejected drafts leave one token a round; drawn ones may be taken, one a round more.
+            # Refused drafts leave one token a round; a token that is right by chance one more.
             fitting = [w for w in WIDTHS if context + (REPEATS + 2) * w <= capacity]
             for width in _ends_first(fitting):
                 if costs.is_fresh(width, context):
@@ -113,7 +102,7 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
             new = [name for name in engine.drafters if not costs.is_fresh(name, context)]
             for name in new:
                 yield f"measuring {name}, {place}"
-                sequence = made_up_text(context, sampling)
+                sequence = made_up_text(stage, context, sampling)
                 stage.prefill(sequence, threading.Event())
                 step_ms = _draft_step_ms(engine, controller, name, sequence)
                 costs.set_draft_step(name, context, step_ms)
@@ -148,11 +137,10 @@ def steady_ms(times: Callable[[], list[float]]) -> float:
     return median(found[: (len(found) + 1) // 2])
 
 
-def made_up_text(context: int, sampling: SamplingParams) -> Sequence:
+def made_up_text(engine: Engine, context: int, sampling: SamplingParams) -> Sequence:
     """A made-up text of `context` tokens and a root; no end-of-text can end it."""
-    rng = torch.Generator().manual_seed(0)
     prompt = tuple(1 + (7 * i) % 31 for i in range(context + 1))
-    return Sequence(prompt, sampling, 10_000, frozenset(), rng)
+    return engine.start(prompt, sampling, 10_000, frozenset())
 
 
 def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams) -> float:
@@ -166,7 +154,7 @@ def widths_ms(
     """What checking each width took, one round after another, after `context` tokens of text.
     stage: an engine whose only drafter is a StandIn."""
     policy = _AtWidths(widths, [])
-    sequence = made_up_text(context, sampling)
+    sequence = made_up_text(stage, context, sampling)
     stage.prefill(sequence, threading.Event())
     rounds = stage.decode(sequence, policy, threading.Event())
     for _ in widths:

@@ -1,9 +1,10 @@
 """Prefill and the decode loop; owns nothing else.
 
-Contract: tokens in, rounds out; the output is distributed exactly as the target alone would
-give it, whatever the drafters propose, unless the request asks for leniency. Invariant at the
-top of every round: `target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after
-that in a cache it shares; the rollback before verification erases it.
+Contract: tokens in, rounds out; the output is a function of prompt, sampling and seed, whatever
+the drafters propose, as far as one forward of several tokens gives the logits of several forwards
+of one; unless the request asks for leniency. Invariant at the top of every round:
+`target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after that in a cache it
+shares; the rollback before verification erases it.
 
 Not here: text, choice of drafter and draft length (Policy), acceptance (verify).
 """
@@ -32,8 +33,9 @@ from localspec.core import (
     Step,
     Verdict,
 )
-from localspec.engine.distributions import target_rows
-from localspec.engine.lenient import verify_leniently
+from localspec.engine.lenient import allowed
+from localspec.engine.noise import GumbelNoise
+from localspec.engine.sampling import choices, scores
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
@@ -62,13 +64,11 @@ class Engine:
         max_tokens: int,
         end_ids: frozenset[int],
     ) -> Sequence:
-        """A turn's sequence with a random source of its own, seeded if the request says so."""
-        rng = torch.Generator()
-        if sampling.seed is None:
-            rng.seed()
-        else:
-            rng.manual_seed(sampling.seed)
-        return Sequence(prompt, sampling, max_tokens, end_ids, rng)
+        """A turn's sequence with the noise of its seed, which only a greedy turn may lack."""
+        is_fixed = sampling.seed is not None or sampling.temperature == 0.0
+        assert is_fixed, "whoever makes a request draws its seed, so that it can be logged"
+        noise = GumbelNoise(sampling.seed or 0, self.target.vocab_size, self.target.device)
+        return Sequence(prompt, sampling, max_tokens, end_ids, noise)
 
     def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
         """Bring the target's cache to all tokens but the root, keeping what earlier turns left.
@@ -142,10 +142,11 @@ class Engine:
         return self.target.forward([root, *proposal.tokens], parents)
 
     def _judge(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
-        rows = target_rows(logits, sequence.sampling, _histories(sequence, proposal))
-        if sequence.sampling.leniency is not None:
-            return verify_leniently(proposal, rows, sequence.rng, sequence.sampling.leniency)
-        return verify(proposal, rows, sequence.rng)
+        rule = sequence.sampling.leniency
+        found = scores(logits, sequence, [(), *proposal.texts])
+        if rule is None or not proposal.tokens:
+            return verify(proposal, choices(found))
+        return verify(proposal, choices(found), allowed(rule, proposal, sequence, logits, found))
 
     def _commit(
         self, sequence: Sequence, base: int, proposal: Proposal, verdict: Verdict
@@ -203,16 +204,3 @@ def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int], learning_ms: fl
     provenance = accepted + (TARGET,) * (len(kept) - len(accepted))
     lenient = tuple(place for place in verdict.lenient if place < len(kept))
     return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
-
-
-def _histories(sequence: Sequence, proposal: Proposal) -> list[list[int]]:
-    """For each row of logits the tokens before it: the sequence, then the path to the node.
-
-    Penalties need the drafted ancestors; without a penalty nobody reads them, so none are made.
-    """
-    if sequence.sampling.repetition_penalty == 1.0:
-        return []
-    histories = [sequence.tokens]
-    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
-        histories.append([*histories[parent + 1], token])
-    return histories

@@ -1,9 +1,10 @@
-"""From logits to the distribution that a token is drawn from, and drawing from it.
+"""From logits to the next token.
 
-Contract: pure functions of logits, parameters and history. `distributions` serves target and draft
-alike, so a draft token's `probs` row is the one it was drawn from. Greedy is the one-hot case.
-Order of the warps: repetition penalty (CTRL, arXiv 1909.05858), temperature, top-k, top-p (arXiv
-1904.09751), min-p (arXiv 2407.01082).
+Contract: `scores` serves target and draft alike: the next token is the one with the largest score,
+its logit plus the temperature times the turn's noise at its place (engine.noise). Greedy is
+temperature 0, the case without noise. Order of the warps: repetition penalty (CTRL, arXiv
+1909.05858), temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082). A token that
+they leave out scores -inf. `distributions` gives the probabilities that the choice follows.
 
 Not here: acceptance (verify), models.
 """
@@ -12,58 +13,101 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
+from localspec import core
 from localspec.core import SamplingParams
-from localspec.errors import NumericsError
 
-TINY_TEMPERATURE = 0.01
+Number = float | torch.Tensor  # a setting, or a tensor of one element on the device
+
+
+class Warp(NamedTuple):
+    """The warps but the penalty; None: not in use. As tensors of one element they are inputs of a
+    recorded graph, which then serves every setting."""
+
+    temperature: Number
+    top_k: int | torch.Tensor | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+
+
+def warp_of(sampling: SamplingParams) -> Warp:
+    """None of the cuts changes the likeliest token, so greedy has none."""
+    if sampling.temperature == 0.0:
+        return Warp(0.0)
+    top_p = sampling.top_p if sampling.top_p < 1.0 else None
+    return Warp(sampling.temperature, sampling.top_k or None, top_p, sampling.min_p or None)
+
+
+def scores(
+    logits: torch.Tensor, sequence: core.Sequence, texts: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Scores of what may follow `sequence` and each of the drafted `texts`: [n, V] -> [n, V].
+
+    logits: fp32, not modified."""
+    sampling = sequence.sampling
+    histories = ([*sequence.tokens, *text] for text in texts)
+    warp, logits = warp_of(sampling), penalised(logits, sampling, histories)
+    if sampling.temperature == 0.0:
+        return logits
+    return perturbed(logits, warp, noise_after(sequence, [len(text) for text in texts]))
+
+
+def noise_after(sequence: core.Sequence, depths: Sequence[int]) -> torch.Tensor:
+    """The noise of what may follow `sequence` and so many drafted tokens: [n, V]."""
+    first, last = min(depths), max(depths)
+    rows = sequence.noise.rows(len(sequence.tokens), last + 1)[first:]
+    if len(depths) == len(rows) and list(depths) == list(range(first, last + 1)):  # a chain
+        return rows
+    return rows[[depth - first for depth in depths]]
+
+
+def perturbed(logits: torch.Tensor, warp: Warp, noise: torch.Tensor) -> torch.Tensor:
+    """Scores by the noise [n, V] of each row of logits [n, V]."""
+    kept = cut(logits, warp)
+    if isinstance(warp.temperature, torch.Tensor):
+        return kept + warp.temperature * noise
+    return torch.add(kept, noise, alpha=warp.temperature)
+
+
+def choices(scores: torch.Tensor) -> list[int | None]:
+    """The token that each row of scores [n, V] chooses; None for a row that holds no numbers."""
+    heights, best = peaks(scores)
+    return [
+        token if math.isfinite(height) else None
+        for height, token in zip(heights, best, strict=True)
+    ]
 
 
 def distributions(
     logits: torch.Tensor, sampling: SamplingParams, histories: Iterable[Sequence[int]]
 ) -> torch.Tensor:
-    """Probabilities of the next token for each row of logits.
-
-    logits: [n, V] fp32, not modified. histories: for each row the tokens before it; iterated over
-    only under a repetition penalty, so a generator costs nothing without one. Returns [n, V] fp32,
-    rows sum to 1.
-    """
+    """Probabilities of the next token: [n, V] -> [n, V], rows sum to 1. histories: for each row
+    the tokens before it, iterated over only under a repetition penalty."""
     logits = penalised(logits, sampling, histories)
     if sampling.temperature == 0.0:
         best = logits.argmax(dim=-1, keepdim=True)  # [n, 1]
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    if sampling.temperature < TINY_TEMPERATURE:  # division by it would overflow
-        logits = logits - logits.amax(dim=-1, keepdim=True)
-    return warped(
-        logits if sampling.temperature == 1.0 else logits / sampling.temperature,
-        sampling.top_k or None,
-        sampling.top_p if sampling.top_p < 1.0 else None,
-        sampling.min_p or None,
-    )
+    return tempered(cut(logits, warp_of(sampling)), sampling.temperature)
 
 
-def warped(
-    scaled: torch.Tensor,
-    top_k: int | torch.Tensor | None,
-    top_p: float | torch.Tensor | None,
-    min_p: float | torch.Tensor | None,
-) -> torch.Tensor:
-    """Probabilities from logits over the temperature, [n, V], under the cuts that are not None.
+def tempered(logits: torch.Tensor, temperature: Number) -> torch.Tensor:
+    """Softmax of logits over the temperature; a tiny one must not overflow."""
+    return torch.softmax((logits - logits.amax(dim=-1, keepdim=True)) / temperature, dim=-1)
 
-    A cut is a number, or a tensor of one element on the device, so that one recorded graph serves
-    every setting of it.
-    """
-    if top_k is not None:
-        scaled = _keep_top_k(scaled, top_k)
-    probs = torch.softmax(scaled, dim=-1)
-    if top_p is not None:
-        probs = _keep_top_p(probs, top_p)
-    if min_p is not None:
-        floor = min_p * probs.amax(dim=-1, keepdim=True)
-        probs = _renormalise(probs.masked_fill(probs < floor, 0.0))
-    return probs
+
+def cut(logits: torch.Tensor, warp: Warp) -> torch.Tensor:
+    """Logits [n, V], -inf where top-k, top-p or min-p leaves a token out."""
+    if warp.top_k is not None:
+        logits = logits.masked_fill(logits < _kth_largest(logits, warp.top_k), -math.inf)
+    if warp.top_p is not None:
+        logits = _keep_top_p(logits, warp.temperature, warp.top_p)
+    if warp.min_p is not None:  # a share of the largest probability is a distance of logits
+        floor = logits.amax(dim=-1, keepdim=True) + warp.temperature * _log(warp.min_p)  # [n, 1]
+        logits = logits.masked_fill(logits < floor, -math.inf)
+    return logits
 
 
 def penalised(
@@ -81,59 +125,24 @@ def penalised(
     return changed
 
 
-def _keep_top_k(logits: torch.Tensor, top_k: int | torch.Tensor) -> torch.Tensor:
+def _log(value: Number) -> Number:
+    return value.log() if isinstance(value, torch.Tensor) else math.log(value)
+
+
+def _kth_largest(logits: torch.Tensor, top_k: int | torch.Tensor) -> torch.Tensor:
+    """[n, 1]."""
     if isinstance(top_k, int):
-        size = min(top_k, logits.shape[-1])
-        threshold = logits.topk(size, dim=-1).values[:, -1:]  # [n, 1]
-    else:  # topk needs a number on the host
-        ordered = logits.sort(dim=-1, descending=True).values
-        threshold = ordered.index_select(-1, top_k - 1)  # [n, 1]
-    return logits.masked_fill(logits < threshold, float("-inf"))
+        return logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+    ordered = logits.sort(dim=-1, descending=True).values  # topk needs a number on the host
+    return ordered.index_select(-1, top_k - 1)
 
 
-def _keep_top_p(probs: torch.Tensor, top_p: float | torch.Tensor) -> torch.Tensor:
+def _keep_top_p(logits: torch.Tensor, temperature: Number, top_p: Number) -> torch.Tensor:
     """The smallest set of most likely tokens that reaches top_p; ties fall to the lower id."""
-    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    ordered, index = tempered(logits, temperature).sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered  # mass ahead of each token
-    kept = ordered.masked_fill(before >= top_p, 0.0)
-    return _renormalise(torch.zeros_like(probs).scatter_(-1, index, kept))
-
-
-def _renormalise(probs: torch.Tensor) -> torch.Tensor:
-    return probs / probs.sum(dim=-1, keepdim=True)
-
-
-def draw(weights: torch.Tensor, rng: torch.Generator) -> int:
-    """Draw one id from a row of non-negative weights [V]; they need not sum to 1.
-
-    Inverts the cumulative sum in fp64 with one uniform number from the CPU generator, so the
-    same seed draws the same token on every device. Raises NumericsError for a row with a NaN.
-    """
-    uniform: float = torch.rand((), generator=rng, dtype=torch.float64).item()
-    if weights.device.type == "cuda":
-        index, total = _inverted_there(weights, uniform)
-    else:  # mps has no fp64
-        index, total = _inverted_here(weights.cpu(), uniform)
-    if math.isnan(total):
-        raise no_numbers()
-    if index == weights.shape[0]:  # uniform * total rounded up to total
-        return int(weights.argmax().item())
-    return index
-
-
-def _inverted_here(weights: torch.Tensor, uniform: float) -> tuple[int, float]:
-    """By numpy, which searches one row in a fraction of torch's time."""
-    cumulative = weights.double().cumsum(dim=0).numpy()  # [V]
-    total = float(cumulative[-1])
-    return int(cumulative.searchsorted(total * uniform, side="right")), total
-
-
-def _inverted_there(weights: torch.Tensor, uniform: float) -> tuple[int, float]:
-    """On the device; one copy to the host."""
-    cumulative = weights.double().cumsum(dim=0)  # [V]
-    place = torch.searchsorted(cumulative, cumulative[-1:] * uniform, right=True)  # [1]
-    index, total = torch.cat((place.double(), cumulative[-1:])).tolist()
-    return int(index), total
+    is_out = torch.zeros_like(before, dtype=torch.bool).scatter_(-1, index, before >= top_p)
+    return logits.masked_fill(is_out, -math.inf)
 
 
 def peaks(rows: torch.Tensor) -> tuple[list[float], list[int]]:
@@ -147,18 +156,3 @@ def peaks(rows: torch.Tensor) -> tuple[list[float], list[int]]:
     values = rows.numpy()
     best = values.argmax(axis=-1)
     return values[range(len(best)), best].tolist(), best.tolist()
-
-
-def uniforms(count: int, rng: torch.Generator) -> list[float]:
-    """`count` numbers in [0, 1) from the turn's own random source."""
-    drawn: list[float] = torch.rand(count, generator=rng, dtype=torch.float64).tolist()
-    return drawn
-
-
-def no_numbers() -> NumericsError:
-    """The error about a row that holds no numbers."""
-    return NumericsError(
-        "The model returned values that are not numbers, so no token can be chosen. The "
-        "weights may be damaged or the precision too low: load it with --dtype float32, or "
-        "fetch the model again."
-    )

@@ -42,7 +42,7 @@ FULL_PRECISIONS: Mapping[str, Precision] = {
 
 # The widest verification in the cost table: 16 rows, 15 of them drafted.
 MAX_VERIFY_WIDTH = 16
-# fp32 rows held at once while verifying: p, q, the residual and one temporary (6.1: three to four).
+# fp32 rows held at once while verifying: logits, noise, scores and one temporary.
 LOGITS_COPIES = 4
 # The prompt is read in chunks of this many tokens (6.1: 512 to 1,024).
 PREFILL_CHUNK = 512

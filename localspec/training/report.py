@@ -148,7 +148,7 @@ def _drafter(model: LanguageModel, place: Place, folder: Path, kind: str) -> tup
 
 def _draft_ms(model: LanguageModel, drafter: Drafter, length: int, context: int) -> float:
     """Median time of a draft of this length. The drafter has seen all but the newest tokens."""
-    sequence = made_up_text(context, SamplingParams())
+    sequence = made_up_text(Engine(model, {}), context, SamplingParams())
     model.cache.rollback(0)
     model.forward(sequence.tokens[:-1], num_logits=1)
     plan, times = DraftPlan(drafter.name, length), list[float]()

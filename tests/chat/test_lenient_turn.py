@@ -115,7 +115,7 @@ class Sure(Knowing):
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         found = super().propose(sequence, plan)
-        return chain(found.tokens, None, (0.9,) * len(found.tokens))
+        return chain(found.tokens, (0.9,) * len(found.tokens))
 
 
 def unlike_its_drafter(*said: str) -> LocalBackend:

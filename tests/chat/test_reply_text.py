@@ -118,25 +118,25 @@ def test_pieces_joined_are_the_text_though_a_character_spans_tokens() -> None:
 
 
 def test_a_chain_is_accepted_then_rejected_then_not_reached() -> None:
-    verdict = Verdict((0,), 9, (), (1.0, 0.25, None))
+    verdict = Verdict((0,), 9)
     found = drafted_tokens(
-        made(chain((1, 2, 7), None, (0.9, 0.8, 0.7)), verdict, 1), TokenTexts(Spelling())
+        made(chain((1, 2, 7), (0.9, 0.8, 0.7)), verdict, 1), TokenTexts(Spelling())
     )
     assert [one.outcome for one in found] == ["accepted", "rejected", "not_reached"]
-    assert [one.acceptance for one in found] == [1.0, 0.25, None]
+    assert [one.acceptance for one in found] == [1.0, 0.0, None]
     assert [(one.text, one.confidence) for one in found[:2]] == [(" the", 0.9), (" cat", 0.8)]
 
 
-def test_in_a_tree_the_sibling_tried_first_is_rejected_and_the_rest_not_reached() -> None:
+def test_in_a_tree_what_stands_after_the_last_accepted_token_is_rejected() -> None:
     proposal = Proposal((1, 2, 7, 6), (-1, -1, 0, 1))
-    verdict = Verdict((1,), 9, (), (0.1, 0.5, None, 0.0))
+    verdict = Verdict((1,), 9)
     found = drafted_tokens(made(proposal, verdict, 1), TokenTexts(Spelling()))
-    assert [one.outcome for one in found] == ["rejected", "accepted", "not_reached", "rejected"]
+    assert [one.outcome for one in found] == ["not_reached", "accepted", "not_reached", "rejected"]
 
 
 @pytest.mark.parametrize("num_kept", [0, 1])
 def test_what_stands_beyond_the_end_of_the_reply_counts_as_not_reached(num_kept: int) -> None:
-    verdict = Verdict((0, 1), 9, (), (1.0, 1.0, 0.3))
+    verdict = Verdict((0, 1), 9)
     found = drafted_tokens(made(chain((1, 2, 7)), verdict, num_kept), TokenTexts(Spelling()))
     assert sum(one.outcome == "accepted" for one in found) == num_kept
     assert not any(one.outcome == "rejected" for one in found)

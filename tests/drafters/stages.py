@@ -1,13 +1,12 @@
 """Drafters over tiny models for the contract: real ones, and small ones that can be enumerated.
 
-`stage` builds drafters on a real target of 64 tokens. `sampled` sets one up over six tokens, where
-every course that chance can take through a round is played.
+`stage` builds drafters on a real target of 64 tokens. `small_stage` sets one up over six tokens,
+where every text of a few tokens can be made the target's choice.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,15 +15,14 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.core import DraftPlan, Outcome, Proposal, SamplingParams, Step
+from localspec.core import OFF, Proposal, SamplingParams, Step
+from localspec.drafters.drafting import chances
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import distributions
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
 from tests.drafters.random_heads import head_for
-from tests.engine.enumeration import courses, largest_error, path_of
 from tests.tiny import (
     Context,
     Plans,
@@ -44,10 +42,11 @@ SMALL_GAP = 1e-4  # below this two forwards of different width may name differen
 
 SMALL_VOCAB = 6
 SMALL_PROMPT = (1, 2, 3, 1, 2, 4, 1, 2)
-ROUNDING = 1e-5  # of probabilities in fp32
-FAULT = 1e-3  # a planted one moves a pair of tokens by more
 
 WARPS = {
+    "greedy": SamplingParams(),
+    "greedy with a penalty": SamplingParams(repetition_penalty=1.5),
+    "cool": SamplingParams(temperature=0.7),
     "plain": SamplingParams(temperature=1.0),
     "top_k": SamplingParams(temperature=1.2, top_k=4),
     "top_p": SamplingParams(temperature=1.2, top_p=0.8),
@@ -98,12 +97,43 @@ def plain_text(prompt: Context = PROMPT, length: int = LENGTH, seed: int = 0) ->
     return tuple(text)
 
 
+@lru_cache
+def plain_reply(warp: str, seed: int, length: int = LENGTH) -> Context:
+    """What the engine writes without drafting."""
+    engine, sampling = Engine(with_cache(tiny_llama()), {}), replace(WARPS[warp], seed=seed)
+    return tuple(play(engine, PROMPT, Plans((OFF, 0)), length, sampling).tokens)
+
+
+def check_same(
+    engine: Engine, policy: Any, warp: str = "greedy", seed: int = 0, length: int = LENGTH
+) -> core.Sequence:
+    """The reply is that of plain decoding with the seed; returns its sequence."""
+    sampling = replace(WARPS[warp], seed=seed)
+    sequence = play(engine, PROMPT, policy, length, sampling)
+    assert tuple(sequence.tokens) == plain_reply(warp, seed, length)
+    assert engine.target.cache.tokens == sequence.tokens[:-1]
+    return sequence
+
+
 def check_greedy(engine: Engine, *plans: tuple[str, int]) -> list[Step]:
     policy = Plans(*plans)
-    sequence = play(engine, PROMPT, policy, LENGTH)
-    assert tuple(sequence.tokens) == plain_text()
-    assert engine.target.cache.tokens == sequence.tokens[:-1]
+    check_same(engine, policy)
+    assert plain_reply("greedy", 0) == plain_text()
     return policy.steps
+
+
+def assert_chosen(
+    proposal: Proposal, sequence: core.Sequence, logits: Callable[[Context], torch.Tensor]
+) -> None:
+    """Each token is what the turn's noise chooses by the drafter's own logits after its parent, and
+    its confidence is its chance."""
+    assert proposal.tokens and proposal.confidences is not None
+    for text, confidence in zip(proposal.texts, proposal.confidences, strict=True):
+        above = text[:-1]
+        row = logits((*sequence.tokens, *above))
+        chance = chances(row[None], len(row), sequence, [above])[0]  # [V]
+        assert text[-1] == int(chance.argmax())
+        assert confidence == pytest.approx(float(chance.max()), abs=1e-4)
 
 
 class Guesser(DrafterBase):
@@ -148,59 +178,3 @@ def small_stage(name: str) -> Engine:
         size, cache = drafter.model.vocab_size, target.cache if shares else None
         drafter.model = TableModel(drafting, size, capacity=32, cache=cache)
     return Engine(target, {name: drafter})
-
-
-class OnePlan:
-    """A policy of one plan."""
-
-    def __init__(self, plan: DraftPlan) -> None:
-        self._plan = plan
-
-    def plan(self, sequence: core.Sequence) -> DraftPlan:
-        return self._plan
-
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A drafter's first round after SMALL_PROMPT. logits: the target's."""
-
-    engine: Engine
-    plan: DraftPlan
-    sampling: SamplingParams
-    logits: Callable[[Context], torch.Tensor]
-
-    def row_after(self, text: Context) -> torch.Tensor:
-        context = (*SMALL_PROMPT, *text)
-        return distributions(self.logits(context)[None], self.sampling, [context])[0]
-
-    def round(self) -> core.Round:
-        sequence = core.Sequence(SMALL_PROMPT, self.sampling, 8, frozenset(), torch.Generator())
-        self.engine.prefill(sequence, threading.Event())
-        rounds = self.engine.decode(sequence, OnePlan(self.plan), threading.Event())
-        done = next(rounds)
-        rounds.close()
-        return done
-
-    def rounds(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[tuple[float, Proposal, Context, torch.Tensor]]:
-        """(probability, proposal, accepted tokens, row of the next) of every course of a round."""
-        for weight, done, last in courses(self.round, monkeypatch):
-            assert done.proposal is not None and done.verdict is not None
-            yield weight, done.proposal, path_of(done.proposal, done.verdict), last
-
-    def error(self, monkeypatch: pytest.MonkeyPatch) -> float:
-        """How far the first two tokens are from the target's own, at the worst pair."""
-        found = ((weight, path, last) for weight, _, path, last in self.rounds(monkeypatch))
-        return largest_error(found, self.row_after)
-
-
-def sampled(name: str, warp: str, **plan: Any) -> Sampled:
-    """A drafter that has drafted for another text before."""
-    engine = small_stage(name)
-    play(engine, (4, 2, 1, 3, 3), Plans((name, 3)), 6, SamplingParams(1.0, seed=1))
-    size = 4 if engine.drafters[name].shapes_itself else 2
-    return Sampled(engine, DraftPlan(name, size, **plan), WARPS[warp], small_logits()[0])

@@ -1,218 +1,277 @@
-"""Sampled text of every registered drafter is distributed as the target's own.
+"""At every temperature the same seed gives the same reply, token for token, whatever drafts.
 
-Every course that chance can take through a round is played (tests.engine.enumeration), so the
-distribution of the first two tokens is computed and compared with the target's. With the real
-random source a few drafters are compared by chi-squared. Faults are planted and must be seen.
+Replies of every drafter, under random plans too, are compared with plain decoding's. Over six
+tokens every text that the target may choose is forced by its noise, so that no branch of a round is
+left to chance. Over many seeds the reply is distributed as the target's own, by chi-squared. Faults
+are planted and must be seen.
 """
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
-from statistics import NormalDist
 
 import pytest
 import torch
 
 from localspec import core
-from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, chain
+from localspec.core import OFF, DraftPlan, Growth, Outcome, SamplingParams, Step
 from localspec.engine import engine as engine_module
-from localspec.engine.distributions import DenseRow
 from localspec.engine.engine import Engine
+from localspec.engine.sampling import distributions, scores
 from localspec.forward.cache import KVCache, KVShape
+from tests.chi_squared import p_value
 from tests.drafters.stages import (
-    FAULT,
     NAMES,
-    ROUNDING,
+    PROMPT,
     SMALL_PROMPT,
     SMALL_VOCAB,
     WARPS,
-    Guesser,
-    OnePlan,
-    Sampled,
-    sampled,
+    check_same,
+    plain_reply,
     small_logits,
     small_module,
+    small_stage,
     small_target,
+    stage,
 )
-from tests.tiny import (
-    CPU,
-    Context,
-    TableModel,
-    with_cache,
-)
+from tests.tiny import CPU, Context, Plans, TableModel, play, turn_of, with_cache
 
 NUM_TURNS = 1000
 SIGNIFICANCE = 1e-5
 QUICK_WARPS = ("plain", "all")
 OTHER_WARPS = tuple(warp for warp in WARPS if warp not in QUICK_WARPS)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
+warps = pytest.mark.parametrize(
     "warp", [*QUICK_WARPS, *(pytest.param(w, marks=pytest.mark.slow) for w in OTHER_WARPS)]
 )
-def test_sampled_text_is_distributed_as_the_targets_own(
-    name: str, warp: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sampled(name, warp).error(monkeypatch) < ROUNDING
+
+
+class RandomPlans:
+    """A policy of random drafters, lengths, stop rules and prices."""
+
+    def __init__(self, names: tuple[str, ...], seed: int) -> None:
+        self._names = names
+        self._random = random.Random(seed)
+        self.steps = list[Step]()
+
+    def plan(self, sequence: core.Sequence) -> DraftPlan:
+        pick = self._random
+        bar, price = pick.random(), pick.choice((0.0, 0.05, 0.2))
+        prices = tuple(price * place for place in range(1, 16))
+        growth = Growth(lambda confidence: confidence ** pick.choice((0.3, 1.0)), prices, price)
+        return DraftPlan(
+            pick.choice(self._names),
+            pick.randrange(1, 12),
+            keep_drafting=pick.choice((None, lambda index, confidence: confidence > bar)),
+            growth=pick.choice((None, growth)),
+        )
+
+    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+        self.steps.append(outcome.step)
+
+
+# -- the same seed, the same reply ----------------------------------------------------------------
+
+
+@warps
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_gives_the_reply_of_plain_decoding(name: str, warp: str) -> None:
+    engine, accepted = stage((name,)).engine, 0
+    for seed in range(3):
+        for length in (1, 4, 9):
+            engine.target.cache.rollback(0)
+            plans = Plans((name, length))
+            check_same(engine, plans, warp, seed)
+            accepted += sum(step.num_accepted_tokens for step in plans.steps)
+    assert accepted > 0, "nothing was ever accepted"
+
+
+@warps
+def test_a_random_drafter_with_random_rules_every_round_changes_nothing(warp: str) -> None:
+    engine = stage().engine
+    for seed in range(6):
+        plans = RandomPlans((*NAMES, OFF), seed)
+        check_same(engine, plans, warp, seed)
+        assert sum(step.num_accepted_tokens for step in plans.steps) > 0
+
+
+def test_other_seeds_give_other_replies() -> None:
+    assert len({plain_reply("plain", seed) for seed in range(8)}) == 8
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_draft_that_ends_by_its_confidences_and_prices_is_as_exact(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    growth = Growth(lambda confidence: confidence, (0.05,) * 4, 0.1)
-    found = sampled(name, "plain", keep_drafting=lambda index, c: c > 0.5, growth=growth)
-    assert found.error(monkeypatch) < ROUNDING
+def test_a_reply_that_is_continued_later_is_the_one_written_in_one_go(name: str) -> None:
+    engine, whole = stage((name,)).engine, plain_reply("plain", 3)
+    sampling = replace(WARPS["plain"], seed=3)
+    for cut in (1, 7, 20):
+        text = whole[: len(PROMPT) + cut]
+        rest = play(engine, text, Plans((name, 4)), len(whole) - len(text), sampling)
+        assert tuple(rest.tokens) == whole
 
 
-# -- sampled: with the real random source -------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_end_of_text_ends_the_reply_where_plain_decoding_would(name: str) -> None:
+    engine, whole = stage((name,)).engine, plain_reply("plain", 4)
+    sampling = replace(WARPS["plain"], seed=4)
+    for end in set(whole[len(PROMPT) :]):
+        reply = play(engine, PROMPT, Plans((name, 6)), 24, sampling, frozenset({end}))
+        assert tuple(reply.tokens) == whole[: whole.index(end, len(PROMPT)) + 1]
+        assert reply.finish_reason == "eos"
 
 
-def table_of(row_after: Callable[[Context], torch.Tensor]) -> torch.Tensor:
+def test_a_drafts_acceptance_gains_from_the_noise_it_shares() -> None:
+    """The draft model is accepted as often at temperature 1 as when greedy, within a fifth; with
+    noise of its own it would be by chance only."""
+
+    def accepted(warp: str) -> float:
+        engine, plans = stage(("draft_model",)).engine, Plans(("draft_model", 1))
+        for seed in range(20):
+            check_same(engine, plans, warp, seed)
+        drafted = sum(step.num_draft_tokens for step in plans.steps)
+        return sum(step.num_accepted_tokens for step in plans.steps) / drafted
+
+    assert accepted("plain") > 0.8 * accepted("greedy")
+
+
+# -- every outcome --------------------------------------------------------------------------------
+
+
+class Forcing:
+    """Noise that makes these tokens the choice from `start` on, where the cuts leave them."""
+
+    def __init__(self, start: int, tokens: Context) -> None:
+        self._start = start
+        self._tokens = tokens
+
+    def rows(self, position: int, count: int) -> torch.Tensor:
+        made = torch.zeros(count, SMALL_VOCAB)
+        for row in range(count):
+            place = position + row - self._start
+            made[row, self._tokens[place] if place < len(self._tokens) else 0] = 60.0
+        return made
+
+
+def forced(
+    engine: Engine, plan: tuple[str, int], sampling: SamplingParams, text: Context
+) -> Context:
+    """The reply where the noise forces `text`."""
+    sequence = turn_of(SMALL_PROMPT, sampling, len(text), SMALL_VOCAB)
+    sequence.noise = Forcing(len(SMALL_PROMPT), text)
+    engine.target.cache.reuse(sequence.tokens[:-1])
+    missing = sequence.tokens[engine.target.cache.length : -1]
+    if missing:
+        engine.target.forward(missing)
+    for _ in engine.decode(sequence, Plans(plan), threading.Event()):
+        pass
+    return tuple(sequence.tokens[len(SMALL_PROMPT) :])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_the_target_chooses_is_the_reply(name: str) -> None:
+    """All 27 texts of three tokens with top-k 3. Outside its own three a draft is wrong."""
+    engine, sampling = small_stage(name), SamplingParams(1.0, top_k=3)
+    logits = small_logits()[0]
+    for ranks in product(range(3), repeat=3):
+        text = list[int]()
+        for rank in ranks:
+            best = logits((*SMALL_PROMPT, *text)).topk(3).indices.tolist()
+            text.append(best[rank])
+        for length in (1, 3):
+            assert forced(engine, (name, length), sampling, tuple(text)) == tuple(text)
+
+
+# -- the distribution over seeds ------------------------------------------------------------------
+
+
+def row_after(text: Context, sampling: SamplingParams) -> torch.Tensor:
+    context = (*SMALL_PROMPT, *text)
+    return distributions(small_logits()[0](context)[None], sampling, [context])[0].double()
+
+
+def table_of(sampling: SamplingParams) -> torch.Tensor:
     """Chance of each of the first three tokens together, [V, V, V]."""
     table = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB, dtype=torch.float64)
-    first = row_after(()).double()
+    first = row_after((), sampling)
     for a, b in product(range(SMALL_VOCAB), repeat=2):
-        table[a, b] = first[a] * row_after((a,))[b].double() * row_after((a, b)).double()
+        table[a, b] = first[a] * row_after((a,), sampling)[b] * row_after((a, b), sampling)
     return table
 
 
-def sampled_counts(found: Sampled, num_turns: int = NUM_TURNS) -> torch.Tensor:
-    """How often each of the first three tokens came together; all turns go on with one source."""
-    rng, counts = torch.Generator().manual_seed(100), torch.zeros(SMALL_VOCAB**3)
-    for _ in range(num_turns):
-        sequence = core.Sequence(SMALL_PROMPT, found.sampling, 3, frozenset(), rng)
-        found.engine.prefill(sequence, threading.Event())
-        for _ in found.engine.decode(sequence, OnePlan(found.plan), threading.Event()):
-            pass
-        a, b, c = sequence.tokens[len(SMALL_PROMPT) :]
-        counts[(a * SMALL_VOCAB + b) * SMALL_VOCAB + c] += 1
+def counted(engine: Engine, name: str, sampling: SamplingParams) -> torch.Tensor:
+    """How often each of the first three tokens came together, over seeds 0 to N - 1."""
+    counts = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB)
+    for seed in range(NUM_TURNS):
+        reply = play(engine, SMALL_PROMPT, Plans((name, 2)), 3, replace(sampling, seed=seed))
+        a, b, c = reply.tokens[len(SMALL_PROMPT) :]
+        counts[a, b, c] += 1
     return counts
 
 
-def chance_of(counts: torch.Tensor, table: torch.Tensor) -> float:
-    """p-value of chi-squared; cells expected fewer than 5 times are put together.
-
-    By the Wilson-Hilferty normal approximation, good to some percent from 3 degrees on.
-    """
-    expected = table.flatten() * counts.sum()
-    impossible = expected < 1e-9
-    if float(counts[impossible].sum()) > 0:
-        return 0.0
-    rare = expected < 5.0
-    observed = torch.cat((counts[~rare], counts[rare].sum()[None]))
-    wanted = torch.cat((expected[~rare], expected[rare].sum()[None]))
-    filled = wanted > 0.5
-    statistic = float(((observed - wanted)[filled] ** 2 / wanted[filled]).sum())
-    degrees = int(filled.sum()) - 1
-    assert degrees >= 5, "too few kinds of text for a test"
-    spread = 2.0 / (9.0 * degrees)
-    z = ((statistic / degrees) ** (1 / 3) - (1.0 - spread)) / spread**0.5
-    return 1.0 - NormalDist().cdf(z)
+@warps
+def test_over_seeds_a_reply_is_distributed_as_the_targets_own(warp: str) -> None:
+    sampling = replace(WARPS[warp], temperature=WARPS[warp].temperature or 0.5)
+    counts = counted(small_stage("draft_model"), "draft_model", sampling)
+    assert p_value(counts, table_of(sampling)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["draft_model", *(pytest.param(n, marks=pytest.mark.slow) for n in ("draft_tree", "ngram"))],
-)
-def test_turns_drawn_by_the_real_source_are_distributed_as_the_targets_own(name: str) -> None:
-    """Seed 100, N = 1000: chi-squared of the first three tokens."""
-    found = sampled(name, "plain")
-    assert chance_of(sampled_counts(found), table_of(found.row_after)) > SIGNIFICANCE
+# -- planted faults: each check above must be able to fail ----------------------------------------
 
 
-def test_fault_one_number_for_draft_and_verification_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Enumeration takes them for independent, so the real source has to show it."""
-    found = sampled("draft_model", "plain")
-    drafter = found.engine.drafters["draft_model"]
-    propose = drafter.propose
-
-    def rewinding(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-        state = sequence.rng.get_state()
-        proposal = propose(sequence, plan)
-        sequence.rng.set_state(state)
-        return proposal
-
-    monkeypatch.setattr(drafter, "propose", rewinding)
-    assert chance_of(sampled_counts(found), table_of(found.row_after)) < SIGNIFICANCE
+def with_other_noise(
+    logits: torch.Tensor, sequence: core.Sequence, texts: list[Context]
+) -> torch.Tensor:
+    """The target's rows of a draft, judged with the noise of the next place."""
+    drafted = [(0, *text) for text in texts] if len(texts) > 1 else texts
+    return scores(logits, sequence, drafted)
 
 
-# -- planted faults: each check above must be able to fail ------------------------------------
-
-
-@pytest.mark.parametrize("name", ["ngram", "draft_tree", "eagle"])
-def test_fault_no_residual_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DenseRow, "without", lambda row, token, drawn_from: row)
-    assert sampled(name, "plain").error(monkeypatch) > FAULT
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_fault_dropping_an_unlikely_drawn_token_is_seen(
+def test_fault_the_noise_of_another_place_is_seen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = sampled(name, "plain")
-    drafter = found.engine.drafters[name]
-    propose, num_trimmed = drafter.propose, [0]
-
-    def trimmed(sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-        whole = propose(sequence, plan)
-        if whole.probs is None or float(whole.probs[-1][whole.tokens[-1]]) > 0.4:
-            return whole
-        num_trimmed[0] += 1
-        tokens, parents, probs = whole.tokens[:-1], whole.parents[:-1], whole.probs[:-1]
-        return Proposal(tokens, parents, probs, cannot_branch=whole.cannot_branch)
-
-    monkeypatch.setattr(drafter, "propose", trimmed)
-    assert (found.error(monkeypatch) > FAULT) == bool(num_trimmed[0])
+    monkeypatch.setattr(engine_module, "scores", with_other_noise)
+    with pytest.raises(AssertionError):
+        check_same(stage((name,)).engine, Plans((name, 4)), "plain", 0)
 
 
-def test_fault_argmax_draft_with_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = small_logits()[1]
+def test_fault_one_noise_for_all_places_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, start = small_stage("draft_model"), Engine.start
 
-    class Claiming(Guesser):
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-            row = logits(tuple(sequence.tokens)).softmax(-1)
-            return chain((int(row.argmax()),), row[None])
+    def stuck(self: Engine, *arguments: object) -> core.Sequence:
+        sequence = start(self, *arguments)  # type: ignore[arg-type]
+        rows = sequence.noise.rows(0, 1)
 
-    engine, plan = Engine(small_target(), {"guesser": Claiming()}), DraftPlan("guesser", 1)
-    found = Sampled(engine, plan, WARPS["plain"], small_logits()[0])
-    assert found.error(monkeypatch) > FAULT
+        class Stuck:
+            def rows(self, position: int, count: int) -> torch.Tensor:
+                return rows.expand(count, -1)
+
+        sequence.noise = Stuck()
+        return sequence
+
+    monkeypatch.setattr(Engine, "start", stuck)
+    counts = counted(engine, "draft_model", WARPS["plain"])
+    assert p_value(counts, table_of(WARPS["plain"])) < SIGNIFICANCE
 
 
 def test_fault_penalty_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fresh(Guesser):
-        """Drafts a token that is in no history yet, twice, so that its penalty is new."""
+    def forgetful(
+        logits: torch.Tensor, sequence: core.Sequence, texts: list[Context]
+    ) -> torch.Tensor:
+        return scores(logits, sequence, [sequence.tokens[:1] * len(text) for text in texts])
 
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
-            return chain((5, 5)[: plan.num_draft_tokens])
-
-    def insistent(context: Context) -> torch.Tensor:
-        return torch.tensor([2.0] * (SMALL_VOCAB - 1) + [4.0])
-
-    target = TableModel(insistent, SMALL_VOCAB, capacity=32)
-    engine, plan = Engine(target, {"guesser": Fresh()}), DraftPlan("guesser", 2)
-    found = Sampled(engine, plan, SamplingParams(1.0, repetition_penalty=4.0), insistent)
-    assert found.error(monkeypatch) < ROUNDING
-    monkeypatch.setattr(
-        engine_module,
-        "_histories",
-        lambda sequence, proposal: [sequence.tokens] * (1 + len(proposal.tokens)),
-    )
-    assert found.error(monkeypatch) > FAULT
+    monkeypatch.setattr(engine_module, "scores", forgetful)
+    with pytest.raises(AssertionError):
+        for seed in range(6):
+            check_same(stage(("draft_model",)).engine, Plans(("draft_model", 4)), "penalty", seed)
 
 
 def test_remembered_target_equals_the_real_one() -> None:
     """The remembered target gives the very rows of the real one."""
-    model = with_cache(small_module(), capacity=32)
-    table = TableModel(
-        small_logits()[0], SMALL_VOCAB, cache=KVCache(KVShape(1, 1, 1, 32), torch.float32, CPU)
-    )
+    model, table = with_cache(small_module(), capacity=32), small_target()
+    table.cache = KVCache(KVShape(1, 1, 1, 32), torch.float32, CPU)
+    assert isinstance(table, TableModel)
     assert torch.allclose(model.forward(SMALL_PROMPT), table.forward(SMALL_PROMPT), atol=1e-5)
     parents = [-1, 0, 0]
     assert torch.allclose(

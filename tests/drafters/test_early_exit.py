@@ -20,11 +20,11 @@ from localspec.drafters.early_exit import (
 )
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import distributions
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.partial_forward import EarlyExit
-from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
+from tests.drafters.stages import assert_chosen
+from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, turn_of, with_cache
 
 NAME = EarlyExitDrafter.name
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9, 11, 40, 2)
@@ -48,8 +48,7 @@ def drafter_of(target: Decoder, depth: int = 2) -> EarlyExitDrafter:
 
 
 def turn(temperature: float = 0.0, prompt: tuple[int, ...] = PROMPT) -> Sequence:
-    rng = torch.Generator().manual_seed(0)
-    return Sequence(prompt, SamplingParams(temperature), 40, frozenset(), rng)
+    return turn_of(prompt, SamplingParams(temperature), 40)
 
 
 def prefilled(target: Decoder, sequence: Sequence) -> Engine:
@@ -198,21 +197,15 @@ def test_drafts_are_the_exits_own_text() -> None:
     for _ in range(5):
         text.append(int(EarlyExit(target_of(), 2).forward(text)[-1].argmax()))
     assert list(proposal.tokens) == text[len(PROMPT) :]
-    assert proposal.probs is None and proposal.cannot_branch
+    assert proposal.is_chain
 
 
-def test_sampled_drafts_are_drawn_from_the_exits_rows() -> None:
+def test_sampled_drafts_are_chosen_by_the_exits_logits() -> None:
     target = target_of()
     sequence = turn(0.8)
     prefilled(target, sequence)
     proposal = drafter_of(target).propose(sequence, DraftPlan(NAME, 4))
-    assert proposal.probs is not None
-    text = list(PROMPT)
-    for token, row in zip(proposal.tokens, proposal.probs, strict=True):
-        logits = EarlyExit(target_of(), 2).forward(text)[-1:]
-        wanted = distributions(logits, sequence.sampling, [])[0]
-        torch.testing.assert_close(row, wanted, atol=1e-4, rtol=1e-3)
-        text.append(token)
+    assert_chosen(proposal, sequence, lambda text: EarlyExit(target_of(), 2).forward(text)[-1])
 
 
 def test_verification_runs_the_lower_layers_for_one_token_only(

@@ -13,21 +13,21 @@ from localspec.core import DraftPlan, Growth, SamplingParams, Sequence
 from localspec.drafters.medusa import Level, MedusaDrafter, grown, guesses
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
+from localspec.engine.sampling import choices, scores
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads
 from localspec.forward.tree import depths
 from tests.drafters.random_medusa import write_random
-from tests.tiny import HIDDEN_SIZE, tiny_llama, with_cache
+from tests.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7)
 SEED = 11
 
 
 def sequence_of(*tokens: int, temperature: float = 0.0) -> Sequence:
-    rng = torch.Generator().manual_seed(2)
-    return Sequence(tokens, SamplingParams(temperature), 50, frozenset(), rng)
+    return turn_of(tokens, SamplingParams(temperature))
 
 
 def level(*chances: float, first: int = 0) -> Level:
@@ -95,14 +95,15 @@ def test_siblings_stand_in_the_order_of_their_calibrated_chance() -> None:
     """What was learnt may turn the heads' own order round."""
     growth = Growth(lambda confidence: 1.0 - confidence, (0.0,) * 9, 0.0)
     logits = torch.tensor([[4.0, 3.0, 1.0]])
-    proposal = grown(guesses(logits, 9), 9, growth)
+    proposal = grown(guesses(logits, sequence_of(*PROMPT), 9), 9, growth)
     assert proposal.tokens == (2, 1, 0)
     wanted = torch.softmax(logits[0], -1)[[2, 1, 0]].tolist()
     assert proposal.confidences == pytest.approx(wanted)
 
 
 def test_heads_that_say_nan_propose_nothing() -> None:
-    assert grown(guesses(torch.full((2, 4), float("nan")), 5), 5, None).tokens == ()
+    damaged = guesses(torch.full((2, 4), float("nan")), sequence_of(*PROMPT), 5)
+    assert grown(damaged, 5, None).tokens == ()
 
 
 def drafter_of(target: Decoder, num_heads: int = 2) -> MedusaDrafter:
@@ -155,17 +156,14 @@ def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Pa
     assert torch.allclose(kept, made.hidden[LAST], atol=1e-4)
 
 
-def test_high_temperatures_flatten_the_confidence_and_low_ones_do_not() -> None:
-    target = with_cache(tiny_llama())
-    drafter = drafter_of(target)
-    target.forward(PROMPT[:-1])
-    found = []
-    for temperature in (0.0, 0.5, 1.0, 2.0):
-        sequence = sequence_of(*PROMPT, temperature=temperature)
-        proposal = drafter.propose(sequence, DraftPlan("medusa", 1))
-        assert proposal.probs is None and proposal.confidences is not None
-        found.append(proposal.confidences[0])
-    assert found[0] == found[1] == found[2] > found[3]
+def test_each_head_guesses_with_the_noise_of_its_place() -> None:
+    """As the target chooses there, were its logits the head's."""
+    logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(SEED))
+    sequence = sequence_of(*PROMPT, temperature=2.0)
+    levels = guesses(logits, sequence, 9)
+    for place, (tokens, _) in enumerate(levels):
+        after = turn_of((*PROMPT, *[1] * place), sequence.sampling)
+        assert [tokens[0]] == choices(scores(logits[place : place + 1], after, [()]))
 
 
 def test_without_a_state_before_the_root_it_has_nothing_to_say() -> None:

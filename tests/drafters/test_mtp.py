@@ -13,15 +13,15 @@ from localspec.core import DraftPlan, SamplingParams, Sequence
 from localspec.drafters.mtp import MtpDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import distributions
 from localspec.errors import CacheError, ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.mtp import read_mtp
 from tests.drafters.random_mtp import write_random
+from tests.drafters.stages import assert_chosen
 from tests.forward.heads.test_mtp import shipped, write
-from tests.tiny import Plans, play, tiny_llama, with_cache
+from tests.tiny import Plans, play, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7, 41)
 
@@ -34,8 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sequence_of(*tokens: int, sampling: SamplingParams | None = None) -> Sequence:
-    rng = torch.Generator().manual_seed(2)
-    return Sequence(tokens or PROMPT, sampling or SamplingParams(), 50, frozenset(), rng)
+    return turn_of(tokens or PROMPT, sampling or SamplingParams())
 
 
 def built(folder: Path, target: Decoder | None = None) -> tuple[MtpDrafter, Decoder]:
@@ -131,24 +130,21 @@ def test_drafted_rows_are_forgotten_also_after_an_error(
     [SamplingParams(1.0), SamplingParams(0.7, top_k=5, repetition_penalty=1.5)],
     ids=str,
 )
-def test_rows_are_those_the_tokens_were_drawn_from(folder: Path, sampling: SamplingParams) -> None:
+def test_a_token_is_what_the_target_would_choose_by_the_modules_logits(
+    folder: Path, sampling: SamplingParams
+) -> None:
     drafter, target = built(folder)
     sequence = sequence_of(sampling=sampling)
     at_root(target, sequence)
     proposal = drafter.propose(sequence, DraftPlan("mtp", 4))
-    assert proposal.probs is not None and proposal.is_chain
     fresh = with_cache(tiny_llama())
     features = fresh.follow([LAST])
     fresh.forward(PROMPT[:-1])
     head = AutoregressiveHead(read_mtp(folder, fresh), 64)
-    state = head.start(PROMPT, features)
-    text = list(PROMPT)
-    for token, row in zip(proposal.tokens, proposal.probs, strict=True):
-        wanted = distributions(fresh.head(state), sampling, [text])[0]
-        assert torch.allclose(row, wanted, atol=1e-5)
-        assert float(row[token]) > 0.0
-        text.append(token)
-        state = head.extend(token, state)
+    states = {PROMPT: head.start(PROMPT, features)}
+    for text in proposal.texts:
+        states[*PROMPT, *text] = head.extend(text[-1], states[*PROMPT, *text[:-1]])
+    assert_chosen(proposal, sequence, lambda text: fresh.head(states[text])[0])
 
 
 def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> None:

@@ -185,7 +185,6 @@ def test_several_continuations_become_branches_by_frequency() -> None:
     at_root = [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p < 0]
     assert at_root == [50, 60]
     assert tree.tokens[tree.parents.index(tree.tokens.index(50))] == 51
-    assert tree.probs is None
 
 
 def test_nodes_are_added_best_first_and_never_below_their_price() -> None:

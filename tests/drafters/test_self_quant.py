@@ -29,7 +29,7 @@ from localspec.engine.policy import policy_of
 from localspec.errors import NumericsError
 from localspec.forward.decoder import Decoder
 from localspec.forward.quantise import Kind
-from tests.tiny import tiny_llama, with_cache
+from tests.tiny import tiny_llama, turn_of, with_cache
 
 NAME = SelfQuantDrafter.name
 PROMPT = (3, 1, 4, 1, 5)
@@ -61,8 +61,7 @@ class Fixed:
 
 
 def turn(length: int = 40, temperature: float = 0.0, prompt: tuple[int, ...] = PROMPT) -> Sequence:
-    rng = torch.Generator().manual_seed(0)
-    return Sequence(prompt, SamplingParams(temperature), length, frozenset(), rng)
+    return turn_of(prompt, SamplingParams(temperature), length)
 
 
 def decoded(engine: Engine, policy: Policy, sequence: Sequence | None = None) -> list[int]:
@@ -181,16 +180,6 @@ def test_a_full_context_has_nothing_to_propose() -> None:
     target.forward((1,) * 6)
     proposal = drafter.propose(turn(prompt=(1,) * 7), DraftPlan(NAME, 4))
     assert len(proposal.tokens) == 1
-
-
-def test_sampled_drafts_hand_over_the_rows_they_were_drawn_from() -> None:
-    engine, drafter = engine_of("int8")
-    sequence = turn(temperature=0.7)
-    engine.prefill(sequence, threading.Event())
-    proposal = drafter.propose(sequence, DraftPlan(NAME, 3))
-    assert proposal.is_chain and proposal.probs is not None
-    assert proposal.probs.shape == (3, engine.target.vocab_size)
-    torch.testing.assert_close(proposal.probs.sum(dim=-1), torch.ones(3))
 
 
 def test_a_target_that_returns_no_numbers_is_named_by_its_own_check() -> None:

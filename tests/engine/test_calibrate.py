@@ -12,13 +12,13 @@ import torch
 from localspec import core
 from localspec.core import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import calibrate as calibration
-from localspec.engine import distributions as rows
+from localspec.engine import sampling
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate, steady_ms
 from localspec.engine.controller import Controller
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import draw
+from localspec.engine.sampling import perturbed
 from tests.tiny import TableModel
 
 VOCAB = 40
@@ -80,12 +80,12 @@ def test_costs_are_those_of_the_machine() -> None:
     assert controller.costs.is_measured
 
 
-def test_drawing_tokens_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(weights: torch.Tensor, rng: torch.Generator) -> int:
+def test_choosing_tokens_with_noise_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*arguments: Any) -> torch.Tensor:
         sleep(0.004)
-        return draw(weights, rng)
+        return perturbed(*arguments)
 
-    monkeypatch.setattr(rows, "draw", slow)
+    monkeypatch.setattr(sampling, "perturbed", slow)
     engine, controller = set_up(capacity=300)
     list(calibrate(engine, controller))
     greedy, sampled = curve_of(controller, 0), curve_of(controller, 3)

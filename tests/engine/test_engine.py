@@ -229,15 +229,17 @@ def test_no_draft_reaches_past_the_end_of_the_context() -> None:
     assert policy.steps[0].num_draft_tokens == 5
 
 
-def test_seed_makes_the_random_source_and_none_makes_another_each_time() -> None:
+def test_a_seed_fixes_the_noise_and_a_sampled_turn_without_one_is_refused() -> None:
     engine = engine_with(Guesser())
 
-    def number(seed: int | None) -> float:
+    def noise(seed: int | None) -> torch.Tensor:
         sequence = engine.start(PROMPT, SamplingParams(1.0, seed=seed), 4, frozenset())
-        return float(torch.rand((), generator=sequence.rng))
+        return sequence.noise.rows(4, 2)
 
-    assert number(7) == number(7) != number(8)
-    assert number(None) != number(None)
+    assert torch.equal(noise(7), noise(7)) and not torch.equal(noise(7), noise(8))
+    assert noise(7).shape == (2, VOCAB)
+    with pytest.raises(AssertionError, match="draws its seed"):
+        noise(None)
 
 
 def test_times_of_a_round_are_those_of_its_parts() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
 from localspec.core import AUTO, SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
@@ -14,13 +13,13 @@ from localspec.engine.engine import Engine
 from localspec.engine.policy import policy_of
 from localspec.leniency import Factor, Threshold
 from tests.engine.simulation import Simulated, World
-from tests.tiny import Plans, agreeing_draft, play, tiny_llama, with_cache
+from tests.tiny import Plans, agreeing_draft, play, tiny_llama, turn_of, with_cache
 
 EXACT, LOOSE = SamplingParams(), SamplingParams(leniency=Factor(2.0))
 
 
 def sequence_of() -> Sequence:
-    return Sequence((1, 2), EXACT, 10**9, frozenset(), torch.Generator())
+    return turn_of((1, 2), EXACT, 10**9)
 
 
 def test_lenient_turns_have_buckets_of_their_own() -> None:

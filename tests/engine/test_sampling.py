@@ -1,4 +1,5 @@
-"""Warps against numbers worked out by hand and against transformers' own; draws against chance."""
+"""Warps against numbers worked out by hand and against transformers' own; the choice by integrating
+the noise."""
 
 from __future__ import annotations
 
@@ -8,11 +9,23 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
+from localspec import core
 from localspec.core import SamplingParams
-from localspec.engine import sampling
-from localspec.engine.sampling import distributions, draw, uniforms
+from localspec.engine.noise import GumbelNoise
+from localspec.engine.sampling import Warp, choices, distributions, perturbed, scores, warp_of
 from localspec.errors import RequestError
+from tests.tiny import CPU
 
+GRID = 80
+INTEGRATED = (
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(0.3),
+    SamplingParams(1.4, top_k=2),
+    SamplingParams(1.0, top_p=0.75),
+    SamplingParams(1.0, min_p=0.4),
+    SamplingParams(0.8, top_k=2, top_p=0.9, min_p=0.05),
+)
 HAND = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
 
 
@@ -115,43 +128,91 @@ def test_a_minute_temperature_is_greedy_and_not_nan() -> None:
         assert warped(3.0 + 10.0 * HAND, temperature=temperature) == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_draws_follow_the_weights() -> None:
-    """N = 6000 draws over 5 tokens; chi-squared with 4 degrees stays below 23.5 (p = 1e-4)."""
-    weights = torch.tensor([0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 0.5])
-    rng = torch.Generator().manual_seed(5)
-    counts = torch.zeros(7)
-    for _ in range(6000):
-        counts[draw(weights, rng)] += 1
-    expected = 6000 * weights / weights.sum()
-    seen = weights > 0
-    assert counts[~seen].sum() == 0
-    assert float(((counts - expected)[seen] ** 2 / expected[seen]).sum()) < 23.5
+# -- the choice -----------------------------------------------------------------------------------
 
 
-def test_same_seed_draws_the_same_tokens() -> None:
-    weights = torch.rand(50, generator=torch.Generator().manual_seed(1))
-
-    def drawn(seed: int) -> list[int]:
-        rng = torch.Generator().manual_seed(seed)
-        return [draw(weights, rng) for _ in range(30)]
-
-    assert drawn(3) == drawn(3)
-    assert drawn(3) != drawn(4)
+def sequence_of(params: SamplingParams, *tokens: int, vocab_size: int = 4) -> core.Sequence:
+    noise = GumbelNoise(params.seed or 0, vocab_size, CPU)
+    return core.Sequence(tokens or (0,), params, 50, frozenset(), noise)
 
 
-def test_uniform_at_the_upper_end_never_draws_an_impossible_token(
-    monkeypatch: pytest.MonkeyPatch,
+def integrated(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Chance of each of 3 tokens to be chosen, over a grid of GRID^3 numbers of equal chance."""
+    steps = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+    grid = -torch.log(-torch.log(steps)).float()
+    noise = torch.cartesian_prod(grid, grid, grid)  # [GRID^3, 3]
+    chosen = perturbed(logits.expand(len(noise), -1), warp_of(params), noise).argmax(-1)
+    return torch.bincount(chosen, minlength=3) / len(noise)
+
+
+@pytest.mark.parametrize("params", INTEGRATED, ids=str)
+@pytest.mark.parametrize("logits", [[0.3, 1.0, -0.4], [2.0, 0.0, 1.9], [0.0, 0.0, 0.0]], ids=str)
+def test_over_all_noise_the_choice_is_distributed_as_the_warped_row(
+    logits: list[float], params: SamplingParams
 ) -> None:
-    almost_one = torch.tensor(1.0 - 2.0**-53, dtype=torch.float64)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: almost_one)
-    assert draw(torch.tensor([0.3, 0.7, 0.0]), torch.Generator()) == 1
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.zeros((), dtype=torch.float64))
-    assert draw(torch.tensor([0.0, 0.7, 0.3]), torch.Generator()) == 1
+    row = torch.tensor([logits])
+    found, wanted = integrated(row, params), distributions(row, params, [[]])[0]
+    assert torch.allclose(found, wanted, atol=0.01)
+    assert torch.equal(found > 0, wanted > 0), "a token that is cut is never chosen"
 
 
-def test_uniforms_lie_below_one() -> None:
-    drawn = uniforms(1000, torch.Generator().manual_seed(0))
-    assert 0.0 <= min(drawn) < 0.01 and 0.99 < max(drawn) < 1.0
+def test_fault_noise_that_the_temperature_does_not_scale_is_seen() -> None:
+    row = torch.tensor([[0.3, 1.0, -0.4]])
+    hot = integrated(row, SamplingParams(1.0))
+    assert not torch.allclose(hot, distributions(row, SamplingParams(0.5), [[]])[0], atol=0.01)
+
+
+def test_greedy_chooses_the_likeliest_and_asks_for_no_noise() -> None:
+    sequence: Any = sequence_of(SamplingParams())
+    sequence.noise = None
+    assert choices(scores(HAND.repeat(2, 1), sequence, [(), (1,)])) == [0, 0]
+
+
+def test_a_row_is_judged_with_the_noise_of_its_place_wherever_it_is_asked_for() -> None:
+    """After one token more of text, or one more of draft; in a chain, in a tree and alone."""
+    params, logits = SamplingParams(2.0, seed=4), HAND.repeat(5, 1)
+    tree = scores(logits, sequence_of(params), [(), (1,), (2,), (1, 3), (2, 0)])
+    later = scores(logits[:2], sequence_of(params, 0, 1), [(), (3,)])
+    assert torch.equal(tree[1], tree[2]) and torch.equal(tree[3], tree[4])
+    assert torch.equal(later, tree[[1, 3]])
+    assert torch.equal(scores(logits[:1], sequence_of(params), [(2, 0)])[0], tree[4])
+    assert not torch.equal(tree[0], tree[1])
+
+
+def test_penalties_count_the_drafted_tokens_before_a_row() -> None:
+    sequence = sequence_of(SamplingParams(repetition_penalty=3.0), 2)
+    rows = torch.tensor([[1.0, 1.1, 1.2, 0.6]] * 3)
+    assert choices(scores(rows, sequence, [(), (1,), (1, 0)])) == [1, 0, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_a_row_that_holds_no_numbers_chooses_nothing(
+    bad: float, temperature: float, cuts: dict[str, Any]
+) -> None:
+    rows = torch.tensor([[0.0, 9.0, 0.0, 0.0], [0.0, bad, 0.0, 0.0], [float("-inf")] * 4])
+    sequence = sequence_of(SamplingParams(temperature, **cuts))
+    assert choices(scores(rows, sequence, [(), (1,), (2,)])) == [1, None, None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_single_forbidden_tokens_are_no_fault(temperature: float) -> None:
+    rows = torch.tensor([[0.0, float("-inf"), float("-inf"), 1.0]])
+    for seed in range(20):
+        sequence = sequence_of(SamplingParams(temperature, seed=seed))
+        assert choices(scores(rows, sequence, [()]))[0] in (0, 3)
+
+
+@pytest.mark.parametrize("params", INTEGRATED, ids=str)
+def test_settings_as_tensors_give_the_same_scores(params: SamplingParams) -> None:
+    """As a recorded draft reads them."""
+    logits = 3.0 * torch.randn(30, 97, generator=torch.Generator().manual_seed(1))
+    noise, warp = GumbelNoise(1, 97, CPU).rows(0, 30), warp_of(params)
+    as_tensors = Warp(*(None if each is None else torch.tensor([each]) for each in warp))
+    found, wanted = perturbed(logits, as_tensors, noise), perturbed(logits, warp, noise)
+    assert torch.equal(found.isfinite(), wanted.isfinite()), "the same tokens are cut"
+    assert torch.allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +223,3 @@ def test_uniforms_lie_below_one() -> None:
 def test_values_out_of_range_are_refused_by_name(sampling: dict[str, float]) -> None:
     with pytest.raises(RequestError, match=next(iter(sampling))):
         SamplingParams(**sampling)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("uniform", [0.0, 1e-9, 0.3, 0.5, 0.999999999])
-def test_both_ways_of_inverting_a_row_name_the_same_token(uniform: float) -> None:
-    row = torch.rand(500, generator=torch.Generator().manual_seed(4))
-    row[::3] = 0.0
-    here, there = sampling._inverted_here(row, uniform), sampling._inverted_there(row, uniform)
-    assert here[0] == there[0] and here[1] == pytest.approx(there[1])
-    assert row[here[0]] > 0.0
