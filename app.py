@@ -135,8 +135,8 @@ def start(arguments: argparse.Namespace) -> None:
         profiles = load_profiles(settings.profile_folders)
         return smaller_offer(options, loaded.target, loaded.dtype, profiles)
 
-    def on_ready(address: str) -> None:
-        announce(address, opens_browser=not arguments.no_browser)
+    def on_ready(address: str, once: str) -> None:
+        announce(address, once if not arguments.no_browser and has_screen() else None)
 
     with sole_use(settings.database), closing(Store.open(settings.database)) as store:
         if arguments.no_log_text:
@@ -172,13 +172,11 @@ def password_for(host: str, port: int, environment: MutableMapping[str, str]) ->
     return getpass.getpass("Password for other machines: ")
 
 
-def announce(address: str, opens_browser: bool) -> threading.Thread:
-    """Print the address and open it in the browser, in the thread that is returned."""
+def announce(address: str, once: str | None) -> None:
+    """Print the address, and open the browser with another one that is good once."""
     print(f"localspec → {address}", flush=True)
-    # Some browsers block the caller until they are closed.
-    opener = threading.Thread(target=_open_browser, args=(address, opens_browser), daemon=True)
-    opener.start()
-    return opener
+    if once is not None:  # some browsers block the caller until they are closed
+        threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
 
 
 def session_info() -> "SessionInfo":
@@ -201,11 +199,6 @@ def session_info() -> "SessionInfo":
         python=platform.python_version(),
         platform=platform.platform(),
     )
-
-
-def _open_browser(address: str, is_wanted: bool) -> None:
-    if is_wanted and has_screen():
-        webbrowser.open(address)
 
 
 def has_screen() -> bool:

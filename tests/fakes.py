@@ -316,7 +316,7 @@ def main() -> None:
     home = flags.home or Path(tempfile.mkdtemp(prefix="localspec-fake-"))
     store = Store.open(home / "localspec.db")
     service = ChatService(store, session_info, open_backend)
-    serve(service, "127.0.0.1", flags.port, lambda url: print(url, flush=True))
+    serve(service, "127.0.0.1", flags.port, lambda url, once: print(url, flush=True))
 
 
 if __name__ == "__main__":

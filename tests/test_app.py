@@ -22,6 +22,7 @@ from localspec.errors import SetupError
 from localspec.options import LoadOptions
 from localspec.record.store import Store
 from localspec.remote.wire import Opening
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,12 +87,12 @@ def test_the_parts_are_put_together_as_the_flags_say(
         service: ChatService,
         host: str,
         port: int,
-        on_ready: Callable[[str], None],
+        on_ready: Callable[[str, str], None],
         password: str | None,
     ) -> None:
         assert password is None, "this machine only"
         seen.update(service=service, host=host, port=port, home=service.store.path)
-        on_ready("http://127.0.0.1:1/?token=t")
+        on_ready("http://127.0.0.1:1/?token=t", "http://127.0.0.1:1/?token=once")
         assert "options" not in seen, "nothing is loaded before the page is up"
         seen["backend"] = service.lifecycle.opener(print)
         seen["drafter"] = service.drafter
@@ -145,16 +146,23 @@ def test_torch_stays_out_until_the_service_loads(tmp_path: Path) -> None:
     assert ran.stdout.strip() == "[]", ran.stderr
 
 
-@pytest.mark.parametrize("has_screen", [True, False])
-def test_the_browser_opens_where_there_is_a_screen(
-    monkeypatch: pytest.MonkeyPatch, has_screen: bool
+@pytest.mark.parametrize(
+    ("has_screen", "flags"), [(True, []), (False, []), (True, ["--no-browser"])]
+)
+def test_the_browser_opens_where_there_is_a_screen_and_never_learns_the_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_screen: bool, flags: list[str]
 ) -> None:
     opened: list[str] = []
+
+    def serve(service: Any, host: str, port: int, on_ready: Any, password: Any) -> None:
+        on_ready("http://127.0.0.1:1/?token=t", "http://127.0.0.1:1/?token=once")
+
+    monkeypatch.setattr("localspec.web.server.serve", serve)
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr(app, "has_screen", lambda: has_screen)
-    app.announce("http://127.0.0.1:1/", opens_browser=True).join()
-    app.announce("http://127.0.0.1:1/", opens_browser=False).join()
-    assert len(opened) == int(has_screen)
+    app.start(app.parse_arguments(["--home", str(tmp_path), *flags]))
+    wanted = ["http://127.0.0.1:1/?token=once"] if has_screen and not flags else []
+    until(lambda: opened == wanted)
 
 
 def test_the_log_learns_the_machine_and_the_versions() -> None:

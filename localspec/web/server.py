@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from localspec.chat.service import ChatService
@@ -39,27 +40,29 @@ def serve(
     service: ChatService,
     host: str,
     port: int,
-    on_ready: Callable[[str], None],
+    on_ready: Callable[[str, str], None],
     password: str | None = None,
 ) -> None:
     """Serve the page until the program is ended; the service is started and closed here.
 
-    port 0 takes any free one. on_ready gets the full address, token included, once the page
-    answers. password: what other machines are asked for; without one only loopback is served.
+    port 0 takes any free one. on_ready gets two addresses once the page answers: with the token,
+    and with a ticket that is good once, for the browser that is opened. password: what other
+    machines are asked for; without one only loopback is served.
     Raises SetupError when the port is taken or the address needs a password.
     """
     required = _password_of(host, password)
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
-        token = secrets.token_urlsafe(24)
-        app = make_app(service, host, port, token, required)
+        token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        app = make_app(service, host, port, token, required, ticket)
 
         from localspec.web.guard.connections import server_of  # uvicorn: only when a page is served
 
         server = server_of(app)
-        url = f"http://{_shown_host(host)}:{port}/?token={token}"
+        page = f"http://{_shown_host(host)}:{port}/?token="
+        announced = partial(on_ready, f"{page}{token}", f"{page}{ticket}")
         announcer = threading.Thread(
-            target=_announce, args=(server, service, url, on_ready), daemon=True
+            target=_announce, args=(server, service, announced), daemon=True
         )
         announcer.start()
         try:
@@ -86,13 +89,13 @@ def _shown_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _announce(server: Any, service: ChatService, url: str, on_ready: Callable[[str], None]) -> None:
+def _announce(server: Any, service: ChatService, on_ready: Callable[[], None]) -> None:
     pause = threading.Event()
     while not server.started:
         if server.should_exit:
             return
         pause.wait(0.01)
-    on_ready(url)
+    on_ready()
     service.start()
 
 
@@ -115,7 +118,12 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def make_app(
-    service: ChatService, host: str, port: int, token: str, password: Password | None = None
+    service: ChatService,
+    host: str,
+    port: int,
+    token: str,
+    password: Password | None = None,
+    ticket: str | None = None,
 ) -> App:
     """The whole guarded application."""
     settle(os.environ)  # Gradio reads most of what it could be opened by on import
@@ -155,7 +163,8 @@ def make_app(
         theme=theme(),
         head=HEAD,
     )
-    return Guard(Arrivals(with_page, presence), token, port, allowed_hosts(host, port), password)
+    hosts = allowed_hosts(host, port)
+    return Guard(Arrivals(with_page, presence), token, port, hosts, password, ticket=ticket)
 
 
 def allowed_hosts(host: str, port: int) -> frozenset[str]:

@@ -11,7 +11,7 @@ from localspec.errors import SetupError
 from localspec.web.server import serve
 
 
-def never(url: str) -> None:
+def never(url: str, once: str) -> None:
     raise AssertionError("the page must not come up")
 
 

@@ -8,8 +8,9 @@ its answer gets the policy under which a reply can run no script and reach no ot
 
 The cookie is set by opening the address with `?token=`; the answer to that is a small page that
 moves on by itself, since a SameSite=Strict cookie is not sent on a redirect that another
-program's page began. Where localspec listens beyond loopback, the token is good on this machine
-only, and everyone else is asked for the password.
+program's page began. Every account of the machine can read a browser's command line, so the browser
+that localspec opens gets a ticket instead, which is good once and soon. Where localspec listens
+beyond loopback, both are good on this machine only, and everyone else is asked for the password.
 
 Requests are read and answers written with Starlette's own classes. Its middleware is not used:
 TrustedHostMiddleware ignores the port and cannot read an IPv6 host, so another server on this
@@ -25,6 +26,7 @@ import asyncio
 import hmac
 import ipaddress
 import secrets
+import time
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
@@ -50,6 +52,7 @@ from localspec.web.guard.routes import HEALTH_PATH, LOGIN_PATH, Route, route_of
 SINGLE = ("host", "origin", "content-length", "transfer-encoding", "cookie", "sec-fetch-site")
 SAFE_METHODS = ("GET", "HEAD")
 LOGIN_BYTES = 4 * 2**10
+TICKET_S = 120.0  # for a browser to start
 KEPT_FOLDERS = ("/assets/", "/static/", "/localspec/")  # a browser may keep these
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">{head}
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>localspec</title>
@@ -62,14 +65,18 @@ NO_KEY = (
     "This page needs the key of its launch. Open the address that localspec printed when it "
     "started."
 )
-OLD_ADDRESS = "This address belongs to an earlier start of localspec."
+OLD_ADDRESS = (
+    "This address was opened before or belongs to an earlier start of localspec. Open the address "
+    "that it printed when it started."
+)
 NO_ROUTE = "localspec does not use this path."
 CLOSE = {"connection": "close"}  # the rest of the body is not read
 
 
 class Guard:
     """The wrapper. hosts: every `name:port` by which this server may be called, beside the
-    address a connection was made to. password: None while only loopback is served."""
+    address a connection was made to. password: None while only loopback is served. ticket: good in
+    the token's place, once."""
 
     def __init__(
         self,
@@ -79,6 +86,7 @@ class Guard:
         hosts: frozenset[str],
         password: Password | None = None,
         bodies: Bodies | None = None,
+        ticket: str | None = None,
     ) -> None:
         self._app = app
         self._token = token
@@ -87,6 +95,8 @@ class Guard:
         self._password = password
         self._tries = Tries()
         self._bodies = bodies or Bodies()
+        self._ticket = ticket
+        self._ticket_until_s = time.monotonic() + TICKET_S
         self._guest_key = secrets.token_urlsafe(24)
         self._cookie = f"localspec_{port}"  # cookies ignore the port: two servers, two names
 
@@ -154,7 +164,7 @@ class Guard:
 
     async def _welcome(self, scope: Scope, send: Send) -> None:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        if not (self._token_counts(scope) and _is_same(given.pop("token", ""), self._token)):
+        if not (self._token_counts(scope) and self._opens(given.pop("token", ""))):
             await _answer(scope, send, 401, OLD_ADDRESS)
             return
         page = route_of("GET", "/")
@@ -165,6 +175,12 @@ class Guard:
         answer = _page(200, f'<a href="{target}">Open localspec</a>', head)
         self._set_cookie(answer, self._token)
         await _send(answer, scope, send)
+
+    def _opens(self, key: str) -> bool:
+        if self._ticket is not None and _is_same(key, self._ticket):
+            self._ticket = None
+            return time.monotonic() < self._ticket_until_s
+        return _is_same(key, self._token)
 
     async def _log_in(self, password: Password, scope: Scope, receive: Receive, send: Send) -> None:
         address = (scope.get("client") or ("unknown", 0))[0]

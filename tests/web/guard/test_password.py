@@ -215,7 +215,7 @@ def test_what_counts_as_loopback(host: str, expected: bool) -> None:
 
 
 def test_serving_beyond_loopback_without_a_password_is_refused(service: ChatService) -> None:
-    def never(url: str) -> None:
+    def never(url: str, once: str) -> None:
         raise AssertionError("the page must not come up")
 
     with pytest.raises(SetupError, match="can be reached from other machines"):

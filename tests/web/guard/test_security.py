@@ -50,8 +50,8 @@ def call(
     twice: tuple[tuple[bytes, bytes], ...] = (),
     pause_s: float = 0.0,
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of one request through a guard. parts: of the request's body,
-    pause_s before each; twice: headers that come in addition."""
+    """Status, headers and body of one request through a guard, made here or given. parts: of the
+    request's body, pause_s before each; twice: headers that come in addition."""
     sent: list[Any] = []
     waiting = [*parts]
 
@@ -75,7 +75,8 @@ def call(
             "server": ("127.0.0.1", 7860),
         }
         hosts = allowed_hosts("127.0.0.1", 7860)
-        await Guard(inner, TOKEN, 7860, hosts, bodies=Bodies(body_s=0.2))(scope, receive, send)
+        made = Guard(inner, TOKEN, 7860, hosts, bodies=Bodies(body_s=0.2))
+        await (inner if isinstance(inner, Guard) else made)(scope, receive, send)
 
     asyncio.run(run())
     received = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -168,6 +169,20 @@ def test_the_token_becomes_a_strict_cookie_and_leaves_the_address() -> None:
     assert (status, inner.calls) == (200, 0)
     assert headers["set-cookie"] == (f"localspec_7860={TOKEN}; HttpOnly; Path=/; SameSite=strict")
     assert b"url=/?c=3" in body and TOKEN.encode() not in body
+
+
+def test_a_ticket_opens_the_page_once_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guard() -> Guard:
+        return Guard(Inner(), TOKEN, 7860, frozenset({HOST}), ticket="once")
+
+    new = guard()
+    status, headers, _ = call(new, {}, "/", query="token=once")
+    assert status == 200 and headers["set-cookie"].startswith(f"localspec_7860={TOKEN};")
+    status, headers, body = call(new, {}, "/", query="token=once")
+    assert status == 401 and "set-cookie" not in headers and b"opened before" in body
+    assert call(new, {}, "/", query=f"token={TOKEN}")[0] == 200
+    monkeypatch.setattr("localspec.web.guard.security.TICKET_S", -1.0)
+    assert call(guard(), {}, "/", query="token=once")[0] == 401
 
 
 def test_a_query_cannot_break_out_of_the_welcome_page() -> None:
