@@ -133,6 +133,7 @@ def test_texts_are_logged_again_where_that_is_asked_for(
         assert store.logs_text
 
 
+@pytest.mark.slow  # starts a child process
 def test_torch_stays_out_until_the_service_loads(tmp_path: Path) -> None:
     code = (
         "import sys, app, localspec.web.server as server\n"

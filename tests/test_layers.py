@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,10 @@ FORBIDDEN = (
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".js", ".css", ".html", ".cfg", ".json", ""}
 
 
-SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {path: ast.parse(source) for path, source in SOURCES.items()}
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Every module of the package."""
+    return {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def name_of(path: Path) -> str:
@@ -118,9 +121,11 @@ def imports_of(tree: ast.Module, only_module_level: bool = False) -> Iterator[st
                 inside = f"{node.module}.{alias.name}"
                 yield inside if is_module(inside) else str(node.module)
         elif not (only_module_level and isinstance(node, ast.FunctionDef)):
-            waiting += ast.iter_child_nodes(node)
+            children = ast.iter_child_nodes(node)
+            waiting += [each for each in children if not isinstance(each, ast.expr)]
 
 
+@cache
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
@@ -153,7 +158,7 @@ def breaches(module: str, tree: ast.Module) -> list[str]:
 
 
 def test_imports_follow_the_house() -> None:
-    modules = {name_of(path): tree for path, tree in TREES.items()}
+    modules = {name_of(path): tree for path, tree in trees().items()}
     without_rule = [name for name in modules if not lies_in(name, set(MAY_IMPORT))]
     assert without_rule == [], "a new wing: give it its rule here"
     assert [breach for name, tree in modules.items() for breach in breaches(name, tree)] == []
@@ -188,12 +193,13 @@ def test_no_module_imports_another_that_imports_it_back() -> None:
         name_of(path): {
             ours for imported in imports_of(tree, True) if (ours := own(imported)) is not None
         }
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
     }
     mutual = [(a, b) for a, imported in graph.items() for b in imported if a in graph.get(b, ())]
     assert mutual == []
 
 
+@pytest.mark.slow  # starts a child process
 def test_nothing_heavy_is_imported_before_the_page_is_up() -> None:
     """The packages that each module brought; then that gradio does not bring the engine's."""
     code = (
@@ -216,12 +222,12 @@ def test_the_set_up_needs_the_standard_library_only(module: str) -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    told = {name_of(path): ast.get_docstring(tree) or "" for path, tree in TREES.items()}
+    told = {name_of(path): ast.get_docstring(tree) or "" for path, tree in trees().items()}
     assert [name for name, docstring in told.items() if len(docstring) <= 20] == []
 
 
 def test_no_file_becomes_a_home_for_everything() -> None:
-    num_lines = {name_of(path): source.count("\n") for path, source in SOURCES.items()}
+    num_lines = {name_of(path): path.read_text("utf-8").count("\n") for path in trees()}
     assert {name for name, count in num_lines.items() if count > MAX_LINES} == set(), "part it"
 
 

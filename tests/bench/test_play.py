@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from random import Random
 from statistics import mean
 from typing import Any
@@ -68,6 +69,11 @@ def best_fixed(found: World) -> float:
 def ratio_to_best(found: World) -> float:
     """To the best fixed arm of a text of one kind, in which every drafter always proposes."""
     return play_adaptive(found, "auto", 0).tokens_per_second / best_by_kind(found)
+
+
+@cache
+def contest() -> tuple[World, ...]:
+    return contest_worlds(0)
 
 
 def test_the_best_fixed_arm_is_that_of_all_games() -> None:
@@ -201,7 +207,7 @@ def test_auto_follows_a_drafter_that_turns_bad_and_good_again(price: str) -> Non
 )
 def test_auto_comes_near_the_best_way_of_each_kind_of_text(feature: str, least: float) -> None:
     """Short turns of three kinds; all that is spent on learning is included."""
-    found = next(each for each in contest_worlds(0) if feature in each.name)
+    found = next(each for each in contest() if feature in each.name)
     assert play_adaptive(found, "auto", 0).tokens_per_second >= least * best_by_kind(found)
 
 

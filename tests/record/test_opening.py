@@ -198,6 +198,7 @@ print(len(store.turn_rows()))
 """
 
 
+@pytest.mark.slow  # starts child processes
 @posix_only
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_read_only_log_is_shown_and_goes_on_in_memory(open_folder: Path, kind: str) -> None:
@@ -228,6 +229,7 @@ def test_log_locked_while_starting_is_shown_and_goes_on_in_memory(old_log: Path)
         assert store.path is not None and texts(store) == ["old words", "hello"]
 
 
+@pytest.mark.slow  # starts child processes
 def test_lock_that_ends_in_time_is_waited_for(old_log: Path) -> None:
     holder = run(
         "import sqlite3, sys, time\n"
@@ -242,6 +244,7 @@ def test_lock_that_ends_in_time_is_waited_for(old_log: Path) -> None:
     holder.communicate(timeout=10)
 
 
+@pytest.mark.slow  # starts child processes
 def test_several_processes_may_start_on_a_blank_folder(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from localspec.record.store import Store\n"
@@ -310,6 +313,7 @@ while True:
 """
 
 
+@pytest.mark.slow  # starts child processes
 @posix_only
 @pytest.mark.parametrize("seed", range(2))
 def test_kill_9_while_writing_loses_nothing_that_was_committed(tmp_path: Path, seed: int) -> None:
@@ -348,6 +352,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow  # starts child processes
 @posix_only
 def test_kill_9_in_the_middle_of_a_reply_keeps_question_and_beginning(tmp_path: Path) -> None:
     writer = run(MID_REPLY, tmp_path / "localspec.db")

@@ -70,6 +70,7 @@ def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) ->
     assert TARGET in "".join(shown.values()) and "estimate" in shown["first"]
 
 
+@pytest.mark.slow  # starts the process that fetches
 def test_a_dry_run_replaces_the_estimate_by_the_exact_size(
     controller: ModelsController, place: ModelsSite
 ) -> None:
@@ -81,12 +82,14 @@ def test_a_dry_run_replaces_the_estimate_by_the_exact_size(
     assert found.download_bytes == size
 
 
+@pytest.mark.slow  # starts the process that fetches
 def test_a_refused_dry_run_says_why(controller: ModelsController, place: ModelsSite) -> None:
     place.hub.refusal = Refusal(401, "GatedRepo")
     said = act(controller, "size", TARGET)
     assert said is not None and "terms" in said
 
 
+@pytest.mark.slow  # starts the process that fetches
 def test_a_click_fetches_the_pair_and_then_it_can_be_loaded(
     controller: ModelsController, place: ModelsSite
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_click_fetches_the_pair_and_then_it_can_be_loaded(
     assert options.context == 8192 and options.anyway is False
 
 
+@pytest.mark.slow  # starts the process that fetches
 def test_a_target_whose_draft_is_missing_is_loaded_without_it(
     controller: ModelsController, place: ModelsSite
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_target_whose_draft_is_missing_is_loaded_without_it(
     assert options.draft is None and options.fetches is False
 
 
+@pytest.mark.slow  # starts the process that fetches
 def test_what_does_not_fit_says_what_would_and_is_loaded_only_anyway(
     controller: ModelsController, place: ModelsSite
 ) -> None:
