@@ -17,6 +17,7 @@ import argparse
 import getpass
 import os
 import platform
+import signal
 import threading
 import webbrowser
 from collections.abc import Callable, MutableMapping
@@ -228,6 +229,7 @@ def main(argv: list[str]) -> None:
     arguments = parse_arguments(argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe may lack the arrow
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     try:
         check_port(arguments.host, arguments.port)
         ensure_environment("requirements.txt", [str(Path(__file__).resolve()), *argv])

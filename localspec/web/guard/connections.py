@@ -57,6 +57,11 @@ class PromptHeads(H11Protocol):
         if begun and self._deadline is None and self._is_between_requests():
             self._wait_for_a_head()
 
+    def shutdown(self) -> None:
+        """The server ends: so does the stream of events that a page waits for."""
+        super().shutdown()
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)

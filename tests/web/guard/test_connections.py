@@ -193,3 +193,27 @@ def test_a_connection_is_kept_while_a_person_reads(connect: Connect) -> None:
     with pytest.raises(TimeoutError):
         connection.recv(1000)
         connection.recv(1000)  # where the body came apart from the head
+
+
+def test_a_stream_that_nobody_ends_hears_of_the_servers_end() -> None:
+    """As a page's events do; uvicorn would cancel it, with a traceback."""
+    heard: list[str] = []
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        heard.append((await receive())["type"])
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        server = server_of(stream, lifespan="off")
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        until(lambda: server.started)
+        with socket.create_connection(bound.getsockname(), timeout=10) as page:
+            page.sendall(b"GET / HTTP/1.1\r\nhost: ours\r\n\r\n")
+            assert page.recv(1000).startswith(b"HTTP/1.1 200")
+            server.should_exit = True
+            thread.join(timeout=10)
+    assert heard == ["http.disconnect"]
