@@ -241,9 +241,7 @@ def logged(options: LoadOptions, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("turn", "drafter"), [(1, None), (1, "off"), (1, "auto"), (2, None), (3, None)]
-)
+@pytest.mark.parametrize(("turn", "drafter"), [(1, None), (1, "off"), (1, "auto")])
 def test_a_logged_reply_is_made_again(
     options: LoadOptions, logged: Path, turn: int, drafter: str | None
 ) -> None:
