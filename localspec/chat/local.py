@@ -273,7 +273,8 @@ class LocalBackend:
                 if baseline is not None:
                     # Plain decoding needs a round for the end-of-text token too, no output token.
                     is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
-                    baseline.observe(cut.step, cut.step.num_output_tokens + is_ended)
+                    if baseline.observe(cut.step, cut.step.num_output_tokens + is_ended):
+                        self._controller.load_changed()
                 if not found.step.num_draft_tokens:
                     stats = replace(stats, off=self._why_off(request, found) or stats.off)
                 drafted = drafted_tokens(cut, self._texts)

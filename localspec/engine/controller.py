@@ -68,34 +68,31 @@ class Budget:
     def __init__(self, plain_ms: float, allowance: float) -> None:
         self.saved_ms = allowance * plain_ms
         self.risk_ms = RISKED * plain_ms
-        self._num_drafted = 0  # rounds since a plain round was measured
+        self.num_drafted = 0  # rounds since a plain round was measured
         self._look_after = FIRST_PLAIN_LOOK
 
     def earn(self, time_ms: float, plain_ms: float) -> None:
         """Time passed, of which exploration may lose a share."""
-        self._save(EXPLORED * time_ms, plain_ms)
+        self.explored(EXPLORED * time_ms, plain_ms)
 
     def explored(self, gained_ms: float, plain_ms: float) -> None:
         """A round explored and gained so much over the best choice known, mostly less than 0. A
         round that something else disturbed may take minutes, so the debt is limited."""
-        self._save(gained_ms, plain_ms)
-
-    def _save(self, ms: float, plain_ms: float) -> None:
         most = MOST_SAVED * plain_ms
-        self.saved_ms = max(-most, min(max(most, self.saved_ms), self.saved_ms + ms))
+        self.saved_ms = max(-most, min(max(most, self.saved_ms), self.saved_ms + gained_ms))
 
     def drafted(self, gained_ms: float, plain_ms: float) -> None:
         """A round drafted and gained so much over plain decoding."""
-        self._num_drafted += 1
+        self.num_drafted += 1
         risk_ms = min(RISKED * plain_ms, self.risk_ms + gained_ms)
         self.risk_ms = max(-MOST_SAVED * plain_ms, risk_ms)
 
     @property
     def is_plain_due(self) -> bool:
-        return self._num_drafted >= self._look_after
+        return self.num_drafted >= self._look_after
 
     def look_at_plain(self) -> None:
-        self._num_drafted, self._look_after = 0, min(LAST_PLAIN_LOOK, 2 * self._look_after)
+        self.num_drafted, self._look_after = 0, min(LAST_PLAIN_LOOK, 2 * self._look_after)
 
 
 class CatchUp:
@@ -189,6 +186,11 @@ class Controller:
             allowance = 0.0 if self.acceptance.is_known(bucket) else ALLOWANCE
             self._budgets[bucket] = Budget(plain_ms, allowance)
         return self._budgets[bucket]
+
+    def load_changed(self) -> None:
+        """What a plain round takes now is not known, so one is due."""
+        for budget in self._budgets.values():
+            budget.num_drafted = LAST_PLAIN_LOOK
 
     def option(
         self,

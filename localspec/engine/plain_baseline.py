@@ -43,6 +43,7 @@ class PlainBaseline:
         self._loads = deque[float](maxlen=WINDOW)
         self._level = 1.0  # the load at the latest plain round
         self._plain_share = 1.0  # what a plain round takes under a load of 1
+        self._is_new_load = False
         self.begin_turn()
 
     def begin_turn(self) -> None:
@@ -52,8 +53,9 @@ class PlainBaseline:
         self._alone: dict[int, float] = {}  # rounds without a plain one under their load, and it
         self._num_plain = 0  # plain rounds since the last draft
 
-    def observe(self, step: Step, num_plain_rounds: int) -> None:
-        """num_plain_rounds: that plain decoding needs for the tokens of this round."""
+    def observe(self, step: Step, num_plain_rounds: int) -> bool:
+        """num_plain_rounds: that plain decoding needs for the tokens of this round. Returns whether
+        the load has just become another than that of the latest plain round."""
         width, context = step.num_draft_tokens + 1, step.context_length
         cost_ms = self._costs.plain_ms(context)
         own_ms = self._costs.verify_ms(width, context)
@@ -69,6 +71,8 @@ class PlainBaseline:
         self._waiting.append(_Waiting(num_plain_rounds * cost_ms, plain_share))
         if len(self._waiting) > WINDOW // 2:
             self._settle(self._waiting.popleft())
+        was_new, self._is_new_load = self._is_new_load, self._is_changed(self._load, self._level)
+        return self._is_new_load and not was_new
 
     @property
     def plain_ms(self) -> float | None:
@@ -79,11 +83,6 @@ class PlainBaseline:
         if self._is_changed(self._load, self._level):
             alone_ms += waiting_ms
         return total_ms if alone_ms <= NEGLIGIBLE * total_ms else None
-
-    @property
-    def lacks_plain_round(self) -> bool:
-        """Whether the load has changed since the latest plain round."""
-        return self._is_changed(self._load, self._level)
 
     def end_turn(self) -> tuple[float | None, ...]:
         """Plain decoding for the tokens of each round, in ms; None for those that cannot be

@@ -58,7 +58,8 @@ TILES = (
         "Speedup",
         "How many times as fast as the same reply without drafting, from sending to the last "
         "token; below it, of decoding alone. Against plain steps measured here under the same "
-        "load. A dash where nothing was drafted or nothing can be compared.",
+        "load. A dash where nothing was drafted, or where the load changed and no plain step was "
+        "taken since.",
     ),
     (
         "acceptance",

@@ -34,7 +34,7 @@ ENDED = {
     "error": "failed",
 }
 
-NO_SPEEDUP = {"load_changed": "not comparable: the load changed"}
+NO_SPEEDUP = {"load_changed": "load changed"}
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +125,11 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
 
 def _of_speedup(stats: TurnStats) -> str:
     if stats.num_steps and not stats.num_draft_tokens:
-        return "nothing drafted"
+        return "no draft"
     if stats.no_speedup is not None:
         return NO_SPEEDUP[stats.no_speedup]
     rounds = number(stats.decode_speedup, " ×", 2)
-    return f"decoding {rounds}" if stats.speedup is not None else "not measured yet"
+    return f"decoding {rounds}" if stats.speedup is not None else "not measured"
 
 
 def credited(drafted_by: Mapping[str, int]) -> str:

@@ -180,7 +180,7 @@ def arm(row: Row) -> str:
 def verdict(gain: float | None) -> tuple[str, str]:
     """The band of a speedup of whole replies, for colouring, and a sentence about it."""
     if gain is None:
-        return "none", "Nothing was drafted and compared yet, so there is no gain to judge."
+        return "none", "No reply was compared with plain decoding yet: there is no gain to judge."
     if gain >= PAYS:
         return "good", f"With drafting, replies came {gain:.2f} times as fast as without it."
     if gain > LOSES:

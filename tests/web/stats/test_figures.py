@@ -100,7 +100,7 @@ def test_alpha_counts_the_guesses_that_were_reached() -> None:
         (1.02, "no difference", "none"),
         (0.98, "no difference", "none"),
         (0.9, "0.90 times the speed without it. Choose another draft, or off", "low"),
-        (None, "Nothing was drafted", "none"),
+        (None, "there is no gain to judge", "none"),
     ],
 )
 def test_the_verdict_is_about_the_gain(gain: float | None, word: str, band: str) -> None:
