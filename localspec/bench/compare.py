@@ -29,7 +29,13 @@ from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwid
 from localspec.bench.exactness import Difference, judge
 from localspec.bench.kept import KeptFile
 from localspec.bench.open_engine import open_bench_engine
-from localspec.bench.results import PromptResult, Results, as_json, with_extras
+from localspec.bench.results import (
+    PromptResult,
+    Results,
+    as_json,
+    is_comparable,
+    with_extras,
+)
 from localspec.bench.runs import (
     BenchEngine,
     EngineRunner,
@@ -156,7 +162,7 @@ class Comparison:
                 reply = self._attempt(arm, case, temperature, self._settings.max_tokens)
                 if reply is not None:
                     replies[arm.name] = reply
-            differences = self._differences(case, replies) if temperature == 0.0 else ()
+            differences = self._differences(case, temperature, replies)
             measured = PromptResult(case, temperature, replies, differences)
             self._report(f"[{number}/{len(jobs)}] {_progress(measured)}")
             yield measured
@@ -230,12 +236,14 @@ class Comparison:
         self._report(f"{arm.name}: {reason}")
 
     def _differences(
-        self, case: Case, replies: Mapping[str, MeasuredReply]
+        self, case: Case, temperature: float, replies: Mapping[str, MeasuredReply]
     ) -> tuple[Difference, ...]:
+        """Of our own arms; of others, which draw with a noise of their own, when greedy."""
         plain, engine = replies[OFF].decided, self._bench.engine
         judged = (
-            judge(engine, case.id, arm, case.prompt, plain, reply.decided)
-            for arm, reply in replies.items()
+            judge(engine, case, temperature, arm.name, plain, replies[arm.name].decided)
+            for arm in self._results.usable()
+            if arm.name in replies and is_comparable(arm, temperature)
         )
         return tuple(difference for difference in judged if difference is not None)
 

@@ -1,10 +1,11 @@
-"""Whether a greedy output is that of plain decoding, and if not, whether the tokens were tied.
+"""Whether a reply is that of plain decoding, and if not, whether the two tokens were tied.
 
-Contract: outputs are compared with `off` token by token, end of text included. One forward of n
-tokens and n forwards of one token round differently, so where the target's two best tokens are
-tied to within rounding either may come first. Only the first difference is judged: after it the
-texts are different texts. There the target's logits are computed again one token at a time along
-the plain output; it is a near-tie when the arm's token lies within NEAR_TIE of the best.
+Contract: replies to one prompt, temperature and seed are compared with `off` token by token, end of
+text included. Where one forward of n tokens and n forwards of one token round differently, either
+of two tied tokens may come first. Only the first difference is judged: after it the texts are
+different texts. There the target's scores (its logits, and the turn's noise above temperature 0)
+are computed again one token at a time along the plain reply; it is a near-tie when the arm's token
+lies within NEAR_TIE of the best.
 
 The threshold is for fp32. In bf16 and fp16 the same rule counts more differences as real; their
 gaps are listed.
@@ -17,7 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
+from localspec.bench.cases import Case
+from localspec.chat.audit import first_difference
 from localspec.engine.engine import Engine
+from localspec.engine.sampling import scores
 from localspec.forward.model import prefill
 
 NEAR_TIE = 1e-4
@@ -25,7 +29,7 @@ NEAR_TIE = 1e-4
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of an output from plain decoding. gap: how far the logit of the arm's
+    """The first difference of a reply from plain decoding. gap: how far the score of the arm's
     token lies below the best, None when the arm merely stopped there. top_two_gap: how far that
     of the second best does."""
 
@@ -40,18 +44,11 @@ class Difference:
         return self.gap is not None and self.gap < NEAR_TIE
 
 
-def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token in which they differ; the end of the shorter one counts as one."""
-    shared = min(len(plain), len(other))
-    found = next((index for index in range(shared) if plain[index] != other[index]), shared)
-    return None if found == len(plain) == len(other) else found
-
-
 def judge(
     engine: Engine,
-    prompt_id: str,
+    case: Case,
+    temperature: float,
     arm: str,
-    prompt: Sequence[int],
     plain: Sequence[int],
     other: Sequence[int],
 ) -> Difference | None:
@@ -62,19 +59,23 @@ def judge(
     position = first_difference(plain, other)
     if position is None:
         return None
-    logits = plain_logits(engine, prompt, plain[:position])  # [V]
-    best, second = logits.topk(2).values.tolist()
-    gap = best - float(logits[other[position]]) if position < len(other) else None
-    return Difference(prompt_id, arm, position, gap, best - second)
+    found = plain_scores(engine, case, temperature, plain[:position])  # [V]
+    best, second = found.topk(2).values.tolist()
+    gap = best - float(found[other[position]]) if position < len(other) else None
+    return Difference(case.id, arm, position, gap, best - second)
 
 
-def plain_logits(engine: Engine, prompt: Sequence[int], path: Sequence[int]) -> torch.Tensor:
-    """The target's logits after `prompt` and `path`, as plain decoding computes them: [V] fp32."""
-    tokens = [*prompt, *path]
+def plain_scores(
+    engine: Engine, case: Case, temperature: float, path: Sequence[int]
+) -> torch.Tensor:
+    """The target's scores after the prompt and `path`, as plain decoding computes them: [V]."""
+    turn = engine.start(case.prompt, case.sampling(temperature), len(path) + 1, frozenset())
+    turn.append(list(path))
+    root = len(case.prompt) - 1
     engine.target.cache.rollback(0)
-    prefill(engine.target, tokens[: len(prompt) - 1])
-    for token in tokens[len(prompt) - 1 : -1]:
+    prefill(engine.target, turn.tokens[:root])
+    for token in turn.tokens[root:-1]:
         engine.target.forward([token], num_logits=1)
-    logits = engine.target.forward(tokens[-1:], num_logits=1)[0]
+    logits = engine.target.forward(turn.tokens[-1:], num_logits=1)  # [1, V]
     engine.target.cache.rollback(0)
-    return logits
+    return scores(logits, turn, [()])[0]

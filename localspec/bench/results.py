@@ -38,7 +38,8 @@ ALL, NOT_REPEATING = "all", "all_not_repeating"
 
 @dataclass(frozen=True)
 class PromptResult:
-    """The replies of all arms to one prompt at one temperature. differences: of greedy outputs."""
+    """The replies of all arms to one prompt at one temperature. differences: from plain decoding,
+    of the arms that are comparable with it."""
 
     case: Case
     temperature: float
@@ -102,14 +103,19 @@ def rows(results: Results) -> list[dict[str, Any]]:
                     "precision": results.precision,
                     "temperature": temperature,
                     "task": task,
-                    **_figures(arm.name, temperature, chosen),
+                    **_figures(arm, temperature, chosen),
                 }
                 made.append(row if reason is None else {**row, "reason": reason})
     return made
 
 
-def _figures(arm: str, temperature: float, chosen: Sequence[PromptResult]) -> dict[str, Any]:
-    replies = [each.replies[arm] for each in chosen]
+def is_comparable(arm: Arm, temperature: float) -> bool:
+    """Whether its replies should be those of plain decoding, token for token."""
+    return temperature == 0.0 or not arm.is_other_engine
+
+
+def _figures(arm: Arm, temperature: float, chosen: Sequence[PromptResult]) -> dict[str, Any]:
+    replies = [each.replies[arm.name] for each in chosen]
     drafting = TurnStats(
         num_prompt_tokens=sum(reply.num_prompt_tokens or 0 for reply in replies),
         num_drafts=sum(reply.num_drafts for reply in replies),
@@ -120,7 +126,7 @@ def _figures(arm: str, temperature: float, chosen: Sequence[PromptResult]) -> di
         "num_prompts": len(replies),
         "num_tokens": sum(len(reply.tokens) for reply in replies),
         "tokens_per_second": _per_second(_timed(reply) for reply in replies),
-        **median_of(list(paired_ratios(arm, chosen))).columns("ratio_to_off", "ratio"),
+        **median_of(list(paired_ratios(arm.name, chosen))).columns("ratio_to_off", "ratio"),
         "acceptance_rate": drafting.acceptance_rate,
         "mean_accepted_length": drafting.mean_accepted_length,
         "repetition": repetition(reply.tokens for reply in replies),
@@ -151,13 +157,13 @@ def paired_ratios(arm: str, measured: Iterable[PromptResult]) -> Iterable[float]
 
 
 def _num_real_differences(
-    arm: str, temperature: float, measured: Sequence[PromptResult]
+    arm: Arm, temperature: float, measured: Sequence[PromptResult]
 ) -> int | None:
-    """Greedy outputs that differ from plain decoding beyond a near-tie; None when sampled or when
+    """Replies that differ from plain decoding beyond a near-tie; None where they may, and where
     nothing was measured."""
-    if temperature != 0.0 or not measured:
+    if not (measured and is_comparable(arm, temperature)):
         return None
-    found = [each for result in measured for each in result.differences if each.arm == arm]
+    found = [each for result in measured for each in result.differences if each.arm == arm.name]
     return sum(not difference.is_near_tie for difference in found)
 
 

@@ -6,8 +6,6 @@ candidates are read there: a margin within the rounding of the precision is a ti
 of several tokens may break differently than several forwards of one; a wider margin is a fault.
 What changed since the reply was logged (weights, precision, kernels, prompt) is named beside a
 difference. A reply that cannot be made again is refused with the reason.
-
-Source of the fp32 bound: bench.exactness, the same figure.
 """
 
 from __future__ import annotations

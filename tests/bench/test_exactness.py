@@ -6,16 +6,15 @@ import pytest
 import torch
 
 from localspec.bench.cases import Case
-from localspec.bench.exactness import NEAR_TIE, Difference, first_difference, judge, plain_logits
+from localspec.bench.exactness import NEAR_TIE, Difference, judge, plain_scores
 from localspec.bench.runs import EngineRunner
-from localspec.core import SamplingParams
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
 from localspec.forward.model import CausalLM, kv_shape
 from tests.bench.tiny_bench import tiny_bench
 from tests.tiny import tiny_llama
 
-PROMPT = (3, 9, 14, 27, 5)
+CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
 
 
 @pytest.fixture
@@ -25,30 +24,21 @@ def engine() -> Engine:
     return Engine(CausalLM(module, cache), {})
 
 
-def test_equal_outputs_do_not_differ() -> None:
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-
-
-def test_the_first_differing_token_and_an_early_end_are_found() -> None:
-    assert first_difference([1, 2, 3, 4], [1, 2, 9, 4]) == 2
-    assert first_difference([1, 2, 3], [1, 2]) == 2
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-
-
-def test_the_logits_are_those_of_the_off_path(engine: Engine) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_scores_are_those_of_plain_decoding(engine: Engine, temperature: float) -> None:
     bench = tiny_bench(engine)
-    case = Case("a", "chat", PROMPT, 0)
-    plain = EngineRunner(bench, bench.controller, "off").run(case, SamplingParams(), 10)
+    sampling = CASE.sampling(temperature)
+    plain = EngineRunner(bench, bench.controller, "off").run(CASE, sampling, 10)
     for position in range(10):
-        logits = plain_logits(engine, PROMPT, plain.decided[:position])
-        assert int(logits.argmax()) == plain.decided[position]
+        found = plain_scores(engine, CASE, temperature, plain.decided[:position])
+        assert int(found.argmax()) == plain.decided[position]
 
 
 def planted(engine: Engine, gap: float) -> tuple[int, int, int]:
     """Make the runner-up of the first token follow the best by `gap`; best, twin, any other."""
-    best, other = plain_logits(engine, PROMPT, []).topk(2).indices.tolist()
+    best, other = plain_scores(engine, CASE, 0.0, []).topk(2).indices.tolist()
     head = engine.target.module.lm_head.weight  # type: ignore[attr-defined]
-    before = plain_logits(engine, PROMPT, [])
+    before = plain_scores(engine, CASE, 0.0, [])
     with torch.no_grad():
         head[other] = head[best] * (1.0 - gap / float(before[best]))
     return best, other, int(before.argmin())
@@ -59,7 +49,7 @@ def test_a_difference_is_a_near_tie_only_below_the_threshold(
     engine: Engine, gap: float, is_near: bool
 ) -> None:
     best, twin, _ = planted(engine, gap)
-    found = judge(engine, "a", "ngram", PROMPT, [best, 1], [twin, 2])
+    found = judge(engine, CASE, 0.0, "ngram", [best, 1], [twin, 2])
     assert found is not None and found.position == 0
     assert found.gap == pytest.approx(gap, abs=5e-5)
     assert found.is_near_tie == is_near
@@ -67,20 +57,20 @@ def test_a_difference_is_a_near_tie_only_below_the_threshold(
 
 def test_a_token_outside_the_tie_is_a_real_difference(engine: Engine) -> None:
     best, _, far = planted(engine, 1e-5)
-    found = judge(engine, "a", "ngram", PROMPT, [best], [far])
+    found = judge(engine, CASE, 0.0, "ngram", [best], [far])
     assert found is not None and found.top_two_gap < NEAR_TIE
     assert not found.is_near_tie
 
 
 def test_an_output_that_merely_stops_is_a_real_difference(engine: Engine) -> None:
     best, _, _ = planted(engine, 1e-5)
-    found = judge(engine, "a", "ngram", PROMPT, [best, 4], [best])
+    found = judge(engine, CASE, 0.0, "ngram", [best, 4], [best])
     assert found is not None
     assert (found.position, found.gap, found.is_near_tie) == (1, None, False)
 
 
 def test_equal_outputs_are_not_judged(engine: Engine) -> None:
-    assert judge(engine, "a", "ngram", PROMPT, [1, 2], [1, 2]) is None
+    assert judge(engine, CASE, 0.0, "ngram", [1, 2], [1, 2]) is None
     assert engine.target.cache.length == 0
 
 

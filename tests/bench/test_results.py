@@ -133,9 +133,11 @@ def test_only_differences_beyond_a_near_tie_are_counted_and_both_are_listed() ->
     ]
 
 
-def test_sampled_outputs_are_not_compared() -> None:
-    made = results(measured("a", "chat", 9.0, 9.0, temperature=0.7), temperatures=(0.7,))
-    assert row_of(made, "auto", "all", 0.7)["identical_to_off"] is None
+def test_sampled_replies_are_compared_with_plain_decoding_too() -> None:
+    real = Difference("a", "auto", 5, 0.5, 0.5)
+    sampled = measured("a", "chat", 9.0, 9.0, temperature=0.7, differences=(real,))
+    made = results(sampled, temperatures=(0.7,))
+    assert row_of(made, "auto", "all", 0.7)["identical_to_off"] == 1
 
 
 def test_a_refused_arm_has_one_row_with_its_reason() -> None:
