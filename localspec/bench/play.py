@@ -11,7 +11,7 @@ Not here: which policies (replay), worlds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -37,7 +37,7 @@ from localspec.core import (
 )
 from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
 from localspec.engine.controller import Controller
-from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
+from localspec.engine.costs import Costs
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.policy import policy_of
 
@@ -181,34 +181,6 @@ def play_adaptive(world: World, requested: str, seed: int, charges_host: bool = 
     for turn in world.turns:
         game.turn(turn, policy_of(controller, game.sampling, requested, None, kind=turn.workload))
     return game.result(is_timed=True)
-
-
-def best_by_kind(world: World) -> float:
-    """Tokens per second of the best fixed arm in hindsight, chosen for each kind of text."""
-    costs = Costs.restored(world.costs).at(0)
-    assert costs is not None, "a world says what rounds cost"
-    arms = [(OFF, 0), *((n, g) for n in world.tracks for g in range(1, MAX_DRAFT_TOKENS + 1))]
-    round_ms = {
-        arm: costs.verify_ms[arm[1]] + (arm[1] * costs.step_ms[arm[0]] if arm[1] else 0.0)
-        for arm in arms
-    }
-    best_ms = 0.0
-    for kind in {turn.workload for turn in world.turns}:
-        turns = [turn for turn in world.turns if turn.workload == kind]
-        best_ms += min(_fixed_ms(world, turns, *arm, round_ms[arm]) for arm in arms)
-    return 1000.0 * world.num_tokens / best_ms
-
-
-def _fixed_ms(
-    world: World, turns: Iterable[Stretch], drafter: str, length: int, round_ms: float
-) -> float:
-    total = 0.0
-    for turn in turns:
-        place, end = turn.start, turn.start + turn.length
-        while place < end:
-            total += round_ms * world.slowness(place)
-            place += 1 + (world.tracks[drafter].num_right(place, length) if length else 0)
-    return total
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Replays a log, or made-up texts, under any policy, offline.
+"""Replays a log under any policy, offline.
 
 Contract: `run_replay` returns plain JSON data: for each world (a combination of models and machine
 of the log) one row for each policy, with its rate, its ratio to plain decoding and its ratio to
@@ -16,7 +16,7 @@ Not here: what is right where (logged, worlds), the rounds (play).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,13 @@ def run_replay(
     turns, states = read_turns(database), read_states(database)
     report(f"{len(turns)} turns with {sum(len(turn.steps) for turn in turns)} rounds")
     worlds, left_out = worlds_of(turns, states, seed)
-    result = run_worlds(worlds, policies, seed, report)
-    return {"database": database.name, **result, "left_out": left_out, "assumed": ASSUMED}
-
-
-def run_worlds(
-    worlds: Sequence[World], policies: tuple[str, ...], seed: int, report: Report
-) -> dict[str, Any]:
-    """Play each world under each policy."""
-    return {"seed": seed, "worlds": [_play_all(each, policies, seed, report) for each in worlds]}
+    return {
+        "database": database.name,
+        "seed": seed,
+        "worlds": [_play_all(each, policies, seed, report) for each in worlds],
+        "left_out": left_out,
+        "assumed": ASSUMED,
+    }
 
 
 def _play_all(world: World, policies: tuple[str, ...], seed: int, report: Report) -> dict[str, Any]:
@@ -136,19 +134,17 @@ def _row(name: str, played: Played, off: Played, best: Played) -> dict[str, Any]
 def render(result: Mapping[str, Any]) -> str:
     """The result for people: a table for each world, best rate first."""
     lines = [line for world in result["worlds"] for line in _world_lines(world)]
-    lines += [f"Left out: {sentence}" for sentence in result.get("left_out", ())]
-    if "assumed" in result:
-        lines.append(result["assumed"])
-    return "\n".join(lines)
+    lines += [f"Left out: {sentence}" for sentence in result["left_out"]]
+    return "\n".join([*lines, result["assumed"]])
 
 
 def _world_lines(world: Mapping[str, Any]) -> list[str]:
-    told = [
-        f"{world['name']}: {world['num_tokens']} tokens in {world['num_turns']} turns, "
-        f"best fixed {world['best_fixed']}"
-    ]
-    if "costs_from" in world:
-        logged = shown(world["logged_tokens_per_second"], ".1f")
-        told.append(f"costs: {world['costs_from']}; as logged {logged} tokens/s")
+    logged = shown(world["logged_tokens_per_second"], ".1f")
     ordered = sorted(world["rows"], key=lambda row: -row["tokens_per_second"])
-    return [*told, *aligned(COLUMNS, ordered), ""]
+    return [
+        f"{world['name']}: {world['num_tokens']} tokens in {world['num_turns']} turns, "
+        f"best fixed {world['best_fixed']}",
+        f"costs: {world['costs_from']}; as logged {logged} tokens/s",
+        *aligned(COLUMNS, ordered),
+        "",
+    ]

@@ -13,33 +13,30 @@ import pytest
 from localspec.bench.play import (
     FixedArm,
     Game,
-    best_by_kind,
     controller_of,
     play_adaptive,
     play_fixed,
     readers_of,
 )
 from localspec.bench.replay import FIXED_LENGTHS
-from localspec.bench.worlds import (
+from localspec.bench.worlds import Stretch, Track, World
+from localspec.core import OFF, SamplingParams, Sequence, Step
+from localspec.engine.controller import Controller
+from localspec.engine.costs import Costs
+from tests.bench.made_up_worlds import (
     FLAT,
     LOOKUP,
     MODEL,
     RATES,
-    Stretch,
-    Track,
-    World,
     adversarial,
     alternating,
+    best_by_kind,
     contest_worlds,
     first_starts,
     misjudged,
-    scenarios,
     stationary,
     turning,
 )
-from localspec.core import OFF, SamplingParams, Sequence, Step
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 
 COSTS = {
     "verify_ms": {"1": {"128": 10.0}, "2": {"128": 12.0}, "16": {"128": 12.0}},
@@ -67,7 +64,7 @@ def best_fixed(found: World) -> float:
 
 
 def ratio_to_best(found: World) -> float:
-    """To the best fixed arm of a text of one kind, in which every drafter always proposes."""
+    """To the best fixed arm."""
     return play_adaptive(found, "auto", 0).tokens_per_second / best_by_kind(found)
 
 
@@ -77,8 +74,10 @@ def contest() -> tuple[World, ...]:
 
 
 def test_the_best_fixed_arm_is_that_of_all_games() -> None:
-    found = world()
-    assert best_by_kind(found) == pytest.approx(best_fixed(found))
+    assert best_by_kind(world()) == pytest.approx(best_fixed(world()))
+    mixed = alternating("flat", 0)
+    mixed = replace(mixed, turns=mixed.turns[:5])  # a game drafts less at the end of a turn
+    assert best_by_kind(mixed) == pytest.approx(best_fixed(mixed), rel=0.02)
 
 
 def test_plain_decoding_costs_a_plain_round_a_token() -> None:
@@ -161,8 +160,6 @@ def test_worlds_are_what_they_are_called() -> None:
     assert silent.tracks[MODEL].confidences is None and track.confidences is not None
     confident = [r for r, c in zip(track.is_right, track.confidences, strict=True) if c > 0.9]
     assert sum(confident) / len(confident) > 0.95
-    names = [each.name for each in scenarios(0)]
-    assert len(names) == len(set(names)) > 20
 
 
 def test_code_and_prose_alternate() -> None:
@@ -191,8 +188,7 @@ def test_auto_loses_next_to_nothing_to_drafters_that_are_always_wrong(price: str
 
 @pytest.mark.parametrize("price", BOTH_PRICES)
 def test_auto_beats_every_fixed_arm_where_code_and_prose_alternate(price: str) -> None:
-    found = alternating(price, 0)
-    assert play_adaptive(found, "auto", 0).tokens_per_second >= 1.05 * best_fixed(found)
+    assert ratio_to_best(alternating(price, 0)) >= 1.05
 
 
 @pytest.mark.parametrize("price", BOTH_PRICES)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from localspec.bench.replay import render, run_replay, run_worlds
-from localspec.bench.worlds import alternating
+from localspec.bench.replay import render, run_replay
 from localspec.core import Step
 from localspec.errors import ConfigError
 from tests.record.test_log_file import log_of
@@ -81,13 +79,6 @@ def test_the_table_names_best_first_and_shows_what_is_unknown_as_a_dash(log: Pat
     assert lines[2].split()[0] == "policy" and lines[-3].split()[0] == "off"
     assert lines[-3].split()[-2:] == ["-", "-"]
     assert lines[-1].startswith("Drawn, not logged")
-
-
-def test_made_up_worlds_are_shown_the_same_way() -> None:
-    world = alternating("flat", 0)
-    world = replace(world, turns=world.turns[:10])
-    text = render(run_worlds([world], ("auto", "off"), 0, quiet))
-    assert text.startswith("flat, code and prose: 2000 tokens in 10 turns, best fixed draft_model")
 
 
 def test_a_combination_without_costs_is_named(tmp_path: Path) -> None:

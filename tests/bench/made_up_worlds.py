@@ -1,0 +1,306 @@
+"""Made-up worlds: drafters of a known acceptance on texts of a known kind, at known costs.
+
+A draft model's confidence in a token is the chance it was drawn with: chances are spread around
+the mean rate by a Beta distribution, which is what the demo draft's confidences follow on its
+target's own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from localspec.bench.logged import CONCENTRATION
+from localspec.bench.worlds import Stretch, Track, World
+from localspec.core import OFF
+from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs, CostSnapshot
+
+NUM_TOKENS = 12_000
+TURN_TOKENS = 200
+PROMPT_TOKENS = 100
+SWITCH_EVERY = 40
+TURN_EVERY = 1000
+LOOKUP, MODEL = "ngram", "draft_model"
+
+# A 346 M target on two cores with packed bf16 weights, a one-layer draft and a lookup.
+FLAT: Mapping[str, Any] = {
+    "verify_ms": {
+        "1": {"128": 21.4}, "2": {"128": 21.4}, "4": {"128": 21.6}, "8": {"128": 24.4},
+        "16": {"128": 29.7},
+    },
+    "draft_step_ms": {MODEL: {"128": 1.4}, LOOKUP: {"128": 0.01}},
+}  # fmt: skip
+# The same where checking more than one token is dear and the draft is half as deep as its target.
+STEEP: Mapping[str, Any] = {
+    "verify_ms": {
+        "1": {"128": 17.3}, "2": {"128": 20.8}, "4": {"128": 24.6}, "8": {"128": 30.1},
+        "16": {"128": 40.3},
+    },
+    "draft_step_ms": {MODEL: {"128": 2.6}, LOOKUP: {"128": 0.01}},
+}  # fmt: skip
+PRICES: Mapping[str, Mapping[str, Any]] = {"flat": FLAT, "steep": STEEP}
+RATES = (0.2, 0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How one drafter does in one kind of text. rate: chance to be right. share: of positions
+    where it has something to propose. is_sure: whether it says how sure it is of a token."""
+
+    rate: float
+    signal: str = "model"
+    share: float = 1.0
+    is_sure: bool = True
+
+
+Kind = Mapping[str, Voice]
+CODE_LOOKUP, PROSE_LOOKUP = Voice(0.85, "5-8", 0.7, False), Voice(0.15, "2", 0.3, False)
+
+
+def confidence_of(random: Random, rate: float) -> float:
+    """The chance of one token where the mean is `rate`."""
+    low, high = max(1e-3, rate * CONCENTRATION), max(1e-3, (1.0 - rate) * CONCENTRATION)
+    return random.betavariate(low, high)
+
+
+def turns_of(num_tokens: int) -> tuple[Stretch, ...]:
+    starts = [*range(0, num_tokens, TURN_TOKENS), num_tokens]
+    return tuple(Stretch(a, b - a, PROMPT_TOKENS) for a, b in pairwise(starts))
+
+
+def made_up(
+    name: str, kinds: Callable[[int], Kind], costs: Mapping[str, Any], seed: int,
+    num_tokens: int = NUM_TOKENS,
+) -> World:  # fmt: skip
+    """A text whose kind at each position is `kinds(position)`."""
+    names = sorted(set(kinds(0)) | set(kinds(SWITCH_EVERY)))
+    tracks = {each: _track(each, kinds, Random(f"{seed}/{each}"), num_tokens) for each in names}
+    return World(name, tracks, turns_of(num_tokens), costs)
+
+
+def _track(name: str, kinds: Callable[[int], Kind], random: Random, num_tokens: int) -> Track:
+    signals, is_right, confidences = list[Hashable](), list[bool](), list[float]()
+    for position in range(num_tokens):
+        voice = kinds(position)[name]
+        chance = confidence_of(random, voice.rate) if voice.is_sure else voice.rate
+        signals.append(voice.signal if random.random() < voice.share else None)
+        is_right.append(random.random() < chance)
+        confidences.append(chance)
+    said = tuple(confidences) if kinds(0)[name].is_sure else None
+    return Track(tuple(signals), tuple(is_right), said)
+
+
+def stationary(price: str, rate: float, seed: int, is_sure: bool = True) -> World:
+    """One draft model that is right as often everywhere."""
+    kind = {MODEL: Voice(rate, is_sure=is_sure)}
+    name = f"{price}, {rate:g} everywhere{'' if is_sure else ', silent'}"
+    return made_up(name, lambda _: kind, PRICES[price], seed)
+
+
+def alternating(price: str, seed: int, is_sure: bool = True) -> World:
+    """Code and prose by turns of SWITCH_EVERY tokens, with a draft model and a lookup."""
+    code = {MODEL: Voice(0.95, is_sure=is_sure), LOOKUP: CODE_LOOKUP}
+    prose = {MODEL: Voice(0.4, is_sure=is_sure), LOOKUP: PROSE_LOOKUP}
+
+    def kinds(position: int) -> Kind:
+        return prose if position // SWITCH_EVERY % 2 else code
+
+    name = f"{price}, code and prose{'' if is_sure else ', silent'}"
+    return made_up(name, kinds, PRICES[price], seed)
+
+
+def adversarial(price: str, seed: int) -> World:
+    """Drafters that are nearly always wrong."""
+    kind = {MODEL: Voice(0.05), LOOKUP: Voice(0.05, "2", 0.5, False)}
+    return made_up(f"{price}, always wrong", lambda _: kind, PRICES[price], seed)
+
+
+def turning(price: str, seed: int) -> World:
+    """A draft model that is good for TURN_EVERY tokens and then bad for as many."""
+    good, bad = {MODEL: Voice(0.9, is_sure=False)}, {MODEL: Voice(0.1, is_sure=False)}
+
+    def kinds(position: int) -> Kind:
+        return bad if position // TURN_EVERY % 2 else good
+
+    return made_up(f"{price}, good and bad turns, silent", kinds, PRICES[price], seed)
+
+
+def misjudged(price: str, factor: float, seed: int) -> World:
+    """Costs of checking several tokens were measured `factor` times what they are."""
+    made = stationary(price, 0.5, seed, is_sure=False)
+    true = PRICES[price]["verify_ms"]
+    wrong = {
+        width: {at: ms * (1.0 if width == "1" else factor) for at, ms in points.items()}
+        for width, points in true.items()
+    }
+    name = f"{price}, checking misjudged by {factor:g}, silent"
+    return replace(made, name=name, believed={**PRICES[price], "verify_ms": wrong})
+
+
+LONGEST_REACH = 15
+SHARES_OF_PLAIN = (0.01, 0.05, 0.1, 0.2, 0.3)  # that one step of a made-up drafter takes
+# Of a plain step: what verifying more than one token costs besides, and each further token.
+# "two threads" is the demo target on two cores, "one thread" on one.
+SLOPES = {
+    "flat": (0.0, 0.02), "steep": (0.0, 0.12), "one thread": (0.1, 0.035),
+    "two threads": (0.68, 0.03),
+}  # fmt: skip
+MODEL_SHARES = (0.15, 0.2, 0.25)  # of the demo models
+KINDS = ("chat", "code", "story")
+
+
+def many_ways(
+    seed: int,
+    num_ways: int,
+    price: str,
+    plain_ms: float,
+    num_turns: int,
+    turn_tokens: int = 60,
+    best_rate: float = 0.8,
+    fade: float = 1.0,
+    spread: float = 0.1,
+    shares: tuple[float, ...] = SHARES_OF_PLAIN,
+) -> World:
+    """Drafters that differ by cost and kind of text; turns of three kinds alternate. best_rate: the
+    highest acceptance of any. fade: by which acceptance falls with each position of a draft.
+    spread: of a drafter's acceptance from turn to turn. shares: of a plain step, that one step of
+    a drafter may take."""
+    random = Random(f"{seed}/{num_ways}/{price}")
+    (jump, slope), turns = SLOPES[price], list[Stretch]()
+    for index in range(num_turns):
+        kind = KINDS[index % len(KINDS)]
+        turns.append(Stretch(index * turn_tokens, turn_tokens, PROMPT_TOKENS, kind))
+    widths = {n: plain_ms * (1.0 + jump * (n > 0) + slope * n) for n in range(LONGEST_REACH + 1)}
+    steps, tracks = dict[str, Any](), dict[str, Track]()
+    for way in range(num_ways):
+        name = f"way {way}"
+        steps[name] = {"128": plain_ms * random.choice(shares)}
+        means = {kind: random.uniform(0.1, best_rate) for kind in KINDS}
+        reach = list[int]()
+        for turn in turns:
+            rate = min(0.97, max(0.02, random.gauss(means[turn.workload], spread)))
+            reach += [_reach(random, rate, fade) for _ in range(turn.length)]
+        tracks[name] = Track(("s",) * len(reach), (), None, tuple(reach))
+    costs = {
+        "verify_ms": {str(n + 1): {"128": ms} for n, ms in widths.items()},
+        "draft_step_ms": steps,
+    }
+    name = f"{num_ways} ways, {price}, {num_turns} turns of {turn_tokens}, {plain_ms:g} ms"
+    return World(name, tracks, tuple(turns), costs)
+
+
+def _reach(random: Random, rate: float, fade: float) -> int:
+    reach = 0
+    while reach < LONGEST_REACH and random.random() < rate * fade**reach:
+        reach += 1
+    return reach
+
+
+def misjudging(world: World, factor: float) -> World:
+    """The same world, where checking several tokens was measured as `factor` of what it costs."""
+    wrong = {
+        width: {at: ms * (1.0 if width == "1" else factor) for at, ms in points.items()}
+        for width, points in world.costs["verify_ms"].items()
+    }
+    name = f"{world.name}, checking misjudged by {factor:g}"
+    return replace(world, name=name, believed={**world.costs, "verify_ms": wrong})
+
+
+def hopeful(world: World, more: float) -> World:
+    """The same world at a first start, with models whose shipped acceptance was measured on texts
+    where every drafter is accepted more often than here."""
+    shipped = {name: _means(world, track, more) for name, track in world.tracks.items()}
+    return replace(world, name=f"{world.name}, shipped too high by {more:g}", shipped=shipped)
+
+
+def _means(world: World, track: Track, more: float) -> dict[str, float]:
+    """By kind: how often the first token is right, and `more`."""
+    found = dict[str, float]()
+    for kind in dict.fromkeys(turn.workload for turn in world.turns):
+        places = [
+            place
+            for turn in world.turns
+            if turn.workload == kind
+            for place in range(turn.start, turn.start + turn.length)
+        ]
+        found[kind] = min(0.95, more + sum(track.num_right(at, 1) for at in places) / len(places))
+    return found
+
+
+def slowed(world: World, times: float) -> World:
+    """The same world on a machine that is busy during the second quarter of the text."""
+    quarter = world.num_tokens // 4
+    name = f"{world.name}, {times:g} times slower for a while"
+    return replace(world, name=name, slow=(quarter, 2 * quarter, times))
+
+
+def contest_worlds(seed: int) -> tuple[World, ...]:
+    """The worlds that controllers are compared in."""
+    flat, steep = ("flat", 20.0), ("steep", 3.0)
+    return (
+        many_ways(seed, 11, *flat, 24),
+        many_ways(seed, 11, *steep, 24),
+        many_ways(seed, 11, *flat, 120),
+        many_ways(seed, 11, *steep, 120),
+        many_ways(seed, 11, "flat", 2.0, 60),
+        many_ways(seed, 3, *flat, 60),
+        many_ways(seed, 3, *steep, 60),
+        many_ways(seed, 3, "steep", 2.0, 120, turn_tokens=20),
+        _named("falling", many_ways(seed, 11, *flat, 60, fade=0.85)),
+        _named("falling", many_ways(seed, 3, *steep, 60, fade=0.85)),
+        _named("all lose", many_ways(seed, 11, *steep, 60, best_rate=0.12, spread=0.02)),
+        _named("all lose", many_ways(seed, 11, "steep", 20.0, 60, best_rate=0.12, spread=0.02)),
+        misjudging(many_ways(seed, 3, *flat, 60), 0.7),
+        misjudging(many_ways(seed, 11, *steep, 60), 0.7),
+        slowed(many_ways(seed, 11, *flat, 60), 1.5),
+        slowed(many_ways(seed, 3, *steep, 60), 1.5),
+        *first_starts(seed),
+    )
+
+
+def first_starts(seed: int) -> tuple[World, ...]:
+    """The first 24 short replies after an installation: the costs of the demo models, whose shipped
+    acceptance promises more than the texts hold, and in the last also a machine that was busy while
+    plain decoding was measured."""
+
+    def start(price: str, plain_ms: float, best_rate: float) -> World:
+        made = many_ways(
+            seed, 11, price, plain_ms, 24, 40, best_rate, 0.95, 0.15, shares=MODEL_SHARES
+        )
+        return replace(hopeful(made, 0.3), catch_up=0.03)
+
+    one_thread, two_threads = start("one thread", 4.2, 0.45), start("two threads", 2.6, 0.6)
+    return one_thread, two_threads, misjudging(one_thread, 0.8)
+
+
+def _named(feature: str, world: World) -> World:
+    return replace(world, name=f"{world.name}, {feature}")
+
+
+def best_by_kind(world: World) -> float:
+    """Tokens per second of the best fixed arm in hindsight, chosen for each kind of text."""
+    costs = Costs.restored(world.costs).at(0)
+    assert costs is not None, "a world says what rounds cost"
+    arms = [(OFF, 0), *((n, g) for n in world.tracks for g in range(1, MAX_DRAFT_TOKENS + 1))]
+    best_ms = 0.0
+    for kind in {turn.workload for turn in world.turns}:
+        turns = [turn for turn in world.turns if turn.workload == kind]
+        best_ms += min(_fixed_ms(world, turns, costs, *arm) for arm in arms)
+    return 1000.0 * world.num_tokens / best_ms
+
+
+def _fixed_ms(
+    world: World, turns: Iterable[Stretch], costs: CostSnapshot, drafter: str, length: int
+) -> float:
+    plain_ms, total_ms = costs.verify_ms[0], 0.0
+    draft_ms = costs.verify_ms[length] + length * costs.step_ms[drafter] if length else plain_ms
+    for turn in turns:
+        place, end = turn.start, turn.start + turn.length
+        while place < end:
+            is_drafting = length > 0 and world.tracks[drafter].signals[place] is not None
+            total_ms += (draft_ms if is_drafting else plain_ms) * world.slowness(place)
+            place += 1 + (world.tracks[drafter].num_right(place, length) if is_drafting else 0)
+    return total_ms
