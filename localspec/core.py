@@ -317,11 +317,6 @@ class Drafter(Protocol):
         None when there is nothing to propose. Costs microseconds."""
         ...
 
-    def peek(self, sequence: Sequence) -> tuple[int, ...]:
-        """What it would propose, where guessing is free, to be scored without being used;
-        empty where a guess costs time."""
-        ...
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         """At most plan.num_draft_tokens tokens that may follow `sequence`; empty is allowed."""
         ...

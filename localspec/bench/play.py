@@ -45,7 +45,6 @@ RIGHT, WRONG = 1, 0  # the only tokens there are
 NO_LOGITS = torch.empty(0)  # a world has none
 SHIPPED_ROUNDS = 100  # behind the shipped acceptance of a world, of each drafter and kind
 JITTER = 0.03  # spread of a measured round around its cost
-FREE_SHARE = 0.01  # of a plain token: a drafter cheaper than this peeks
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,9 @@ class Reader:
     memory_bytes = 0
     shapes_itself = False
 
-    def __init__(self, name: str, track: Track, is_free: bool) -> None:
+    def __init__(self, name: str, track: Track) -> None:
         self.name = name
         self._track = track
-        self._is_free = is_free
         self._offset = 0  # from a place in the sequence to a place in the text
         self._end = 0
 
@@ -84,12 +82,6 @@ class Reader:
 
     def signal(self, sequence: Sequence) -> Hashable:
         return self._track.signals[self._place(sequence)]
-
-    def peek(self, sequence: Sequence) -> tuple[int, ...]:
-        place = self._place(sequence)
-        if not self._is_free or self._track.signals[place] is None:
-            return ()
-        return self._guess(place, min(self._end, place + 8))
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         place = self._place(sequence)
@@ -135,14 +127,9 @@ class FixedArm:
 def readers_of(world: World) -> dict[str, Reader]:
     """The world's drafters that have a price."""
     costs = Costs.restored(world.costs)
-    plain_ms = costs.plain_ms(0)
-    assert plain_ms is not None, "a world says what a plain token costs"
-    made = dict[str, Reader]()
-    for name, track in world.tracks.items():
-        step_ms = costs.draft_ms(name, 1, 0)
-        if step_ms is not None:
-            made[name] = Reader(name, track, step_ms < FREE_SHARE * plain_ms)
-    return made
+    return {
+        name: Reader(name, track) for name, track in world.tracks.items() if costs.knows(name)
+    }
 
 
 def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:

@@ -52,7 +52,7 @@ class ChainedDrafter(DrafterBase):
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         plan = plan.shortened(room_of(self.model, sequence))
-        copied = self._lookup.peek(sequence)[: plan.num_draft_tokens]
+        copied = self._lookup.propose(sequence, plan).tokens
         if not copied:
             alone = self._drafting.propose(sequence, plan)
             return replace(alone, makers=(self._drafting.name,) * len(alone.tokens))

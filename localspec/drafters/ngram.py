@@ -27,7 +27,6 @@ from localspec.drafters.lookup import Lookup, Place, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth
 
-PEEKED = 8  # tokens
 CLASSES = ((2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"))
 # By the length of the match, where only one token ever followed.
 DISCOUNTS = ((1, 0.75), (2, 0.64), (4, 0.53), (8, 0.39), (16, 0.23))
@@ -69,9 +68,6 @@ class NgramDrafter(DrafterBase):
         if not length:
             return None
         return match_class(length) if is_own(place) else f"past {match_class(length)}"
-
-    def peek(self, sequence: Sequence) -> tuple[int, ...]:
-        return best_chain(self._lookup, self._lookup.follow(sequence.tokens), PEEKED).tokens
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         place, size = self._lookup.follow(sequence.tokens), plan.num_draft_tokens

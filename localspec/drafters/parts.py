@@ -32,10 +32,6 @@ class DrafterBase:
         """What of it can be captured as graphs in idle time."""
         return ()
 
-    def peek(self, sequence: Sequence) -> tuple[int, ...]:
-        """No guess is free."""
-        return ()
-
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn: `propose` reads what it missed."""
 

@@ -41,8 +41,8 @@ TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
 CONFIDENCE_BINS = 12
 BIN_DISCOUNT = 0.995
 ALL_KINDS = ""  # no kind of text was named
-TOO_LARGE = 1e9  # of a unit: counts are rescaled before they lose digits
-SUMS = ("num_rounds", "tokens", "drafted", "steps", "shipped")  # of Counts, besides the positions
+NEW_SUMS = ("silent_steps", "shipped")  # that earlier versions did not count
+SUMS = ("num_rounds", "tokens", "drafted", "steps", *NEW_SUMS)  # of Counts, besides the positions
 
 
 class Situation(NamedTuple):
@@ -75,12 +75,13 @@ def _no_positions() -> list[float]:
 
 @dataclass
 class Counts:
-    """Of one drafter, signal and situation. n rounds are n * unit counts: the unit grows by
-    1 / discount a round, which fades all earlier counts at once.
+    """Of one drafter, signal and situation, in rounds; each round multiplies what was counted
+    before by `discount`.
 
     tried, accepted: by position. tokens: that the rounds gave. drafted, steps: tokens drafted and
-    how often the drafter ran for them. last_round: the clock at the last observation. shipped: of
-    num_rounds, those that another machine observed."""
+    how often the drafter ran for them. silent_steps: how often it ran and proposed nothing.
+    last_round: the clock at the last observation. shipped: of num_rounds, those that another
+    machine observed."""
 
     discount: float
     tried: list[float] = field(default_factory=_no_positions)
@@ -89,19 +90,9 @@ class Counts:
     tokens: float = 0.0
     drafted: float = 0.0
     steps: float = 0.0
-    last_round: int = 0
-    unit: float = 1.0
+    silent_steps: float = 0.0
     shipped: float = 0.0
-
-    @property
-    def weight(self) -> float:
-        """Rounds that these counts are worth."""
-        return self.num_rounds / self.unit
-
-    @property
-    def own_weight(self) -> float:
-        """Of these, rounds that were observed here."""
-        return (self.num_rounds - self.shipped) / self.unit
+    last_round: int = 0
 
     def observe(
         self, num_tried: int, num_accepted: int, tokens: int, drafted: float, steps: float,
@@ -111,41 +102,41 @@ class Counts:
         Old counts fade by all rounds since, whichever drafter they used, so that a rare try can
         change an estimate."""
         age = clock - self.last_round
-        self.unit /= self.discount if age <= 1 else max(MOST_FADED, self.discount**age)
-        if self.unit > TOO_LARGE:
-            self.cap(self.weight)
-        self.last_round, unit = clock, self.unit
-        self.num_rounds += unit
-        self.tokens += unit * tokens
-        self.drafted += unit * drafted
-        self.steps += unit * steps
+        self._scale(self.discount if age <= 1 else max(MOST_FADED, self.discount**age))
+        self.last_round = clock
+        self.num_rounds += 1.0
+        self.tokens += tokens
+        self.drafted += drafted
+        if drafted:
+            self.steps += steps
+        else:
+            self.silent_steps += steps
         for place in range(min(num_tried, num_accepted + 1, MAX_POSITIONS)):
-            self.tried[place] += unit
+            self.tried[place] += 1.0
             if place < num_accepted:
-                self.accepted[place] += unit
+                self.accepted[place] += 1.0
 
     def cap(self, num_rounds: float) -> None:
-        """Scale to at most so many rounds, in units of 1; the rates stay."""
-        share = min(1.0, num_rounds / self.weight) / self.unit if self.num_rounds else 1.0
+        """Scale to at most so many rounds; the rates stay."""
+        if self.num_rounds > num_rounds:
+            self._scale(num_rounds / self.num_rounds)
+
+    def _scale(self, share: float) -> None:
         self.tried = [value * share for value in self.tried]
         self.accepted = [value * share for value in self.accepted]
         for name in SUMS:
             setattr(self, name, getattr(self, name) * share)
-        self.unit = 1.0
 
     def as_row(self) -> dict[str, Any]:
         """Plain data."""
-        row: dict[str, Any] = {name: getattr(self, name) / self.unit for name in SUMS}
-        row["tried"] = [value / self.unit for value in self.tried]
-        row["accepted"] = [value / self.unit for value in self.accepted]
-        return row
+        return {name: getattr(self, name) for name in (*SUMS, "tried", "accepted")}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Counts:
         """KeyError, ValueError, TypeError for anything but what `as_row` made."""
         found = cls(DISCOUNT, _numbers(row["tried"]), _numbers(row["accepted"]))
         for name in SUMS:
-            setattr(found, name, _number(row.get(name, 0.0) if name == "shipped" else row[name]))
+            setattr(found, name, _number(row.get(name, 0.0) if name in NEW_SUMS else row[name]))
         if any(a > t for t, a in zip(found.tried, found.accepted, strict=True)):
             raise ValueError("more was accepted than tried")
         found.cap(PRIOR_ROUNDS)
@@ -157,8 +148,8 @@ UNKNOWN = Counts(1.0)  # never written to
 
 class Estimate(NamedTuple):
     """Of one drafter's drafts. rates: by position, each given that the ones before were accepted.
-    evidence: rounds observed here, fewer the longer ago. levels: the counts of each level, and in
-    their unit what the estimate of the coarser level is worth."""
+    evidence: rounds observed here, fewer the longer ago. levels: the counts of each level, the
+    coarsest first, and the rounds that the estimate of the coarser one is worth beside them."""
 
     rates: list[float]
     evidence: float
@@ -180,7 +171,6 @@ class Acceptance:
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
         self._clocks: dict[str, int] = defaultdict(int)  # rounds of each kind, and of ALL_KINDS
         self.revisions: dict[str, int] = defaultdict(int)  # drafter -> drafts that were observed
-        self._steps: dict[str, list[float]] = {}  # drafter -> [tokens drafted, steps]
 
     def expect(self, shipped: Acceptance) -> None:
         """Start from shipped acceptance where nothing was observed here. The counts of `shipped`
@@ -190,7 +180,6 @@ class Acceptance:
                 counts.cap(SHIPPED_ROUNDS)
                 counts.shipped = counts.num_rounds
                 self._counts[key] = counts
-                self._restore_steps(key.drafter, counts)
         for place, cells in shipped._bins.items():
             self._bins.setdefault(place, cells)
 
@@ -210,19 +199,16 @@ class Acceptance:
         situation: Situation,
         num_tried: int,
         num_accepted: int,
-        num_used: int | None = None,
         num_nodes: float | None = None,
         num_steps: float | None = None,
     ) -> None:
-        """num_tried: the draft's length; of a tree that of the path which was tried. num_used: of a
-        guess that was only peeked at, how many tokens a round would have verified; None: all.
-        num_nodes: tokens drafted with all branches, None: num_tried. num_steps: how often the
-        drafter ran, None: once a token."""
+        """num_tried: the draft's length; of a tree that of the path which was tried. num_nodes:
+        tokens drafted with all branches, None: num_tried. num_steps: how often the drafter ran,
+        None: once a token."""
         nodes = float(num_tried) if num_nodes is None else num_nodes
         steps = nodes if num_steps is None else num_steps
-        tokens = 1 + (num_accepted if num_used is None else min(num_used, num_accepted))
+        tokens = 1 + num_accepted
         self.revisions[drafter] += 1
-        self._count_steps(drafter, nodes, steps)
         key = _Key(drafter, str(signal), situation)
         turn = self._turn.get(key)
         if turn is None:
@@ -248,11 +234,6 @@ class Acceptance:
                 cell[0] = cell[0] * BIN_DISCOUNT + 1.0
                 cell[1] = cell[1] * BIN_DISCOUNT + was_taken
 
-    def steps_a_token(self, drafter: str) -> float | None:
-        """How often a drafter ran for each token it drafted; None before the first."""
-        drafted, steps = self._steps.get(drafter, (0.0, 0.0))
-        return steps / drafted if drafted > 0.0 else None
-
     def is_known(self, bucket: int) -> bool:
         """Whether any counts exist for such temperatures."""
         return any(key.situation.bucket == bucket for key in self._counts)
@@ -266,25 +247,25 @@ class Acceptance:
         name, bucket = str(signal), situation.bucket
         base = self._counts.get(_Key(drafter, name, Situation(bucket)), UNKNOWN)
         rates, prior = list[float](), PRIOR
-        if base.tried[0] < 5.0 * base.unit:
+        if base.tried[0] < 5.0:
             prior = self._neighbouring_rate(drafter, name, bucket)
         left = self._left_of(base, ALL_KINDS)
-        prior_weight = PRIOR_WEIGHT * base.unit
         for tried, accepted in zip(base.tried, base.accepted, strict=True):
             if tried == 0.0:  # nor was anything behind it
                 break
-            prior = (accepted + prior_weight * prior) / (tried + prior_weight)
+            prior = (accepted + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
             rates.append(prior)
         rates += [prior] * (MAX_POSITIONS - len(rates))
-        levels, evidence = [(base, prior_weight)], base.own_weight * left
+        levels, evidence = [(base, PRIOR_WEIGHT)], (base.num_rounds - base.shipped) * left
         if situation.kind != ALL_KINDS:
             own = self._counts.get(_Key(drafter, name, situation), UNKNOWN)
             left = self._left_of(own, situation.kind)
-            levels.append((own, KIND_WEIGHT * own.unit))
-            evidence = own.own_weight * left + OTHER_KINDS * evidence / (evidence + OTHER_KINDS)
+            levels.append((own, KIND_WEIGHT))
+            others = OTHER_KINDS * evidence / (evidence + OTHER_KINDS)
+            evidence = (own.num_rounds - own.shipped) * left + others
         turn = self._turn.get(_Key(drafter, name, situation))
         if turn is not None:
-            levels.append((turn, TURN_WEIGHT * turn.unit))
+            levels.append((turn, TURN_WEIGHT))
         for counts, weight in levels[1:]:
             _refine(rates, counts, weight)
         return Estimate(rates, evidence, levels)
@@ -305,8 +286,8 @@ class Acceptance:
         found: dict[str, tuple[float, _Key]] = {}
         for key, counts in self._counts.items():
             is_general = key.situation.bucket < LENIENT and key.situation.kind == ALL_KINDS
-            if is_general and counts.weight > found.get(key.drafter, (-1.0, key))[0]:
-                found[key.drafter] = counts.weight, key
+            if is_general and counts.num_rounds > found.get(key.drafter, (-1.0, key))[0]:
+                found[key.drafter] = counts.num_rounds, key
         return {name: self.rates(*key) for name, (_, key) in found.items()}
 
     def _left_of(self, counts: Counts, kind: str) -> float:
@@ -317,20 +298,9 @@ class Acceptance:
         """First-position rate of the nearest temperature that was seen, else PRIOR."""
         for near in (bucket - 1, bucket + 1, bucket - 2, bucket + 2):
             counts = self._counts.get(_Key(drafter, signal, Situation(near)))
-            if counts is not None and counts.tried[0] >= 5.0 * counts.unit:
+            if counts is not None and counts.tried[0] >= 5.0:
                 return counts.accepted[0] / counts.tried[0]
         return PRIOR
-
-    def _count_steps(self, drafter: str, nodes: float, steps: float) -> None:
-        if nodes == 0.0:  # a round that drafted nothing shows no steps per token
-            return
-        sums = self._steps.setdefault(drafter, [0.0, 0.0])
-        sums[0] = sums[0] * DISCOUNT + nodes
-        sums[1] = sums[1] * DISCOUNT + steps
-
-    def _restore_steps(self, drafter: str, counts: Counts) -> None:
-        # The counts include rounds that drafted nothing: at most one step per token is believed.
-        self._count_steps(drafter, counts.drafted, min(counts.steps, counts.drafted))
 
     def snapshot(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -356,10 +326,8 @@ class Acceptance:
         found = cls()
         for row in state["records"]:
             situation = Situation(int(row["bucket"]), str(row["kind"]))
-            counts = Counts.from_row(row)
-            found._counts[_Key(str(row["drafter"]), str(row["signal"]), situation)] = counts
-            if situation.kind == ALL_KINDS:
-                found._restore_steps(str(row["drafter"]), counts)
+            key = _Key(str(row["drafter"]), str(row["signal"]), situation)
+            found._counts[key] = Counts.from_row(row)
         for row in state["confidence"]:
             cells = [_capped_cell(_number(t), _number(a)) for t, a in row["cells"]]
             if len(cells) != CONFIDENCE_BINS:
@@ -369,7 +337,7 @@ class Acceptance:
 
 
 def _refine(rates: list[float], counts: Counts, weight: float) -> None:
-    """Move the rates towards the counts of a finer level; `weight`: of the rates, in its unit."""
+    """Move the rates, which are worth `weight` rounds, towards the counts of a finer level."""
     for place, tried in enumerate(counts.tried):
         if tried == 0.0:  # nor was anything behind it
             break

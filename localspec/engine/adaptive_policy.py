@@ -7,9 +7,9 @@ temperature, kind of text and turn; T from the costs measured on this machine.
 The rule
 - Take the option with the highest rate, less a margin that shrinks with its evidence. Plain
   decoding needs no evidence.
-- Drafting may lose RISKED plain rounds. From then on, until drafting has gained them back, the
-  margin is larger, so that only proven drafters are used: estimates may be too high for a new text,
-  and the best of many estimates is partly luck.
+- The margin grows with what drafting has lost to plain decoding and not gained back, so that in the
+  end only proven drafters are used: estimates may be too high for a new text, and the best of many
+  estimates is partly luck.
 - Whenever options are weighed, each is also drawn from its posterior (Thompson sampling). Where a
   draw beats the best, one round explores it, if the `Budget` pays for the expected loss. What the
   round really lost is charged.
@@ -24,8 +24,7 @@ The rule
 Not here: what is learnt (controller), what an option is worth (options), drafting.
 Sources: R as a ratio of sums is the renewal-reward rate; Thompson 1933 for the draws; a limit on
 what may be lost against a known choice as in conservative bandits (arXiv 1602.04282); the rule
-within a round is Dinkelbach's method on R, with the threshold form of SpecDec++ (arXiv 2405.19715);
-scoring guesses that were not used is full information as in arXiv 2510.20064.
+within a round is Dinkelbach's method on R, with the threshold form of SpecDec++ (arXiv 2405.19715).
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ from functools import partial
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation
-from localspec.engine.controller import Budget, Controller, Peek
+from localspec.engine.controller import Controller
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.engine.options import (
-    MARGIN,
     PLAIN_FIRST,
     PLAIN_LOOK,
-    PROVEN_MARGIN,
     UNMEASURED,
     Option,
     why_drafting,
@@ -55,8 +52,8 @@ HYSTERESIS = 1.03  # the gain that another option must promise over the one in u
 PLANNED = 0.005  # share of the time for weighing options, and as much for asking signals
 LEAST_PERIOD, MOST_PERIOD = 4, 32  # rounds from one weighing to the next
 MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be noticed soon
-FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
 LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
+FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
 SECOND_LOOKS = 2  # two cheap rounds refute a cost that was measured too high
 LIKELY_REMAINING = 64  # tokens that a reply is likely to go on for, or for as many as it has
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
@@ -84,19 +81,18 @@ class AdaptivePolicy:
         self._may_be_off = may_be_off
         self._fixed_length = fixed_length
         self._first_length = first_length
+        self._budget = controller.budget(situation.bucket)
         self._prices: CostSnapshot | None = None
         self._signals: dict[str, Hashable] = {}
         self._options: dict[tuple[str, Hashable], _Weighed] = {}
-        self._plans: dict[tuple[str, Hashable], DraftPlan] = {}
         self._until_weighed = self._until_asked = 0  # rounds
         self._is_weighed = self._is_asked = False  # in this round
         self._plan = DraftPlan(OFF, 0)
         self._best: Option | None = None
         self._going_rate = 0.0  # tokens per ms
         self._is_exploring = False
-        self._behind_ms = 0.0  # what drafting lost to plain decoding since options were weighed
+        self._behind = 0.0  # plain rounds that drafting lost since options were weighed
         self._quiet_rounds, self._quiet_ms = 0, 0.0  # not learnt from yet
-        self._peek = Peek(controller, situation)
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -124,8 +120,7 @@ class AdaptivePolicy:
         options = self._choose(sequence)
         self._is_exploring = False
         if self._is_weighed and self._may_be_off:
-            self._behind_ms = 0.0
-            self._peek.at(sequence, [o for o in options if o is not self._best])
+            self._behind = 0.0
             plain_first = self._plain_first(sequence)
             trial = plain_first or self._trial(sequence, options)
             if trial is not None:
@@ -148,11 +143,10 @@ class AdaptivePolicy:
         last, best, bar = self._best, None, 0.0
         if self._may_be_off:
             bar = plain_rate * (HYSTERESIS if last is None else 1.0)
-        margin = MARGIN if self._budget.risk_ms > 0.0 else PROVEN_MARGIN
         for option in options:
             if option.rate * HYSTERESIS <= bar:  # it is worth less than its rate
                 continue
-            worth = self._worth(option, margin, sequence)
+            worth = self._worth(option, sequence)
             if last is not None and option.drafter == last.drafter:
                 worth *= HYSTERESIS
             if worth > bar:
@@ -161,7 +155,7 @@ class AdaptivePolicy:
         self._going_rate = plain_rate if best is None else max(plain_rate, best.rate)
         return options
 
-    def _worth(self, option: Option, margin: float, sequence: Sequence) -> float:
+    def _worth(self, option: Option, sequence: Sequence) -> float:
         """Its rate, less what it takes to catch up, spread over the tokens that are likely to come:
         so a drafter reads a prompt late, or not at all for a short reply."""
         if not self._may_be_off:
@@ -169,7 +163,7 @@ class AdaptivePolicy:
         likely = max(LIKELY_REMAINING, len(sequence.tokens) - sequence.prompt_length)
         remaining = min(likely, max(1, sequence.num_remaining))
         extra_ms = self._catch_up_ms(option, sequence)
-        return remaining / (remaining / option.sure_rate(margin) + extra_ms)
+        return remaining / (remaining / option.sure_rate(self._budget.margin) + extra_ms)
 
     def _catch_up_ms(self, option: Option, sequence: Sequence) -> float:
         catch_up, name = self._controller.catch_up, option.drafter
@@ -192,11 +186,11 @@ class AdaptivePolicy:
         if self._best is not None and budget.is_plain_due:
             # If plain decoding is believed dearer than a round that drafts, this shows the fault.
             took_ms = min(plain_ms, self._best.round_ms[1])
-            if 2.0 * (took_ms - 1.0 / going) <= budget.saved_ms:
+            if self._may_lose(2.0 * (took_ms - 1.0 / going)):
                 budget.look_at_plain()
                 self._until_weighed = 1  # two rounds: the first after a draft shows nothing
                 return DraftPlan(OFF, 0, True, PLAIN_LOOK)
-        if budget.saved_ms <= 0.0:
+        if budget.saved <= 0.0:
             return None
         top_rate, top = going, None
         for option in options:
@@ -207,7 +201,7 @@ class AdaptivePolicy:
                 continue
             length = min(length, max(option.length, LONGEST_TRIAL))
             took_ms = option.round_ms[length] + self._catch_up_ms(option, sequence)
-            if took_ms - option.tokens(length) / going <= budget.saved_ms:
+            if self._may_lose(took_ms - option.tokens(length) / going):
                 top_rate, top = rate, (option, length)
         top = top or self._second_look(sequence, options)
         if top is None:
@@ -221,6 +215,10 @@ class AdaptivePolicy:
         growth = self._growth(option, going) if shapes_itself else None
         return DraftPlan(option.drafter, length, True, reason, option.signal, growth=growth)
 
+    def _may_lose(self, expected_ms: float) -> bool:
+        """Whether the budget pays for a round that is expected to lose so much."""
+        return expected_ms <= self._budget.saved * self._known_prices.plain_ms
+
     def _second_look(self, sequence: Sequence, options: list[Option]) -> tuple[Option, int] | None:
         """A drafter whose believed cost rules it out, whatever is accepted of it. Its cost may have
         been measured while another program was computing, so a run of the program spends a few
@@ -230,17 +228,13 @@ class AdaptivePolicy:
             is_ruled_out = option.ceiling * self._known_prices.plain_ms <= 1.0
             if is_ruled_out and looks[option.drafter] < SECOND_LOOKS:
                 took_ms = option.round_ms[1] + self._catch_up_ms(option, sequence)
-                if took_ms - 1.0 / self._going_rate <= self._budget.saved_ms:
+                if self._may_lose(took_ms - 1.0 / self._going_rate):
                     looks[option.drafter] += 1
                     return option, 1
         return None
 
     def _drafting(self, option: Option) -> DraftPlan:
-        """The plan of an option, kept as long as the option."""
-        key = option.drafter, option.signal
-        if key in self._plans:
-            return self._plans[key]
-        name, length = key[0], option.num_draft_tokens
+        name, length = option.drafter, option.num_draft_tokens
         shapes_itself, rule, growth = self._shapes_itself(name), None, None
         reason = why_drafting(option, self._known_prices.plain_ms, shapes_itself)
         acceptance, bucket = self._controller.acceptance, self._situation.bucket
@@ -250,9 +244,7 @@ class AdaptivePolicy:
             # The length is an average: a confident draft goes further, an unsure one stops early.
             rule = self._marginal_rule(option)
             length = min(MAX_DRAFT_TOKENS, 2 * length + 2)
-        plan = DraftPlan(name, length, False, reason, option.signal, rule, growth)
-        self._plans[key] = plan
-        return plan
+        return DraftPlan(name, length, False, reason, option.signal, rule, growth)
 
     def _shapes_itself(self, drafter: str) -> bool:
         return self._controller.drafters[drafter].shapes_itself
@@ -286,10 +278,6 @@ class AdaptivePolicy:
     def _known_prices(self) -> CostSnapshot:
         assert self._prices is not None, "prices are read before options are weighed"
         return self._prices
-
-    @property
-    def _budget(self) -> Budget:
-        return self._controller.budget(self._situation.bucket, self._known_prices.plain_ms)
 
     def _reads_prices(self, sequence: Sequence) -> bool:
         """Read what rounds cost now; False until it is known."""
@@ -327,7 +315,6 @@ class AdaptivePolicy:
             name, signal, self._situation, prices, self._fixed_length, self._first_length
         )
         self._options[name, signal] = made_of, option
-        self._plans.pop((name, signal), None)
         return option
 
     def _unmeasured(self, sequence: Sequence) -> DraftPlan:
@@ -357,17 +344,16 @@ class AdaptivePolicy:
 
     def _account(self, step: Step, plan: DraftPlan, plain_ms: float) -> None:
         """Enter a round into the budget, and see whether drafting has fallen behind."""
-        controller, budget = self._controller, self._budget
-        gained_ms = step.num_output_tokens * plain_ms - step.round_ms
-        budget.earn(step.round_ms + self._quiet_ms, plain_ms)
+        controller, budget, took_ms = self._controller, self._budget, step.round_ms
+        gained = step.num_output_tokens - took_ms / plain_ms
+        budget.earn((took_ms + self._quiet_ms) / plain_ms)
         if plan.drafter != OFF:
-            self._peek.forget(plan.drafter)
-            budget.drafted(gained_ms, plain_ms)
+            budget.drafted(gained)
         if self._is_exploring:
-            budget.explored(step.num_output_tokens / self._going_rate - step.round_ms, plain_ms)
+            budget.explored((step.num_output_tokens / self._going_rate - took_ms) / plain_ms)
         elif plan.drafter != OFF and self._may_be_off:
-            self._behind_ms -= gained_ms
-            if self._behind_ms > FALLEN_BEHIND * plain_ms:
+            self._behind -= gained
+            if self._behind > FALLEN_BEHIND:
                 self._until_weighed = 0
         if self._is_weighed:
             controller.weighing_ms += MEMORY * (step.plan_ms - controller.weighing_ms)

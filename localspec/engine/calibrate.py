@@ -53,9 +53,6 @@ class StandIn:
     def signal(self, sequence: Sequence) -> str:
         return self.name
 
-    def peek(self, sequence: Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         return chain(tuple(1 + i % 7 for i in range(plan.num_draft_tokens)))
 

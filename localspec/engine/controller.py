@@ -1,9 +1,9 @@
 """What is known of one target on one machine: costs, acceptance, and what trying things has cost.
 
 Contract: `learn` takes in a finished round, whichever policy planned it; `option` gives the present
-estimate of a drafter; `Peek` scores guesses that were not used. `snapshot` and `restore` keep the
-state over restarts as plain data. States are kept by `identity`, one for each combination of
-models, precision and machine; `measurements` reads them for the planner. No torch.
+estimate of a drafter. `snapshot` and `restore` keep the state over restarts as plain data. States
+are kept by `identity`, one for each combination of models, precision and machine; `measurements`
+reads them for the planner. No torch.
 
 Not here: the choice of a round (policy), measuring costs (calibrate).
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
@@ -51,41 +50,47 @@ PRECISIONS = {
 EXPLORED = 0.01  # share of the time that exploration may lose,
 ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known
 MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
-RISKED = 6.0  # that drafting may lose before only proven drafters are used
+MARGIN = 0.15  # share of the rate of an untried option that is not counted on,
+RISKED = 3.0  # which doubles where drafting has lost so much,
+MOST_LOST = 9.0  # and grows no further than at this loss
 FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
 CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
 CATCH_UP_KEPT = 0.7  # weight of the earlier catch-ups
 NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
 ASKED_MS = 0.01  # a drafter that took less was not asked
-PLAIN_LEARNT = 4  # one of so many plain rounds in a row teaches: all cost the same
 
 
 class Budget:
-    """What may still be lost in one temperature bucket, in ms: by exploration against the best
-    choice known (saved_ms), and by drafting against plain decoding (risk_ms). It also says when a
-    plain round is due to be measured, since every gain is relative to it."""
+    """What trying things may cost in one temperature bucket, in plain rounds. saved: what
+    exploration may still lose against the best choice known. lost: what drafting has lost to plain
+    decoding and not gained back. It also says when a plain round is due to be measured, since every
+    gain is relative to it."""
 
-    def __init__(self, plain_ms: float, allowance: float) -> None:
-        self.saved_ms = allowance * plain_ms
-        self.risk_ms = RISKED * plain_ms
+    def __init__(self, allowance: float) -> None:
+        self.saved = allowance
+        self.lost = 0.0
         self.num_drafted = 0  # rounds since a plain round was measured
         self._look_after = FIRST_PLAIN_LOOK
 
-    def earn(self, time_ms: float, plain_ms: float) -> None:
+    def earn(self, passed: float) -> None:
         """Time passed, of which exploration may lose a share."""
-        self.explored(EXPLORED * time_ms, plain_ms)
+        self.explored(EXPLORED * passed)
 
-    def explored(self, gained_ms: float, plain_ms: float) -> None:
+    def explored(self, gained: float) -> None:
         """A round explored and gained so much over the best choice known, mostly less than 0. A
         round that something else disturbed may take minutes, so the debt is limited."""
-        most = MOST_SAVED * plain_ms
-        self.saved_ms = max(-most, min(max(most, self.saved_ms), self.saved_ms + gained_ms))
+        most = max(MOST_SAVED, self.saved)
+        self.saved = max(-MOST_SAVED, min(most, self.saved + gained))
 
-    def drafted(self, gained_ms: float, plain_ms: float) -> None:
+    def drafted(self, gained: float) -> None:
         """A round drafted and gained so much over plain decoding."""
         self.num_drafted += 1
-        risk_ms = min(RISKED * plain_ms, self.risk_ms + gained_ms)
-        self.risk_ms = max(-MOST_SAVED * plain_ms, risk_ms)
+        self.lost = min(MOST_LOST, max(0.0, self.lost - gained))
+
+    @property
+    def margin(self) -> float:
+        """Share of the rate of an untried option that is not counted on."""
+        return MARGIN * (1.0 + self.lost / RISKED)
 
     @property
     def is_plain_due(self) -> bool:
@@ -180,11 +185,11 @@ class Controller:
         costs = self.costs_at(bucket_of(sampling))
         return not (costs.is_measured and all(map(costs.knows, self.drafters)))
 
-    def budget(self, bucket: int, plain_ms: float) -> Budget:
+    def budget(self, bucket: int) -> Budget:
         """With an allowance where no acceptance is known."""
         if bucket not in self._budgets:
             allowance = 0.0 if self.acceptance.is_known(bucket) else ALLOWANCE
-            self._budgets[bucket] = Budget(plain_ms, allowance)
+            self._budgets[bucket] = Budget(allowance)
         return self._budgets[bucket]
 
     def load_changed(self) -> None:
@@ -205,11 +210,8 @@ class Controller:
         if name not in prices.step_ms:
             return None
         belief = self.acceptance.estimate(name, signal, situation)
-        steps = self.acceptance.steps_a_token(name)
         shapes_itself = self.drafters[name].shapes_itself
-        return option_of(
-            name, signal, prices, belief, steps, shapes_itself, fixed_length, first_length
-        )
+        return option_of(name, signal, prices, belief, shapes_itself, fixed_length, first_length)
 
     def growth(self, drafter: str, prices: CostSnapshot, bucket: int, rate: float) -> Growth:
         """What a tree of this drafter may spend at the going rate, tokens per ms. A node's price is
@@ -272,10 +274,8 @@ class Controller:
             self._num_plain = 0
         else:
             self._num_plain += 1
-        if step.num_draft_tokens:
+        if step.num_draft_tokens or self._num_plain > 1:
             return True
-        if self._num_plain > 1:
-            return self._num_plain <= PLAIN_LEARNT or self._num_plain % PLAIN_LEARNT == 0
         believed_ms = costs.plain_ms(step.context_length)
         return believed_ms is not None and step.verify_ms < believed_ms
 
@@ -298,57 +298,6 @@ class Controller:
         except UNREADABLE:
             return False
         self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
-        return True
-
-
-@dataclass(frozen=True)
-class _Guess:
-    """What an unused drafter would have proposed. start: length of the sequence then."""
-
-    option: Option
-    start: int
-    tokens: tuple[int, ...]
-
-
-class Peek:
-    """Scores the guess of a drafter that is not used, where guessing is free, one at a time."""
-
-    def __init__(self, controller: Controller, situation: Situation) -> None:
-        self._controller = controller
-        self._situation = situation
-        self._held: _Guess | None = None
-        self._silent = set[str]()  # drafters that gave no guess in this turn
-
-    def at(self, sequence: Sequence, unused: list[Option]) -> None:
-        """Score the guess that is held, if the text has decided it, and hold the next one."""
-        if self._held is not None and not self._is_scored(self._held, sequence):
-            return
-        self._held = None
-        for option in unused:
-            if option.drafter not in self._silent:
-                tokens = self._controller.drafters[option.drafter].peek(sequence)
-                if tokens:
-                    self._held = _Guess(option, len(sequence.tokens), tokens)
-                    return
-                self._silent.add(option.drafter)
-
-    def forget(self, drafter: str) -> None:
-        """A round of this drafter is counted itself, so its guess must not be counted as well."""
-        if self._held is not None and self._held.option.drafter == drafter:
-            self._held = None
-
-    def _is_scored(self, guess: _Guess, sequence: Sequence) -> bool:
-        """Compare what came since with the guess; False while that does not decide it."""
-        came = sequence.tokens[guess.start : guess.start + len(guess.tokens)]
-        pairs = enumerate(zip(came, guess.tokens, strict=False))
-        agreed = next((i for i, (a, b) in pairs if a != b), len(came))
-        if agreed == len(came) < len(guess.tokens):
-            return False
-        option = guess.option
-        self._controller.acceptance.observe(
-            option.drafter, option.signal, self._situation, len(guess.tokens), agreed,
-            num_used=option.num_draft_tokens, num_nodes=option.num_draft_tokens, num_steps=1,
-        )  # fmt: skip
         return True
 
 

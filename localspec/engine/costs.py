@@ -4,9 +4,9 @@ Contract: `verify_ms(width, context)` is the whole round without drafting, at `w
 target's forward (the root and the draft). `draft_ms(drafter, num_steps, context)` is `propose`.
 Both are None until measured. A measurement sets a cell. A round of normal running moves the cells
 of its width near its context by a clamped share of its surprise, and every cell by the surprise
-that all widths share, because a busy or throttled machine slows them alike. Noise makes rounds
-slower, never faster than they can be: so a faster round moves a cell more than a slower one, and
-two rounds in a row that took far less than believed are believed at once. A width between two
+that two widths in a row share, because a busy or throttled machine slows them alike. Noise makes
+rounds slower, never faster than they can be: so a faster round moves a cell more than a slower one,
+and two rounds in a row that took far less than believed are believed at once. A width between two
 measured ones becomes a cell of its own when it runs, and is forgotten when those are measured
 again. State is plain data.
 
@@ -28,10 +28,8 @@ from typing import Any
 WIDTHS = (1, 2, 4, 8, 16)
 MAX_DRAFT_TOKENS = WIDTHS[-1] - 1  # with the root as wide as the widest width measured
 SLOWER_RATE = 0.05  # how far one slower round moves the cost of its own width,
-FASTER_RATE = 0.2  # and one faster round: other programs slow a round, and nothing speeds it up
-COMMON_RATE = 0.04  # and how far it moves all, by what all have in common
-SURPRISE_RATE = 0.2  # memory of a width's surprises: about five rounds
-LATELY = 16  # rounds; a surprise of before says nothing of how busy the machine is now
+FASTER_RATE = 0.1  # and one faster round: other programs slow a round, and nothing speeds it up
+COMMON_RATE = 0.1  # and how far it moves all, by what it shares with another width
 MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for more
 REFUTING = 0.6  # of the believed cost: rounds that took less refute it
 REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
@@ -82,9 +80,8 @@ class Costs:
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}  # width -> curve
         self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one of its steps
-        self._surprises: dict[int, tuple[float, int]] = {}  # width -> its surprise, and when
-        self._common = 1.0
-        self._num_observed = 0
+        self._common = 1.0  # that all costs are multiplied by
+        self._last = 0, 0.0  # the width that was observed last, and its surprise
         self._between = set[int]()  # widths that were not measured, and ran
         # A width or a drafter -> its last round's share of what was believed, where that refutes.
         self._refuting: dict[int | str, float] = {}
@@ -123,7 +120,6 @@ class Costs:
         self._readings.clear()
         for between in self._between:
             del self._verify[between]
-            self._surprises.pop(between, None)
         self._between.clear()
         self._verify.setdefault(width, Curve({})).points[context] = verify_ms / self._common
         self._fresh.add((width, context))
@@ -168,15 +164,10 @@ class Costs:
         expected = self.verify_ms(width, context)
         if expected is None or expected <= 0.0 or width > max(self._verify):
             return
-        self._num_observed += 1
         if width not in self._verify:
             self._make_cell(width)
         surprise = self._learn(width, self._verify[width], context, verify_ms / expected, REFUTING)
-        lately, _ = self._surprises.get(width, (0.0, 0))
-        self._surprises[width] = lately + SURPRISE_RATE * (surprise - lately), self._num_observed
-        factor = 1.0 + COMMON_RATE * self._agreed_surprise()
-        self._common *= factor
-        self._note("", factor)
+        self._follow_machine(width, surprise)
 
     def _learn(
         self, what: int | str, curve: Curve, context: int, share: float, refuting: float
@@ -213,14 +204,15 @@ class Costs:
         self._verify[width] = Curve(points)
         self._between.add(width)
 
-    def _agreed_surprise(self) -> float:
-        """What all widths seen lately have in common: a busy machine slows them all, while one
-        width that was measured wrongly says nothing about the others."""
-        oldest = self._num_observed - LATELY
-        seen = [surprise for surprise, at in self._surprises.values() if at >= oldest]
-        if len(seen) < 2:
-            return 0.0
-        return max(0.0, min(seen)) + min(0.0, max(seen))
+    def _follow_machine(self, width: int, surprise: float) -> None:
+        """Move all costs by what this round shares with the one before it, of another width: a busy
+        machine slows every width, while one measured wrongly says nothing of the others."""
+        last_width, last_surprise = self._last
+        self._last = width, surprise
+        if width != last_width and surprise * last_surprise > 0.0:
+            factor = 1.0 + COMMON_RATE * min(surprise, last_surprise, key=abs)
+            self._common *= factor
+            self._note("", factor)
 
     def observe_draft(self, drafter: str, num_steps: int, context: int, draft_ms: float) -> None:
         """Refine a drafter's step the same way."""

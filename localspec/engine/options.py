@@ -18,8 +18,7 @@ from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
 
-MARGIN = 0.15  # share of the rate of an untried option that is not counted on
-PROVEN_MARGIN = 0.4  # the same, once drafting has lost what it may lose
+PROOF = 4.0  # rounds of evidence that halve the margin of an option
 DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from turn to turn
 USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
@@ -53,7 +52,7 @@ class Option:
 
     def sure_rate(self, margin: float) -> float:
         """The rate less a margin that shrinks with the evidence."""
-        return self.rate * (1.0 - margin / math.sqrt(1.0 + self.evidence))
+        return self.rate * (1.0 - margin * PROOF / (PROOF + self.evidence))
 
     def drawn(self, random: Random) -> tuple[float, int]:
         """(rate, length) for an acceptance drawn from the posterior. The draw is of the first
@@ -85,16 +84,17 @@ def option_of(
     signal: Hashable,
     prices: CostSnapshot,
     belief: Estimate,
-    steps_a_token: float | None,
     shapes_itself: bool,
     fixed_length: int | None = None,
     first_length: int | None = None,
 ) -> Option:
     """The drafter at its best length, or at the one asked for. first_length: the length of a chain
-    before its first round. steps_a_token: how often it runs for each token, None: not known."""
-    rates, evidence, _ = belief
-    if steps_a_token is None:
-        steps_a_token = UNKNOWN_STEPS if shapes_itself else 1.0
+    before its first round."""
+    rates, evidence, levels = belief
+    counts = levels[0][0]
+    steps_a_token = UNKNOWN_STEPS if shapes_itself else 1.0
+    if counts.drafted > 0.0:
+        steps_a_token = counts.steps / counts.drafted
     round_ms, ceiling = prices.rounds(drafter, round(steps_a_token, 2))
     if fixed_length is not None:
         length = min(fixed_length, MAX_DRAFT_TOKENS)
@@ -129,7 +129,7 @@ def _observed_rate(
             total = counts.num_rounds + weight
             tokens = (counts.tokens + weight * tokens) / total
             drafted = (counts.drafted + weight * drafted) / total
-            steps = (counts.steps + weight * steps) / total
+            steps = (counts.steps + counts.silent_steps + weight * steps) / total
     return tokens / prices.round_ms(drafter, min(drafted, MAX_DRAFT_TOKENS), steps)
 
 

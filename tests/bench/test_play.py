@@ -25,7 +25,6 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from tests.bench.made_up_worlds import (
     FLAT,
-    LOOKUP,
     MODEL,
     RATES,
     adversarial,
@@ -126,17 +125,6 @@ def test_a_reader_speaks_of_its_own_turn() -> None:
     reader.begin(found.turns[1])
     sequence = Sequence((1,) * 50, SamplingParams(), 8, frozenset(), None)  # type: ignore[arg-type]
     assert reader.propose(sequence, FixedArm(MODEL, 15).plan(sequence)).tokens == (1, 1, 1, 0) * 2
-
-
-def test_only_a_drafter_that_costs_nothing_guesses_unasked() -> None:
-    found = alternating("flat", 0)
-    readers = readers_of(found)
-    sequence = Sequence((1,) * 100, SamplingParams(), 100, frozenset(), None)  # type: ignore[arg-type]
-    for reader in readers.values():
-        reader.begin(found.turns[0])
-    place = next(i for i, s in enumerate(found.tracks[LOOKUP].signals) if s is not None)
-    sequence.tokens += [1] * place
-    assert readers[MODEL].peek(sequence) == () != readers[LOOKUP].peek(sequence)
 
 
 def test_a_controller_starts_from_what_is_believed() -> None:

@@ -65,9 +65,6 @@ class Knowing:
     def signal(self, sequence: core.Sequence) -> str:
         return "script"
 
-    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
         place = len(sequence.tokens) - self._start
         right = self._script[place : place + plan.num_draft_tokens]

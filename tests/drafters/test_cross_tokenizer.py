@@ -180,7 +180,6 @@ def test_empty_text_gives_nothing() -> None:
     sequence = _sequence([targets.specials["<|im_start|>"]])
     assert drafter.propose(sequence, DraftPlan(NAME, 4)) == Proposal()
     assert drafter.signal(sequence) is None
-    assert drafter.peek(sequence) == ()
 
 
 def test_a_full_context_gives_nothing_and_a_nearly_full_one_a_shorter_draft() -> None:

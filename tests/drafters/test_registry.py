@@ -40,9 +40,6 @@ FILE = """
         def signal(self, sequence):
             return "always"
 
-        def peek(self, sequence):
-            return ()
-
         def propose(self, sequence, plan):
             return chain((7,) * plan.num_draft_tokens)
 

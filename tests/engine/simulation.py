@@ -28,21 +28,16 @@ class Simulated:
     memory_bytes = 0
     shapes_itself = False
 
-    def __init__(self, step_ms: float, rate: float, is_free: bool = False) -> None:
+    def __init__(self, step_ms: float, rate: float) -> None:
         self.name = "simulated"
         self.step_ms = step_ms
         self.rate = rate
-        self.is_free = is_free
         self.is_silent = False
         self.confidence: float | None = None
-        self.guess: tuple[int, ...] = ()
         self.random = random.Random(0)
 
     def signal(self, sequence: Sequence) -> str | None:
         return None if self.is_silent else "s"
-
-    def peek(self, sequence: Sequence) -> tuple[int, ...]:
-        return self.guess if self.is_free else ()
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         tokens, is_right = list[int](), True

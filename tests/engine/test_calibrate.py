@@ -46,9 +46,6 @@ class TimedDrafter:
     def signal(self, sequence: core.Sequence) -> str:
         return "s"
 
-    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
         sleep(0.002 * plan.num_draft_tokens)
         return chain((5,) * plan.num_draft_tokens)

@@ -46,9 +46,6 @@ class Guesser:
     def signal(self, sequence: core.Sequence) -> str:
         return "s"
 
-    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
         place = len(sequence.tokens) - len(PROMPT)
         wanted = range(place, min(place + plan.num_draft_tokens, len(SCRIPT)))

@@ -71,7 +71,8 @@ def test_a_tree_teaches_by_depth_by_confidence_and_by_steps() -> None:
     assert acceptance.rates("tree", "s", HERE)[:2] == pytest.approx([1.0, 0.0], abs=0.06)
     assert acceptance.chance("tree", 0, 0.8) > 0.9 and acceptance.chance("tree", 0, 0.9) < 0.1
     assert acceptance.chance("tree", 0, 0.7) == pytest.approx(0.7), "never judged: its own word"
-    assert acceptance.steps_a_token("tree") == pytest.approx(0.5)
+    counts, _ = acceptance.estimate("tree", "s", HERE).levels[0]
+    assert counts.steps / counts.drafted == pytest.approx(0.5)
 
 
 def prices_of(controller: Controller) -> CostSnapshot:

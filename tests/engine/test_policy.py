@@ -191,7 +191,7 @@ def test_drafting_that_lost_what_it_may_lose_must_be_proven() -> None:
     world = World({"d": Simulated(1.0, 0.5)})
     acceptance = world.controller.acceptance
     assert plan_by_itself(world).drafter == "d"
-    world.controller.budget(0, PLAIN_MS).drafted(-RISKED * PLAIN_MS, PLAIN_MS)
+    world.controller.budget(0).drafted(-2.0 * RISKED)
     assert plan_by_itself(world).drafter == OFF
     for _ in range(40):
         acceptance.observe("d", "s", Situation(0), 4, 4)
@@ -201,7 +201,7 @@ def test_drafting_that_lost_what_it_may_lose_must_be_proven() -> None:
 def plan_by_itself(world: World) -> DraftPlan:
     """What is used, without a round that explores."""
     turn: Any = Sequence((1, 2), COLD, 100, frozenset(), torch.Generator())
-    world.controller.budget(0, PLAIN_MS).saved_ms = 0.0
+    world.controller.budget(0).saved = 0.0
     plan: DraftPlan = policy_of(world.controller, COLD, AUTO, None).plan(turn)
     return plan
 
@@ -261,7 +261,7 @@ def test_one_disturbed_look_does_not_end_all_later_ones() -> None:
     drafter = Simulated(1.0, 0.05)
     world = World({"d": drafter})
     world.run(1000, COLD)
-    world.controller.budget(0, PLAIN_MS).explored(-3_600_000.0, PLAIN_MS)
+    world.controller.budget(0).explored(-3_600_000.0 / PLAIN_MS)
     drafter.rate = 0.9
     world.run(6000, COLD)
     assert world.share("d", last=500) > 0.8

@@ -263,9 +263,6 @@ class Copier:
     def signal(self, sequence: core.Sequence) -> str:
         return self.name
 
-    def peek(self, sequence: core.Sequence) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
         done = len(sequence.tokens)
         right = self._answer[done : done + plan.num_draft_tokens]

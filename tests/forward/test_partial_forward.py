@@ -343,9 +343,6 @@ class Leaving:
     def signal(self, sequence: Turn) -> str:
         return "test"
 
-    def peek(self, sequence: Turn) -> tuple[int, ...]:
-        return ()
-
     def propose(self, sequence: Turn, plan: DraftPlan) -> Proposal:
         logits, tokens = self._exit.forward(sequence.tokens[-1:]), list[int]()
         for _ in range(plan.num_draft_tokens):
