@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import threading
 from contextlib import closing
@@ -225,10 +226,11 @@ def test_a_profile_in_ones_home_is_lenient_and_a_flag_overrides_it(
 # -- a logged reply, made again -------------------------------------------------------------------
 
 
-@pytest.fixture
-def logged(options: LoadOptions, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def logged(options: LoadOptions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home whose log has a greedy reply and two that were not."""
-    store = Store.open(settings_for(tmp_path).database)
+    home = tmp_path_factory.mktemp("home")
+    store = Store.open(settings_for(home).database)
     service = ChatService(
         store, SessionInfo, lambda report: open_local_backend(options, None, report)
     )
@@ -238,10 +240,12 @@ def logged(options: LoadOptions, tmp_path: Path) -> Path:
         assert reply is not None and reply.done.wait(60), reply
     service.close()
     store.close()
-    return tmp_path
+    return home
 
 
-@pytest.mark.parametrize(("turn", "drafter"), [(1, None), (1, "off"), (1, "auto")])
+@pytest.mark.parametrize(
+    ("turn", "drafter"), [(1, "off"), (2, None), (2, "off"), (3, "auto"), (3, "lookahead")]
+)
 def test_a_logged_reply_is_made_again(
     options: LoadOptions, logged: Path, turn: int, drafter: str | None
 ) -> None:
@@ -261,15 +265,16 @@ def test_a_logged_reply_is_made_again(
 
 
 def test_a_turn_that_is_not_there_or_cannot_be_made_again_is_said(
-    options: LoadOptions, logged: Path
+    options: LoadOptions, logged: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(LocalspecError, match="no turn 9"):
         replayed(options, 9, None, logged)
-    with sqlite3.connect(settings_for(logged).database) as database:
+    older = shutil.copytree(logged, tmp_path / "older")
+    with sqlite3.connect(settings_for(older).database) as database:
         database.execute("UPDATE turn SET seed = NULL WHERE id = 2")
     database.close()
     with pytest.raises(LocalspecError, match="its seed was not logged"):
-        replayed(options, 2, None, logged)
+        replayed(options, 2, None, older)
 
 
 def test_a_message_or_a_turn_is_asked_for_and_not_both() -> None:

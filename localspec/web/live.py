@@ -129,7 +129,7 @@ def _of_speedup(stats: TurnStats) -> str:
     if stats.no_speedup is not None:
         return NO_SPEEDUP[stats.no_speedup]
     rounds = number(stats.decode_speedup, " ×", 2)
-    return f"decoding {rounds}" if stats.speedup is not None else "not measured"
+    return f"decode {rounds}" if stats.speedup is not None else "not measured"
 
 
 def credited(drafted_by: Mapping[str, int]) -> str:

@@ -62,7 +62,7 @@ def test_the_figures_of_a_reply() -> None:
         "gamma": "4",
         "drafter": "the draft model",
     }
-    assert state["speedup_sub"] == "decoding 2.50 ×"
+    assert state["speedup_sub"] == "decode 2.50 ×"
     said = "Speculation: on, by the draft model: it was the fastest. Kind of text: chat."
     assert state["reason"] == said
 

@@ -1,0 +1,310 @@
+"""Every figure of the log, the exports and the page follows from the steps of the turns.
+
+The clock of a whole reply (`reply_ms`, `ttft_ms`) is the one thing that steps do not hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Chunk, Request
+from localspec.chat.service import ChatService, ReplySettings, Scope
+from localspec.core import OFF, SamplingParams, Step
+from localspec.drafters.registry import label_of
+from localspec.record.store import Store
+from localspec.web.live import DASH, footer, live_state, number, percent
+from localspec.web.proof.report import report_zip
+from localspec.web.stats import figures as stats
+from tests.chat.services import close, ended
+from tests.fakes import FakeBackend, Script, session_info
+from tests.waiting import until
+
+SCRIPT = Script(reply="One two three four five six seven eight nine ten. " * 6, round_s=0.001)
+DRAFTERS = ("draft_model", "ngram", OFF)
+KINDS = ("mixed", "off", "lenient", "cancelled", "continued", "busy", "mixed again")
+Figures = dict[str, Any]
+
+
+class Mixing(FakeBackend):
+    """Several drafters by turns in one reply; the load changes where the message says busy."""
+
+    def _step(self, request: Request, num_left: int, context_length: int) -> Step:
+        drafter = DRAFTERS[self.num_rounds % len(DRAFTERS)]
+        asked = request if request.drafter == OFF else replace(request, drafter=drafter)
+        return super()._step(asked, num_left, context_length)
+
+    def generate(self, request: Request, cancel: Any) -> Iterator[Chunk]:
+        is_busy = "busy" in request.messages[-1].content
+        for chunk in super().generate(request, cancel):
+            if is_busy:
+                unknown = replace(chunk.stats, plain_decode_ms=None, no_speedup="load_changed")
+                known = (None, *chunk.plain_ms[1:]) if chunk.plain_ms else ()
+                chunk = replace(chunk, stats=unknown, plain_ms=known)
+            if request.max_tokens == 33 and chunk.stats.num_output_tokens > 15:
+                cancel.set()
+            yield chunk
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
+    """Its log has one turn of each kind, in the order of KINDS."""
+    store = Store.open(tmp_path_factory.mktemp("home") / "localspec.db")
+    made = ChatService(store, session_info, lambda report: Mixing(SCRIPT))
+    made.start()
+    handle: int | None = None
+    for place, kind in enumerate(KINDS):
+        settings = ReplySettings(
+            SamplingParams(0.7 * (place % 2), seed=place),
+            33 if kind == "cancelled" else 64,
+            drafter=OFF if kind == "off" else "auto",
+            checking="typical" if kind == "lenient" else "exact",
+        )
+        if kind == "continued":
+            assert handle is not None
+            reply = made.proceed(handle, settings)
+        else:
+            reply = made.submit(handle, f"{kind}: answer", settings)
+        handle = ended(made, reply).handle
+    yield made
+    close(made)
+
+
+def raw(service: ChatService, sql: str) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(str(service.store.path))) as db:
+        db.row_factory = sqlite3.Row
+        return [dict(row) for row in db.execute(sql)]
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def of_steps(steps: list[dict[str, Any]], reply_ms: float | None) -> Figures:
+    """Every figure of these rounds, by the definitions of DESIGN's table of numbers."""
+    drafted = [step for step in steps if step["num_draft_tokens"]]
+    num = {
+        name: sum(step[name] or 0 for step in steps)
+        for name in ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens")
+    }
+    made = Counter[str]()
+    for step in drafted:
+        made[step["drafter"]] += step["num_draft_tokens"]
+    decode_ms = sum(step["draft_ms"] + step["verify_ms"] for step in steps)
+    parts = [step["plain_ms"] for step in steps]
+    plain_ms = None if None in parts or not drafted else sum(parts)
+    plain_reply_ms = None
+    if plain_ms is not None and reply_ms is not None:
+        plain_reply_ms = reply_ms - decode_ms + plain_ms
+    return {
+        **num,
+        "num_steps": len(steps),
+        "num_drafts": len(drafted),
+        "num_lenient_tokens": sum(step["num_lenient_tokens"] or 0 for step in steps),
+        "drafted_by": dict(made),
+        "drafter": made.most_common(1)[0][0] if made else OFF,
+        "acceptance_rate": ratio(num["num_accepted_tokens"], num["num_draft_tokens"]),
+        "draft_share": ratio(num["num_accepted_tokens"], num["num_output_tokens"]),
+        "mean_accepted_length": 1 + num["num_accepted_tokens"] / len(drafted) if drafted else None,
+        "mean_num_draft_tokens": ratio(num["num_draft_tokens"], len(drafted)),
+        "tokens_per_second": ratio(1000 * num["num_output_tokens"], decode_ms),
+        "decode_ms": decode_ms,
+        "plain_decode_ms": plain_ms,
+        "decode_speedup": ratio(plain_ms, decode_ms),
+        "plain_reply_ms": plain_reply_ms,
+        "speedup": ratio(plain_reply_ms, reply_ms),
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(service: ChatService) -> dict[int, Figures]:
+    """By turn, from the step table."""
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for step in raw(service, "SELECT * FROM step ORDER BY turn_id, n"):
+        steps.setdefault(step["turn_id"], []).append(step)
+    clocks = {row["id"]: row["reply_ms"] for row in raw(service, "SELECT id, reply_ms FROM turn")}
+    return {turn: of_steps(its, clocks[turn]) for turn, its in steps.items()}
+
+
+def same(found: Any, wanted: Any) -> bool:
+    return bool(found == (pytest.approx(wanted) if isinstance(wanted, float) else wanted))
+
+
+def check(found: Mapping[str, Any], wanted: Figures) -> None:
+    wrong = {n: (found[n], value) for n, value in wanted.items() if not same(found[n], value)}
+    assert not wrong
+
+
+def test_the_turns_are_as_different_as_they_are_called(
+    service: ChatService, expected: dict[int, Figures]
+) -> None:
+    rows = dict(zip(KINDS, service.turn_rows(), strict=True))
+    assert set(rows["mixed"]["drafted_by"]) == {"draft_model", "ngram"}
+    assert rows["off"]["num_draft_tokens"] == 0 and not rows["lenient"]["exact"]
+    assert rows["cancelled"]["finish_reason"] == "cancelled"
+    assert rows["continued"]["continues_message_id"] is not None
+    assert rows["busy"]["no_speedup"] == "load_changed"
+    absent = [kind for kind, row in rows.items() if row["speedup"] is None]
+    assert absent == ["off", "busy"]
+    assert len(expected) == len(KINDS)
+
+
+def test_the_log_has_what_the_steps_say(service: ChatService, expected: dict[int, Figures]) -> None:
+    for row in service.turn_rows():
+        check(row, expected[row["turn_id"]])
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "markdown", "sqlite"])
+def test_each_export_has_what_the_steps_say(
+    service: ChatService, expected: dict[int, Figures], tmp_path: Path, form: Any
+) -> None:
+    out = tmp_path / "out"
+    service.export(Scope(), form, out)
+    for turn, found in EXPORTED[form](out).items():
+        check(found, {name: value for name, value in expected[turn].items() if name in found})
+        assert {"speedup", "decode_speedup", "acceptance_rate"} <= set(found)
+
+
+def from_csv(out: Path) -> dict[int, dict[str, Any]]:
+    rows = csv.DictReader(io.StringIO(out.read_text(encoding="utf-8")))
+    return {int(row["turn_id"]): {name: parsed(cell) for name, cell in row.items()} for row in rows}
+
+
+def parsed(cell: str) -> Any:
+    if cell in ("", DASH):
+        return None
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+def from_jsonl(out: Path) -> dict[int, dict[str, Any]]:
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    return {one["turn_id"]: one for one in lines if one["type"] == "turn"}
+
+
+def from_markdown(out: Path) -> dict[int, dict[str, Any]]:
+    table = out.read_text().partition("### Statistics\n\n")[2].splitlines()
+    names, _, *rows = (line.strip("| ").split(" | ") for line in table if line.startswith("|"))
+    found = [dict(zip(names, map(parsed, row), strict=True)) for row in rows]
+    return {row["turn_id"]: {n: Rounded.of(value) for n, value in row.items()} for row in found}
+
+
+class Rounded(float):
+    """A number of a table with four digits after the point."""
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        return cls(value) if isinstance(value, float) else value
+
+    def __eq__(self, other: object) -> bool:
+        return abs(self - float(str(getattr(other, "expected", other)))) < 1e-4
+
+    __hash__ = float.__hash__
+
+
+def from_sqlite(out: Path) -> dict[int, dict[str, Any]]:
+    with closing(sqlite3.connect(out)) as db:
+        db.row_factory = sqlite3.Row
+        rows = [dict(row) for row in db.execute("SELECT * FROM turn")]
+    return {row["id"]: row | {"drafted_by": json.loads(row["drafted_by"])} for row in rows}
+
+
+EXPORTED = {
+    "csv": from_csv, "jsonl": from_jsonl, "markdown": from_markdown, "sqlite": from_sqlite,
+}  # fmt: skip
+
+
+def totals(turns: list[Figures]) -> Figures:
+    def sum_of(name: str, having: str | None = None) -> float:
+        return sum(turn[name] for turn in turns if having is None or turn[having] is not None)
+
+    compared = "plain_decode_ms"
+    whole_ms = sum_of("reply_ms", compared)
+    num_drafts = sum_of("num_drafts")
+    return {
+        "num_output_tokens": sum_of("num_output_tokens"),
+        "tokens_per_second": ratio(1000 * sum_of("num_output_tokens"), sum_of("decode_ms")),
+        "acceptance_rate": ratio(sum_of("num_accepted_tokens"), sum_of("num_draft_tokens")),
+        "draft_share": ratio(sum_of("num_accepted_tokens"), sum_of("num_output_tokens")),
+        "mean_accepted_length": 1 + sum_of("num_accepted_tokens") / num_drafts,
+        "mean_num_draft_tokens": ratio(sum_of("num_draft_tokens"), num_drafts),
+        "decode_speedup": ratio(sum_of(compared, compared), sum_of("decode_ms", compared)),
+        "speedup": ratio(sum_of("plain_reply_ms", compared), whole_ms),
+    }
+
+
+def test_the_totals_of_the_page_and_the_view_are_sums_before_they_are_ratios(
+    service: ChatService, expected: dict[int, Figures]
+) -> None:
+    rows = service.turn_rows()
+    turns = [expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows]
+    summary = stats.summarise(rows, service.rounds(rows))
+    check(vars(summary), totals(turns))
+    saved = [turn for turn in turns if turn["plain_reply_ms"] is not None]
+    saved_ms = sum(turn["plain_reply_ms"] - turn["reply_ms"] for turn in saved)
+    assert stats.seconds_saved(rows) == pytest.approx(saved_ms / 1000)
+    for seen in raw(service, "SELECT * FROM turn_by_temperature WHERE drafter <> 'off'"):
+        key = ("temperature", "drafter", "exact")
+        members = [
+            turn
+            for row, turn in zip(rows, turns, strict=True)
+            if [row[name] for name in key] == [seen[name] for name in key]
+        ]
+        assert members
+        check(seen, totals(members))
+
+
+def test_guesses_of_the_page_are_the_drafters_of_their_steps(service: ChatService) -> None:
+    rows = service.turn_rows()
+    lenient = {row["turn_id"] for row in rows if not row["exact"]}
+    steps = [one for one in raw(service, "SELECT * FROM step") if one["turn_id"] not in lenient]
+    shown = stats.by_drafter(rows, service.rounds(rows))
+    for drafter in DRAFTERS:
+        its = [step for step in steps if step["drafter"] == drafter]
+        wanted = of_steps(its, None)
+        compared = [step for step in its if step["plain_ms"] is not None and drafter != OFF]
+        wanted["decode_speedup"] = of_steps(compared, None)["decode_speedup"]
+        names = ("acceptance_rate", "decode_speedup", "num_output_tokens", "tokens_per_second")
+        check(vars(shown[label_of(drafter)]), {name: wanted[name] for name in names})
+
+
+def test_the_page_and_the_report_write_what_the_steps_say(
+    service: ChatService, expected: dict[int, Figures]
+) -> None:
+    rows = service.turn_rows()
+    table = {line[0]: line for line in stats.turn_table(rows)}
+    for place, row in enumerate(rows, 1):
+        wanted = expected[row["turn_id"]]
+        line = dict(zip(stats.TURN_COLUMNS, table[place], strict=True))
+        assert line["Speedup"] == number(wanted["speedup"], " ×", 2)
+        assert line["Decoding"] == number(wanted["decode_speedup"], " ×", 2)
+        assert line["Accepted"] == percent(wanted["acceptance_rate"])
+        assert line["tok/s"] == number(wanted["tokens_per_second"])
+        below = footer(row).split(" · ")
+        assert below[0] == f"{wanted['tokens_per_second']:.1f} tok/s"
+        gain = [part for part in below if part.endswith("×")]
+        assert gain == ([] if wanted["speedup"] is None else [f"{wanted['speedup']:.2f} ×"])
+    last = expected[rows[-1]["turn_id"]]
+    until(lambda: service.status().reply is not None)
+    strip = live_state(service.status())
+    assert strip["speedup"] == number(last["speedup"], " ×", 2)
+    assert strip["speedup_sub"] == f"decode {last['decode_speedup']:.2f} ×"
+    assert strip["acceptance"] == percent(last["acceptance_rate"])
+    packed = zipfile.ZipFile(io.BytesIO(report_zip(service, {"scope": "all"})))
+    said = packed.read("report.md").decode()
+    whole = totals([expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows])
+    assert f"| speedup | {whole['speedup']:.2f} × |" in said
+    assert f"| decode speedup | {whole['decode_speedup']:.2f} × |" in said
