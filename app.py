@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from localspec.options import Offer
     from localspec.record.store import SessionInfo
 
+MOST_MINUTES = 1_000_000  # two years
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 EXPOSED = (
     "--host {host} lets other machines open localspec. Whoever has the password can read and "
@@ -82,7 +83,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--unload-after",
         default=60,
-        type=_whole(0, None, "below 0"),
+        type=_whole(0, MOST_MINUTES, f"not between 0 and {MOST_MINUTES}"),
         metavar="MINUTES",
         help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
     )

@@ -167,15 +167,16 @@ def check_port(host: str, port: int) -> None:
             if not IS_WINDOWS:  # there it would let two programs share a port
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+    except (OSError, TypeError, ValueError) as error:  # the latter two: no name of any machine
+        why = error.strerror if isinstance(error, OSError) else error
+        if not isinstance(error, OSError) or error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise SetupError(
-                f"{host}:{port} is no address of this machine ({error.strerror}). "
+                f"{host!a}:{port} is no address of this machine ({why}). "
                 "Start without --host, or give an address this machine has."
             ) from error
         other_port = 7860 if port < 1024 else port + 1
         raise SetupError(
-            f"Port {port} on {host} cannot be used ({error.strerror}): perhaps localspec is "
+            f"Port {port} on {host} cannot be used ({why}): perhaps localspec is "
             f"running there already. Close it, or start with --port {other_port}."
         ) from error
 

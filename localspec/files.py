@@ -1,9 +1,9 @@
-"""Write a file whole or not at all, and lock one.
+"""Write a file whole or not at all, lock one, and read JSON that others wrote.
 
 Contract: `replacing` gives a file beside the wanted one to be written; after the block it replaces
 the old one in one step. Where the block raises, or the process is killed, the old file stays. A
 link is followed; a device or a pipe is refused. `try_lock` holds a file against other processes
-until it is closed or its process dies.
+until it is closed or its process dies. `parsed` and `read_json` raise OSError and ValueError alone.
 
 Not here: messages about what could not be written (the caller knows what it was).
 """
@@ -11,12 +11,13 @@ Not here: messages about what could not be written (the caller knows what it was
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 HELD = (errno.EACCES, errno.EAGAIN)  # how Windows and POSIX say that another process has the lock
 
@@ -78,3 +79,16 @@ def try_lock(file: IO[bytes]) -> bool:
     except OSError as error:
         return error.errno not in HELD
     return True
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError, also where it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file. Raises OSError, also for a device or a pipe; ValueError."""
+    return parsed(place_of(path).read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ and exit code 1.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -64,6 +65,12 @@ def run_app(app: Callable[[], Any]) -> None:
         app()
     except LocalspecError as error:
         print(error, file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        start = str(error.filename or "")[:40]
+        print(f"{start}… is too long for the name of a file. Shorten it.", file=sys.stderr)
         sys.exit(1)
 
 

@@ -97,6 +97,8 @@ def generate(
         finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
         return
     assert prompt is not None, "one of the two is there"
+    if not prompt.strip():
+        raise RequestError("The message is empty. Write one between quotation marks.")
     from localspec.backend import Message, Request
     from localspec.chat.turn import seeded
     from localspec.config import settings_for

@@ -6,14 +6,15 @@ line at fault; no line is skipped silently. What a row means is the caller's `pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec.errors import ConfigError
+from localspec.files import parsed
 
 Parsed = TypeVar("Parsed")
+MAX_CHARACTERS = 200_000_000  # a device may have no end
 
 
 def read_prompt_rows(
@@ -27,8 +28,11 @@ def read_prompt_rows(
     """
     try:
         # Not splitlines: a JSON string may contain U+2028 and similar characters unescaped.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8") as file:
+            lines = file.read(MAX_CHARACTERS).split("\n")
+            if file.read(1):
+                raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"The prompt file {path} cannot be read ({error}). Check the path given to --prompts."
         ) from error
@@ -38,7 +42,7 @@ def read_prompt_rows(
     found = list[Parsed]()
     for number, line in numbered[:limit]:
         try:
-            found.append(parse(json.loads(line)))
+            found.append(parse(parsed(line)))
         except (ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"Line {number} of {path} is no prompt. Each line is one JSON object: {forms}, "

@@ -17,6 +17,7 @@ import pytest
 
 import app
 import tests.__main__ as suite
+from localspec.bootstrap import check_port
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
 from localspec.options import LoadOptions
@@ -60,6 +61,7 @@ def test_help_answers_without_any_package() -> None:
         (["--port", "70000"], "not between 0 and 65535"),
         (["--port", "many"], "no whole number"),
         (["--context", "0"], "not above 0"),
+        (["--unload-after", "9" * 400], "not between 0 and 1000000"),
         (["--drafter", "ngrams"], "ngram"),
     ],
 )
@@ -75,6 +77,12 @@ def test_a_taken_port_is_told_before_any_set_up() -> None:
         ran = run_bare("app.py", "--port", str(other.getsockname()[1]))
     assert ran.returncode == 1 and "start with --port" in ran.stderr
     assert "Traceback" not in ran.stderr and "environment" not in ran.stderr
+
+
+@pytest.mark.parametrize("host", ["\ud800", "x" * 300, "a..b"])
+def test_a_host_that_no_machine_can_have_is_said(host: str) -> None:
+    with pytest.raises(SetupError, match="no address of this machine"):
+        check_port(host, 7860)
 
 
 def test_the_parts_are_put_together_as_the_flags_say(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.files import replacing, why_not_writable
+from localspec.files import parsed, read_json, replacing, try_lock, why_not_writable
 
 
 def test_the_new_one_takes_the_old_ones_place_when_it_is_written(tmp_path: Path) -> None:
@@ -61,3 +61,23 @@ def test_a_pipe_is_refused_and_stays_one(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a file"), replacing(pipe):
         pass
     assert pipe.is_fifo()
+
+
+def test_json_nested_without_end_is_a_value_error() -> None:
+    assert parsed("[[1]]") == [[1]]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parsed("[" * 50_000 + "]" * 50_000)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a pipe that has a name")
+def test_json_is_not_awaited_from_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(OSError, match="a device or a pipe"):
+        read_json(tmp_path / "config.json")
+
+
+def test_a_file_is_locked_once(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("ab") as one, (tmp_path / "lock").open("ab") as other:
+        assert try_lock(one) and not try_lock(other)
+    with (tmp_path / "lock").open("ab") as after:
+        assert try_lock(after)

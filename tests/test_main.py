@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,45 @@ def test_a_refused_value_is_one_sentence_on_stderr(root: Path) -> None:
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr.strip() == "temperature is -1.0, but it must lie between 0.0 and 5.0."
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--model", LONG], "too long for the name of a file"),
+        (["plan", "--home", LONG], "too long for the name of a file"),
+        (["bench", "--out", LONG], "too long|cannot be written"),
+        (["bench", "--prompts", LONG], "cannot be read"),
+        (["bench", "--prompts", "/dev/zero"], "more than 200,000 characters"),
+        (["bench", "--prompts", "deep.jsonl"], "Line 1 of deep.jsonl is no prompt"),
+        (["bench", "table", "deep.jsonl"], "nested too deeply"),
+        (["bench", "table", "list.json"], "is no result"),
+        (["generate", " "], "message is empty"),
+        (["generate", "hi", "--draft", "empty"], "holds no draft model"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_a_hostile_argument_is_one_sentence(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from localspec.cli import app
+    from localspec.flags import run_app
+
+    (tmp_path / "deep.jsonl").write_text("[" * 50_000 + "]" * 50_000)
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("localspec.prompt_rows.MAX_CHARACTERS", 200_000)
+    with pytest.raises(SystemExit) as ended:
+        run_app(partial(app, words, standalone_mode=False))
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert re.search(said, error), error
+    assert "Traceback" not in error

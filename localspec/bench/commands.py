@@ -8,7 +8,6 @@ commands, so that --help answers at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import typer
 
 from localspec.bench.kept import KeptFile, not_written
 from localspec.errors import ConfigError, SetupError
-from localspec.files import why_not_writable
+from localspec.files import read_json, why_not_writable
 from localspec.flags import (
     ContextFlag,
     DrafterFlag,
@@ -164,9 +163,8 @@ def table(
     from localspec.bench.report import markdown
 
     try:
-        kept = json.loads(result.read_text(encoding="utf-8"))
-        text = markdown(kept)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        text = markdown(read_json(result))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{result} is no result of `bench --out`: {error}. Name a file that it wrote."
         ) from error

@@ -11,7 +11,6 @@ Not here: storing (record.conversations).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +18,7 @@ from typing import Any
 
 from localspec.chat.turn import title_line, title_of
 from localspec.errors import RequestError
+from localspec.files import parsed
 from localspec.record.conversations import ImportedConversation, ImportedMessage
 from localspec.record.export import EXPORT_VERSION
 
@@ -111,8 +111,8 @@ def read_conversations(data: bytes) -> list[ImportedConversation]:
 def _tables(text: str) -> Iterator[_Table]:
     """Every object of the file: a single one, a list, or one a line."""
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
+        whole = parsed(text)
+    except ValueError:
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield _read(f"Line {number}", line)
@@ -126,8 +126,8 @@ def _tables(text: str) -> Iterator[_Table]:
 
 def _read(where: str, line: str) -> _Table:
     try:
-        return _checked(where, json.loads(line))
-    except (ValueError, RecursionError):
+        return _checked(where, parsed(line))
+    except ValueError:
         raise _Table(where, {}).wrong("no JSON, or JSON that is cut off") from None
 
 

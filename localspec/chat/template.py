@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Message
 from localspec.errors import ModelError, RequestError, first_line
+from localspec.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -287,8 +288,8 @@ def end_ids_of_folder(folder: Path) -> frozenset[int]:
         if not path.is_file():
             continue
         try:
-            named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
+            named = read_json(path).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
             raise ModelError(f"{path} is not a JSON object. Download it again.") from error
         ends.update(named if isinstance(named, list) else [named])
     return frozenset(end for end in ends if isinstance(end, int))

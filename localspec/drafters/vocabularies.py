@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from localspec.errors import ModelError
+from localspec.files import parsed
 from localspec.forward.model import LanguageModel
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _state(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else _converted(folder)
-        state = json.loads(text)
+        state = parsed(text)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}). Fetch it again.") from None
     if not isinstance(state, dict) or "model" not in state:

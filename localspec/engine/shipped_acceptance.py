@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import StoreError
-from localspec.files import replacing
+from localspec.files import read_json, replacing
 
 VERSION = 2
 INVALID = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -48,7 +48,7 @@ def read_accepted(
     if path is None:
         return None, None
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']}")
         Acceptance.restored(data["acceptance"])

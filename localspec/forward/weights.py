@@ -10,7 +10,6 @@ Not here: which model, whether it fits (machine), fetching it (machine.sources).
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError, first_line
+from localspec.files import parsed, read_json
 from localspec.forward.cache import KVCache, kv_dtype
 from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
@@ -247,12 +247,10 @@ def check_safetensors(file: Path) -> None:
             raise _damaged(file, "its header does not fit the file")
         raw = stream.read(header_bytes)
     try:
-        entries = json.loads(raw)
+        entries = parsed(raw)
         ends = [int(e["data_offsets"][1]) for k, e in entries.items() if k != "__metadata__"]
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise _damaged(file, "its header cannot be read") from error
-    except RecursionError as error:
-        raise _damaged(file, "its header is nested without end") from error
     if max(ends, default=0) != size - 8 - header_bytes:
         raise _damaged(file, f"it has {size} bytes, not the number its header promises")
     try:
@@ -278,10 +276,10 @@ def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
     """The JSON object in a file. unreadable: the message where it cannot be read; remedy: the end
     of the message where it holds something else. Raises ModelError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise ModelError(unreadable) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"{path} is not valid JSON. {remedy}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not a JSON object. {remedy}")

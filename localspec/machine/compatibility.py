@@ -13,13 +13,13 @@ it add.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localspec.errors import DraftMismatch, ModelError
+from localspec.files import read_json
 
 TokenMap = Mapping[str, int]
 
@@ -155,6 +155,6 @@ def _from_vocab_json(folder: Path) -> dict[str, int]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}). Fetch it again.") from None

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from localspec.config import PROJECT_FOLDER
-from localspec.files import replacing
+from localspec.files import read_json, replacing
 from localspec.machine.download_faults import DownloadFault, fault
 from localspec.machine.hub_files import Survey, gb
 
@@ -313,7 +313,7 @@ def load_unfinished(path: Path) -> dict[str, Survey | None]:
     """By model; None where the hub was never reached. A file that cannot be read is an empty one:
     the parts are in the hub's cache, and a new click continues them."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_json(path)
         return {
             str(each["model_id"]): Survey.from_dict(each["survey"]) if each["survey"] else None
             for each in entries

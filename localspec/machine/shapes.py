@@ -11,13 +11,13 @@ tests/machine/test_shapes.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from localspec.errors import ModelError
+from localspec.files import read_json
 
 Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit"]
 # Bytes of a value in a precision that is not quantised, and torch's name of it.
@@ -277,7 +277,7 @@ def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
     """The shape of the model in `folder`. Raises ModelError when its config cannot be read."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except FileNotFoundError:
         raise ModelError(
             f"{folder} has no config.json, so it is not a model folder. "

@@ -10,7 +10,6 @@ Not here: opening the folders (forward.weights), downloads of the page (download
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from localspec.config import (
     settings_for,
 )
 from localspec.errors import ConfigError, ModelError
+from localspec.files import read_json
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
@@ -172,7 +172,7 @@ def missing_part(folder: Path) -> str | None:
     if (folder / "model.safetensors").is_file():
         return None
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index = read_json(folder / "model.safetensors.index.json")
         files = {str(name) for name in index["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return "weights in .safetensors files"
@@ -228,8 +228,8 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
     draft_entry = find_entry(draft, profiles)
     try:
         folder = _folder(draft, draft_entry, options, say)
-        if draft_entry is not None and not _is_there(folder):
-            raise ModelError(f"{folder.parent.name}/{folder.name} is missing.")
+        if not _is_there(folder):
+            raise ModelError(f"{folder} holds no draft model: it has no config.json.")
     except ModelError as error:
         if options.draft is not None:
             raise  # it was named

@@ -33,7 +33,7 @@ from localspec.record.connection import connect
 from localspec.record.contents import Contents, Scope, read_contents
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
-from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, read_json
+from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, json_column
 from localspec.record.search import REBUILD, has_fts5
 from localspec.record.store import Store
 
@@ -175,7 +175,7 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
 
 def _step_record(step: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in step.items() if name != "turn_id"}
-    signal = read_json(step["signal"])
+    signal = json_column(step["signal"])
     return {**kept, "is_probe": bool(step["is_probe"]), "signal": signal}
 
 

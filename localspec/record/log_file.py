@@ -22,7 +22,7 @@ from localspec.backend import Message
 from localspec.config import settings_for
 from localspec.errors import StoreError
 from localspec.record.faults import diagnose
-from localspec.record.rows import read_json, state_from
+from localspec.record.rows import json_column, state_from
 from localspec.record.store import STATE_KEY
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def _turn(rows: list[Mapping[str, Any]]) -> LoggedTurn:
 
 
 def _step(row: Mapping[str, Any]) -> LoggedStep:
-    signal = read_json(row["signal"])
+    signal = json_column(row["signal"])
     is_hashable = isinstance(signal, str | int | float | None)
     facts: dict[str, Any] = {one.name: row[one.name] for one in fields(LoggedStep)}
     return LoggedStep(**{**facts, "signal": signal if is_hashable else json.dumps(signal)})
@@ -174,7 +174,7 @@ def _branch(rows: dict[int, sqlite3.Row], message_id: int | None) -> tuple[Messa
 
 
 def _text(row: sqlite3.Row) -> str:
-    exact = read_json(row["text_exact"])
+    exact = json_column(row["text_exact"])
     return exact if isinstance(exact, str) else str(row["text"])
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from localspec.backend import Role, TurnStats
 from localspec.core import Step
 from localspec.errors import RequestError
+from localspec.files import parsed
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 LARGEST_INTEGER = 2**63 - 1
@@ -174,7 +175,7 @@ def bind(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def message_from(row: Mapping[str, Any]) -> StoredMessage:
     fields = {name: value for name, value in row.items() if name != "text_exact"}
-    exact = read_json(row["text_exact"])
+    exact = json_column(row["text_exact"])
     text = exact if isinstance(exact, str) else row["text"]
     return StoredMessage(**{**fields, "text": text, "is_logged": bool(row["is_logged"])})
 
@@ -195,7 +196,7 @@ def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
 def _counts(text: str | None) -> dict[str, int] | None:
     """Numbers by name; None for what cannot be read as such."""
     try:
-        return {name: int(count) for name, count in json.loads(text or "").items()}
+        return {name: int(count) for name, count in parsed(text or "").items()}
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -214,21 +215,18 @@ def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:
     return {"turn_id": turn_id, "n": n, **row, "is_probe": int(step.is_probe), "signal": signal}
 
 
-def read_json(text: str | None) -> Any:
+def json_column(text: str | None) -> Any:
     """The value of a column that holds JSON; None where it is empty or damaged."""
     try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
+        return None if text is None else parsed(text)
+    except ValueError:
         return None
 
 
 def state_from(text: str) -> dict[str, Any]:
     """A kept state: an object of finite numbers. Raises ValueError for anything else."""
-    try:
-        found = json.loads(text)
-        json.dumps(found, allow_nan=False)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    found = parsed(text)
+    json.dumps(found, allow_nan=False)  # raises where a number is not finite
     if not isinstance(found, dict):
         raise ValueError("not an object")
     return found

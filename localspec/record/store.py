@@ -41,9 +41,9 @@ from localspec.record.rows import (
     TurnSettings,
     clean,
     conversation_from,
+    json_column,
     message_from,
     now,
-    read_json,
     state_from,
     stats_row,
     step_row,
@@ -288,7 +288,7 @@ class Store:
             rows = tables.rows(sql, message_id)
         if not rows or rows[0]["token_ids"] is None:
             return None
-        found = read_json(rows[0]["token_ids"]), read_json(rows[0]["provenance"])
+        found = json_column(rows[0]["token_ids"]), json_column(rows[0]["provenance"])
         return None if None in found else found
 
     def drafted(self, message_id: int) -> bytes | None:

@@ -12,7 +12,6 @@ Not here: who may ask, and what a browser may keep (guard).
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from localspec.chat.service import ChatService, Format, Scope
 from localspec.core import OFF
 from localspec.errors import LocalspecError, RequestError, StoreError
+from localspec.files import parsed
 from localspec.machine.hardware import found_line, probe
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH
 from localspec.web.guard.security import is_loopback
@@ -168,7 +168,7 @@ def scope_of(
 def _action_in(body: bytes, client: Any) -> dict[str, Any]:
     """What a button of the Models tab asks. Raises RequestError."""
     try:
-        asked = json.loads(body)
+        asked = parsed(body)
     except ValueError:
         asked = None
     if not isinstance(asked, dict):

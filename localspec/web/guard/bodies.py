@@ -12,9 +12,9 @@ Not here: slow headers (connections).
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
+from localspec.files import parsed
 from localspec.web.guard.policy import MessageDict, Receive
 
 BODY_S = 30.0
@@ -80,8 +80,8 @@ def refuse_files(body: bytes) -> None:
     if not is_suspect:
         return
     try:
-        found = _has_file(json.loads(body))
-    except (ValueError, RecursionError):
+        found = _has_file(parsed(body))
+    except ValueError:
         found = True  # nothing that our page would send
     if found:
         raise Refused(403, "This names a file. localspec takes none by its path.")

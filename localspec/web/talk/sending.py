@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.errors import ContextOverflow, RequestError
+from localspec.files import parsed
 
 SHORTEST_REPLY = 16  # tokens; a choice that leaves less room than this is not offered
 NOT_WHOLE = "The attached files did not arrive whole. Attach them once more and send again."
@@ -39,7 +39,7 @@ class Extras:
     def of(cls, written: str | None) -> Extras:
         """Raises RequestError."""
         try:
-            return cls.from_data(json.loads(written)) if written else cls()
+            return cls.from_data(parsed(written)) if written else cls()
         except ValueError as error:
             raise RequestError(NOT_WHOLE) from error
 
