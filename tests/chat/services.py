@@ -20,6 +20,7 @@ def open_service(
     service = ChatService(log, session_info, lambda report: backend)
     service.start()
     until(lambda: service.status().phase == "ready")
+    service.flush()  # the log is tidied
     return service, backend
 
 

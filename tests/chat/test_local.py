@@ -178,6 +178,7 @@ def test_times_are_set_and_speedup_is_unknown_until_measured() -> None:
     assert off.stats.speedup is None and off.stats.plain_decode_ms is None and not off.plain_ms
 
 
+@pytest.mark.alone  # another load in the middle would be said, and nothing compared
 def test_a_reply_is_compared_as_a_whole_and_by_its_rounds() -> None:
     backend = writing("a", "b", "c")
     guess = {"drafter": "knowing", "num_draft_tokens": 3}

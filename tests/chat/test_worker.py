@@ -376,6 +376,7 @@ def test_a_message_is_committed_while_the_engine_does_not_answer(
     reply = service.submit(None, "keep this", ReplySettings())
     assert reply is not None
     until(lambda: bool(reply.handle > 0 and service.store.messages(reply.handle)))
+    until(lambda: reply.view.phase == "prefill")
     service.close()
     assert engine.is_closed and reply.view.finish_reason == "interrupted"
 
