@@ -204,7 +204,8 @@ def _load_draft(folder: Path, place: Place) -> LanguageModel:
     refuse_shortage(folder, place)
     longest = check_folder(folder).get("max_position_embeddings")
     context = min(place.context_length, longest or place.context_length)
-    return load_at(folder, replace(place, context_length=context, bits=None)).model
+    there = replace(place, context_length=context, bits=None)
+    return load_at(folder, there, is_fastest=True).model
 
 
 def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:

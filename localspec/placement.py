@@ -171,13 +171,13 @@ def needed_bytes(folder: Path, place: Place) -> int:
     return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
 
 
-def load_at(folder: Path, place: Place) -> Opened:
+def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
     from localspec.forward.weights import load_model
 
     spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
     spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
     wanted = (place.dtype, place.device, place.context_length, place.bits)
-    return load_model(folder, *wanted, spent_bytes)
+    return load_model(folder, *wanted, spent_bytes, is_fastest)
 
 
 def return_memory(device: torch.device) -> None:

@@ -20,7 +20,7 @@ from localspec import core
 from localspec.core import DraftPlan, Outcome, Policy, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
-from localspec.forward.cache import KVCache, KVShape, kv_dtype
+from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, kv_shape
@@ -87,7 +87,7 @@ def agreeing_draft(target: Any) -> Any:
 def with_cache(module: Any, capacity: int = 256) -> Decoder:
     """The module's weights in the native decoder, with a cache of its own."""
     shape = kv_shape(module.config, capacity)
-    return take_over(module, KVCache(shape, kv_dtype(module.dtype, CPU), CPU))
+    return take_over(module, native_cache(shape, module.dtype, CPU))
 
 
 def on_transformers(module: Any, capacity: int = 256) -> CausalLM:

@@ -139,7 +139,8 @@ class Exits:
         target.forward(text, num_logits=1)
         depths = candidates(target.cache.shape.num_layers)
         times = {depth: _step_ms(EarlyExit(target, depth), text[-1]) for depth in depths}
-        found = cls(target, times, _step_ms(Decoder(target.weights, target.cache), text[-1]))
+        uncaptured = Decoder(target.weights, target.cache, target.is_fastest)
+        found = cls(target, times, _step_ms(uncaptured, text[-1]))
         found.score()
         target.cache.rollback(0)
         return found

@@ -19,6 +19,7 @@ import torch
 
 from localspec.errors import CacheError
 from localspec.forward.features import Features
+from localspec.forward.row_bits import summed_length
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,6 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     capacity: int
-
-
-def kv_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision in which the native decoder keeps keys and values of a model in `dtype`: its
-    own, but fp32 on a processor, whose attention kernels take up to seven times as long in bf16
-    (and bf16 values lose nothing in fp32)."""
-    return torch.float32 if device.type == "cpu" else dtype
 
 
 def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -104,24 +98,49 @@ class PartialForward:
         return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
 
 
-class KVCache:
-    """K and V of one sequence, [layers, 2, kv_heads, capacity, head_dim], allocated once.
+def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
+    """A cache as the native decoder reads it for a model in `dtype`. On a processor it is fp32,
+    whose attention kernels take a fraction of the time of those for bf16 (and bf16 values lose
+    nothing in fp32), and keys are stored as the product with the queries reads them."""
+    if device.type == "cpu":
+        return KVCache(shape, torch.float32, device, has_transposed_keys=True)
+    return KVCache(shape, dtype, device)
 
-    features: hidden states kept beside them, None until a layer is followed (`follow`).
-    partial: what a draft by the first layers left in the slots from its start on; None once
-    anything was written since."""
+
+LayerSlots = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # keys, values
+
+
+class KVCache:
+    """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once.
+
+    has_transposed_keys: whether a head's keys stand in memory as [head_dim, capacity]. features:
+    hidden states kept beside them, None until a layer is followed (`follow`). partial: what a draft
+    by the first layers left in the slots from its start on; None once anything was written
+    since."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        has_transposed_keys: bool = False,
+    ) -> None:
         self.shape = shape
         self.tokens: list[int] = []
-        size = (shape.num_layers, 2, 1, shape.num_kv_heads, shape.capacity, shape.head_dim)
-        self._slots = torch.zeros(size, dtype=dtype, device=device)
-        # Views made once: indexing the big tensor for every layer of every step is host time.
-        self._keys = [self._slots[layer, 0] for layer in range(shape.num_layers)]
-        self._values = [self._slots[layer, 1] for layer in range(shape.num_layers)]
-        self._pairs = [self._slots[layer, :, 0] for layer in range(shape.num_layers)]
+        # On a processor attention sums over more slots than are held (row_bits).
+        slots = summed_length(shape.capacity) if device.type == "cpu" else shape.capacity
+        outer, inner = (shape.num_layers, 1, shape.num_kv_heads), (slots, shape.head_dim)
+        keys = torch.zeros(
+            outer + (inner[::-1] if has_transposed_keys else inner), dtype=dtype, device=device
+        )
+        self._all_keys = keys.transpose(-1, -2) if has_transposed_keys else keys
+        self._all_values = torch.zeros(outer + inner, dtype=dtype, device=device)
+        # Views made once: indexing the big tensors for every layer of every step is host time.
+        self._keys = self._all_keys.unbind(0)
+        self._values = self._all_values.unbind(0)
+        self._up_to: tuple[int, LayerSlots] | None = None  # what `layers_up_to` gave last
         self._start = 0
         self._end = 0
         self.features: Features | None = None
@@ -133,15 +152,15 @@ class KVCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._slots.dtype
+        return self._all_values.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._slots.device
+        return self._all_values.device
 
     @property
     def kv_bytes(self) -> int:
-        return self._slots.nbytes
+        return self._all_keys.nbytes + self._all_values.nbytes
 
     def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
@@ -172,6 +191,19 @@ class KVCache:
             )
         del self.tokens[length:]
 
+    def layers_between(self, start: int, end: int) -> LayerSlots:
+        """The slots of each layer to write keys and values to: [kv_heads, n, head_dim]."""
+        keys, values = self._all_keys[:, 0, :, start:end], self._all_values[:, 0, :, start:end]
+        return keys.unbind(0), values.unbind(0)
+
+    def layers_up_to(self, length: int) -> LayerSlots:
+        """Keys of each layer, transposed, [kv_heads, head_dim, length], and its values,
+        [kv_heads, length, head_dim]. length: may lie beyond the sequence's end."""
+        if self._up_to is None or self._up_to[0] != length:
+            keys, values = self._all_keys[:, 0, :, :length], self._all_values[:, 0, :, :length]
+            self._up_to = (length, (keys.transpose(-1, -2).unbind(0), values.unbind(0)))
+        return self._up_to[1]
+
     def keep(self, base: int, path: Sequence[int]) -> None:
         """Compact the slots after `base` to `path`, in order.
 
@@ -181,9 +213,9 @@ class KVCache:
         if not all(0 <= offset < self.length - base for offset in path):
             raise CacheError(f"The path {list(path)} names a slot that was never written.")
         if list(path) != list(range(len(path))):
-            index = torch.tensor([base + offset for offset in path], device=self._slots.device)
-            kept = self._slots.index_select(4, index)
-            self._slots[:, :, :, :, base : base + len(path)] = kept
+            index = torch.tensor([base + offset for offset in path], device=self.device)
+            for slots in (self._all_keys, self._all_values):
+                slots[:, :, :, base : base + len(path)] = slots.index_select(3, index)
             if self.features is not None:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
@@ -211,7 +243,9 @@ class KVCache:
         """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots;
         returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
         rows = keys_values.view(end - start, 2, self.shape.num_kv_heads, self.shape.head_dim)
-        self._pairs[layer][:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
+        keys, values = rows.permute(1, 2, 0, 3)  # [kv_heads, n, head_dim]
+        self._keys[layer][0, :, start:end].copy_(keys)
+        self._values[layer][0, :, start:end].copy_(values)
         return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
 
     # What transformers asks of a cache during a forward.

@@ -22,6 +22,7 @@ from localspec.forward.attention import Attend, cached_attention
 from localspec.forward.cache import KVCache, PartialForward
 from localspec.forward.features import LAST, Features
 from localspec.forward.norm import RootMeanSquareNorm
+from localspec.forward.row_bits import padded
 from localspec.forward.tree import additive_mask, depths
 from localspec.forward.weight_layout import Linear
 
@@ -88,11 +89,15 @@ class Output:
 
 
 class Decoder:
-    """Weights and one cache: a LanguageModel."""
+    """Weights and one cache: a LanguageModel.
 
-    def __init__(self, weights: Weights, cache: KVCache) -> None:
+    is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
+    from several. Otherwise a row's bits depend on its text alone, on a processor (row_bits)."""
+
+    def __init__(self, weights: Weights, cache: KVCache, is_fastest: bool = False) -> None:
         self.weights = weights
         self.cache = cache
+        self.is_fastest = is_fastest
         self.device = weights.embedding.device
         self.vocab_size = weights.embedding.shape[0]
 
@@ -107,11 +112,11 @@ class Decoder:
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits of normalised rows: [n, d] -> [n, V] fp32."""
-        return self.weights.head(rows).float()
+        return self.weights.head(self._padded(rows))[: rows.shape[0]].float()
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Decoder:
         """A decoder over the same cache with other linear layers in its blocks; all else is
-        shared."""
+        shared. It is as fast as it can be: what it is for is drafting."""
         blocks = tuple(
             replace(
                 block,
@@ -122,7 +127,7 @@ class Decoder:
             )
             for block in self.weights.blocks
         )
-        return Decoder(replace(self.weights, blocks=blocks), self.cache)
+        return Decoder(replace(self.weights, blocks=blocks), self.cache, is_fastest=True)
 
     def forward(
         self,
@@ -169,7 +174,7 @@ class Decoder:
         index = torch.tensor(ids, device=self.device)
         return F.embedding(index, self.weights.embedding)  # [n, d]
 
-    def layers(
+    def unpadded_layers(
         self,
         rows: torch.Tensor,
         cos: torch.Tensor,
@@ -192,6 +197,25 @@ class Decoder:
                 hidden[layer] = rows
         return rows, hidden
 
+    def layers(
+        self,
+        rows: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+        keep: frozenset[int],
+        first: int = 0,
+        end: int | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """As `layers`, for as many rows as keep their bits the same (row_bits)."""
+        size = rows.shape[0]
+        inputs = (self._padded(rows), self._padded(cos), self._padded(sin))
+        made, hidden = self.unpadded_layers(*inputs, attend, keep, first, end)
+        return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self.is_fastest else padded(rows)
+
     def _continue(
         self,
         partial: PartialForward,
@@ -207,7 +231,8 @@ class Decoder:
         new = (self.embed(tokens[size:]), cos[size:], sin[size:], attends[0])
         _, lower = self.layers(*new, wanted | {last}, end=partial.depth)
         hidden = {layer: torch.cat((partial.hidden[layer], rows)) for layer, rows in lower.items()}
-        rows, upper = self.layers(hidden[last], cos, sin, attends[1], wanted, first=partial.depth)
+        both = (hidden[last], cos, sin, attends[1])
+        rows, upper = self.layers(*both, wanted, first=partial.depth)
         return rows, {**hidden, **upper}
 
     def _projected(

@@ -46,9 +46,12 @@ NORM_CLASSES = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"
                 "SmolLM3RMSNorm", "Phi3RMSNorm")  # fmt: skip
 
 
-def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
+def take_over(
+    module: Any, cache: KVCache, is_emptied: bool = False, is_fastest: bool = False
+) -> Decoder:
     """A decoder with the module's weights over `cache`. is_emptied: take the weights out of the
-    module, which cannot run afterwards. Raises ModelError for a module that is not known."""
+    module, which cannot run afterwards. is_fastest: see Decoder. Raises ModelError for a module
+    that is not known."""
     family = _family(module)
     config = module.config
     cos, sin = _rotation_tables(module, cache)
@@ -67,7 +70,7 @@ def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
         num_kv_heads=cache.shape.num_kv_heads,
         head_dim=cache.shape.head_dim,
     )
-    return Decoder(weights, cache)
+    return Decoder(weights, cache, is_fastest)
 
 
 def _family(module: Any) -> _Family:

@@ -222,7 +222,7 @@ class CapturedDecoder(Decoder):
     """A Decoder whose forward replays a graph where there is one."""
 
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
-        super().__init__(decoder.weights, decoder.cache)
+        super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
         self._store = GraphStore[Shape, _Captured](pool)
         self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
         self._windows: dict[int, Window] = {}

@@ -29,7 +29,8 @@ class EarlyExit(Decoder):
 
     def __init__(self, whole: Decoder, depth: int) -> None:
         assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
-        super().__init__(replace(whole.weights, blocks=whole.weights.blocks[:depth]), whole.cache)
+        weights = replace(whole.weights, blocks=whole.weights.blocks[:depth])
+        super().__init__(weights, whole.cache, whole.is_fastest)
         self.depth = depth
         self._whole = whole.weights
 
@@ -45,7 +46,8 @@ class EarlyExit(Decoder):
         with self.cache.append(tokens) as start:
             cos, sin = self._rotations(len(tokens), parents, start)
             attend = self._attention(len(tokens), parents, start)
-            rows, hidden = self.layers(self.embed(tokens), cos, sin, attend, self._kept())
+            inputs = (self.embed(tokens), cos, sin, attend)
+            rows, hidden = self.layers(*inputs, self._kept())
             logits = self._logits(rows, num_logits, {}, False)
         if parents is None:
             made = PartialForward(self._whole, start, self.depth, tuple(tokens), hidden)

@@ -94,7 +94,9 @@ class Window:
         sin = weights.sin.index_select(0, positions).unsqueeze(1)
         features = self._decoder.cache.features
         keep = frozenset(() if features is None else features.layers)
-        rows, hidden = self._decoder.layers(rows, cos, sin, self._attention(slots, block), keep)
+        rows, hidden = self._decoder.unpadded_layers(
+            rows, cos, sin, self._attention(slots, block), keep
+        )
         if features is not None:
             hidden[LAST] = weights.final_norm(rows)
             for layer in features.layers:

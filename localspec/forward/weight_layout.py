@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
+TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
 TESTED_ROWS = (1, 5)  # one row and several take different kernels
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the largest output
 
@@ -79,7 +80,9 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
-        self._packed: torch.Tensor = kernels._reorder_linear_weight(weight.contiguous(), 1)
+        self._packed: torch.Tensor = kernels._reorder_linear_weight(
+            weight.contiguous(), TYPICAL_ROWS
+        )
         self._product: Any = kernels._linear_pointwise.default
         self._product_and_sum: Any = kernels._linear_pointwise.binary
         self.bias = bias

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.files import parsed, read_json
-from localspec.forward.cache import KVCache, kv_dtype
+from localspec.forward.cache import KVCache, native_cache
+from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
 from localspec.forward.weight_layout import tune
@@ -28,7 +30,8 @@ from localspec.forward.weight_layout import tune
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
-PROBED_TOKENS = 7
+PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
+COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
 # How far the native decoder's logits may lie from transformers', by their norm: only rounding.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
@@ -39,10 +42,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Opened:
-    """A loaded model. notice: why the native decoder does not run it, None where it does."""
+    """A loaded model. notice: why the native decoder does not run it, None where it does.
+    has_invariant_rows: whether a row's logits have the same bits whatever rows run beside it, as
+    compared while loading; elsewhere one row and several are equal within rounding."""
 
     model: LanguageModel
     notice: str | None
+    has_invariant_rows: bool
 
 
 def load_model(
@@ -52,44 +58,58 @@ def load_model(
     context_length: int,
     bits: Bits | None = None,
     spare_bytes: int | None = None,
+    is_fastest: bool = False,
 ) -> Opened:
     """The model of a checked folder on `device`, with a cache of `context_length` slots.
 
     It runs natively where the decoder knows the family and its logits agree, else on transformers.
     bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading. spare_bytes:
-    memory that may be spent on speed, None for no limit. Raises ModelError, MemoryShortage.
+    memory that may be spent on speed, None for no limit. is_fastest: the fastest kernels for one
+    row, as timed, at the cost of has_invariant_rows. Raises ModelError, MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
     shape = kv_shape(module.config, context_length)
     try:
-        small = replace(shape, capacity=PROBED_TOKENS)
-        wanted = _answers(CausalLM(module, KVCache(small, dtype, device)))
+        small = replace(shape, capacity=sum(PROBED))
+        wanted = _answers(CausalLM(module, KVCache(small, dtype, device)), *PROBED)
         refusal = None
         if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
-            cache = KVCache(shape, kv_dtype(dtype, device), device)
+            cache = native_cache(shape, dtype, device)
             try:
-                native = take_over(module, cache, is_emptied=True)
+                native = take_over(module, cache, is_emptied=True, is_fastest=is_fastest)
             except ModelError as error:
                 refusal = str(error)
             else:
-                tune(native.weights.linears, native.weights.embedding, spare_bytes)
-                off = float((_answers(native) - wanted).norm() / wanted.norm())
+                if is_fastest:
+                    tune(native.weights.linears, native.weights.embedding, spare_bytes)
+                off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[dtype]:
-                    return Opened(native, None)
+                    return Opened(native, None, _has_invariant_rows(native))
                 del native, module  # before the weights are read a second time
                 refusal = f"The native decoder answered {off:.1%} off and is not used."
                 module = load_module(folder, dtype, device, bits)
-        return Opened(CausalLM(module, KVCache(shape, dtype, device)), refusal)
+        return Opened(CausalLM(module, KVCache(shape, dtype, device)), refusal, False)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
 
 
-def _answers(model: LanguageModel) -> torch.Tensor:
-    """Logits of several tokens at once and of one after them; leaves the cache empty."""
-    ids = [(7 * place + 1) % model.vocab_size for place in range(PROBED_TOKENS)]
-    logits = torch.cat((model.forward(ids[:-1]), model.forward(ids[-1:])))  # [PROBED_TOKENS, V]
+def _answers(model: LanguageModel, *widths: int) -> torch.Tensor:
+    """Logits of tokens read in pieces of such widths, [sum, V]; leaves the cache empty."""
+    ids = [(7 * place + 1) % model.vocab_size for place in range(sum(widths))]
+    ends = accumulate(widths)
+    pieces = [ids[end - width : end] for end, width in zip(ends, widths, strict=True)]
+    logits = torch.cat([model.forward(piece) for piece in pieces])
     model.cache.rollback(0)
     return logits
+
+
+def _has_invariant_rows(model: Decoder) -> bool:
+    """On a processor the shapes are chosen for it, and compared here. On a GPU another width may
+    take another kernel at any context, so nothing is promised."""
+    if model.device.type != "cpu" or model.is_fastest:
+        return False
+    at_once = _answers(model, sum(COMPARED_WIDTHS))
+    return torch.equal(at_once, _answers(model, *COMPARED_WIDTHS))
 
 
 def load_module(

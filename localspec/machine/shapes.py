@@ -26,7 +26,7 @@ TORCH_NAMES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16", "b
 
 
 def kv_precision(full: Precision, device: str) -> Precision:
-    """What keys and values are kept in: fp32 on a processor, as forward.cache.kv_dtype says."""
+    """What keys and values are kept in: fp32 on a processor, as forward.cache.native_cache says."""
     return "fp32" if device == "cpu" else full
 
 

@@ -31,9 +31,8 @@ def write(cache: KVCache, tokens: list[int]) -> None:
 def held(cache: KVCache) -> list[int]:
     """What stands in the slots, checked over all layers, heads and both of K and V."""
     length = cache.length
-    found = cache._slots[0, 0, 0, 0, :length, 0]
-    for layer in range(SHAPE.num_layers):
-        keys, values = cache._slots[layer, 0, 0], cache._slots[layer, 1, 0]
+    found = cache.slots[0][0][0, 0, :length, 0]
+    for layer, (keys, values) in enumerate((keys[0], values[0]) for keys, values in cache.slots):
         assert torch.equal(keys[:, :length], (found + 100 * layer)[None, :, None].expand(3, -1, 4))
         assert torch.equal(values[:, :length], -found[None, :, None].expand(3, -1, 4))
     return [int(token) for token in found]
@@ -111,7 +110,8 @@ def test_more_tokens_than_slots_are_refused_with_both_numbers() -> None:
     assert cache.length == SHAPE.capacity
 
 
-def test_declared_bytes_are_those_of_the_buffer() -> None:
+def test_declared_bytes_are_those_of_the_buffers() -> None:
+    slots = 64  # on a processor in whole steps
     for dtype in (torch.float32, torch.bfloat16):
         cache = KVCache(SHAPE, dtype, CPU)
-        assert cache.kv_bytes == 2 * 2 * 3 * 4 * 12 * dtype.itemsize
+        assert cache.kv_bytes == 2 * 2 * 3 * 4 * slots * dtype.itemsize

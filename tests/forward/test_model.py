@@ -170,7 +170,7 @@ def test_a_full_context_is_refused_and_the_cache_stays_usable(module: Any) -> No
 def test_logits_are_fp32_in_half_precision() -> None:
     model = on_transformers(tiny_llama().to(torch.bfloat16))
     assert model.forward(TEXT).dtype == torch.float32
-    assert model.cache._slots.dtype == torch.bfloat16
+    assert model.cache.dtype == torch.bfloat16
 
 
 def test_tied_weights_count_once() -> None:

@@ -54,7 +54,7 @@ def drafted(depth: int = 2, tokens: Sequence[int] = DRAFT) -> tuple[Decoder, Ear
 
 
 def slots(cache: KVCache) -> torch.Tensor:
-    return cache._slots[..., : cache.length, :]
+    return torch.stack([part[:, :, : cache.length] for pair in cache.slots for part in pair])
 
 
 @pytest.fixture

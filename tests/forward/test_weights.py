@@ -354,8 +354,8 @@ def test_a_huge_header_is_not_read_into_memory(folder: Path) -> None:
 def test_a_native_decoder_that_answers_otherwise_is_not_used(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(module: Any, cache: Any, is_emptied: bool) -> Decoder:
-        native = take_over(module, cache, is_emptied)
+    def damaged(module: Any, cache: Any, is_emptied: bool, is_fastest: bool) -> Decoder:
+        native = take_over(module, cache, is_emptied, is_fastest)
         turned = replace(native.weights, sin=-native.weights.sin)
         return Decoder(turned, cache)
 
@@ -381,6 +381,12 @@ def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
 def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32)
     assert isinstance(opened.model, Decoder) and opened.notice is None
+    assert opened.has_invariant_rows
+
+
+def test_the_fastest_kernels_promise_no_bits(good: Path) -> None:
+    opened = load_model(good, torch.float32, CPU, 32, is_fastest=True)
+    assert isinstance(opened.model, Decoder) and not opened.has_invariant_rows
 
 
 def test_a_header_that_safetensors_refuses_is_damage_before_anything_is_loaded(

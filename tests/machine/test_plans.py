@@ -37,13 +37,13 @@ def module() -> Any:
 def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     import torch
 
-    from localspec.forward.cache import KVCache, kv_dtype
+    from localspec.forward.cache import native_cache
     from localspec.forward.model import CausalLM, kv_shape
 
     shape = shape_from_config(module.config.to_dict(), "small")
     planned = bytes_of(Arrangement(shape, "bf16", CONTEXT), ROOM)
-    kept_in = kv_dtype(torch.bfloat16, torch.device("cpu"))
-    cache = KVCache(kv_shape(module.config, CONTEXT), kept_in, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    cache = native_cache(kv_shape(module.config, CONTEXT), torch.bfloat16, cpu)
     # The model also holds the few frequencies of its rotary positions, which are no weights.
     tables = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
     held = CausalLM(module, cache).weight_bytes - sum(tables.values())

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.forward.attention import cached_attention
-from localspec.forward.cache import KVCache, KVShape, kv_dtype
+from localspec.forward.cache import KVShape, native_cache
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.layer import (
     DecoderLayer,
@@ -162,7 +162,7 @@ class AutoregressiveHead:
         self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
         self._first = -1  # the text's first token, which no slot bears the name of
         self._num_pairs = 0  # slots beyond these hold rows of a draft
-        self.cache = KVCache(shape, kv_dtype(parts.dtype, device), device)
+        self.cache = native_cache(shape, parts.dtype, device)
 
     @property
     def layers(self) -> tuple[int, ...]:

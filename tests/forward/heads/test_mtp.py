@@ -136,9 +136,9 @@ def test_a_saved_module_is_read_back(tmp_path: Path) -> None:
 def test_memory_covers_weights_cache_and_tables() -> None:
     model = target()
     parts = in_full(recipe_for(model), model)
-    small, large = (AutoregressiveHead(parts, size) for size in (16, 32))
+    small, large = (AutoregressiveHead(parts, size) for size in (512, 1024))
     per_slot = 2 * 4 * HIDDEN_SIZE + 2 * 4 * 32  # keys and values, and two rows of the tables
-    assert large.memory_bytes - small.memory_bytes == 16 * per_slot
+    assert large.memory_bytes - small.memory_bytes == 512 * per_slot
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""A row of a forward has the same bits whatever rows run beside it, and a prompt the same cache
+however it is read: bf16 and fp32, after rollbacks and other texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache as remembered
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from localspec.forward import attention, decoder, row_bits
+from localspec.forward.cache import KVCache
+from localspec.forward.decoder import Decoder
+from localspec.forward.partial_forward import EarlyExit
+from localspec.forward.row_bits import summed_length
+from tests.tiny import with_cache
+
+BF16, FP32 = torch.bfloat16, torch.float32
+HEADS = {"a key head each": (4, 4), "shared key heads": (6, 2), "one key head": (3, 1)}
+CAPACITY = 520
+VOCAB_SIZE = 64
+PIECES = {"1": [1], "2": [2], "3": [3], "5": [5], "8": [8], "16": [16], "64": [64], "100": [100]}
+
+
+@remembered
+def model(heads: str, dtype: torch.dtype) -> Decoder:
+    """Long inputs: for short ones a single row takes the kernel of several."""
+    num_heads, num_kv_heads = HEADS[heads]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32 * num_heads,
+        head_dim=32,
+        intermediate_size=2816,
+        num_hidden_layers=2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        pad_token_id=0,
+    )
+    module: Any = LlamaForCausalLM(config).to(dtype).eval()
+    with torch.no_grad():
+        for layer in module.model.layers:  # attention that looks at some tokens more than at others
+            layer.self_attn.q_proj.weight.mul_(30.0)
+    return with_cache(module, CAPACITY)
+
+
+@pytest.fixture(params=[BF16, FP32], ids=["bf16", "fp32"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    return found
+
+
+@pytest.fixture(params=list(HEADS))
+def target(request: pytest.FixtureRequest, dtype: torch.dtype) -> Iterator[Decoder]:
+    yield model(request.param, dtype)
+    model(request.param, dtype).cache.rollback(0)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def text(size: int, seed: int = 1) -> list[int]:
+    return random.Random(seed).choices(range(1, VOCAB_SIZE), k=size)
+
+
+def read(target: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> torch.Tensor:
+    """The logits of `tokens` after what is held, in pieces of these widths over and over."""
+    made, place = list[torch.Tensor](), 0
+    for width in cycle(widths):
+        made.append(target.forward(tokens[place : place + width]))
+        place += width
+        if place >= len(tokens):
+            return torch.cat(made)
+    raise AssertionError
+
+
+def held(cache: KVCache) -> torch.Tensor:
+    return torch.stack([part[:, :, : cache.length] for pair in cache.slots for part in pair])
+
+
+def assert_same(target: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> None:
+    target.cache.rollback(0)
+    wanted, cached = read(target, tokens, [len(tokens)]), held(target.cache)
+    target.cache.rollback(0)
+    assert torch.equal(read(target, tokens, widths), wanted)
+    assert torch.equal(held(target.cache), cached)
+
+
+@pytest.mark.parametrize("widths", PIECES.values(), ids=PIECES)
+def test_every_width_gives_the_bits_of_one_forward(target: Decoder, widths: list[int]) -> None:
+    assert_same(target, text(150), widths)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("widths", [[1], [5], [7, 1, 2]])
+def test_with_two_threads_as_well(target: Decoder, widths: list[int]) -> None:
+    assert_same(target, text(70), widths)
+
+
+def test_at_every_length_of_a_context(target: Decoder) -> None:
+    """Keys are summed in steps; within and across them nothing changes."""
+    tokens = text(CAPACITY)
+    wanted = read(target, tokens, [CAPACITY])
+    for start in (0, 60, 124, 188, 189, 200, 250, 254, 318, 380, 382, 444, 500):
+        for width in (1, 2, 6, 20):
+            target.cache.rollback(start)
+            made = target.forward(tokens[start : start + width])
+            assert torch.equal(made, wanted[start : start + width]), (start, width)
+        target.cache.rollback(0)
+        read(target, tokens, [CAPACITY])
+
+
+def test_threads_change_nothing(target: Decoder, two_threads: None) -> None:
+    both = read(target, text(90), [1, 6])
+    torch.set_num_threads(1)
+    target.cache.rollback(0)
+    assert torch.equal(read(target, text(90), [1, 6]), both)
+
+
+def test_after_other_texts_and_rollbacks(target: Decoder) -> None:
+    tokens = text(80)
+    wanted = read(target, tokens, [80])
+    cached = held(target.cache)
+    target.cache.rollback(0)
+    read(target, text(300, seed=5), [64])
+    target.cache.reuse(tokens)
+    target.forward(tokens[:40])
+    target.forward(text(8, seed=6))  # a draft that is rejected
+    target.cache.rollback(40)
+    assert torch.equal(read(target, tokens[40:], [3]), wanted[40:])
+    assert torch.equal(held(target.cache), cached)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_after_an_early_exit_computed_the_first_rows(target: Decoder, size: int) -> None:
+    before, drafted = text(66), text(size + 1, seed=4)
+    wanted = read(target, [*before, *drafted], [1])[len(before) :]
+    target.cache.rollback(len(before))
+    leaving = EarlyExit(target, 1)
+    for token in drafted[:-1]:
+        leaving.forward([token])
+    target.cache.rollback(len(before))
+    assert target.cache.partial is not None
+    assert torch.equal(target.forward(drafted), wanted)
+
+
+def test_only_the_last_logits_are_the_same(target: Decoder) -> None:
+    tokens = text(30)
+    wanted = target.forward(tokens)
+    for count in (1, 2, 5):
+        target.cache.rollback(0)
+        assert torch.equal(target.forward(tokens, num_logits=count), wanted[-count:])
+
+
+def test_a_head_alone_has_the_bits_of_the_forward(target: Decoder) -> None:
+    output = target.run(text(12), keep=(-1,))
+    rows = output.hidden[-1]
+    alone = torch.cat([target.head(row[None]) for row in rows])
+    assert torch.equal(alone, output.logits)
+
+
+# -- faults that must be seen ---------------------------------------------------------------
+
+
+def test_a_single_row_that_runs_alone_is_seen(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "padded", lambda rows: rows)
+    with pytest.raises(AssertionError):
+        assert_same(model("a key head each", dtype), text(70), [1])
+
+
+def test_sums_over_other_lengths_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "summed_length", lambda keys: row_bits.rounded_up(keys, 4))
+    with pytest.raises(AssertionError):
+        assert_same(model("a key head each", FP32), text(420), [8])
+
+
+def test_the_lengths_hold_their_keys() -> None:
+    for num_keys in (1, 64, 65, 193, 256, 320, 1000, 2047, 2048, 2049, 5000):
+        length = summed_length(num_keys)
+        assert length >= num_keys and length % row_bits.KEY_MULTIPLE == 0
