@@ -194,8 +194,7 @@ class DraftedToken(NamedTuple):  # up to 15 a round; a frozen dataclass takes th
 
     text: of this token alone, U+FFFD where it is only a part of a character, "" where it was not
     verified. parent: index in the round's draft of the token before, -1 for the first.
-    confidence: the drafter's own probability that it is right. acceptance: the probability with
-    which verification accepts it, None where it was not verified. not_reached: an earlier token was
+    confidence: the drafter's own probability that it is right. not_reached: an earlier token was
     rejected, a sibling was accepted, or the reply had ended.
     """
 
@@ -203,7 +202,6 @@ class DraftedToken(NamedTuple):  # up to 15 a round; a frozen dataclass takes th
     text: str
     parent: int
     confidence: float | None
-    acceptance: float | None
     outcome: DraftOutcome
 
 

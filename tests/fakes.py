@@ -174,9 +174,8 @@ class FakeBackend:
             is_right = place < accepted
             text = pieces[place] if is_right else " wrong"
             outcome = "accepted" if is_right else "rejected" if place == accepted else "not_reached"
-            chance = (0.9 if is_right else 0.2) if place <= accepted else None
             drafted.append(
-                DraftedToken(_token_id(text), text, place - 1, 0.8, chance, outcome)  # type: ignore[arg-type]
+                DraftedToken(_token_id(text), text, place - 1, 0.8, outcome)  # type: ignore[arg-type]
             )
         return tuple(drafted)
 

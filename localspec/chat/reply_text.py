@@ -188,6 +188,5 @@ def drafted_tokens(found: Round, texts: TokenTexts) -> tuple[DraftedToken, ...]:
             outcome = "rejected"
         # Most of a tree is never reached, and the text of a new token takes a tokenizer call.
         text = "" if outcome == "not_reached" else texts.of(token)
-        chance = None if outcome == "not_reached" else float(outcome == "accepted")
-        drafted.append(DraftedToken(token, text, parent, confidences[node], chance, outcome))
+        drafted.append(DraftedToken(token, text, parent, confidences[node], outcome))
     return tuple(drafted)

@@ -3,7 +3,8 @@
 Contract: `unpack` inverts `pack`, but for probabilities, which are rounded to a thousandth. The
 format is zlib over one JSON object, whose lists have an item for each drafted token of the turn in
 order; `sizes` has the number of them in each round, `texts` each token's text once. A drafted token
-takes 7 to 13 bytes.
+takes 5 to 11 bytes. Older records also have chances of acceptance, which are passed over: a token
+is accepted or not.
 
 Not here: what the numbers mean (backend.DraftedToken).
 """
@@ -44,7 +45,6 @@ def pack(record: TokenRecord) -> bytes:
         "texts": {one.token: one.text for one in drafted},
         "parents": [one.parent for one in drafted],
         "confidences": [_to_thousandths(one.confidence) for one in drafted],
-        "acceptances": [_to_thousandths(one.acceptance) for one in drafted],
         "outcomes": "".join(LETTERS[one.outcome] for one in drafted),
     }
     return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 6)
@@ -62,16 +62,10 @@ def unpack(packed: bytes) -> TokenRecord | None:
                 data["texts"][str(token)],
                 parent,
                 _from_thousandths(confidence),
-                _from_thousandths(acceptance),
                 OUTCOMES[letter],
             )
-            for token, parent, confidence, acceptance, letter in zip(
-                data["tokens"],
-                data["parents"],
-                data["confidences"],
-                data["acceptances"],
-                data["outcomes"],
-                strict=True,
+            for token, parent, confidence, letter in zip(
+                data["tokens"], data["parents"], data["confidences"], data["outcomes"], strict=True
             )
         ]
         return TokenRecord(tuple(data["lengths"]), _parted(flat, data["sizes"]), data["start"])

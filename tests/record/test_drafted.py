@@ -10,9 +10,9 @@ from localspec.backend import DraftedToken
 from localspec.record.drafted import TokenRecord, pack, unpack
 
 TOKENS = (
-    DraftedToken(17, " the", -1, 0.914, 1.0, "accepted"),
-    DraftedToken(3, "\ufffd", 0, None, 0.25, "rejected"),
-    DraftedToken(9, "\u202eé\0", 0, 0.5, None, "not_reached"),
+    DraftedToken(17, " the", -1, 0.914, "accepted"),
+    DraftedToken(3, "\ufffd", 0, None, "rejected"),
+    DraftedToken(9, "\u202eé\0", 0, 0.5, "not_reached"),
 )
 
 
@@ -22,6 +22,13 @@ def test_a_record_comes_back_to_the_thousandth() -> None:
     fine = TokenRecord((), ((TOKENS[0]._replace(confidence=0.91449),),))
     found = unpack(pack(fine))
     assert found is not None and found.rounds[0][0].confidence == 0.914
+
+
+def test_the_chances_of_an_older_record_are_passed_over() -> None:
+    record = TokenRecord((4, 0, 2), (TOKENS,))
+    data = json.loads(zlib.decompress(pack(record)))
+    older = data | {"acceptances": [1000, 250, None]}
+    assert unpack(zlib.compress(json.dumps(older).encode())) == record
 
 
 def test_what_is_no_record_is_none() -> None:
@@ -34,8 +41,8 @@ def test_what_is_no_record_is_none() -> None:
     assert unpack(zlib.compress(json.dumps(data | {"outcomes": "a"}).encode())) is None
 
 
-def test_a_drafted_token_costs_less_than_twelve_bytes() -> None:
-    """Of text like a reply's: 400 words in use, chances spread over the whole range."""
+def test_a_drafted_token_costs_less_than_ten_bytes() -> None:
+    """Of text like a reply's: 400 words in use, confidences spread over the whole range."""
     rng = random.Random(5)
     words = {token: f" word{token}" for token in range(400)}
     rounds = []
@@ -43,9 +50,9 @@ def test_a_drafted_token_costs_less_than_twelve_bytes() -> None:
         tokens = [min(399, int(rng.expovariate(1 / 60))) for _ in range(5)]
         rounds.append(
             tuple(
-                DraftedToken(token, words[token], place - 1, rng.random(), rng.random(), "accepted")
+                DraftedToken(token, words[token], place - 1, rng.random(), "accepted")
                 for place, token in enumerate(tokens)
             )
         )
     record = TokenRecord(tuple(rng.randrange(1, 8) for _ in range(600)), tuple(rounds))
-    assert len(pack(record)) / 750 < 12
+    assert len(pack(record)) / 750 < 10

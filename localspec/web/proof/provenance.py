@@ -3,7 +3,7 @@
 Contract: pure. `runs` of a Provenance, joined, are the reply's text exactly: tokens that are parts
 of one character stand in one run. Counts are of tokens, and equal the log's. Without the text of
 single tokens (an old reply whose model is not loaded) there are marks instead of runs; without
-what was drafted (an older log) there are runs without chances.
+what was drafted (an older log) there are runs without the guesses that were refused.
 
 As JSON the tuples are lists and the names those that static/tokens.js reads.
 
@@ -43,7 +43,6 @@ class ShownToken(NamedTuple):
     kind: Kind
     round: int
     drafter: str
-    acceptance: float | None = None
     confidence: float | None = None
 
 
@@ -61,7 +60,6 @@ class Missed:
 
     text: str
     instead: str | None
-    acceptance: float | None
     confidence: float | None
 
 
@@ -88,7 +86,7 @@ class Provenance:
     tokens: tuple[ShownToken, ...]
     rounds: tuple[ShownRound, ...]
     runs: tuple[Run, ...] | None
-    has_chances: bool
+    has_drafts: bool
     counts: Mapping[Kind, int] = field(default_factory=dict)
 
 
@@ -159,8 +157,8 @@ def _tokens(
             found.append(ShownToken(kind, number, TARGET))
             continue
         one = next(accepted, None)
-        chances = (None, None) if one is None else (one.acceptance, one.confidence)
-        found.append(ShownToken(kind_of(source), number, label_of(source), *chances))
+        confidence = None if one is None else one.confidence
+        found.append(ShownToken(kind_of(source), number, label_of(source), confidence))
     return found
 
 
@@ -206,7 +204,7 @@ def _missed(
     if sources and sources[-1] == TARGET and pieces is not None:
         kept.setdefault(_end_of(drafted), pieces[-1])
     return tuple(
-        Missed(one.text, kept.get(one.parent), one.acceptance, one.confidence)
+        Missed(one.text, kept.get(one.parent), one.confidence)
         for one in drafted
         if one.outcome == "rejected"
     )

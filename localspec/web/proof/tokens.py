@@ -68,10 +68,10 @@ def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:
 
 def _notes(row: Mapping[str, Any], found: Provenance) -> list[str]:
     notes = []
-    if not found.has_chances:
+    if not found.has_drafts:
         notes.append(
             "This reply was logged before localspec kept what was drafted: where each token came "
-            "from is shown, but not what was refused, nor any chance."
+            "from is shown, but not what was refused."
         )
     if found.runs is None:
         notes.append(
@@ -79,14 +79,7 @@ def _notes(row: Mapping[str, Any], found: Provenance) -> list[str]:
             f"({row['model'] or 'unknown'}) can say, and it is not loaded or is busy."
         )
     if row["exact"] is False:
-        notes.append(
-            "Checking was lenient here, as you chose: the chances are those of the lenient rule."
-        )
-    elif row["temperature"] == 0:
-        notes.append(
-            "At temperature 0 the check is yes or no: a guess is right or it is not, so every "
-            "chance is 100 % or 0 %."
-        )
+        notes.append("Checking was lenient here, as you chose: other guesses passed as well.")
     return notes
 
 

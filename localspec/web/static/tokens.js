@@ -52,12 +52,10 @@ function frame() {
 
 // What became of one token, in words.
 function tokenWords(data, token) {
-  const [kind, number, drafter, acceptance, confidence] = token;
+  const [kind, number, drafter, confidence] = token;
   const round = data.rounds[number];
   const label = data.legend.find((one) => one.kind === kind)?.label ?? kind;
   const parts = [drafter === "target" ? label : `${label}, guessed by ${drafter}, accepted`];
-  const chance = percent(acceptance);
-  if (chance) parts.push(`the check accepts it with ${chance}`);
   const sure = percent(confidence);
   if (sure) parts.push(`the drafter was ${sure} sure`);
   if (kind === "corrected" && round.missed.length) {
@@ -77,8 +75,6 @@ function roundWords(number, round) {
 
 function missedWords(number, round, missed) {
   const parts = [`refused: ${quoted(missed.text)}`];
-  const chance = percent(missed.acceptance);
-  if (chance) parts.push(`the check would have accepted it with ${chance}`);
   const sure = percent(missed.confidence);
   if (sure) parts.push(`the drafter was ${sure} sure`);
   parts.push(`${quoted(missed.instead)} stands instead`, roundWords(number, round));

@@ -27,14 +27,14 @@ def step(drafted: int, accepted: int, tokens: int, drafter: str = "draft_model")
     }
 
 
-def guess(text: str, parent: int, outcome: Any, acceptance: float | None = 0.5) -> DraftedToken:
-    return DraftedToken(1, text, parent, 0.9, acceptance, outcome)
+def guess(text: str, parent: int, outcome: Any) -> DraftedToken:
+    return DraftedToken(1, text, parent, 0.9, outcome)
 
 
 STEPS = [step(3, 1, 2), step(2, 2, 3, "ngram"), step(0, 0, 1, "off")]
 SOURCES = ["draft_model", TARGET, "ngram", "ngram", TARGET, TARGET]
 ROUNDS = (
-    (guess("The", -1, A), guess(" dog", 0, R, 0.1), guess(" ran", 1, N, None)),
+    (guess("The", -1, A), guess(" dog", 0, R), guess(" ran", 1, N)),
     (guess(" sat", -1, A), guess(" on", 0, A)),
     (),
 )
@@ -65,7 +65,7 @@ def test_every_token_has_its_kind_and_the_counts_are_the_logs() -> None:
 
 def test_a_refused_guess_says_what_stands_instead() -> None:
     missed = found().rounds[0].missed
-    assert [(one.text, one.instead, one.acceptance) for one in missed] == [(" dog", " cat", 0.1)]
+    assert [(one.text, one.instead, one.confidence) for one in missed] == [(" dog", " cat", 0.9)]
     assert [one.not_reached for one in found().rounds] == [1, 0, 0]
 
 
@@ -112,7 +112,7 @@ def test_an_old_log_still_shows_where_tokens_came_from() -> None:
     assert [token.kind for token in shown.tokens] == [
         "draft", "corrected", "ngram", "ngram", "bonus", "plain",
     ]  # fmt: skip
-    assert joined(shown) == TEXT and not shown.has_chances
+    assert joined(shown) == TEXT and not shown.has_drafts
     assert all(one.missed == () and one.not_reached is None for one in shown.rounds)
 
 

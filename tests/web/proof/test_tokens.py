@@ -54,16 +54,16 @@ def test_meaning_survives_greyscale(page: Visit, site: Site) -> None:
     assert all(style.startswith("underline") for style in styles)
 
 
-def test_arrow_keys_and_pointing_tell_chance_outcome_and_round(page: Visit, site: Site) -> None:
+def test_arrow_keys_and_pointing_tell_outcome_and_round(page: Visit, site: Site) -> None:
     opened(page, "keys please")
     page.page.focus("#ls-tv-text")
     page.page.keyboard.press("ArrowRight")
     detail = page.text("#ls-tv-detail")
-    assert "guessed by the draft model, accepted" in detail and "with 90 %" in detail
+    assert "guessed by the draft model, accepted" in detail
     assert "80 % sure" in detail and "round 1: 5 of 5 guesses right" in detail
     page.page.hover(".ls-missed >> nth=1")
     detail = page.text("#ls-tv-detail")
-    assert "refused: “ wrong”" in detail and "stands instead" in detail and "20 %" in detail
+    assert "refused: “ wrong”" in detail and "stands instead" in detail
     page.page.keyboard.press("Escape")
     assert not page.page.evaluate("document.querySelector('#ls-token-view').open")
 

@@ -23,11 +23,12 @@ from localspec.backend import Chunk, Request
 from localspec.chat.service import ChatService, ReplySettings, Scope
 from localspec.core import OFF, SamplingParams, Step
 from localspec.drafters.registry import label_of
+from localspec.errors import EngineLost
 from localspec.record.store import Store
 from localspec.web.live import DASH, footer, live_state, number, percent
 from localspec.web.proof.report import report_zip
 from localspec.web.stats import figures as stats
-from tests.chat.services import close, ended
+from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until
 
@@ -158,6 +159,19 @@ def test_the_turns_are_as_different_as_they_are_called(
     absent = [kind for kind, row in rows.items() if row["speedup"] is None]
     assert absent == ["off", "busy"]
     assert len(expected) == len(KINDS)
+
+
+def test_a_reply_whose_engine_was_lost_has_no_speedup(tmp_path: Path) -> None:
+    """Its rounds were never compared as a whole."""
+    fault = EngineLost("The engine process ended.")
+    made, _ = open_service(tmp_path, replace(SCRIPT, fail_at_round=4, fault=fault))
+    ended(made, made.submit(None, "answer", ReplySettings()))
+    (row,) = made.turn_rows()
+    assert (row["finish_reason"], row["num_steps"]) == ("interrupted", 4)
+    known = raw(made, "SELECT * FROM step")
+    check(row, of_steps(known, row["reply_ms"]))
+    assert row["speedup"] is None and row["decode_speedup"] is None
+    close(made)
 
 
 def test_the_log_has_what_the_steps_say(service: ChatService, expected: dict[int, Figures]) -> None:
