@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from localspec.chat.turn import title_line, title_of
@@ -23,6 +24,7 @@ from localspec.record.conversations import ImportedConversation, ImportedMessage
 from localspec.record.export import EXPORT_VERSION
 
 MAX_BYTES = 64_000_000
+MAX_PARTS = 3_000_000  # objects and lists: each takes many times its length in memory
 ROLES = ("user", "assistant")
 STATES = ("complete", "stopped", "error", "interrupted", "draft")
 REMEDY = "Choose a file that localspec exported as JSONL."
@@ -98,11 +100,15 @@ def read_conversations(data: bytes) -> list[ImportedConversation]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise RequestError(f"The file is not a text in UTF-8. {REMEDY}") from None
-    tables = list(_tables(text))
-    if any("type" in table.values for table in tables):
-        found = [_finished(draft) for draft in _drafts(tables) if draft.messages]
+    if text.count("{") + text.count("[") > MAX_PARTS:
+        raise RequestError(f"The file has more than {MAX_PARTS:,} parts. {REMEDY}")
+    tables = _tables(text)
+    first = next(tables, None)
+    one_by_one = tables if first is None else chain((first,), tables)
+    if first is not None and "type" in first.values:
+        found = [_finished(draft) for draft in _drafts(one_by_one) if draft.messages]
     else:
-        found = [_plain(table) for table in tables]
+        found = [_plain(table) for table in one_by_one]
     if not found:
         raise RequestError(f"The file holds no conversation with a message. {REMEDY}")
     return found
@@ -185,8 +191,9 @@ def _add_message(draft: _Draft, table: _Table) -> None:
 
 def _add_turn(draft: _Draft, table: _Table) -> None:
     """Only what belongs to the conversation."""
-    if table.values.get("continues_message_id") is not None:
-        draft.continued.add(table.number("continues_message_id"))
+    continued = table.number_or_none("continues_message_id")
+    if continued is not None and continued < table.number("message_id"):  # none continues itself
+        draft.continued.add(continued)
     prompt = table.text_or_none("system_prompt")
     draft.system_prompt = draft.system_prompt if prompt is None else prompt
 

@@ -225,3 +225,26 @@ def test_a_tip_that_is_not_there_becomes_the_newest_message() -> None:
     data = jsonl(record("conversation", tip_message_id=99), MESSAGE)
     (found,) = read_conversations(data)
     assert found.tip is None and len(found.messages) == 1
+
+
+def test_replies_that_continue_themselves_or_each_other_come_in() -> None:
+    """No export has such; the conversation must not lose all its messages by it."""
+    lines: list[dict[str, Any]] = [{"type": "conversation", "id": 1, "title": "x"}]
+    for number, continues in ((1, 1), (2, 3), (3, 2)):
+        of_file = {"conversation_id": 1, "parent_id": None}
+        message = {"role": "assistant", "state": "complete", "text": f"{number}"}
+        lines.append({"type": "message", "id": number, **of_file, **message})
+        turn = {"message_id": number, "continues_message_id": continues}
+        lines.append({"type": "turn", **of_file, **turn})
+    (found,) = read_conversations("\n".join(map(json.dumps, lines)).encode())
+    assert [message.text for message in found.messages] == ["1", "3"]
+
+
+def test_a_file_of_too_many_parts_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("localspec.chat.importing.MAX_PARTS", 100)
+    monkeypatch.setattr("localspec.chat.importing.parsed", lambda text: pytest.fail("it was read"))
+    for part in (b"{},", b"[],"):
+        with pytest.raises(RequestError, match="more than 100 parts"):
+            read_conversations(b"[" + part * 100 + b"0]")
