@@ -112,14 +112,12 @@ class ChatTemplate:
         return self._encoder.encode(text, add_special_tokens=False)
 
     def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        from jinja2 import TemplateError  # comes with transformers, absent before the set-up
-
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             rendered = self._tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program: it may fail in any way
             raise RequestError(
                 f"This model's chat template refuses the conversation: {first_line(error)} "
                 "If a system prompt is set, clear it; otherwise start a new chat."

@@ -12,6 +12,7 @@ Not here: the backend's states (backend_lifecycle), the log (journal), what page
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -263,14 +264,14 @@ class Worker:
         backend, loaded = self._lifecycle.require()
         request = self._make_request(reply)
         reply.view = replace(reply.view, phase="prefill", position=0)
-        checkpoint_s = time.monotonic()
+        checkpoint_s = -math.inf  # the first words are kept at once
         with closing(backend.generate(request, reply.cancel)) as chunks:  # type: ignore[type-var]
             for chunk in chunks:
                 if reply.pending.settings is None:  # the request was taken
                     reply.pending.settings = turn_settings(reply.settings, loaded)
                     self._journal.update()
                 reply.add(chunk)
-                if time.monotonic() - checkpoint_s >= CHECKPOINT_S:
+                if reply.view.text and time.monotonic() - checkpoint_s >= CHECKPOINT_S:
                     self._journal.checkpoint(reply.pending)
                     checkpoint_s = time.monotonic()
         if reply.view.finish_reason is None:

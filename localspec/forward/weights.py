@@ -27,6 +27,8 @@ from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
 from localspec.forward.weight_layout import tune
 
+# 8 bits of quantised weights are among the usual ones.
+WHOLE_NUMBERS = frozenset(("BOOL", "I16", "U16", "I32", "U32", "I64", "U64"))
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
@@ -268,9 +270,17 @@ def check_safetensors(file: Path) -> None:
         raw = stream.read(header_bytes)
     try:
         entries = parsed(raw)
-        ends = [int(e["data_offsets"][1]) for k, e in entries.items() if k != "__metadata__"]
+        tensors = {name: each for name, each in entries.items() if name != "__metadata__"}
+        ends = [int(each["data_offsets"][1]) for each in tensors.values()]
+        counted = [
+            name
+            for name, each in tensors.items()
+            if name.endswith(".weight") and each["dtype"] in WHOLE_NUMBERS
+        ]
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise _damaged(file, "its header cannot be read") from error
+    if counted:  # transformers would take them as they are, and the model would say nothing
+        raise _damaged(file, f"{counted[0]} holds whole numbers of a kind that no weights have")
     if max(ends, default=0) != size - 8 - header_bytes:
         raise _damaged(file, f"it has {size} bytes, not the number its header promises")
     try:

@@ -315,8 +315,11 @@ def test_a_log_locked_by_another_program_is_waited_for(
     assert [m.text for m in service.messages(reply.handle)] == ["hi", FAST.reply]
 
 
-def test_the_growing_reply_is_checkpointed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.chat.worker.CHECKPOINT_S", 0.02)
+@pytest.mark.parametrize("every_s", [0.02, 60.0])
+def test_the_growing_reply_is_checkpointed_from_its_first_words_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    monkeypatch.setattr("localspec.chat.worker.CHECKPOINT_S", every_s)
     service = start(Script(round_s=0.02))
     ready(service)
     reply = service.submit(None, "hi", ReplySettings())

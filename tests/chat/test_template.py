@@ -262,6 +262,24 @@ def test_a_template_that_refuses_a_conversation_becomes_one_sentence() -> None:
         ChatTemplate(tokenizer).render((Message("user", "Hi"),))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% include 'other' %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ messages[0].content * 10**18 }}",
+        "{{ 1 // 0 }}",
+        "{% for m in %}",
+    ],
+    ids=["include", "recursion", "memory", "arithmetic", "syntax"],
+)
+def test_a_template_that_fails_in_its_own_way_is_a_sentence_too(source: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = source
+    with pytest.raises(RequestError, match="template refuses the conversation"):
+        ChatTemplate(tokenizer).render((Message("user", "Hi"),))
+
+
 def test_a_model_without_a_chat_template_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None

@@ -398,6 +398,17 @@ def test_a_header_that_safetensors_refuses_is_damage_before_anything_is_loaded(
         check_safetensors(folder / SINGLE)
 
 
+def test_weights_named_as_whole_numbers_are_damage(folder: Path) -> None:
+    header = header_of(folder / SINGLE)
+    entries = json.loads(header)
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            entry["dtype"], entry["shape"] = "I16", [*entry["shape"][:-1], 2 * entry["shape"][-1]]
+    with_header(folder / SINGLE, json.dumps(entries).encode())
+    with pytest.raises(ModelError, match="holds whole numbers"):
+        check_safetensors(folder / SINGLE)
+
+
 @pytest.mark.filterwarnings("ignore")  # transformers warns of slow paths of its own
 def test_a_model_without_attention_says_why_it_cannot_be_used(tmp_path: Path) -> None:
     from transformers import MambaConfig, MambaForCausalLM
