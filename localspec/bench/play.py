@@ -35,7 +35,7 @@ from localspec.core import (
     Verdict,
     chain,
 )
-from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
+from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.noise import GumbelNoise
@@ -43,7 +43,6 @@ from localspec.engine.policy import policy_of
 
 RIGHT, WRONG = 1, 0  # the only tokens there are
 NO_LOGITS = torch.empty(0)  # a world has none
-SHIPPED_ROUNDS = 100  # behind the shipped acceptance of a world, of each drafter and kind
 JITTER = 0.03  # spread of a measured round around its cost
 
 
@@ -135,20 +134,8 @@ def readers_of(world: World) -> dict[str, Reader]:
 def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:
     """A controller that has measured this machine and learnt nothing else."""
     believed = world.costs if world.believed is None else world.believed
-    shipped = None if world.shipped is None else _shipped(world.shipped, world.temperature)
-    return Controller(dict(readers), Costs.restored(believed), Acceptance(), shipped=shipped)
-
-
-def _shipped(rates: Mapping[str, Mapping[str, float]], temperature: float) -> Mapping[str, Any]:
-    """A snapshot of acceptance that drafts with these rates taught."""
-    random, found, bucket = Random(0), Acceptance(), temperature_bucket(temperature)
-    for name, by_kind in rates.items():
-        for kind, rate in by_kind.items():
-            for _ in range(SHIPPED_ROUNDS):
-                found.tick(kind)
-                right = next((n for n in range(8) if random.random() >= rate), 8)
-                found.observe(name, "s", Situation(bucket, kind), 8, right)
-    return found.snapshot()
+    costs = Costs.restored(believed)
+    return Controller(dict(readers), costs, Acceptance(), shipped=world.shipped)
 
 
 def play_fixed(world: World, drafter: str, length: int) -> Played:

@@ -52,9 +52,9 @@ class Stretch:
 class World:
     """costs: what rounds really cost, as a snapshot of a cost table. believed: what a controller
     starts from, None for the same. slow: (first place, last place, times as slow) where the
-    machine is busy with something else. shipped: the acceptance of each drafter by kind of text
-    that comes with the models, measured on other texts. catch_up: of a drafter's step, for each
-    token that it has to read before it drafts again."""
+    machine is busy with something else. shipped: a snapshot of the acceptance that comes with the
+    models, measured on other texts. catch_up: of a drafter's step, for each token that it has to
+    read before it drafts again."""
 
     name: str
     tracks: Mapping[str, Track]
@@ -64,7 +64,7 @@ class World:
     temperature: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     slow: tuple[int, int, float] | None = None
-    shipped: Mapping[str, Mapping[str, float]] | None = None
+    shipped: Mapping[str, Any] | None = None
     catch_up: float = 0.0
 
     def slowness(self, place: int) -> float:

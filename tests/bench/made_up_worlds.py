@@ -7,6 +7,7 @@ target's own text.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,9 +17,11 @@ from typing import Any
 from localspec.bench.logged import CONCENTRATION
 from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import OFF
+from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs, CostSnapshot
 
 NUM_TOKENS = 12_000
+SHIPPED_ROUNDS = 100  # behind the shipped acceptance of a world, of each drafter and kind
 TURN_TOKENS = 200
 PROMPT_TOKENS = 100
 SWITCH_EVERY = 40
@@ -212,22 +215,27 @@ def misjudging(world: World, factor: float) -> World:
 def hopeful(world: World, more: float) -> World:
     """The same world at a first start, with models whose shipped acceptance was measured on texts
     where every drafter is accepted more often than here."""
-    shipped = {name: _means(world, track, more) for name, track in world.tracks.items()}
-    return replace(world, name=f"{world.name}, shipped too high by {more:g}", shipped=shipped)
+    random, found, bucket = Random(0), Acceptance(), temperature_bucket(world.temperature)
+    for name, track in world.tracks.items():
+        for kind, mean in _means(world, track).items():
+            rate = min(0.95, mean + more)
+            for _ in range(SHIPPED_ROUNDS):
+                found.tick(kind)
+                right = next((n for n in range(8) if random.random() >= rate), 8)
+                found.observe(name, "s", Situation(bucket, kind), 8, right)
+    name = f"{world.name}, shipped too high by {more:g}"
+    return replace(world, name=name, shipped=found.snapshot())
 
 
-def _means(world: World, track: Track, more: float) -> dict[str, float]:
-    """By kind: how often the first token is right, and `more`."""
-    found = dict[str, float]()
-    for kind in dict.fromkeys(turn.workload for turn in world.turns):
-        places = [
-            place
-            for turn in world.turns
-            if turn.workload == kind
-            for place in range(turn.start, turn.start + turn.length)
-        ]
-        found[kind] = min(0.95, more + sum(track.num_right(at, 1) for at in places) / len(places))
-    return found
+def _means(world: World, track: Track) -> dict[str, float]:
+    """By kind: how often the first token is right."""
+    places = defaultdict[str, list[int]](list)
+    for turn in world.turns:
+        places[turn.workload] += range(turn.start, turn.start + turn.length)
+    return {
+        kind: sum(track.num_right(place, 1) for place in found) / len(found)
+        for kind, found in sorted(places.items())
+    }
 
 
 def slowed(world: World, times: float) -> World:

@@ -141,6 +141,12 @@ def test_the_same_seed_plays_the_same_game() -> None:
     assert first.host_us is not None and first.host_us > 0.0
 
 
+def test_planning_is_charged_where_that_is_asked_for() -> None:
+    found = replace(stationary("flat", 0.8, 0), turns=stationary("flat", 0.8, 0).turns[:2])
+    free, charged = (play_adaptive(found, "off", 0, each).ms for each in (False, True))
+    assert charged > free
+
+
 def test_worlds_are_what_they_are_called() -> None:
     sure, silent = stationary("flat", 0.8, 0), stationary("flat", 0.8, 0, is_sure=False)
     track = sure.tracks[MODEL]
