@@ -126,9 +126,7 @@ class FixedArm:
 def readers_of(world: World) -> dict[str, Reader]:
     """The world's drafters that have a price."""
     costs = Costs.restored(world.costs)
-    return {
-        name: Reader(name, track) for name, track in world.tracks.items() if costs.knows(name)
-    }
+    return {name: Reader(name, track) for name, track in world.tracks.items() if costs.knows(name)}
 
 
 def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:

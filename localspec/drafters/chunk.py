@@ -7,7 +7,7 @@ where no graph serves (not yet captured, a repetition penalty, the context's end
 drafts token by token.
 
 Which cuts a graph makes is fixed (`Cuts`), because sorting a vocabulary that nobody cuts would cost
-time. Their values, the temperature and the turn's noise are inputs, so that one graph serves every
+time. Their values, the temperature and the noise are inputs, so that one graph serves every
 setting, greedy included. A repetition penalty needs the history and is left to the uncaptured
 draft.
 
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
-from localspec.drafters.drafting import Drafting, fitted
+from localspec.drafters.drafting import DRAFT_SHARE, Drafting, fitted
 from localspec.drafters.parts import Parts
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed
@@ -165,22 +165,29 @@ class _Ready:
 
 
 class ChunkedDraft:
-    """Drafts with `model` in captured chunks. target_vocab_size: see Drafting."""
+    """Drafts with `model` in captured chunks. target_vocab_size, share: see Drafting."""
 
-    def __init__(self, model: Decoder, target_vocab_size: int, pool: GraphPool) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        target_vocab_size: int,
+        pool: GraphPool,
+        share: float = DRAFT_SHARE,
+    ) -> None:
         self.model = model
         self._vocab_size = target_vocab_size
+        self._share = share
         self._store = GraphStore[_Key, _Ready](pool)
         self._cuts = [Cuts()]  # kinds that were asked for
         self._windows: dict[int, Window] = {}
         self._buffers: _Buffers | None = None
 
     @classmethod
-    def of(cls, model: LanguageModel, parts: Parts) -> ChunkedDraft | None:
+    def of(cls, model: LanguageModel, parts: Parts, share: float) -> ChunkedDraft | None:
         """The captured draft loop of a model; None where nothing is captured."""
         if parts.pool is None or not isinstance(model, Decoder):
             return None
-        return cls(model, parts.target.vocab_size, parts.pool)
+        return cls(model, parts.target.vocab_size, parts.pool, share)
 
     @property
     def notice(self) -> str | None:
@@ -249,7 +256,7 @@ class ChunkedDraft:
         assert self._buffers is not None, "a captured chunk has its buffers"
         if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
             rows = noise_after(sequence, range(done, done + chunk.size))
-            self._buffers.noise[: chunk.size].copy_(rows)
+            torch.mul(rows, self._share, out=self._buffers.noise[: chunk.size])
         chunk.fill(pending, cache.length, sequence.sampling)
         ready.replay()
         tokens, confidences = self._buffers.summary[:, : chunk.size].tolist()  # the one copy

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from localspec.core import DraftPlan, Proposal, Sequence
-from localspec.drafters.drafting import chances, likeliest
+from localspec.drafters.drafting import HEAD_SHARE, chances, likeliest
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
@@ -93,7 +93,7 @@ class _Draft:
         """Tell the tree what may follow the nodes, whose outputs are [n, d]. One host copy."""
         logits = self._head.logits(outputs)  # [n, V]
         texts = [self._tree.text(node) for node in nodes]
-        rows = chances(logits, logits.shape[1], self._sequence, texts)  # [n, V]
+        rows = chances(logits, logits.shape[1], self._sequence, texts, HEAD_SHARE)  # [n, V]
         levels = likeliest(rows, min(NUM_CHILDREN, self._plan.num_draft_tokens))
         for node, level in zip(nodes, levels, strict=True):
             self._tree.open(node, Ranked(*level, self._growth.chance))

@@ -26,7 +26,7 @@ from statistics import median
 from time import perf_counter
 
 from localspec.core import DraftPlan, Proposal, Sequence
-from localspec.drafters.drafting import autoregress, room_of
+from localspec.drafters.drafting import HEAD_SHARE, autoregress, room_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
@@ -83,7 +83,7 @@ class EarlyExitDrafter(DrafterBase):
             self._sequence = sequence
             self._compare_exits()
         shortened = plan.shortened(room_of(self.model, sequence))
-        return autoregress(self.model, sequence, shortened, self.model.vocab_size)
+        return autoregress(self.model, sequence, shortened, self.model.vocab_size, HEAD_SHARE)
 
     def _compare_exits(self) -> None:
         """In the first turns and seldom later, on the text that the target's cache holds."""

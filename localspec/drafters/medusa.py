@@ -17,7 +17,7 @@ from collections.abc import Sequence as Several
 import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
-from localspec.drafters.drafting import Level, likeliest
+from localspec.drafters.drafting import HEAD_SHARE, Level, likeliest
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import noise_after, perturbed, warp_of
@@ -68,7 +68,8 @@ def guesses(logits: torch.Tensor, sequence: Sequence, max_nodes: int) -> list[Le
     """The likeliest tokens of each place after `sequence`, by logits [K, V]."""
     warp = warp_of(sequence.sampling)
     if warp.temperature:
-        logits = perturbed(logits, warp, noise_after(sequence, range(len(logits))))
+        noise = noise_after(sequence, range(len(logits)))  # [K, V]
+        logits = perturbed(logits, warp, noise, HEAD_SHARE)
     return likeliest(torch.softmax(logits, dim=-1), min(MAX_BRANCHES, max_nodes))
 
 

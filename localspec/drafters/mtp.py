@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from localspec.core import DraftPlan, Proposal, Sequence
-from localspec.drafters.drafting import Drafting
+from localspec.drafters.drafting import HEAD_SHARE, Drafting
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.heads.mtp import read_mtp
@@ -33,7 +33,7 @@ class MtpDrafter(HeadDrafter):
 
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        draft = Drafting(sequence, plan, self._target.vocab_size)
+        draft = Drafting(sequence, plan, self._target.vocab_size, HEAD_SHARE)
         if draft.is_full or self.signal(sequence) is None:
             return Proposal()
         state = self._head.start(sequence.tokens, self._features)  # [1, d]

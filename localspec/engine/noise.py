@@ -21,7 +21,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
 MASK = 2**64 - 1
-LARGEST = 1.0 - 2.0**-24  # the largest fp32 number below 1
+SCALE = 2.0**-31 * (1.0 - 2.0**-24)  # the largest number stays below 1 in fp32
 BLOCK_ROWS = 16  # made at once, ahead of their use
 BLOCK_TOKENS = 2**17  # on a CPU: a block must fit into its cache
 
@@ -50,6 +50,7 @@ class GumbelNoise:
             self._first, self._held, at = position, torch.cat((self._held[at:], made)), 0
         return self._held[at : at + count]
 
+    @torch.inference_mode()
     def _made(self, position: int) -> torch.Tensor:
         """A block of rows from `position` on."""
         if not len(self._counters):
@@ -77,12 +78,12 @@ def hashed(values: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel(bits: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel numbers from int32 bits, of which the sign is not used.
+    """Standard Gumbel numbers from int32 bits, of which the sign does not count.
 
     Small numbers v in (0, 1) are the fine ones, and -log(-log(1 - v)) is largest for those: an
     unlikely token can win with its own chance."""
-    v = bits.bitwise_and(2**31 - 1).float().add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST)
-    return v.neg_().log1p_().neg_().log_().neg_()
+    minus_v = torch.add(torch.tensor(-SCALE / 2), bits.float().abs_(), alpha=-SCALE)
+    return minus_v.log1p_().neg_().log_().neg_()
 
 
 def signed(value: int) -> int:

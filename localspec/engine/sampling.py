@@ -42,17 +42,20 @@ def warp_of(sampling: SamplingParams) -> Warp:
 
 
 def scores(
-    logits: torch.Tensor, sequence: core.Sequence, texts: Sequence[Sequence[int]]
+    logits: torch.Tensor,
+    sequence: core.Sequence,
+    texts: Sequence[Sequence[int]],
+    share: float = 1.0,
 ) -> torch.Tensor:
     """Scores of what may follow `sequence` and each of the drafted `texts`: [n, V] -> [n, V].
 
-    logits: fp32, not modified."""
+    logits: fp32, not modified. share: of the noise; the target chooses with all of it."""
     sampling = sequence.sampling
     histories = ([*sequence.tokens, *text] for text in texts)
     warp, logits = warp_of(sampling), penalised(logits, sampling, histories)
     if sampling.temperature == 0.0:
         return logits
-    return perturbed(logits, warp, noise_after(sequence, [len(text) for text in texts]))
+    return perturbed(logits, warp, noise_after(sequence, [len(text) for text in texts]), share)
 
 
 def noise_after(sequence: core.Sequence, depths: Sequence[int]) -> torch.Tensor:
@@ -64,12 +67,14 @@ def noise_after(sequence: core.Sequence, depths: Sequence[int]) -> torch.Tensor:
     return rows[[depth - first for depth in depths]]
 
 
-def perturbed(logits: torch.Tensor, warp: Warp, noise: torch.Tensor) -> torch.Tensor:
-    """Scores by the noise [n, V] of each row of logits [n, V]."""
+def perturbed(
+    logits: torch.Tensor, warp: Warp, noise: torch.Tensor, share: float = 1.0
+) -> torch.Tensor:
+    """Scores by a share of the noise [n, V] of each row of logits [n, V]."""
     kept = cut(logits, warp)
     if isinstance(warp.temperature, torch.Tensor):
-        return kept + warp.temperature * noise
-    return torch.add(kept, noise, alpha=warp.temperature)
+        return kept + share * warp.temperature * noise
+    return torch.add(kept, noise, alpha=share * warp.temperature)
 
 
 def choices(scores: torch.Tensor) -> list[int | None]:

@@ -16,7 +16,7 @@ import torch
 
 from localspec import core
 from localspec.core import OFF, Proposal, SamplingParams, Step
-from localspec.drafters.drafting import chances
+from localspec.drafters.drafting import DRAFT_SHARE, chances
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine.engine import Engine
@@ -123,15 +123,18 @@ def check_greedy(engine: Engine, *plans: tuple[str, int]) -> list[Step]:
 
 
 def assert_chosen(
-    proposal: Proposal, sequence: core.Sequence, logits: Callable[[Context], torch.Tensor]
+    proposal: Proposal,
+    sequence: core.Sequence,
+    logits: Callable[[Context], torch.Tensor],
+    share: float = DRAFT_SHARE,
 ) -> None:
-    """Each token is what the turn's noise chooses by the drafter's own logits after its parent, and
-    its confidence is its chance."""
+    """Each token is what a share of the turn's noise chooses by the drafter's own logits after its
+    parent, and its confidence is its chance."""
     assert proposal.tokens and proposal.confidences is not None
     for text, confidence in zip(proposal.texts, proposal.confidences, strict=True):
         above = text[:-1]
         row = logits((*sequence.tokens, *above))
-        chance = chances(row[None], len(row), sequence, [above])[0]  # [V]
+        chance = chances(row[None], len(row), sequence, [above], share)[0]  # [V]
         assert text[-1] == int(chance.argmax())
         assert confidence == pytest.approx(float(chance.max()), abs=1e-4)
 

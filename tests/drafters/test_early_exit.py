@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from localspec.core import DraftPlan, SamplingParams, Sequence
+from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.early_exit import (
     FIRST_TURNS,
     LATER_TURNS,
@@ -24,7 +25,16 @@ from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.partial_forward import EarlyExit
 from tests.drafters.stages import assert_chosen
-from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, turn_of, with_cache
+from tests.tiny import (
+    GREEDY,
+    Context,
+    Plans,
+    on_transformers,
+    play,
+    tiny_llama,
+    turn_of,
+    with_cache,
+)
 
 NAME = EarlyExitDrafter.name
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9, 11, 40, 2)
@@ -205,7 +215,13 @@ def test_sampled_drafts_are_chosen_by_the_exits_logits() -> None:
     sequence = turn(0.8)
     prefilled(target, sequence)
     proposal = drafter_of(target).propose(sequence, DraftPlan(NAME, 4))
-    assert_chosen(proposal, sequence, lambda text: EarlyExit(target_of(), 2).forward(text)[-1])
+    exits = EarlyExit(target_of(), 2)
+
+    def logits(text: Context) -> torch.Tensor:
+        exits.cache.rollback(0)
+        return exits.forward(text)[-1]
+
+    assert_chosen(proposal, sequence, logits, HEAD_SHARE)
 
 
 def test_verification_runs_the_lower_layers_for_one_token_only(

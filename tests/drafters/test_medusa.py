@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from localspec.core import DraftPlan, Growth, SamplingParams, Sequence
+from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.medusa import Level, MedusaDrafter, grown, guesses
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
@@ -157,13 +158,13 @@ def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Pa
 
 
 def test_each_head_guesses_with_the_noise_of_its_place() -> None:
-    """As the target chooses there, were its logits the head's."""
+    """As the target chooses there with that share, were its logits the head's."""
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(SEED))
     sequence = sequence_of(*PROMPT, temperature=2.0)
     levels = guesses(logits, sequence, 9)
     for place, (tokens, _) in enumerate(levels):
         after = turn_of((*PROMPT, *[1] * place), sequence.sampling)
-        assert [tokens[0]] == choices(scores(logits[place : place + 1], after, [()]))
+        assert [tokens[0]] == choices(scores(logits[place : place + 1], after, [()], HEAD_SHARE))
 
 
 def test_without_a_state_before_the_root_it_has_nothing_to_say() -> None:

