@@ -260,7 +260,7 @@ class Decoder:
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
         mask = additive_mask(num_rows, parents, start, self.cache.dtype, self.cache.device)
-        return cached_attention(self.cache, start, num_rows, self.weights.num_heads, mask)
+        return cached_attention(self.cache, start, num_rows, self.weights.num_heads, mask, parents)
 
     def _logits(
         self,

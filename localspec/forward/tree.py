@@ -21,6 +21,14 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def paths_of(parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """The nodes from the root to each node, itself included."""
+    found: list[tuple[int, ...]] = []
+    for node, parent in enumerate(parents):
+        found.append((node,) if parent < 0 else (*found[parent], node))
+    return found
+
+
 def causal_mask(num_tokens: int, start: int, device: torch.device) -> torch.Tensor | None:
     """Mask of a chain after `start` cached tokens; None where attention needs none."""
     if num_tokens == 1 or start == 0:  # sdpa's own is_causal covers an empty cache

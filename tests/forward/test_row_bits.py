@@ -1,5 +1,5 @@
 """A row of a forward has the same bits whatever rows run beside it, and a prompt the same cache
-however it is read: bf16 and fp32, after rollbacks and other texts."""
+however it is read: bf16 and fp32, chains and trees, after rollbacks, compaction and other texts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ HEADS = {"a key head each": (4, 4), "shared key heads": (6, 2), "one key head": 
 CAPACITY = 520
 VOCAB_SIZE = 64
 PIECES = {"1": [1], "2": [2], "3": [3], "5": [5], "8": [8], "16": [16], "64": [64], "100": [100]}
+TREE = (-1, 0, 0, 1, 2, 2, -1)
+PATHS = ((0, 1, 3), (0, 2, 4), (0, 2, 5), (6,))  # of TREE, root to leaf
 
 
 @remembered
@@ -127,6 +129,32 @@ def test_threads_change_nothing(target: Decoder, two_threads: None) -> None:
     assert torch.equal(read(target, text(90), [1, 6]), both)
 
 
+@pytest.mark.parametrize("length", [0, 70, 189, 191, 382])
+def test_a_path_of_a_tree_has_the_bits_of_its_chain(target: Decoder, length: int) -> None:
+    """Also where the library's sum begins a new part among its slots."""
+    before, nodes = text(length), text(len(TREE), seed=2)
+    if before:
+        target.forward(before)
+    found = target.forward(nodes, TREE)
+    for path in PATHS:
+        target.cache.rollback(len(before))
+        chain = read(target, [nodes[node] for node in path], [1])
+        assert torch.equal(found[list(path)], chain)
+
+
+@pytest.mark.parametrize("length", [70, 188])
+def test_after_the_accepted_path_of_a_tree_was_compacted(target: Decoder, length: int) -> None:
+    before, nodes, after = text(length), text(len(TREE), seed=2), text(9, seed=3)
+    path = PATHS[2]
+    whole = [*before, *(nodes[node] for node in path), *after]
+    wanted = read(target, whole, [1])
+    target.cache.rollback(0)
+    target.forward(before)
+    target.forward(nodes, TREE)
+    target.cache.keep(len(before), path)
+    assert torch.equal(read(target, after, [4]), wanted[-len(after) :])
+
+
 def test_after_other_texts_and_rollbacks(target: Decoder) -> None:
     tokens = text(80)
     wanted = read(target, tokens, [80])
@@ -152,6 +180,18 @@ def test_after_an_early_exit_computed_the_first_rows(target: Decoder, size: int)
     target.cache.rollback(len(before))
     assert target.cache.partial is not None
     assert torch.equal(target.forward(drafted), wanted)
+
+
+def test_a_wide_tree_as_well(target: Decoder) -> None:
+    """A root, a chain of 20 under it, and 60 more children of the root."""
+    parents = (-1, *range(20), *[0] * 60)
+    before, nodes = text(30), text(len(parents), seed=2)
+    target.forward(before)
+    found = target.forward(nodes, parents)
+    for path in (list(range(21)), [0, 33], [0, 80]):
+        target.cache.rollback(len(before))
+        chain = read(target, [nodes[node] for node in path], [1])
+        assert torch.equal(found[path], chain)
 
 
 def test_only_the_last_logits_are_the_same(target: Decoder) -> None:
@@ -184,6 +224,15 @@ def test_sums_over_other_lengths_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(attention, "summed_length", lambda keys: row_bits.rounded_up(keys, 4))
     with pytest.raises(AssertionError):
         assert_same(model("a key head each", FP32), text(420), [8])
+
+
+def test_a_tree_that_is_summed_by_slot_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "begins_part", lambda place: False)
+    with pytest.raises(AssertionError):
+        for length in range(180, 192):
+            target = model("a key head each", FP32)
+            target.cache.rollback(0)
+            test_a_path_of_a_tree_has_the_bits_of_its_chain(target, length)
 
 
 def test_the_lengths_hold_their_keys() -> None:
