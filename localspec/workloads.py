@@ -26,6 +26,11 @@ SHIPPED_WORKLOADS = PROJECT_FOLDER / "profiles" / "workloads"
 CHAT, CODE, JSON, REWORK, STORY = "chat", "code", "json", "rework", "story"
 MAX_FIRST = 15
 
+# A file as chat/attachments writes it, its name and its text: nothing in it can close its fence.
+FILE = re.compile(
+    r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
+)
+
 # How a request may be checked, besides by a rule (see leniency.parsed).
 AS_SET = "as set"  # what the kind of text's profile says: exact, unless the person set otherwise
 EXACT = "exact"
@@ -122,7 +127,9 @@ def load_workload(path: Path) -> Workload:
 
 
 def recognise(text: str) -> str:
-    """The kind that a request's text looks like, CHAT where it looks like none."""
+    """The kind that a request's text looks like, CHAT where it looks like none. The fence of an
+    attached file is no sign of code; what is asked stands before it as before a colon."""
+    text = FILE.sub(r":\n\3", text)
     return next((name for name, pattern in PATTERNS if pattern.search(text)), CHAT)
 
 

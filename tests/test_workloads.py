@@ -60,6 +60,8 @@ def test_the_shipped_kinds_have_their_thresholds_and_none_is_lenient() -> None:
         ("Summarise this text in two sentences:\n\nThe village lies in a valley.", "rework"),
         ("Repeat this text word for word:\nThe lamp is lit by hand.", "rework"),
         ("Translate German to English: Guten Morgen", "rework"),
+        ("Rewrite the note in capital letters\n\nFile `a.txt`:\n\n```\nBuy milk.\n```", "rework"),
+        ("What is this?\n\nFile `a.py`:\n\n```\ndef f(x):\n    pass\n```", "code"),
         ("What is this about?\n\n" + "The bees live in a hive. " * 20, "rework"),
         ("Write a summary of this story in three sentences:\nNora found a key.", "rework"),
         ("What does this do?\n```\n" + "x = x + 1\n" * 40 + "```", "code"),

@@ -116,21 +116,28 @@ def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
     )
 
 
-def render(report: PlanReport, free_bytes: int, most: int = 12) -> str:
-    """The report for a terminal: at most `most` plans and as many refusals, the rest counted."""
+def render(report: PlanReport, free_bytes: int, most: int = 5) -> str:
+    """The report for a terminal: of several models the best plan of each, of one all its plans with
+    their reasons and what was refused; at most `most` of each, the rest counted."""
     lines = [f"Planning for {report.device} with {gib(free_bytes, floor)} free.", ""]
-    for number, each in enumerate(report.plans[:most], start=1):
+    best = {each.target.name: each for each in reversed(report.plans)}
+    of_models = [each for each in report.plans if best[each.target.name] is each]
+    is_overview = len(of_models) > 1
+    shown = of_models if is_overview else report.plans
+    for number, each in enumerate(shown[:most], start=1):
         gain = "–" if each.expected_speedup is None else f"{each.expected_speedup:.2f}×"
         draft = f" with {each.draft_name}" if each.draft else ""
         lines.append(
             f"{number:3}. {each.target.name}, {each.precision}, {each.drafter}{draft}, context "
             f"{each.context_length}: {gib(each.bytes.total, ceil)}, gain {gain}"
         )
-        lines.append(f"     {each.reason}")
-    lines += _rest(len(report.plans), most, "plans")
+        lines += [] if is_overview else [f"     {each.reason}"]
+    lines += _rest(len(shown), most, "models" if is_overview else "plans")
+    if is_overview:
+        lines += ["", "--model NAME lists the plans of one model, and what was refused."]
     if not report.plans:
         lines.append("Nothing fits.")
-    if report.refused:
+    if report.refused and not is_overview:
         lines += ["", "Refused:"]
         lines += [f"  {each.drafter}: {each.reason}" for each in report.refused[:most]]
         lines += _rest(len(report.refused), most, "refusals")

@@ -235,6 +235,16 @@ def test_measurements_reach_the_report(settings: Settings) -> None:
     assert best.drafter == "ngram" and best.expected_speedup is not None
 
 
+def test_of_many_models_the_text_has_one_line_each_for_the_best_five(settings: Settings) -> None:
+    report = make_plans(LoadOptions(), settings, 24, GPU)
+    models = list(dict.fromkeys(each.target.name for each in report.plans))
+    lines = render(report, 24 * GIB).splitlines()
+    numbered = [line.split(",")[0].split() for line in lines[2:7]]
+    assert numbered == [[f"{n}.", name] for n, name in enumerate(models[:5], 1)]
+    assert lines[7].strip() == f"… and {len(models) - 5} more models (--json lists all)."
+    assert len(lines) == 10 and "--model NAME" in lines[-1]
+
+
 def test_the_text_shows_a_dash_for_an_unmeasured_gain(settings: Settings) -> None:
     report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, 24, GPU)
     text = render(report, 24 * GIB, most=3)

@@ -11,7 +11,6 @@ Not here: which messages there are (chat/service), what a click does (commands).
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,15 +18,11 @@ from localspec.chat.service import ShownMessage, TurnView, clean
 from localspec.drafters.registry import REGISTRY
 from localspec.web.live import badge, footer, percent
 from localspec.web.talk.plain_markdown import as_text
+from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
 MIN_SHARE_LOOKED_UP = 0.3  # of a reply; less is not mentioned
-
-# A file as chat/attachments writes it: nothing in it can close its fence.
-FILE = re.compile(
-    r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
-)
 
 ChatMessage = dict[str, Any]
 CAN_GO_ON = ("stopped", "interrupted")
