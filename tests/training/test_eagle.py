@@ -84,8 +84,8 @@ def test_a_lesson_of_one_step_is_plain_causal_attention() -> None:
 
 @pytest.mark.slow  # trains
 def test_some_steps_of_training_raise_acceptance_on_text_not_seen() -> None:
-    target, lesson = target_and_lesson(1, 32, num_layers=1)
-    _, held_out = target_and_lesson(2, 16, num_layers=1)
+    target, lesson = target_and_lesson(5, 32, num_layers=1)
+    _, held_out = target_and_lesson(6, 48, num_layers=1)
     teacher = teacher_of(target)
     recipe = make_recipe("eagle", teacher, OPTIONS, 0)
     before = recipe.acceptance(teacher, held_out)

@@ -173,7 +173,7 @@ def test_opening_the_advanced_settings_changes_nothing(own_page: Visit, site: Si
     page.page.get_by_label("Fixed γ").wait_for()
     ask(page, "echo with a look", 1)
     asked = site.backend.requests[-1]
-    assert (asked.num_draft_tokens, asked.sampling.seed) == (None, None)
+    assert asked.num_draft_tokens is None and asked.sampling.seed != 0
     page.page.get_by_label("Fixed γ").fill("3")
     page.page.get_by_label("Seed").fill(" 7 ")
     ask(page, "echo with both", 2)
