@@ -171,10 +171,11 @@ class Handlers:
         """Begin a reply; what cannot begin is said, and nothing is lost."""
         try:
             settings = self.settled(handle, form, extras)
-            reply = await asyncio.to_thread(begin, settings)
+            whole = extras.joined(text)
+            reply, settings = await asyncio.to_thread(self._begun, handle, whole, settings, begin)
         except ContextOverflow as error:
             news = await asyncio.to_thread(
-                sending.overflow, self.service, handle, extras.joined(text), settings, error
+                sending.overflow, self.service, handle, whole, settings, error
             )
             return Shown(signal={"overflow": news})
         except LocalspecError as error:
@@ -190,6 +191,25 @@ class Handlers:
         if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
             return Shown(handle=reply.handle)
         return Shown(chat, growing(reply.view), reply.handle, True, history, is_running=True)
+
+    def _begun(
+        self,
+        handle: int | None,
+        whole: str,
+        settings: ReplySettings,
+        begin: Callable[[ReplySettings], Reply | None],
+    ) -> tuple[Reply | None, ReplySettings]:
+        """The reply and the settings it began with: where the person chose to go on without the
+        oldest messages, without as many as it takes by now. Raises LocalspecError."""
+        try:
+            return begin(settings), settings
+        except ContextOverflow:
+            chosen = settings.num_left_out
+            fewest = sending.fitting(self.service, handle, whole, settings) if chosen else None
+            if fewest is None:
+                raise
+            settings = replace(settings, num_left_out=fewest)
+            return begin(settings), settings
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
         """The form's settings, with what the person decided about an overflow. Raises

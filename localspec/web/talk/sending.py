@@ -105,11 +105,11 @@ def overflow(
         "reply": error.max_tokens,
         "context": error.context_length,
         "room": room if room >= SHORTEST_REPLY else None,
-        "left_out": _fitting(service, handle, text, settings),
+        "left_out": fitting(service, handle, text, settings),
     }
 
 
-def _fitting(
+def fitting(
     service: ChatService, handle: int | None, text: str, settings: ReplySettings
 ) -> int | None:
     """The fewest of the oldest messages without which the rest fits; None where none does."""

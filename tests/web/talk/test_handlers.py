@@ -22,6 +22,7 @@ from localspec.web.talk.form import Form, drafter_choices, workload_choices
 from localspec.web.talk.handlers import STILL_WRITING, Handlers, Shown
 from localspec.web.talk.messages import ChatMessage
 from localspec.web.talk.presence import Presence
+from localspec.web.talk.sending import Extras
 from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
 from tests.web.conftest import scripted_pace, until
@@ -313,6 +314,28 @@ def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> 
 
     asyncio.run(run())
     assert service.conversations() == []
+
+
+def test_going_on_without_the_oldest_is_decided_once(service: ChatService) -> None:
+    handlers, long = Handlers(service), "word " * 1500
+
+    async def run() -> None:
+        handle, extras = None, Extras()
+        for number in range(5):
+            shown = await handlers.send("page", handle, f"{number} {long}", FORM, extras)
+            if number == 2:
+                assert shown.signal is not None
+                extras = Extras(num_left_out=shown.signal["overflow"]["left_out"])
+                shown = await handlers.send("page", handle, f"{number} {long}", FORM, extras)
+                extras = Extras()
+            assert shown.handle is not None, shown.signal
+            handle = shown.handle
+            await asyncio.to_thread(until, lambda: not service.worker.replies)
+
+    asyncio.run(run())
+    backend = service.backend
+    assert isinstance(backend, FakeBackend)
+    assert [one.content[0] for one in backend.requests[-1].messages] == ["3", "S", "4"]
 
 
 def test_the_address_chooses_the_conversation_else_the_newest(service: ChatService) -> None:
