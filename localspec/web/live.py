@@ -116,10 +116,8 @@ def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
         "acceptance_sub": share,
         "gamma": DASH if gamma is None else str(gamma),
         "gamma_sub": f"{mean:.1f} on average" if mean is not None else "",
-        "drafter": credited(stats.drafted_by) if stats.num_steps else DASH,
-        "drafter_sub": f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} guesses right"
-        if stats.num_draft_tokens
-        else "",
+        "drafter": label_of(stats.drafter) if stats.num_steps else DASH,
+        "drafter_sub": _guesses(stats) if stats.num_draft_tokens else "",
     }
 
 
@@ -130,6 +128,12 @@ def _of_speedup(stats: TurnStats) -> str:
         return NO_SPEEDUP[stats.no_speedup]
     rounds = number(stats.decode_speedup, " ×", 2)
     return f"decode {rounds}" if stats.speedup is not None else "not measured"
+
+
+def _guesses(stats: TurnStats) -> str:
+    num_others = len(stats.drafted_by) - 1
+    right = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens}"
+    return f"+ {num_others} more: {right}" if num_others else f"{right} guesses right"
 
 
 def credited(drafted_by: Mapping[str, int]) -> str:

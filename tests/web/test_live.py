@@ -77,7 +77,7 @@ def test_a_reply_without_a_draft_shows_no_speedup() -> None:
 def test_a_reply_of_several_drafters_names_the_first_and_counts_the_others() -> None:
     mixed = {"ngram": 20, "draft_model": 40}
     state = live_state(replace(IDLE, reply=view(stats=replace(STATS, drafted_by=mixed))))
-    assert state["drafter"] == "the draft model + 1 more"
+    assert (state["drafter"], state["drafter_sub"]) == ("the draft model", "+ 1 more: 38 of 60")
     assert "the draft model + 1 more" in footer(ROW | {"drafted_by": mixed})
 
 
