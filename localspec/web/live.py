@@ -32,6 +32,7 @@ ENDED = {
     "length": "done (max tokens)",
     "cancelled": "stopped",
     "error": "failed",
+    "interrupted": "cut short",
 }
 
 NO_SPEEDUP = {"load_changed": "load changed"}
@@ -92,9 +93,9 @@ def _phase(status: Status) -> tuple[str, str, float]:
         return "queued", "Waiting for other replies", view.seconds
     if status.phase in ("calibrating", "busy", "unloaded"):
         return status.phase, capital(status.phrase), status.seconds
-    if view is None:
+    if view is None or view.finish_reason is None:
         return "ready", "Ready", 0.0
-    return "ready", capital(ENDED.get(view.finish_reason or "", "done")), view.seconds
+    return "ready", capital(ENDED[view.finish_reason]), view.seconds
 
 
 def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:

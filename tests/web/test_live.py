@@ -135,6 +135,7 @@ def test_each_phase_has_its_words_and_a_clock(phase: Any, label: str) -> None:
     [
         ("eos", "Done"),
         ("length", "Done (max tokens)"),
+        ("interrupted", "Cut short"),
         ("cancelled", "Stopped"),
         ("error", "Failed"),
     ],
