@@ -163,9 +163,11 @@ class _Key(NamedTuple):
 
 
 class Acceptance:
-    """All counts of one target."""
+    """All counts of one target. discount: the weight of a round after one more; 1 where all rounds
+    count alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, discount: float = DISCOUNT) -> None:
+        self._discount = discount
         self._counts: dict[_Key, Counts] = {}
         self._turn: dict[_Key, Counts] = {}
         self._bins: dict[tuple[str, int], list[list[float]]] = {}
@@ -220,7 +222,7 @@ class Acceptance:
             key = _Key(drafter, str(signal), each)
             counts = self._counts.get(key)
             if counts is None:
-                counts = self._counts[key] = Counts(DISCOUNT, last_round=clock)
+                counts = self._counts[key] = Counts(self._discount, last_round=clock)
             counts.observe(num_tried, num_accepted, tokens, nodes, steps, clock)
 
     def observe_confidences(
@@ -292,7 +294,7 @@ class Acceptance:
 
     def _left_of(self, counts: Counts, kind: str) -> float:
         """The share of these counts that is left after the rounds that passed since."""
-        return float(DISCOUNT ** max(0, self._clocks[kind] - counts.last_round))
+        return float(self._discount ** max(0, self._clocks[kind] - counts.last_round))
 
     def _neighbouring_rate(self, drafter: str, signal: str, bucket: int) -> float:
         """First-position rate of the nearest temperature that was seen, else PRIOR."""

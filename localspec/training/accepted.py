@@ -61,8 +61,9 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
     source = resolve(settings.load)
     bench = bench_engine_of(loaded, source)
     cases = _cases(loaded, settings)
-    # It knows nothing, not even what ships: that may be what is measured again.
-    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs())
+    # It knows nothing, not even what ships: that may be what is measured again. Every prompt counts
+    # alike, not the last ones most.
+    controller = Controller(bench.engine.drafters, Costs(), Acceptance(discount=1.0), Costs())
     for phrase in calibrate(bench.engine, controller):
         report(phrase)
     measured = [

@@ -211,6 +211,16 @@ def test_what_fades_while_others_draft_fades_by_the_rounds_of_its_own_kind() -> 
     assert evidence(acceptance, code) < 0.1 * known
 
 
+def test_without_a_discount_the_first_rounds_count_as_much_as_the_last() -> None:
+    """So what is measured over a file of prompts is no measure of its last prompts."""
+    acceptance = Acceptance(discount=1.0)
+    learn(acceptance, 0.9, 500)
+    acceptance.tick(num_rounds=500)
+    learn(acceptance, 0.1, 500)
+    acceptance.begin_turn()
+    assert acceptance.rates("d", "s", COLD)[0] == pytest.approx(0.5, abs=0.05)
+
+
 def test_a_turn_unlike_its_kind_is_followed_and_forgotten_at_its_end() -> None:
     acceptance = Acceptance()
     learn(acceptance, 0.9, 300)
