@@ -169,3 +169,20 @@ def test_a_width_dearer_than_a_wider_one_is_measured_again(monkeypatch: pytest.M
     list(calibrate(engine, controller))
     found = {width: controller.costs.verify_ms(width, 128) for width in true_ms}
     assert found == pytest.approx(true_ms)
+
+
+def test_what_reading_takes_is_measured_apart_from_a_step() -> None:
+    class Reads(TimedDrafter):
+        num_read = 0
+
+        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+            missed, self.num_read = len(sequence.tokens) - self.num_read, len(sequence.tokens)
+            sleep(0.0005 * max(0, missed))
+            return super().propose(sequence, plan)
+
+    engine, controller = set_up(capacity=300)
+    drafters: dict[str, Any] = {"timed": Reads()}
+    engine.drafters = controller.drafters = drafters
+    list(calibrate(engine, controller))
+    assert controller.catch_up.ms("timed", 100, step_ms=2.0) == pytest.approx(50.0, rel=0.5)
+    assert controller.costs.draft_ms("timed", 1, 100) == pytest.approx(2.0, rel=0.5)
