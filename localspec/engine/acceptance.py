@@ -175,13 +175,13 @@ class Acceptance:
         self.revisions: dict[str, int] = defaultdict(int)  # drafter -> drafts that were observed
 
     def expect(self, shipped: Acceptance) -> None:
-        """Start from shipped acceptance where nothing was observed here. The counts of `shipped`
-        become our own."""
+        """Start from the rates of shipped acceptance where nothing was observed here. How much the
+        rounds of another machine drafted, and gave, says nothing of those here."""
         for key, counts in shipped._counts.items():
             if key not in self._counts and counts.num_rounds > 0.0:
                 counts.cap(SHIPPED_ROUNDS)
-                counts.shipped = counts.num_rounds
-                self._counts[key] = counts
+                rounds, tried, accepted = counts.num_rounds, counts.tried, counts.accepted
+                self._counts[key] = Counts(DISCOUNT, tried, accepted, rounds, shipped=rounds)
         for place, cells in shipped._bins.items():
             self._bins.setdefault(place, cells)
 

@@ -325,7 +325,8 @@ class AdaptivePolicy:
         name = self._allowed[0]
         signal = self._controller.drafters[name].signal(sequence)
         length = self._fixed_length or self._first_length or UNMEASURED_LENGTH
-        return DraftPlan(name, length, reason=why_unmeasured(name), signal=signal)
+        self._plan = DraftPlan(name, length, reason=why_unmeasured(name), signal=signal)
+        return self._plan
 
     # -- learning ----------------------------------------------------------------------------
 

@@ -125,8 +125,8 @@ def _observed_rate(
     tokens, drafted = expected_tokens(belief.rates, length), float(length)
     steps = max(1.0, steps_a_token * length)
     for counts, weight in belief.levels:
-        if counts.num_rounds > 0.0:
-            total = counts.num_rounds + weight
+        if (own_rounds := counts.num_rounds - counts.shipped) > 0.0:
+            total = own_rounds + weight
             tokens = (counts.tokens + weight * tokens) / total
             drafted = (counts.drafted + weight * drafted) / total
             steps = (counts.steps + counts.silent_steps + weight * steps) / total

@@ -258,7 +258,9 @@ def test_what_was_shipped_is_where_a_first_chat_starts() -> None:
     assert acceptance.is_known(0)
     known = acceptance.estimate("d", "s", COLD)
     assert known.evidence == 0.0, "nothing was tried here"
-    assert known.levels[0][0].num_rounds == pytest.approx(SHIPPED_ROUNDS)
+    counts, _ = known.levels[0]
+    assert counts.num_rounds == pytest.approx(SHIPPED_ROUNDS)
+    assert counts.tokens == counts.drafted == counts.steps == 0.0, "that follows from its costs"
 
 
 def test_what_was_learnt_here_stands_before_what_was_shipped() -> None:

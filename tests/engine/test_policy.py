@@ -396,3 +396,10 @@ def test_reading_is_no_cost_of_a_drafter_s_step(length: int | None) -> None:
         policy.observe(sequence, Outcome(step, chain((5,) * 4), Verdict((0,), 5), torch.empty(0)))
         dearer = world.controller.costs.draft_ms("d", 1, 999)
     assert plan.drafter == "d" and dearer is not None and 0.5 < dearer < 0.55
+
+
+def test_rounds_by_name_teach_acceptance_before_costs_are_measured() -> None:
+    world = World({"d": Simulated(0.5, 0.9)}, is_measured=False)
+    world.run(40, COLD, requested="d")
+    known = world.controller.acceptance.estimate("d", "s", Situation(0))
+    assert known.evidence > 20.0 and known.rates[0] > 0.75
