@@ -403,3 +403,13 @@ def test_rounds_by_name_teach_acceptance_before_costs_are_measured() -> None:
     world.run(40, COLD, requested="d")
     known = world.controller.acceptance.estimate("d", "s", Situation(0))
     assert known.evidence > 20.0 and known.rates[0] > 0.75
+
+
+def test_one_disturbed_draft_does_not_end_drafting() -> None:
+    """A machine that was suspended during a draft makes that round take an hour."""
+    world = World({"d": Simulated(1.0, 0.8)})
+    world.run(100, COLD)
+    world.controller.budget(0).drafted(-3_600_000.0 / PLAIN_MS)
+    world.run(300, COLD)
+    assert world.share("d", last=100) > 0.9
+    assert world.controller.budget(0).lost == 0.0
