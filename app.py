@@ -30,7 +30,7 @@ from localspec.bootstrap import check_port, ensure_environment, prefer_large_pag
 from localspec.core import AUTO
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError
-from localspec.options import LoadOptions
+from localspec.options import KERNELS, SAME_BITS, LoadOptions
 
 if TYPE_CHECKING:
     from localspec.backend import Backend, Description
@@ -68,6 +68,12 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--context", type=_whole(1, None, "not above 0"), metavar="TOKENS", help="context length"
     )
     parser.add_argument("--dtype", help="precision of the target, for example bfloat16")
+    parser.add_argument(
+        "--kernels",
+        choices=KERNELS,
+        default=SAME_BITS,
+        help="fastest: replies with and without drafting equal within rounding only (%(default)s)",
+    )
     parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
     parser.add_argument(
         "--host",
@@ -115,7 +121,7 @@ def start(arguments: argparse.Namespace) -> None:
     from localspec.workloads import load_workloads, workload_folders
 
     password = password_for(arguments.host, arguments.port, os.environ)
-    names = ("profile", "model", "draft", "drafter", "context", "dtype", "home")
+    names = ("profile", "model", "draft", "drafter", "context", "dtype", "home", "kernels")
     named = {name: vars(arguments)[name] for name in names}
     options = LoadOptions(**named, heads=tuple(arguments.heads))
     settings = settings_for(arguments.home)

@@ -27,6 +27,13 @@ HeadsFlag = Annotated[list[str] | None, typer.Option(help="Folder of a trained h
 DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
+KernelsFlag = Annotated[
+    str,
+    typer.Option(
+        help="same-bits: a reply is the same token for token whatever drafts, on a processor. "
+        "fastest: one row at a time may round differently from several."
+    ),
+]
 SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 HomeFlag = Annotated[
     Path | None,

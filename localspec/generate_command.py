@@ -29,12 +29,13 @@ from localspec.flags import (
     HeadsFlag,
     HomeFlag,
     JsonFlag,
+    KernelsFlag,
     ModelFlag,
     ProfileFlag,
     finish,
     to_stderr,
 )
-from localspec.options import LoadOptions
+from localspec.options import SAME_BITS, LoadOptions
 
 if TYPE_CHECKING:
     from localspec.backend import Chunk, Request, TurnStats
@@ -85,11 +86,13 @@ def generate(
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
+    kernels: KernelsFlag = SAME_BITS,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer one message, or make a logged reply again."""
-    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    options = LoadOptions(*named, kernels=kernels)
     if (prompt is None) is (replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if replay is not None:

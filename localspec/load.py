@@ -27,10 +27,11 @@ from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
 from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
+from localspec.errors import ConfigError
 from localspec.machine.hardware import confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
-from localspec.options import LoadOptions
+from localspec.options import FASTEST, KERNELS, LoadOptions
 from localspec.placement import (
     Place,
     check_target,
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from localspec.forward.model import LanguageModel
 
 Report = Callable[[str], None]
+EQUAL_WITHIN_ROUNDING = (
+    "Here one token and several at once are computed equal within rounding, not to the bit: in a "
+    "near tie a reply may go on otherwise with drafting than without."
+)
 MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
 
 
@@ -125,14 +130,17 @@ def _target(
     """The loaded target, and what a person should know of it."""
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)
-    opened = load_at(source.target, place)
+    if options.kernels not in KERNELS:
+        raise ConfigError(f"--kernels {options.kernels!r} is none of {', '.join(KERNELS)}.")
+    opened = load_at(source.target, place, is_fastest=options.kernels == FASTEST)
     target = opened.model
     if target.device.type == "cpu":
         report("choosing the number of threads")
         choose_threads(lambda: _one_step(target), beside_page)
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
-    return target, [notice for notice in (short, own) if notice is not None]
+    rounded = None if opened.has_invariant_rows else EQUAL_WITHIN_ROUNDING
+    return target, [notice for notice in (short, own, rounded) if notice is not None]
 
 
 def _controller(

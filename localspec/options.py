@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+SAME_BITS, FASTEST = "same-bits", "fastest"
+KERNELS = (SAME_BITS, FASTEST)
+
 
 @dataclass(frozen=True)
 class LoadOptions:
@@ -12,7 +15,8 @@ class LoadOptions:
     vocabulary of its own. heads: folders of heads, before those of the profile. home: where the
     person's own profiles are, None: the usual place. anyway: load even where the plan says that
     it does not fit, at the person's own risk. fetches: whether a model that is not on this machine
-    may be fetched while loading; the page downloads by itself and says False."""
+    may be fetched while loading; the page downloads by itself and says False. kernels: of KERNELS,
+    same bits for one row and several on a processor, or what is fastest at plain decoding."""
 
     profile: str | None = None
     model: str | None = None
@@ -24,6 +28,7 @@ class LoadOptions:
     home: Path | None = None
     anyway: bool = False
     fetches: bool = True
+    kernels: str = SAME_BITS
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,20 @@ def test_unknown_precision_is_refused_with_the_choices(pair: tuple[Path, Path]) 
         opened(options_of(pair[0], dtype="float7"))
 
 
+def test_the_fastest_kernels_say_what_they_promise(pair: tuple[Path, Path]) -> None:
+    said = {
+        kernels: [
+            notice
+            for notice in opened(options_of(pair[0], kernels=kernels)).describe().notices
+            if "equal within rounding" in notice
+        ]
+        for kernels in ("same-bits", "fastest")
+    }
+    assert not said["same-bits"] and len(said["fastest"]) == 1
+    with pytest.raises(ConfigError, match="none of same-bits, fastest"):
+        opened(options_of(pair[0], kernels="slow"))
+
+
 def test_weights_beyond_the_free_memory_are_refused_before_loading(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

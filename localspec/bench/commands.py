@@ -26,6 +26,7 @@ from localspec.flags import (
     HeadsFlag,
     HomeFlag,
     JsonFlag,
+    KernelsFlag,
     ModelFlag,
     ProfileFlag,
     SeedFlag,
@@ -34,7 +35,7 @@ from localspec.flags import (
     listed_numbers,
     to_stderr,
 )
-from localspec.options import LoadOptions
+from localspec.options import SAME_BITS, LoadOptions
 
 if TYPE_CHECKING:
     from localspec.bench.arms import OtherEngines
@@ -78,6 +79,7 @@ def bench(
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
+    kernels: KernelsFlag = SAME_BITS,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -113,7 +115,8 @@ def bench(
     _refuse_unwritable(out, plot)
     kept = KeptFile(out, to_stderr)
     heads_given = tuple(heads or ())
-    options = LoadOptions(profile, model, draft, drafter, context, dtype, heads_given, home)
+    named = (profile, model, draft, drafter, context, dtype, heads_given, home)
+    options = LoadOptions(*named, kernels=kernels)
     if cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 
