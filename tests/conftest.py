@@ -17,8 +17,10 @@ except ImportError:  # Windows: tests that measure time run beside others there
     fcntl = None  # type: ignore[assignment]
 
 # Tiny models gain nothing from threads, and on a busy machine threads that wait for each other
-# cost far more than they save. It stands here because torch reads it when it is imported.
+# cost far more than they save. Where a test wants two, they sleep while they wait: three workers
+# took ten times as long where they did not. It stands here because torch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
 
