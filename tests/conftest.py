@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "tests" / "web"
 
 
 @pytest.fixture(scope="session")
@@ -41,17 +42,27 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that drives a browser, by the fixture that it asks for. Its file comes after
-    all others: Playwright's event loop runs in the main thread from then on, where no test can run
-    a loop of its own. Last of all come the files with a test that runs alone."""
-    stages: defaultdict[Path, int] = defaultdict(int)
+    """Mark every test that drives a browser, by the fixture that it asks for, and order the files.
+
+    Files of the page without a browser come first: Playwright's event loop runs in the main thread
+    from its first test on, where no test can then run a loop of its own. Files with a browser wait
+    for half of their time, so they are spread among the others. Files with a test that runs alone
+    come last.
+    """
+    of_browser, others = dict[Path, None](), dict[Path, None]()
+    places = dict[Path, float]()
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
-            stages[item.path] = max(1, stages[item.path])
-        if item.get_closest_marker("alone"):
-            stages[item.path] = 2
-    items.sort(key=lambda item: stages[item.path])
+            of_browser[item.path] = None
+        elif item.path.is_relative_to(PAGE):
+            places[item.path] = 0.0
+        else:
+            others[item.path] = None
+    for files in (of_browser, others):
+        places |= {path: (place + 1) / len(files) for place, path in enumerate(files)}
+    places |= {item.path: 2.0 for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.hookimpl(wrapper=True)
