@@ -210,7 +210,13 @@ def play(
 ) -> core.Sequence:
     """A whole turn; returns its sequence."""
     sequence = engine.start(prompt, sampling, max_tokens, end_ids)
+    decoded(engine, sequence, policy)
+    return sequence
+
+
+def decoded(engine: Engine, sequence: core.Sequence, policy: Policy) -> list[int]:
+    """Decode a turn to its end; returns its reply."""
     engine.prefill(sequence, threading.Event())
     for _ in engine.decode(sequence, policy, threading.Event()):
         pass
-    return sequence
+    return sequence.tokens[sequence.prompt_length :]

@@ -9,7 +9,6 @@ are planted and must be seen.
 from __future__ import annotations
 
 import random
-import threading
 from dataclasses import replace
 from itertools import product
 
@@ -38,7 +37,7 @@ from tests.drafters.stages import (
     small_target,
     stage,
 )
-from tests.tiny import CPU, Context, Plans, TableModel, play, turn_of, with_cache
+from tests.tiny import CPU, Context, Plans, TableModel, decoded, play, turn_of, with_cache
 
 NUM_TURNS = 1000
 SIGNIFICANCE = 1e-5
@@ -161,13 +160,7 @@ def forced(
     """The reply where the noise forces `text`."""
     sequence = turn_of(SMALL_PROMPT, sampling, len(text), SMALL_VOCAB)
     sequence.noise = Forcing(len(SMALL_PROMPT), text)
-    engine.target.cache.reuse(sequence.tokens[:-1])
-    missing = sequence.tokens[engine.target.cache.length : -1]
-    if missing:
-        engine.target.forward(missing)
-    for _ in engine.decode(sequence, Plans(plan), threading.Event()):
-        pass
-    return tuple(sequence.tokens[len(SMALL_PROMPT) :])
+    return tuple(decoded(engine, sequence, Plans(plan)))
 
 
 @pytest.mark.parametrize("name", NAMES)

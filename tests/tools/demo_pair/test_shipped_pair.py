@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,45 @@ def test_every_way_of_drafting_can_be_had_on_the_demo_model(demo: Path, tmp_path
     found = {each.name: each for each in backend.describe().drafters}
     assert list(found) == list(REGISTRY), "and nothing beside them is refused"
     assert [each.reason for each in found.values() if not each.is_available] == []
+
+
+@pytest.mark.slow  # loads every drafter
+def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(
+    demo: Path, tmp_path: Path
+) -> None:
+    """All 27 texts of three tokens with top-k 3, forced by the noise, in fp32."""
+    torch = pytest.importorskip("torch")
+    from localspec.core import SamplingParams
+    from localspec.load import open_local_backend
+    from localspec.options import LoadOptions
+    from tests.tiny import Plans, decoded
+
+    options = LoadOptions(context=256, home=tmp_path, dtype="float32")
+    engine = open_local_backend(options, None, lambda _: None).loaded.engine
+    prompt, target = (1, 17, 230, 45, 17, 230), engine.target
+
+    class Forcing:
+        def __init__(self, text: tuple[int, ...]) -> None:
+            self._text = text
+
+        def rows(self, position: int, count: int) -> Any:
+            made = torch.zeros(count, target.vocab_size)
+            for row in range(count):
+                place = position + row - len(prompt)
+                made[row, self._text[min(place, 2)]] = 90.0
+            return made
+
+    def best(text: tuple[int, ...]) -> list[int]:
+        target.cache.rollback(0)
+        found: list[int] = target.forward((*prompt, *text))[-1].topk(3).indices.tolist()
+        return found
+
+    texts = [(a, b, c) for a in best(()) for b in best((a,)) for c in best((a, b))]
+    for name in engine.drafters:
+        for text in texts:
+            sequence = engine.start(prompt, SamplingParams(1.0, top_k=3, seed=0), 3, frozenset())
+            sequence.noise = Forcing(text)
+            assert tuple(decoded(engine, sequence, Plans((name, 3)))) == text, name
 
 
 def test_the_foreign_draft_has_a_vocabulary_of_its_own(demo: Path) -> None:
