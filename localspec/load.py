@@ -83,7 +83,7 @@ def open_local_backend(
     drafters, statuses = build_drafters(found.parts, report, found.draft_code)
     lost = lost_heads(options.heads, found, statuses)
     marks, states = marks_of(source, found.parts.heads), dict(state or {})
-    combination = _identity(source, marks, place, torch)
+    combination = _identity(source, marks, place, options.kernels, torch)
     shipped, misfit = read_accepted(source.accepted, marks)
     controller, unread = _controller(drafters, shipped, states.pop(combination, None))
     told = tuple(each for each in (misfit, unread) if each is not None)
@@ -106,6 +106,7 @@ def open_local_backend(
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
             fingerprint=fingerprint(source.target),
+            kernels=options.kernels,
             joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
         )
     )
@@ -165,7 +166,9 @@ def _one_step(model: LanguageModel) -> None:
     model.cache.rollback(0)
 
 
-def _identity(source: Source, marks: Mapping[str, str], place: Place, torch: Any) -> str:
+def _identity(
+    source: Source, marks: Mapping[str, str], place: Place, kernels: str, torch: Any
+) -> str:
     """What learnt costs and acceptances belong to. The weights count too: a head or a draft that
     was trained again keeps its name."""
     return identity(
@@ -175,5 +178,6 @@ def _identity(source: Source, marks: Mapping[str, str], place: Place, torch: Any
         place.hardware.device_name,
         f"torch {torch.__version__}",
         f"{torch.get_num_threads()} threads",
+        kernels,
         ", ".join(f"{part} {mark}" for part, mark in sorted(marks.items())),
     )

@@ -79,6 +79,7 @@ class Loaded:
     joules: Callable[[], float | None] = lambda: None
     return_memory: Callable[[], object] = gc.collect
     fingerprint: str | None = None  # of the target's files
+    kernels: str | None = None  # as they were asked for (options.KERNELS)
 
 
 class LocalBackend:
@@ -107,6 +108,7 @@ class LocalBackend:
             calibration=costs.snapshot() if costs.is_measured else None,
             notices=(*loaded.notices, *captured),
             fingerprint=loaded.fingerprint,
+            kernels=loaded.kernels,
         )
 
     def is_alive(self) -> bool:

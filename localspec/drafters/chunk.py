@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
-from localspec.drafters.drafting import DRAFT_SHARE, Drafting, fitted
+from localspec.drafters.drafting import Drafting, fitted
 from localspec.drafters.parts import Parts
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed
@@ -165,29 +165,22 @@ class _Ready:
 
 
 class ChunkedDraft:
-    """Drafts with `model` in captured chunks. target_vocab_size, share: see Drafting."""
+    """Drafts with `model` in captured chunks. target_vocab_size: see Drafting."""
 
-    def __init__(
-        self,
-        model: Decoder,
-        target_vocab_size: int,
-        pool: GraphPool,
-        share: float = DRAFT_SHARE,
-    ) -> None:
+    def __init__(self, model: Decoder, target_vocab_size: int, pool: GraphPool) -> None:
         self.model = model
         self._vocab_size = target_vocab_size
-        self._share = share
         self._store = GraphStore[_Key, _Ready](pool)
         self._cuts = [Cuts()]  # kinds that were asked for
         self._windows: dict[int, Window] = {}
         self._buffers: _Buffers | None = None
 
     @classmethod
-    def of(cls, model: LanguageModel, parts: Parts, share: float) -> ChunkedDraft | None:
+    def of(cls, model: LanguageModel, parts: Parts) -> ChunkedDraft | None:
         """The captured draft loop of a model; None where nothing is captured."""
         if parts.pool is None or not isinstance(model, Decoder):
             return None
-        return cls(model, parts.target.vocab_size, parts.pool, share)
+        return cls(model, parts.target.vocab_size, parts.pool)
 
     @property
     def notice(self) -> str | None:
@@ -256,7 +249,7 @@ class ChunkedDraft:
         assert self._buffers is not None, "a captured chunk has its buffers"
         if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
             rows = noise_after(sequence, range(done, done + chunk.size))
-            torch.mul(rows, self._share, out=self._buffers.noise[: chunk.size])
+            self._buffers.noise[: chunk.size].copy_(rows)
         chunk.fill(pending, cache.length, sequence.sampling)
         ready.replay()
         tokens, confidences = self._buffers.summary[:, : chunk.size].tolist()  # the one copy

@@ -13,7 +13,7 @@ from typing import Self
 
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
-from localspec.drafters.drafting import DRAFT_SHARE, autoregress, catch_up, room_of
+from localspec.drafters.drafting import autoregress, catch_up, room_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import LanguageModel
@@ -24,7 +24,6 @@ class DraftModelDrafter(DrafterBase):
 
     name = "draft_model"
     shapes_itself = False
-    noise_share = DRAFT_SHARE
 
     def __init__(
         self, model: LanguageModel, target_vocab_size: int, chunks: ChunkedDraft | None = None
@@ -36,7 +35,7 @@ class DraftModelDrafter(DrafterBase):
     @classmethod
     def build(cls, parts: Parts) -> Self:
         model = parts.loaded_draft()
-        return cls(model, parts.target.vocab_size, ChunkedDraft.of(model, parts, cls.noise_share))
+        return cls(model, parts.target.vocab_size, ChunkedDraft.of(model, parts))
 
     @property
     def memory_bytes(self) -> int:
@@ -60,5 +59,4 @@ class DraftModelDrafter(DrafterBase):
         captured = None if self.chunks is None else self.chunks.propose(sequence, plan)
         if captured is not None:
             return captured
-        size, share = self.target_vocab_size, self.noise_share
-        return autoregress(self.model, sequence, plan, size, share)
+        return autoregress(self.model, sequence, plan, self.target_vocab_size)

@@ -19,7 +19,6 @@ from typing import Self
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import COPY_SHARE
 from localspec.drafters.parts import Parts
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import Kind, cheapest_kind, quantised_twin
@@ -29,7 +28,6 @@ class SelfQuantDrafter(DraftModelDrafter):
     """Drafts with `model`, whose cache is the target's own."""
 
     name = "self_quant"
-    noise_share = COPY_SHARE
 
     def __init__(
         self, model: LanguageModel, weight_bytes: int, chunks: ChunkedDraft | None = None
@@ -41,9 +39,7 @@ class SelfQuantDrafter(DraftModelDrafter):
     def build(cls, parts: Parts) -> Self:
         """Quantise by whichever format is cheaper here. Raises ModelError, MemoryShortage."""
         twin = quantised_twin(parts.target, cheapest_kind(parts.target))
-        return cls(
-            twin.model, twin.weight_bytes, ChunkedDraft.of(twin.model, parts, cls.noise_share)
-        )
+        return cls(twin.model, twin.weight_bytes, ChunkedDraft.of(twin.model, parts))
 
     @classmethod
     def of(cls, target: LanguageModel, kind: Kind) -> Self:

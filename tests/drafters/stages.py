@@ -16,7 +16,7 @@ import torch
 
 from localspec import core
 from localspec.core import OFF, Proposal, SamplingParams, Step
-from localspec.drafters.drafting import DRAFT_SHARE, chances
+from localspec.drafters.drafting import chances
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine.engine import Engine
@@ -126,7 +126,7 @@ def assert_chosen(
     proposal: Proposal,
     sequence: core.Sequence,
     logits: Callable[[Context], torch.Tensor],
-    share: float = DRAFT_SHARE,
+    share: float = 1.0,
 ) -> None:
     """Each token is what a share of the turn's noise chooses by the drafter's own logits after its
     parent, and its confidence is its chance."""
