@@ -94,13 +94,13 @@ def test_leniency_is_what_was_asked_for() -> None:
         for asked in ("threshold", "threshold:0.9", "threshold:0.9,0.4", "typical", "factor:3")
     }
     assert found == {
-        "threshold": Threshold(0.75, 0.2),
+        "threshold": Threshold(0.75),
         "threshold:0.9": Threshold(0.9),
         "threshold:0.9,0.4": Threshold(0.9, 0.4),
         "typical": Typical(),
         "factor:3": Factor(3.0),
     }
-    assert decide(SHIPPED, "story", "threshold", text).leniency == Threshold(0.5, 0.1)
+    assert decide(SHIPPED, "story", "threshold", text).leniency == Threshold(0.5)
     assert decide(SHIPPED, "chat", "threshold", text).leniency is None  # exact only
     assert decide(SHIPPED, "chat", "typical", text).leniency == Typical()
 
@@ -108,7 +108,7 @@ def test_leniency_is_what_was_asked_for() -> None:
 def test_only_a_profile_of_ones_own_is_lenient_unasked_and_a_request_overrides_it() -> None:
     own = {**SHIPPED, "code": replace(SHIPPED["code"], lenient=True)}
     text = "write a function"
-    assert decide(own, AUTO, AS_SET, text).leniency == Threshold(0.75, 0.2)
+    assert decide(own, AUTO, AS_SET, text).leniency == Threshold(0.75)
     assert decide(own, AUTO, EXACT, text).leniency is None
     assert decide(own, "story", AS_SET, text).leniency is None
 

@@ -68,12 +68,12 @@ def test_a_lenient_turn_is_logged_with_its_rule_and_count(service: ChatService) 
     assert json.loads(str(row["leniency"])) == {
         "rule": "threshold",
         "threshold": 0.75,
-        "floor": 0.2,
+        "floor": 0.0,
     }
     steps = service.store.step_rows(int(str(row["turn_id"])))
     counted = sum(step["num_lenient_tokens"] for step in steps)
     assert (row["exact"], row["num_lenient_tokens"]) == (False, counted) and counted > 0
-    assert asked_of(service).sampling.leniency == Threshold(0.75, 0.2)
+    assert asked_of(service).sampling.leniency == Threshold(0.75)
     # The next one says nothing of leniency, and is exact again.
     assert turn_of(service, CODE, ReplySettings())["exact"] is True
 
