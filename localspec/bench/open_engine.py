@@ -75,6 +75,7 @@ def machine_facts(loaded: Loaded) -> dict[str, Any]:
         "target": loaded.target,
         "draft": loaded.draft,
         "dtype": loaded.dtype,
+        "kernels": loaded.kernels,
         "context_length": loaded.context_length,
         "measured_at_utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
