@@ -194,8 +194,8 @@ def run(home: Path, *flags: str) -> list[str]:
     [
         ((), "code", None),
         (("--workload", "story"), "story", None),
-        (("--lenient", "threshold"), "code", Threshold(0.75, 0.2)),
-        (("--lenient", "threshold", "--workload", "story"), "story", Threshold(0.5, 0.1)),
+        (("--lenient", "threshold"), "code", Threshold(0.75)),
+        (("--lenient", "threshold", "--workload", "story"), "story", Threshold(0.5)),
         (("--lenient", "typical"), "code", Typical()),
         (("--lenient", "threshold", "--workload", "chat"), "chat", None),
     ],

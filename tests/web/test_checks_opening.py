@@ -28,6 +28,7 @@ NET_LOG_FLAGS = ("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",)
 BROWSERS_OWN = re.compile(r"https?://(?!fonts)[\w.-]+\.(googleapis|google|gvt1|gstatic)\.com[/:]")
 
 
+@pytest.mark.alone  # it measures time
 def test_check_1_the_page_is_there_within_three_seconds(browser: Any, site: Site) -> None:
     errors: list[str] = []
 

@@ -194,6 +194,8 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
 ) -> None:
     page = own_page
     is_dark = "document.body.classList.contains('dark')"
+    page.page.evaluate("localStorage.removeItem('ls-theme')")  # which another test may have chosen
+    page.page.emulate_media(color_scheme="light")
     page.page.emulate_media(color_scheme="dark")
     page.page.wait_for_function(is_dark)
     page.page.click("#ls-theme")  # light
