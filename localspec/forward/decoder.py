@@ -207,7 +207,7 @@ class Decoder:
         first: int = 0,
         end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """As `layers`, for as many rows as keep their bits the same (row_bits)."""
+        """As `unpadded_layers`, for as many rows as keep their bits the same (row_bits)."""
         size = rows.shape[0]
         inputs = (self._padded(rows), self._padded(cos), self._padded(sin))
         made, hidden = self.unpadded_layers(*inputs, attend, keep, first, end)
@@ -231,8 +231,7 @@ class Decoder:
         new = (self.embed(tokens[size:]), cos[size:], sin[size:], attends[0])
         _, lower = self.layers(*new, wanted | {last}, end=partial.depth)
         hidden = {layer: torch.cat((partial.hidden[layer], rows)) for layer, rows in lower.items()}
-        both = (hidden[last], cos, sin, attends[1])
-        rows, upper = self.layers(*both, wanted, first=partial.depth)
+        rows, upper = self.layers(hidden[last], cos, sin, attends[1], wanted, first=partial.depth)
         return rows, {**hidden, **upper}
 
     def _projected(

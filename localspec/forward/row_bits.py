@@ -12,8 +12,7 @@ library choose another kernel, and rounds differently. Measured with oneDNN and 
 Norms, rotation, activation and softmax work row by row. Another processor may differ: loading a
 model compares (`weights.Opened`), and says so where it does.
 
-Not here: the products themselves (weight_layout, attention), the
-comparison (weights).
+Not here: the products themselves (weight_layout, attention), the comparison (weights).
 """
 
 from __future__ import annotations
