@@ -16,27 +16,16 @@ if sys.version_info < (3, 11):
 import argparse
 import getpass
 import os
-import platform
 import signal
 import threading
 import webbrowser
 from collections.abc import Callable, MutableMapping
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from localspec import __version__
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
-from localspec.core import AUTO
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError
 from localspec.options import KERNELS, SAME_BITS, LoadOptions
-
-if TYPE_CHECKING:
-    from localspec.backend import Backend, Description
-    from localspec.chat.backend_lifecycle import Opener
-    from localspec.options import Offer
-    from localspec.record.store import SessionInfo
 
 MOST_MINUTES = 1_000_000  # two years
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
@@ -47,7 +36,6 @@ EXPOSED = (
     "you trust; elsewhere leave --host out and use a tunnel: "
     "ssh -L {port}:127.0.0.1:{port} this-machine"
 )
-ENGINE = "localspec.load:open_local_backend"  # by name: it brings torch, this must not
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -71,8 +59,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--kernels",
         choices=KERNELS,
-        default=SAME_BITS,
-        help="fastest: replies with and without drafting equal within rounding only (%(default)s)",
+        help="fastest: replies with and without drafting equal within rounding only "
+        "(default: %s)" % SAME_BITS,
+    )
+    parser.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps"
     )
     parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
     parser.add_argument(
@@ -93,6 +84,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         metavar="MINUTES",
         help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
     )
+    parser.add_argument(
+        "--allow-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="pages from there may use the API in a browser, with a key; repeatable",
+    )
     text = parser.add_mutually_exclusive_group()
     text.add_argument(
         "--no-log-text",
@@ -110,60 +108,40 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end."""
-    from localspec.chat.service import ChatService  # packages exist only from here on
-    from localspec.config import load_profiles, settings_for
-    from localspec.machine.catalogue import smaller_offer
-    from localspec.record.opening import sole_use
-    from localspec.record.store import STATE_KEY, Store
-    from localspec.remote.child import ChildBackend
-    from localspec.remote.wire import Opening
+    from localspec.open_service import opened_service  # packages exist only from here on
     from localspec.web.server import serve
-    from localspec.workloads import load_workloads, workload_folders
 
     password = password_for(arguments.host, arguments.port, os.environ)
-    names = ("profile", "model", "draft", "drafter", "context", "dtype", "home", "kernels")
+    names = (
+        "profile",
+        "model",
+        "draft",
+        "drafter",
+        "context",
+        "dtype",
+        "home",
+        "kernels",
+        "device",
+    )
     named = {name: vars(arguments)[name] for name in names}
     options = LoadOptions(**named, heads=tuple(arguments.heads))
-    settings = settings_for(arguments.home)
-    workloads = load_workloads(workload_folders(settings))
-
-    def opener_for(options: LoadOptions) -> "Opener":
-        def open_backend(report: Callable[[str], None]) -> "Backend":
-            keywords = {
-                "options": options,
-                "state": store.load_state(STATE_KEY),
-                "past": store.conversation_list.earlier_texts(),
-                "beside_page": True,
-            }
-            return ChildBackend.open(Opening(ENGINE, keywords), report)
-
-        return open_backend
-
-    def smaller(options: LoadOptions, loaded: "Description") -> "Offer | None":
-        profiles = load_profiles(settings.profile_folders)
-        return smaller_offer(options, loaded.target, loaded.dtype, profiles)
 
     def on_ready(address: str, once: str) -> None:
         announce(address, once if not arguments.no_browser and has_screen() else None)
 
-    with sole_use(settings.database), closing(Store.open(settings.database)) as store:
+    with opened_service(options, 60.0 * arguments.unload_after or None) as service:
         if arguments.no_log_text:
-            store.logs_text = False
+            service.store.logs_text = False
         if arguments.log_text:
-            store.keep_text(True)
-        drafter = arguments.drafter or AUTO
-        service = ChatService(
-            store,
-            session_info,
-            opener_for(options),
-            drafter,
-            workloads,
-            options=options,
-            opener_for=opener_for,
-            unload_after_s=60.0 * arguments.unload_after or None,
-            smaller=smaller,
+            service.keep_text(True)
+        serve(
+            service,
+            arguments.host,
+            arguments.port,
+            on_ready,
+            password,
+            arguments.allow_origin,
         )
-        serve(service, arguments.host, arguments.port, on_ready, password)
 
 
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
@@ -185,28 +163,6 @@ def announce(address: str, once: str | None) -> None:
     print(f"localspec → {address}", flush=True)
     if once is not None:  # some browsers block the caller until they are closed
         threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
-
-
-def session_info() -> "SessionInfo":
-    """The machine and the versions, for the log."""
-    from localspec.machine.doctor import version_of
-    from localspec.machine.hardware import probe
-    from localspec.record.store import SessionInfo
-
-    found = probe()
-    return SessionInfo(
-        app_version=__version__,
-        device=found.device,
-        gpu=found.gpu.name if found.gpu else None,
-        driver=found.gpu.driver if found.gpu else None,
-        vram_total_bytes=found.gpu.total_bytes if found.gpu else None,
-        ram_total_bytes=found.host.ram_total_bytes,
-        torch=version_of("torch"),
-        transformers=version_of("transformers"),
-        bitsandbytes=version_of("bitsandbytes"),
-        python=platform.python_version(),
-        platform=platform.platform(),
-    )
 
 
 def has_screen() -> bool:

@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 from localspec.arithmetic import ratio
 from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
-from localspec.speculation import plain_reply_ms, speedup
+from localspec.speculation import NoSpeedup, no_speedup, plain_reply_ms, speedup
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 LARGEST_FIXED_LENGTH = 64  # γ
 Phase = Literal["loading", "prefill", "decode", "done"]
 OffCode = Literal[
@@ -41,29 +41,47 @@ OffCode = Literal[
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """What the model asks of a tool. arguments: JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Message:
-    """One message of a conversation, as the person or the model wrote it."""
+    """tool_calls: of a reply that asked for some. call_id, name: of a tool's message, the call that
+    it answers and the tool."""
 
     role: Role
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Request:
     """One turn asked of a backend.
 
-    messages: the whole conversation, the person's newest message last.
+    messages: the whole conversation, the person's newest message last. max_tokens: None: as many as
+    the context has room for.
     drafter: AUTO, OFF or a drafter's name. num_draft_tokens: fixed γ; None lets the
     controller choose it each round. first_num_draft_tokens: γ until acceptance is learnt.
     workload: the kind of text, by which acceptance is learnt separately; "" where it is unknown.
     continues: the last message is a reply to be continued; the chunks hold its new part only.
     begun_tokens: the ids of that reply where they are known; its text is encoded again where they
-    are not, or do not spell it.
+    are not, or do not spell it. is_raw: the text of the only message is continued as it stands,
+    without the chat format. num_logprobs: how many of the likeliest tokens are wanted beside the
+    probability of each output token; None: neither. prediction: a text that the reply is expected
+    to repeat in large parts, as the old version of a file to be edited; it only feeds drafts.
+    tools: descriptions of functions, in OpenAI's format, that the chat format is to show the model.
     """
 
     messages: tuple[Message, ...]
     sampling: SamplingParams = SamplingParams()
-    max_tokens: int = 512
+    max_tokens: int | None = 512
     stop: tuple[str, ...] = ()
     drafter: str = AUTO
     num_draft_tokens: int | None = None
@@ -71,9 +89,18 @@ class Request:
     workload: str = ""
     continues: bool = False
     begun_tokens: tuple[int, ...] = ()
+    is_raw: bool = False
+    num_logprobs: int | None = None
+    prediction: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def system_prompt(self) -> str:
+        first = self.messages[0] if self.messages else None
+        return first.content if first is not None and first.role == "system" else ""
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
         if self.num_draft_tokens is not None and not (
             0 <= self.num_draft_tokens <= LARGEST_FIXED_LENGTH
@@ -100,7 +127,8 @@ class TurnStats:
 
     drafter: the one that drafted most of the tokens, OFF when nothing was drafted.
     reply_ms: from the request to the last token. plain_decode_ms: of plain decoding for the same
-    tokens. no_speedup: why there is none though plain decoding was measured.
+    tokens; `compared` sets it. no_speedup: why there is none though plain decoding was measured;
+    a reply that is too short alone still counts in sums over several.
     exact: False where the request asked for leniency; num_lenient_tokens: output tokens that exact
     checking would have refused.
     reason: why this drafter and γ, as a sentence. off: why nothing was drafted, None where
@@ -120,7 +148,7 @@ class TurnStats:
     decode_ms: float = 0.0
     plain_decode_ms: float | None = None
     reply_ms: float | None = None
-    no_speedup: Literal["load_changed"] | None = None
+    no_speedup: NoSpeedup | None = None
     exact: bool = True
     num_lenient_tokens: int = 0
     energy_joules: float | None = None  # of the whole card over this turn, None without a counter
@@ -147,6 +175,13 @@ class TurnStats:
             off=None if drafted else self.off,
             drafted_by=counts,
         )
+
+    def compared(self, plain_ms: float | None) -> TurnStats:
+        """With what plain decoding would have taken; unchanged where nothing was drafted."""
+        if not self.num_draft_tokens:
+            return self
+        why = no_speedup(plain_ms, self.num_output_tokens)
+        return replace(self, plain_decode_ms=plain_ms, no_speedup=why)
 
     @property
     def drafter(self) -> str:
@@ -179,11 +214,11 @@ class TurnStats:
 
     @property
     def decode_speedup(self) -> float | None:
-        return speedup(self.plain_decode_ms, self.decode_ms)
+        return None if self.no_speedup else speedup(self.plain_decode_ms, self.decode_ms)
 
     @property
     def speedup(self) -> float | None:
-        return speedup(self.plain_reply_ms, self.reply_ms)
+        return None if self.no_speedup else speedup(self.plain_reply_ms, self.reply_ms)
 
 
 DraftOutcome = Literal["accepted", "rejected", "not_reached"]
@@ -205,6 +240,14 @@ class DraftedToken(NamedTuple):  # up to 15 a round; a frozen dataclass takes th
     outcome: DraftOutcome
 
 
+class Logprob(NamedTuple):
+    """`core.TokenLogprob` with texts; of a part of a character U+FFFD."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
 class Candidate(NamedTuple):
     """One of the target's likeliest next tokens, before any warp of its logits."""
 
@@ -224,9 +267,9 @@ class Chunk:
     of `text` belongs to the token before. drafted: what this round proposed.
     step: the round behind this chunk, None outside decoding.
     finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
-    is_relieved: None unless memory ran out; True: memory was freed for the next turn; False: this
-    backend can free no more. plain_ms: on the last chunk, plain decoding for the tokens of each
-    round, None for a round that cannot be compared; empty where nothing was drafted or measured.
+    is_relieved: None unless memory ran out; True: memory was freed; False: none can be any more.
+    plain_ms: on the last chunk, plain decoding of the tokens of each round; empty where none was
+    drafted, or the turn cannot be compared. logprobs: of each token, where they were asked for.
     """
 
     phase: Phase
@@ -240,7 +283,8 @@ class Chunk:
     lengths: tuple[int, ...] = ()
     drafted: tuple[DraftedToken, ...] = ()
     is_relieved: bool | None = None
-    plain_ms: tuple[float | None, ...] = ()
+    plain_ms: tuple[float, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -342,10 +386,3 @@ def chunks_of(
             if chunk.error is not None:
                 raise LocalspecError(chunk.error)
             yield chunk
-
-
-def num_system_tokens(backend: Backend, messages: tuple[Message, ...]) -> int:
-    """Tokens of the system prompt that a conversation begins with."""
-    system = [one for one in messages[:1] if one.role == "system"]
-    # No chat format renders a system prompt alone.
-    return backend.count_tokens((*system, Message("user", "-"))) if system else 0

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from ctypes.util import find_library
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,8 +37,13 @@ GIB = 1024**3
 NEEDED_BYTES = 6 * GIB  # measured on Linux: 5.3
 # PyTorch's CUDA build and its libraries; an estimate, no such machine was at hand.
 NEEDED_BYTES_CUDA = 10 * GIB
-# PyPI's wheel for Windows has no CUDA. 13.0 is the line that PyTorch calls stable.
-WINDOWS_CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
+# PyPI's wheel for Linux brings CUDA 13.0, the one for Windows none. CUDA 13 needs a driver of the
+# 580 line and a card from Turing on; CUDA 12.6 a driver from 525 on and a card from Maxwell on.
+CUDA_13_INDEX = "https://download.pytorch.org/whl/cu130"
+CUDA_12_INDEX = "https://download.pytorch.org/whl/cu126"
+CUDA_13_DRIVER, CUDA_13_CAPABILITY = 580, (7, 5)
+CUDA_12_DRIVER, CUDA_12_CAPABILITY = 525, (5, 0)
+SMI_SECONDS = 20.0
 
 INSTALLING = "Installing collected packages"  # pip has everything and begins to change packages
 DISK_FULL = ("No space left on device", "not enough space on the disk")
@@ -90,9 +96,9 @@ class Environment:
         return (self.requirements, *(name for names in nested for name in names))
 
     def fingerprint(self) -> str:
-        """Changes with the requirements (includes too), the Python version and the machine; on
-        Windows also when a card was put in, which needs another build of torch."""
-        build = "cuda" if needs_cuda_index() else ""
+        """Changes with the requirements (includes too), the Python version and the machine, and
+        with a card or a driver that needs another build of torch."""
+        build = torch_build(read_cards()).index or ""
         digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.platform}{build}".encode())
         for name in self.files():
             digest.update((self.root / name).read_bytes())
@@ -196,15 +202,70 @@ def has_nvidia_card() -> bool:
     return shutil.which("nvidia-smi") is not None or find_library(library) is not None
 
 
-def needs_cuda_index() -> bool:
-    """Whether torch with CUDA must be asked for by name. Elsewhere its own pin brings it."""
-    return IS_WINDOWS and has_nvidia_card()
+@dataclass(frozen=True)
+class Card:
+    """An NVIDIA card as its driver describes it. driver: the first part of its version."""
+
+    name: str
+    driver: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """index: of PyTorch's wheels, None where its own pin brings the right one. notice: why the
+    card cannot be used, or what an update of the driver would give."""
+
+    index: str | None
+    notice: str | None = None
+
+
+@cache
+def read_cards() -> tuple[Card, ...]:
+    """By nvidia-smi, which comes with the driver; none where it is missing or does not answer."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return cards_of(ended.stdout)
+
+
+def cards_of(answer: str) -> tuple[Card, ...]:
+    """Lines like "NVIDIA GeForce RTX 4070, 580.95.05, 8.9"; others are left out."""
+    found = re.findall(r"^(.+), (\d+)\.[\d.]+, (\d+)\.(\d+)\s*$", answer, re.M)
+    return tuple(
+        Card(name, int(driver), (int(major), int(minor))) for name, driver, major, minor in found
+    )
+
+
+def torch_build(cards: Sequence[Card]) -> TorchBuild:
+    """The build of torch that the best card and its driver can run."""
+    if not cards:
+        return TorchBuild(None)
+    best = max(cards, key=lambda card: card.capability)
+    said = f"{best.name} has driver {best.driver}"
+    if best.capability < CUDA_12_CAPABILITY:
+        return TorchBuild(None, f"{best.name} is older than torch supports: the processor is used.")
+    if best.driver < CUDA_12_DRIVER:
+        return TorchBuild(
+            None,
+            f"{said}, and torch needs {CUDA_12_DRIVER} or newer: the processor is used. Update the "
+            f"driver (to {CUDA_13_DRIVER} or newer) and start again.",
+        )
+    if best.driver >= CUDA_13_DRIVER and best.capability >= CUDA_13_CAPABILITY:
+        return TorchBuild(CUDA_13_INDEX if IS_WINDOWS else None)
+    is_old = best.capability < CUDA_13_CAPABILITY
+    reason = f"{best.name} is older than CUDA 13 supports" if is_old else f"{said}, too old for it"
+    return TorchBuild(CUDA_12_INDEX, f"torch is installed with CUDA 12.6: {reason}.")
 
 
 def _install(environment: Environment, say: Say) -> None:
     check_disk(environment.root, NEEDED_BYTES_CUDA if has_nvidia_card() else NEEDED_BYTES)
     start = time.monotonic()
     _make_folder(environment, say)
+    if (notice := torch_build(read_cards()).notice) is not None:
+        say(notice)
     say(f"Installing {environment.requirements} into .venv (once; some minutes) ...")
     environment.unfinished_mark.touch()
     environment.log.unlink(missing_ok=True)  # pip appends to it
@@ -255,9 +316,9 @@ def _is_of_this_python(environment: Environment) -> bool:
 
 def pip_arguments(environment: Environment) -> list[str]:
     options = ["--disable-pip-version-check", "--no-input", "--log", str(environment.log)]
-    if needs_cuda_index():
-        # A build for CPUs that is already here satisfies the pin; --upgrade prefers CUDA's.
-        options += ["--extra-index-url", WINDOWS_CUDA_INDEX, "--upgrade"]
+    if (index := torch_build(read_cards()).index) is not None:
+        # Another build that is already here satisfies the pin; --upgrade prefers this one's.
+        options += ["--extra-index-url", index, "--upgrade"]
     return ["install", *options, "-r", str(environment.root / environment.requirements)]
 
 

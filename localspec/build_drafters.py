@@ -21,8 +21,10 @@ from localspec.chat.out_of_memory import fault_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
+from localspec.formats.lengths import longest_of
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
+from localspec.machine.plans import GRAPHS_BYTES
 from localspec.machine.sources import Source
 from localspec.placement import Place, load_at, refuse_shortage
 
@@ -94,7 +96,7 @@ def build_drafters(
 
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
     for name, info in REGISTRY.items():
-        report(f"preparing {name}")
+        report(f"preparing {info.label}")
         try:
             built[name] = drafter_class(name).build(parts)
         except (LocalspecError, RuntimeError, MemoryError) as error:
@@ -137,7 +139,7 @@ def pool_of(place: Place) -> GraphPool | None:
     """Where forwards are captured; None on devices that have no graphs."""
     from localspec.forward.graphs import CudaGraphPool
 
-    return CudaGraphPool(place.device) if place.device.type == "cuda" else None
+    return CudaGraphPool(place.device, GRAPHS_BYTES) if place.device.type == "cuda" else None
 
 
 def capturable(model: LanguageModel, pool: GraphPool | None) -> LanguageModel:
@@ -202,7 +204,7 @@ def _load_draft(folder: Path, place: Place) -> LanguageModel:
     from localspec.forward.weights import check_folder
 
     refuse_shortage(folder, place)
-    longest = check_folder(folder).get("max_position_embeddings")
+    longest = longest_of(check_folder(folder))
     context = min(place.context_length, longest or place.context_length)
     there = replace(place, context_length=context, bits=None)
     return load_at(folder, there, is_fastest=True).model

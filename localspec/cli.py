@@ -1,11 +1,12 @@
-"""The commands: plan, generate, export, doctor, and the groups bench and train.
+"""The commands: plan, generate, serve, export, doctor, and the groups keys, bench and train.
 
 Contract: each command parses flags, calls the wings and prints a result; with --json the last
 line is one JSON object. A LocalspecError is one sentence on stderr and exit code 1; anything else
 is a fault of ours and shows its traceback.
 
-Not here: `generate` (generate_command), the commands of `bench` and `train` (bench.commands,
-training.commands). Heavy imports are inside the functions, so that --help answers at once.
+Not here: `generate` (generate_command), `serve` and `keys` (serve_command), the commands
+of `bench` and `train` (bench.commands, training.commands). Heavy imports are inside the functions,
+so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from localspec.bench.commands import app as bench_app
 from localspec.errors import ConfigError, StoreError
 from localspec.flags import (
     ContextFlag,
+    DeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -34,6 +36,8 @@ from localspec.flags import (
 from localspec.generate_command import generate, open_log_of
 from localspec.options import LoadOptions
 from localspec.record.rows import LARGEST_INTEGER
+from localspec.serve_command import keys as keys_app
+from localspec.serve_command import serve
 from localspec.training.commands import app as train_app
 
 app = typer.Typer(
@@ -44,7 +48,9 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(train_app, name="train")
+app.add_typer(keys_app, name="keys")
 app.command()(generate)
+app.command()(serve)
 
 
 @app.command()
@@ -57,19 +63,20 @@ def plan(
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
+    device: DeviceFlag = None,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say what fits on this machine, with which drafter, and why."""
     from localspec.config import settings_for
     from localspec.engine.controller import measurements
-    from localspec.machine.hardware import probe
+    from localspec.machine.hardware import on_device, probe
     from localspec.machine.plan_report import make_plans, render
     from localspec.machine.plans import DEFAULT_CONTEXT, room_for
     from localspec.record.log_file import learnt_states
 
     options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    hardware = probe()
+    hardware = on_device(probe(), device)
     learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
     report = make_plans(options, settings_for(home), vram_gib, hardware, learnt)
     text = "" if as_json else render(report, room_for(hardware, vram_gib).free_bytes)
@@ -100,7 +107,7 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write what was logged to a file."""
-    from localspec.record.contents import Scope, read_contents
+    from localspec.record.contents import Scope, reading
     from localspec.record.export import Format
     from localspec.record.export import export as write
 
@@ -109,8 +116,9 @@ def export(
         raise ConfigError(f"{form!r} is no export format. Choose one of: {known}.")
     with closing(open_log_of(home)) as store:
         scope = Scope(session, conversation)
-        if not (store.turn_rows(session, conversation) or read_contents(store, scope).messages):
-            raise StoreError(_nothing_there(session, conversation))
+        with reading(store, scope) as found:
+            if not found.conversations:
+                raise StoreError(_nothing_there(session, conversation))
         write(store, scope, cast("Format", form), out)
     finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from localspec.errors import RequestError
 from localspec.leniency import Leniency
@@ -34,6 +34,8 @@ class SamplingParams:
     """How the next token is drawn from the target's logits.
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 mean "not used".
+    presence_penalty, frequency_penalty: taken from the logit of a token of the reply, once and as
+    often as it is there (OpenAI's); 0 is "not used".
     seed: fixes every choice of the turn; None: one is to be drawn before the turn begins.
     leniency: None is exact; a person chooses anything else, and the reply is labelled with it.
     Raises RequestError for a value outside its range.
@@ -46,6 +48,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     seed: int | None = None
     leniency: Leniency | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         ranges = (
@@ -54,6 +58,8 @@ class SamplingParams:
             ("top_p", self.top_p, 1e-6, 1.0),
             ("min_p", self.min_p, 0.0, 1.0),
             ("repetition_penalty", self.repetition_penalty, 0.1, 10.0),
+            ("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:  # also refuses NaN
@@ -81,6 +87,8 @@ class Sequence:
     The last token is the *root*: it is in no cache yet. `append` cuts at end-of-text and at
     max_tokens. The end-of-text id stays in `tokens` (the next turn's prompt repeats it) but is
     no output token. noise: what every choice of the turn is made with; greedy turns need none.
+    num_logprobs: see backend.Request. prediction: tokens that may look like those to come, for the
+    drafters that look texts up.
     """
 
     def __init__(
@@ -90,6 +98,8 @@ class Sequence:
         max_tokens: int,
         end_ids: frozenset[int],
         noise: Noise,
+        num_logprobs: int | None = None,
+        prediction: tuple[int, ...] = (),
     ) -> None:
         assert prompt, "a sequence needs at least one prompt token"
         self.tokens = list(prompt)
@@ -98,6 +108,8 @@ class Sequence:
         self.max_tokens = max_tokens
         self.end_ids = end_ids
         self.noise = noise
+        self.num_logprobs = num_logprobs
+        self.prediction = prediction
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -232,9 +244,10 @@ class Step:
 
     draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
     acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
-    plan_ms: the policy's decision, a part of verify_ms. signal: what the drafter knew before
-    drafting (see Drafter.signal). num_draft_steps: how often the drafter ran. plain_ms: plain
-    decoding for the same tokens, known at the end of a turn that drafted.
+    policy_ms: what planning took, and learning too once the engine yields the round; a part of
+    verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). num_draft_steps:
+    how often the drafter ran. plain_ms: plain decoding for the same tokens, known at the end of a
+    turn that drafted.
     """
 
     drafter: str
@@ -249,7 +262,7 @@ class Step:
     confidences: tuple[float, ...] | None = None
     num_draft_steps: int = 0
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
-    plan_ms: float = 0.0
+    policy_ms: float = 0.0
     plain_ms: float | None = None
 
     @property
@@ -271,11 +284,21 @@ class Outcome:
     logits: torch.Tensor
 
 
+class TokenLogprob(NamedTuple):
+    """Of an output token: the logarithm of its probability by the target's own logits, before any
+    warp, and the likeliest tokens there with theirs, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True)
 class Round:
     """What the engine yields: the output tokens of one round, where each came from, and why
     the round was planned as it was. lenient: places in tokens that exact checking would not
-    have allowed. proposal, verdict: what was drafted and what became of it, before any cut."""
+    have allowed. proposal, verdict: what was drafted and what became of it, before any cut.
+    logprobs: of each token, where they were asked for."""
 
     tokens: tuple[int, ...]
     provenance: tuple[str, ...]
@@ -284,6 +307,7 @@ class Round:
     lenient: tuple[int, ...] = ()
     proposal: Proposal | None = None
     verdict: Verdict | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Policy(Protocol):

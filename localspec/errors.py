@@ -5,6 +5,7 @@
     ├── ConfigError      a profile, a setting or a flag is wrong
     ├── RequestError     a message or sampling value cannot be used
     │   └── ContextOverflow   the conversation is longer than the context
+    ├── QueueFull        too many requests wait
     ├── ModelError       a model folder is missing, corrupt, unsafe or unsupported
     │   └── DraftMismatch     a draft cannot serve this target
     ├── NumericsError    the target returned values that are not numbers
@@ -59,6 +60,17 @@ class ContextOverflow(RequestError):
         super().__init__(
             f"{told}, but the context holds {context_length:,}. Nothing was cut. "
             f"{', or '.join([', '.join(remedies[:-1]), remedies[-1]]).removeprefix(', or ')}."
+        )
+
+
+class QueueFull(LocalspecError):
+    """Too many requests wait; nothing is wrong with this one."""
+
+    def __init__(self, num_waiting: int, seconds_each: float) -> None:
+        self.retry_after_s = max(1, round(num_waiting * seconds_each))
+        super().__init__(
+            f"{num_waiting} requests wait already, and more are not kept. Try again in about "
+            f"{self.retry_after_s} seconds."
         )
 
 

@@ -28,11 +28,16 @@ DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's 
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
 DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
 KernelsFlag = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="same-bits: a reply is the same token for token whatever drafts, on a processor. "
+        help="same-bits, the default: a reply is the same token for token whatever drafts, on a "
+        "processor. "
         "fastest: one row at a time may round differently from several."
     ),
+]
+DeviceFlag = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps. None: the best here."),
 ]
 SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 HomeFlag = Annotated[

@@ -23,6 +23,7 @@ import typer
 from localspec.errors import ConfigError, LocalspecError, RequestError, StoreError
 from localspec.flags import (
     ContextFlag,
+    DeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -35,7 +36,7 @@ from localspec.flags import (
     finish,
     to_stderr,
 )
-from localspec.options import SAME_BITS, LoadOptions
+from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
     from localspec.backend import Chunk, Request, TurnStats
@@ -69,16 +70,25 @@ def generate(
     min_p: Annotated[float, typer.Option()] = 0.0,
     seed: Annotated[int | None, typer.Option()] = None,
     max_tokens: Annotated[int, typer.Option()] = 256,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the reply before this text; repeatable.")
+    ] = None,
     workload: Annotated[
         str, typer.Option(help="Kind of text: chat, code, json, rework, story; auto recognises it.")
     ] = "auto",
     lenient: Annotated[
         str | None,
         typer.Option(
-            help="Not exact any more: threshold[:VALUE,FLOOR] (alone: the kind of text's own), "
+            help="Not exact any more: threshold[:VALUE] (alone: the kind of text's own), "
             "typical[:EPSILON,DELTA] or factor[:VALUE]. exact: even where your profile is lenient."
         ),
     ] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Continue the message as a text, without the model's chat template."
+        ),
+    ] = False,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
@@ -86,13 +96,14 @@ def generate(
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
-    kernels: KernelsFlag = SAME_BITS,
+    kernels: KernelsFlag = None,
+    device: DeviceFlag = None,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer one message, or make a logged reply again."""
     named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, kernels=kernels)
+    options = LoadOptions(*named, kernels=kernels, raw=raw, device=device)
     if (prompt is None) is (replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if replay is not None:
@@ -116,6 +127,7 @@ def generate(
         messages=(Message("user", prompt),),
         sampling=seeded(sampling),
         max_tokens=max_tokens,
+        stop=tuple(stop or ()),
         drafter=drafter or AUTO,
         num_draft_tokens=num_draft_tokens,
         first_num_draft_tokens=decision.workload.first_num_draft_tokens,
@@ -238,6 +250,7 @@ def _as_logged(options: LoadOptions, row: dict[str, Any]) -> LoadOptions:
         model=options.model or logged,
         dtype=options.dtype or row["dtype"],
         context=options.context or row["context_length"],
+        kernels=options.kernels or row["kernels"],
         fetches=options.fetches and logged is None,
     )
 

@@ -22,15 +22,13 @@ MAX_FACTOR = 100.0
 @dataclass(frozen=True)
 class Threshold:
     """By the drafter's confidence: above `threshold` a token is accepted unchecked, else only where
-    it is the target's choice. (1, 0) is exact; (0, 0) accepts everything of a drafter that gives a
-    confidence. floor: of earlier versions, without effect."""
+    it is the target's choice. 1 is exact; 0 accepts everything of a drafter that gives a
+    confidence."""
 
     threshold: float
-    floor: float = 0.0
 
     def __post_init__(self) -> None:
         _require("threshold", self.threshold, 0.0, 1.0)
-        _require("floor", self.floor, 0.0, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def parsed(text: str) -> Leniency:
     if name not in _RULES:
         raise RequestError(
             f"{text!r} is no lenient rule. Choose exact, or one of: {', '.join(_RULES)}; "
-            "numbers follow a colon, as in threshold:0.75,0.2 or factor:2."
+            "numbers follow a colon, as in threshold:0.75 or factor:2."
         )
     try:
         numbers = [float(number) for number in rest.split(",")] if rest else []

@@ -9,8 +9,10 @@ Not here: the decisions themselves (planner), measuring (engine.calibrate), the 
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +27,19 @@ from localspec.build_drafters import (
 )
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.template import ChatTemplate
+from localspec.drafters.registry import REGISTRY
 from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError
-from localspec.machine.hardware import confirmed_by_torch, probe
+from localspec.machine.hardware import confirmed_by_torch, on_device, probe
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
-from localspec.options import FASTEST, KERNELS, LoadOptions
+from localspec.options import FASTEST, KERNELS, SAME_BITS, LoadOptions
 from localspec.placement import (
     Place,
     check_target,
     choose_threads,
+    keep_out_of_ram,
     load_at,
     place_for,
     return_memory,
@@ -50,6 +54,10 @@ Report = Callable[[str], None]
 EQUAL_WITHIN_ROUNDING = (
     "Here one token and several at once are computed equal within rounding, not to the bit: in a "
     "near tie a reply may go on otherwise with drafting than without."
+)
+NO_TEMPLATE = (
+    "This model has no chat template, so it was not trained to chat: it continues the text of the "
+    "conversation as it stands. Its instruct or chat variant would answer."
 )
 MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
 
@@ -68,25 +76,60 @@ def open_local_backend(
     phase. past: texts of earlier conversations, for drafters that look texts up. beside_page: a
     page is drawn on the same processor.
     """
+    with _set_aside_from_garbage():
+        return _opened(options, state, report, past, beside_page)
+
+
+@contextmanager
+def _set_aside_from_garbage() -> Iterator[None]:
+    """Load without passes of the garbage collector, and spare it what was loaded.
+
+    A full pass looks at some 450,000 objects of torch and transformers, which takes 0.2 s, in the
+    middle of a reply as well. What an earlier load has left is freed first."""
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _opened(
+    options: LoadOptions,
+    state: Mapping[str, Any] | None,
+    report: Report,
+    past: Sequence[str],
+    beside_page: bool,
+) -> LocalBackend:
     from localspec.engine.engine import Engine
     from localspec.forward.fingerprint import fingerprint
 
     torch = _quiet_torch(report)
-    source = resolve(options, report)
-    hardware = confirmed_by_torch(probe(), torch)
+    source, kernels = resolve(options, report), _kernels(options)
+    hardware = on_device(probe(), options.device)
+    if options.device != "cpu":
+        hardware = confirmed_by_torch(hardware, torch)
     place = place_for(options, source, hardware, torch)
+    if not options.anyway:
+        keep_out_of_ram(place)
     target, notices = _target(options, source, place, report, beside_page)
     pool = pool_of(place)
     target = capturable(target, pool)
-    template = ChatTemplate.load(source.target)
+    template = ChatTemplate.load(source.target, options.raw)
     found = gather(source, place, target, template, past, pool, report)
     drafters, statuses = build_drafters(found.parts, report, found.draft_code)
     lost = lost_heads(options.heads, found, statuses)
     marks, states = marks_of(source, found.parts.heads), dict(state or {})
-    combination = _identity(source, marks, place, options.kernels, torch)
+    combination = _identity(source, marks, place, kernels, torch)
     shipped, misfit = read_accepted(source.accepted, marks)
     controller, unread = _controller(drafters, shipped, states.pop(combination, None))
-    told = tuple(each for each in (misfit, unread) if each is not None)
+    raw = NO_TEMPLATE if template.is_raw and not options.raw else None
+    told = tuple(each for each in (raw, misfit, unread) if each is not None)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     return LocalBackend(
@@ -106,7 +149,7 @@ def open_local_backend(
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
             fingerprint=fingerprint(source.target),
-            kernels=options.kernels,
+            kernels=kernels,
             joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
         )
     )
@@ -131,9 +174,7 @@ def _target(
     """The loaded target, and what a person should know of it."""
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)
-    if options.kernels not in KERNELS:
-        raise ConfigError(f"--kernels {options.kernels!r} is none of {', '.join(KERNELS)}.")
-    opened = load_at(source.target, place, is_fastest=options.kernels == FASTEST)
+    opened = load_at(source.target, place, is_fastest=_kernels(options) == FASTEST)
     target = opened.model
     if target.device.type == "cpu":
         report("choosing the number of threads")
@@ -141,7 +182,21 @@ def _target(
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
     rounded = None if opened.has_invariant_rows else EQUAL_WITHIN_ROUNDING
-    return target, [notice for notice in (short, own, rounded) if notice is not None]
+    repacked = None
+    if opened.repacking_error is not None:
+        repacked = (
+            "The 4-bit weights of its files are used as they are. Their scales are rounded, which "
+            f"changes the output of a layer by at most {opened.repacking_error:.2%}."
+        )
+    return target, [notice for notice in (short, own, repacked, rounded) if notice is not None]
+
+
+def _kernels(options: LoadOptions) -> str:
+    """Those that were asked for. Raises ConfigError for a name that is none."""
+    kernels = options.kernels or SAME_BITS
+    if kernels not in KERNELS:
+        raise ConfigError(f"--kernels {kernels!r} is none of {', '.join(KERNELS)}.")
+    return kernels
 
 
 def _controller(
@@ -155,7 +210,9 @@ def _controller(
     from localspec.engine.controller import Controller
     from localspec.engine.costs import Costs
 
-    controller = Controller(drafters, Costs(), Acceptance(), Costs(), shipped)
+    known = (REGISTRY[name] for name in drafters)
+    shared = {info.name: info.shares for info in known if info.shares is not None}
+    controller = Controller(drafters, Costs(), Acceptance(), Costs(), shipped, shared)
     if own is None or controller.restore(own):
         return controller, None
     return controller, "What was learnt earlier could not be read, so it is learnt anew."

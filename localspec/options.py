@@ -16,7 +16,10 @@ class LoadOptions:
     person's own profiles are, None: the usual place. anyway: load even where the plan says that
     it does not fit, at the person's own risk. fetches: whether a model that is not on this machine
     may be fetched while loading; the page downloads by itself and says False. kernels: of KERNELS,
-    same bits for one row and several on a processor, or what is fastest at plain decoding."""
+    same bits for one row and several on a processor, or what is fastest at plain decoding; None:
+    same bits. raw: the messages are one text that the model continues, whatever its template.
+    device: "cpu", "cuda", "cuda:N" as `doctor` counts GPUs, or "mps"; None: the GPU with the most
+    free memory, else the processor."""
 
     profile: str | None = None
     model: str | None = None
@@ -28,7 +31,9 @@ class LoadOptions:
     home: Path | None = None
     anyway: bool = False
     fetches: bool = True
-    kernels: str = SAME_BITS
+    kernels: str | None = None
+    raw: bool = False
+    device: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
+from localspec.formats.lengths import longest_of
+from localspec.formats.stored import stored_of
+from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.hardware import Hardware, free_bytes_now, gib, torch_index
 from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
-from localspec.machine.shapes import TORCH_NAMES, Precision, kv_precision, shape_from_folder
+from localspec.machine.shapes import FULL_BYTES, TORCH_NAMES, ModelShape, Precision, kv_precision
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 
@@ -72,7 +75,8 @@ class Place:
 def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
     from localspec.forward.weights import check_folder
 
-    longest = check_folder(source.target).get("max_position_embeddings")
+    config = check_folder(source.target)
+    longest = longest_of(config)
     wanted = options.context
     if wanted is None:
         wanted = min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
@@ -83,8 +87,10 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
     device = device_of(hardware, torch)
-    bits = QUANTISED.get(options.dtype or "")
-    dtype = dtype_of(None if bits else options.dtype, hardware, torch)
+    stored = stored_of(config, source.target_name)
+    asked = QUANTISED.get(options.dtype or "")
+    dtype = dtype_of(None if asked else options.dtype, hardware, torch)
+    bits = QUANTISED.get((stored and stored.stays) or "") or asked
     return Place(hardware, device, dtype, bits, wanted)
 
 
@@ -101,8 +107,11 @@ def dtype_of(name: str | None, hardware: Hardware, torch: Any) -> Any:
     if name is not None and name not in DTYPES:
         known = ", ".join((*DTYPES, *QUANTISED))
         raise ConfigError(f"{name!r} is no precision. Choose one of: {known}.")
-    if name is None and hardware.device == "cuda" and not torch.cuda.is_bf16_supported():
-        return torch.float16
+    if name is None and hardware.device == "cuda":
+        with torch.cuda.device(device_of(hardware, torch)):
+            # Emulated, as on Turing, bf16 is slower than fp16.
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                return torch.float16
     return DTYPES[name or TORCH_NAMES[full_precision(None, hardware)]]
 
 
@@ -150,7 +159,9 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
     halves = (place.context_length >> number for number in range(1, 32))
     contexts = [each for each in halves if each >= SHORTEST_OFFERED]
     shorter = (each for each in contexts if fits(replace(place, context_length=each)))
-    fewer = (bits for bits in QUANTISED.values() if fits(replace(place, bits=bits)))
+    # On CUDA 8 bits are slower than 4 and fit no graph: only who asks for them gets them.
+    offered: tuple[Bits, ...] = (4,) if place.device.type == "cuda" else (8, 4)
+    fewer = (bits for bits in offered if fits(replace(place, bits=bits)))
     found = [f"a context of {each} tokens" for each in islice(shorter, 1)]
     found += [f"{bits}-bit weights" for bits in fewer]
     if found:
@@ -166,9 +177,29 @@ def needed_bytes(folder: Path, place: Place) -> int:
         shape = shape_from_folder(folder)
     except ModelError:  # a family the planner cannot count; its files say the least it needs
         return sum(file.stat().st_size for file in weight_files(folder))
+    if place.bits == 4 and place.device.type == "cpu":
+        own = _own_bits_bytes(folder, shape, full)
+        if own is not None:
+            return own + shape.kv_bytes(place.context_length, kv_precision(full, "cpu"))
     precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
     kept_in = kv_precision(full, place.device.type)
     return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
+
+
+def _own_bits_bytes(folder: Path, shape: ModelShape, full: Precision) -> int | None:
+    """Of a model whose files hold 4-bit weights in groups, which a processor keeps: half a byte, a
+    scale and an offset a group; the others in full precision. None for other models."""
+    from localspec.forward.weights import check_folder
+
+    stored = stored_of(check_folder(folder), folder.name)
+    if stored is None or not stored.group_size:
+        return None
+    kept = shape.linear_params
+    if stored.num_in_groups is not None:  # the embeddings may be among them, and are unpacked
+        embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_tied else 2)
+        kept = min(kept, max(0, stored.num_in_groups - embeddings))
+    in_groups = kept * (0.5 + 2 * FULL_BYTES[full] / stored.group_size)
+    return int(in_groups) + (shape.num_params - kept) * FULL_BYTES[full]
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
@@ -177,14 +208,36 @@ def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
     spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
     spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
     wanted = (place.dtype, place.device, place.context_length, place.bits)
-    return load_model(folder, *wanted, spent_bytes, is_fastest)
+    opened = load_model(folder, *wanted, spent_bytes, is_fastest)
+    return_cached(place.device)  # or the next model is judged by less than is free
+    return opened
+
+
+def keep_out_of_ram(place: Place) -> None:
+    """Where Windows would go on in the RAM once a GPU is full, some ten times slower and without a
+    word, let torch's allocations fail instead."""
+    import torch  # heavy: only where it is loaded anyway
+
+    if place.device.type != "cuda" or not place.hardware.host.draws_with_gpu:
+        return
+    _, total = torch.cuda.mem_get_info(place.device)
+    held = torch.cuda.memory_reserved(place.device)
+    share = (free_bytes_now(place.hardware) + held) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), place.device)
 
 
 def return_memory(device: torch.device) -> None:
     """Free what only a cycle of references or torch's own cache still holds."""
+    gc.unfreeze()  # what was set aside when it was loaded
+    gc.collect()
+    gc.freeze()
+    return_cached(device)
+
+
+def return_cached(device: torch.device) -> None:
+    """Free what torch keeps on a device for later."""
     import torch  # heavy: only where it is loaded anyway
 
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":

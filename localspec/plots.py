@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,8 +22,8 @@ GREY = COLOURS[-1]
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4", "4 6", "1 4")
 MAX_TICKS = 6
 MAX_MARKED_POINTS = 40  # of a line; more would hide it
-LABEL_LENGTH = 22
 LETTER = 6.4  # mean width of a letter
+LINE = 13  # height of a line of a label
 ROW = 22  # height of a horizontal bar with the space around it
 HOLLOW = ' fill-opacity="0.28"'
 FAINT = 'stroke-opacity="0.14"'
@@ -103,12 +104,17 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
         return ""
     highs = [each[1] for group in groups for each in group.intervals if each]
     top = axes.y_top or max([*values, *highs, axes.line or 0.0])
-    frame = _Frame(0.0, float(len(groups)), _ticks(0.0, top)[-1])
+    labels = _wrapped([group.label for group in groups])
+    more = LINE * (max(map(len, labels)) - 1)
+    high = _ticks(0.0, top)[-1]
+    frame = _Frame(0.0, float(len(groups)), high, height=HEIGHT + more, margin_bottom=BOTTOM + more)
     signs = [(name, _box(0, -3, 14, 9, place)) for place, name in enumerate(names)]
     parts = [_legend(signs) if len(names) > 1 else "", _levels(frame, axes, _ticks(0.0, top))]
     share = min(0.3, 0.8 / len(names))
     for place, group in enumerate(groups):
-        parts.append(_x_tick(frame, place + 0.5, group.label[:LABEL_LENGTH], is_marked=False))
+        middle, y = frame.x(place + 0.5), frame.bottom + 16
+        for at, line in enumerate(labels[place]):
+            parts.append(_text(middle, y + LINE * at, line, "middle"))
         begin = place + 0.5 - share * len(names) / 2
         ends = [*group.intervals, *[None] * (len(names) - len(group.intervals))]
         for index, (value, interval) in enumerate(zip(group.values, ends, strict=True)):
@@ -117,6 +123,12 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
                 label = f"{group.label}, {names[index]}: {value:.4g}"
                 parts.append(_bar(frame, x, value, interval, index, label, axes.y_digits))
     return _svg(axes, frame, parts)
+
+
+def _wrapped(labels: Sequence[str]) -> list[list[str]]:
+    """Each label in lines that fit beside the others."""
+    room = int((WIDTH - LEFT - RIGHT) / len(labels) / LETTER)
+    return [textwrap.wrap(one, max(1, room), break_long_words=False) or [""] for one in labels]
 
 
 def rows(axes: Axes, shown: Sequence[Row]) -> str:
@@ -192,6 +204,7 @@ class _Frame:
     margin_right: int = RIGHT
     top: int = TOP
     height: int = HEIGHT
+    margin_bottom: int = BOTTOM
 
     @property
     def right(self) -> int:
@@ -199,7 +212,7 @@ class _Frame:
 
     @property
     def bottom(self) -> int:
-        return self.height - BOTTOM
+        return self.height - self.margin_bottom
 
     def x(self, value: float) -> float:
         share = (value - self.x_low) / (self.x_high - self.x_low)
@@ -246,10 +259,9 @@ def _levels(frame: _Frame, axes: Axes, ticks: Sequence[float]) -> str:
     return "".join(parts)
 
 
-def _x_tick(frame: _Frame, value: float, label: str, is_marked: bool = True) -> str:
+def _x_tick(frame: _Frame, value: float, label: str) -> str:
     x, y = frame.x(value), frame.bottom
-    mark = _rule(x, x, y, y + 4, 'stroke-opacity="0.5"') if is_marked else ""
-    return mark + _text(x, y + 16, label, "middle")
+    return _rule(x, x, y, y + 4, 'stroke-opacity="0.5"') + _text(x, y + 16, label, "middle")
 
 
 def _series(frame: _Frame, series: Series, place: int) -> str:

@@ -12,7 +12,7 @@ Not here: what a rule does with a draft (engine.lenient).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from localspec.leniency import THRESHOLD, Leniency, Threshold, parsed
 SHIPPED_WORKLOADS = PROJECT_FOLDER / "profiles" / "workloads"
 CHAT, CODE, JSON, REWORK, STORY = "chat", "code", "json", "rework", "story"
 MAX_FIRST = 15
+FORMER_KEYS = ("floor",)  # files of earlier versions name them; without effect
 
 # A file as chat/attachments writes it, its name and its text: nothing in it can close its fence.
 FILE = re.compile(
@@ -73,19 +74,18 @@ PATTERNS = (
 @dataclass(frozen=True)
 class Workload:
     """One kind of text. first_num_draft_tokens: γ before acceptance was learnt, None: the engine's
-    own guess. threshold, floor: of the lenient rule, None: there is none. lenient: set by the
-    person, makes every reply of this kind lenient that does not ask for exactness."""
+    own guess. threshold: of the lenient rule, None: there is none. lenient: set by the person,
+    makes every reply of this kind lenient that does not ask for exactness."""
 
     name: str
     title: str
     first_num_draft_tokens: int | None = None
     threshold: float | None = None
-    floor: float = 0.0
     lenient: bool = False
 
     @property
     def leniency(self) -> Leniency | None:
-        return None if self.threshold is None else Threshold(self.threshold, self.floor)
+        return None if self.threshold is None else Threshold(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,10 @@ def load_workload(path: Path) -> Workload:
         raise ConfigError(f"{path}: no kind of text can be called {path.stem!r}. Rename the file.")
     known = [each.name for each in fields(Workload) if each.name != "name"]
     for key, value in table.items():
-        _require_known(key, value, known, str(path))
-    if "floor" in table and "threshold" not in table:
-        raise ConfigError(f"{path} has a floor but no threshold. Add one, or drop the floor.")
-    found = Workload(path.stem, **{"title": path.stem.capitalize(), **table})
-    try:
-        lacks_rule = found.leniency is None
-    except RequestError as error:
-        raise ConfigError(f"{path}: {error} Correct it.") from None
-    if found.lenient and lacks_rule:
+        _require_known(key, value, (*known, *FORMER_KEYS), str(path))
+    kept = {key: value for key, value in table.items() if key not in FORMER_KEYS}
+    found = Workload(path.stem, **{"title": path.stem.capitalize(), **kept})
+    if found.lenient and found.threshold is None:
         raise ConfigError(f"{path} is to be lenient but has no threshold. Add one, as 0.75.")
     return found
 
@@ -153,7 +148,7 @@ def decide(workloads: Mapping[str, Workload], named: str, checking: str, text: s
     return Decision(workload, is_recognised, rule)
 
 
-def _require_known(key: str, value: Any, known: list[str], where: str) -> None:
+def _require_known(key: str, value: Any, known: Sequence[str], where: str) -> None:
     if key not in known:
         raise ConfigError(
             f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, known)}'? Correct "

@@ -1,8 +1,9 @@
 """`python -m tests`: make the environment if needed, then run all tests; ruff and mypy are two of
 them.
 
-`--quick` leaves out the tests that start a browser, train, or start child processes. Any other
-arguments go to pytest, which then runs with them alone.
+`--quick` leaves out the tests that start a browser, train, or start child processes. `--endurance`
+runs those alone that count losses, with all of their cases (docs/endurance.md). Any other arguments
+go to pytest, which then runs with them alone.
 """
 
 import sys

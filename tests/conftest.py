@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tally import PROPERTY, Tally
+
 try:
     import fcntl
 except ImportError:  # Windows: tests that measure time run beside others there
@@ -24,6 +26,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "web"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "run the tests that count losses alone, with all of their cases"
+    parser.addoption("--endurance", action="store_true", help=told)
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Counts of this test's cases, which are checked at its end."""
+    made = Tally(is_whole=request.config.getoption("--endurance"))
+    yield made
+    request.node.user_properties.append((PROPERTY, made.told))
+    made.check()
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +57,7 @@ def shared_data() -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test that drives a browser, by the fixture that it asks for, and order the files.
 
     Files of the page without a browser come first: Playwright's event loop runs in the main thread
@@ -63,6 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         places |= {path: (place + 1) / len(files) for place, path in enumerate(files)}
     places |= {item.path: 2.0 for item in items if item.get_closest_marker("alone")}
     items.sort(key=lambda item: places[item.path])
+    if config.getoption("--endurance"):
+        items[:] = [one for one in items if "tally" in getattr(one, "fixturenames", ())]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -80,15 +98,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how long the tests of each wing took, summed over the workers."""
+    """Say how long the tests of each wing took, summed over the workers, and what was counted."""
     seconds: defaultdict[str, float] = defaultdict(float)
+    counted = dict[str, str]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[wing_of(report.nodeid)] += report.duration
+                told = dict(report.user_properties).get(PROPERTY)
+                counted |= {} if told is None else {report.nodeid: str(told)}
     slowest_first = sorted(seconds.items(), key=lambda item: -item[1])
     took = ", ".join(f"{wing} {duration:.0f} s" for wing, duration in slowest_first)
     terminalreporter.write_line(f"Test time by wing: {took or 'nothing ran'}")
+    if terminalreporter.config.getoption("--endurance"):
+        for nodeid, told in counted.items():
+            name = nodeid.split("::")[-1].removeprefix("test_").replace("_", " ")
+            terminalreporter.write_line(f"{name}: {told}")
 
 
 def wing_of(nodeid: str) -> str:

@@ -23,13 +23,15 @@ from localspec.backend import (
     Description,
     DraftedToken,
     DrafterStatus,
+    Logprob,
     Message,
     Request,
     TurnStats,
 )
+from localspec.chat.context_room import max_tokens_of
 from localspec.core import OFF, TARGET, Step
-from localspec.errors import ContextOverflow, StoreError
-from localspec.record.store import ContinuedReply, SessionInfo, Store, Turn, TurnEnd, TurnSettings
+from localspec.errors import StoreError
+from localspec.record.store import SessionInfo, Store, Turn, TurnEnd
 
 REPLY = """Speculative decoding lets a **small draft model** guess a few tokens ahead. The large \
 model checks all of them in *one* forward pass, keeps the ones it agrees with, and adds one of \
@@ -110,9 +112,8 @@ class FakeBackend:
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         self.requests.append(request)
         num_prompt_tokens = self.count_tokens(request.messages)
-        if num_prompt_tokens + request.max_tokens > self.script.context_length:
-            raise ContextOverflow(num_prompt_tokens, request.max_tokens, self.script.context_length)
-        return self._generate(request, cancel, num_prompt_tokens)
+        room = max_tokens_of(self, request, num_prompt_tokens, self.script.context_length)
+        return self._generate(replace(request, max_tokens=room), cancel, num_prompt_tokens)
 
     def _generate(
         self, request: Request, cancel: threading.Event, num_prompt_tokens: int
@@ -140,8 +141,8 @@ class FakeBackend:
                 stats = replace(stats, ttft_ms=1000 * (time.monotonic() - started_s))
             stats = replace(stats, reply_ms=1000 * (time.monotonic() - started_s))
             plain_ms.append(step.num_output_tokens * (script.plain_ms or 0.0))
-            if script.plain_ms is not None and stats.num_draft_tokens:
-                stats = replace(stats, plain_decode_ms=sum(plain_ms))
+            if script.plain_ms is not None:
+                stats = stats.compared(sum(plain_ms))
             new = pieces[done : done + step.num_output_tokens]
             done += len(new)
             provenance = (step.drafter,) * step.num_accepted_tokens + (TARGET,)
@@ -154,6 +155,7 @@ class FakeBackend:
                 step=step,
                 lengths=tuple(len(piece) for piece in new),
                 drafted=self._drafted(step, pieces[done - len(new) :]),
+                logprobs=_logprobs(request, new),
             )
         reason = "cancelled" if cancel.is_set() and done < len(pieces) else "eos"
         if reason == "eos" and done == request.max_tokens:
@@ -229,6 +231,13 @@ class FakeBackend:
         self.is_closed = True
 
 
+def _logprobs(request: Request, pieces: list[str]) -> tuple[Logprob, ...]:
+    if request.num_logprobs is None:
+        return ()
+    top = ((" one", -0.5), (" two", -1.0))[: request.num_logprobs]
+    return tuple(Logprob(piece, -0.5, top) for piece in pieces)
+
+
 def _pieces(text: str) -> list[str]:
     """Token-like pieces whose join is the text."""
     return re.findall(r"\s?\w{1,6}|\s+|[^\w\s]", text)
@@ -248,24 +257,17 @@ class WatchedStore(Store):
         self.before_write()
         return super().start_session(info)
 
-    def create_conversation(self, title: str) -> int:
+    def create_conversation(self, *made: str) -> int:
         self.before_write()
-        return super().create_conversation(title)
+        return super().create_conversation(*made)
 
-    def add_message(self, *place: Any) -> int:
+    def add_message(self, *place: Any, **more: Any) -> int:
         self.before_write()
-        return super().add_message(*place)
+        return super().add_message(*place, **more)
 
-    def begin_turn(
-        self,
-        session_id: int,
-        conversation_id: int,
-        parent_id: int | None,
-        settings: TurnSettings,
-        continued: ContinuedReply | None = None,
-    ) -> Turn:
+    def begin_turn(self, *wanted: Any) -> Turn:
         self.before_write()
-        return super().begin_turn(session_id, conversation_id, parent_id, settings, continued)
+        return super().begin_turn(*wanted)
 
     def finish_turn(self, turn: Turn, end: TurnEnd) -> None:
         self.before_write()

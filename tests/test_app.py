@@ -20,6 +20,7 @@ import tests.__main__ as suite
 from localspec.bootstrap import check_port
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
+from localspec.open_service import session_info
 from localspec.options import LoadOptions
 from localspec.record.store import Store
 from localspec.remote.wire import Opening
@@ -97,6 +98,7 @@ def test_the_parts_are_put_together_as_the_flags_say(
         port: int,
         on_ready: Callable[[str, str], None],
         password: str | None,
+        origins: list[str],
     ) -> None:
         assert password is None, "this machine only"
         seen.update(service=service, host=host, port=port, home=service.store.path)
@@ -163,7 +165,7 @@ def test_the_browser_opens_where_there_is_a_screen_and_never_learns_the_token(
 ) -> None:
     opened: list[str] = []
 
-    def serve(service: Any, host: str, port: int, on_ready: Any, password: Any) -> None:
+    def serve(service: Any, host: str, port: int, on_ready: Any, *rest: Any) -> None:
         on_ready("http://127.0.0.1:1/?token=t", "http://127.0.0.1:1/?token=once")
 
     monkeypatch.setattr("localspec.web.server.serve", serve)
@@ -175,7 +177,7 @@ def test_the_browser_opens_where_there_is_a_screen_and_never_learns_the_token(
 
 
 def test_the_log_learns_the_machine_and_the_versions() -> None:
-    info = app.session_info()
+    info = session_info()
     assert info.torch and info.transformers and info.python and info.ram_total_bytes
     assert info.device in ("cpu", "cuda", "mps") and info.app_version
 

@@ -16,20 +16,25 @@ import threading
 import time
 import venv
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from localspec import bootstrap
 from localspec.bootstrap import (
+    CUDA_12_INDEX,
+    CUDA_13_INDEX,
     ROOT,
-    WINDOWS_CUDA_INDEX,
+    Card,
     Environment,
+    cards_of,
     check_disk,
     check_port,
     ensure_environment,
     prepare,
     run_inside,
+    torch_build,
 )
 from localspec.errors import SetupError
 
@@ -95,6 +100,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     made = Checkout(tmp_path)
     monkeypatch.setattr(bootstrap, "make_venv", made.make_venv)
     monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: False)
+    monkeypatch.setattr(bootstrap, "read_cards", lambda: ())
     return made
 
 
@@ -267,33 +273,54 @@ def test_a_folder_that_cannot_be_written_says_so(
         checkout.prepare()
 
 
+RTX = Card("NVIDIA GeForce RTX 4070", 580, (8, 9))
+
+
 @pytest.mark.parametrize(
-    ("is_windows", "has_card", "has_index"),
-    [(True, True, True), (True, False, False), (False, True, False)],
+    ("card", "is_windows", "index", "words"),
+    [
+        (None, True, None, None),
+        (RTX, True, CUDA_13_INDEX, None),
+        (RTX, False, None, None),
+        (replace(RTX, driver=570), False, CUDA_12_INDEX, "driver 570, too old"),
+        (Card("GTX 1080", 580, (6, 1)), True, CUDA_12_INDEX, "GTX 1080 is older than CUDA 13"),
+        (replace(RTX, driver=470), False, None, "Update the driver"),
+        (Card("Tesla K80", 470, (3, 7)), False, None, "older than torch supports"),
+    ],
 )
-def test_only_windows_with_a_card_asks_pytorchs_own_index(
+def test_the_build_of_torch_is_one_that_card_and_driver_can_run(
     checkout: Checkout,
     monkeypatch: pytest.MonkeyPatch,
+    card: Card | None,
     is_windows: bool,
-    has_card: bool,
-    has_index: bool,
+    index: str | None,
+    words: str | None,
 ) -> None:
     monkeypatch.setattr(bootstrap, "IS_WINDOWS", is_windows)
-    monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: has_card)
+    monkeypatch.setattr(bootstrap, "read_cards", lambda: () if card is None else (card,))
     arguments = bootstrap.pip_arguments(checkout.environment())
-    assert (WINDOWS_CUDA_INDEX in arguments) is has_index
+    assert ("--extra-index-url" in arguments) is (index is not None)
+    assert index is None or {index, "--upgrade"} <= {*arguments}
+    said = torch_build(bootstrap.read_cards()).notice
+    assert said is None if words is None else words in (said or "")
+    if not is_windows:  # the folder's layout is another there
+        checkout.prepare()
+        assert said is None or said in checkout.said
 
 
-@pytest.mark.parametrize("is_windows", [True, False])
-def test_a_card_put_in_later_asks_for_the_other_build_on_windows_alone(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, is_windows: bool
+def test_what_nvidia_smi_says_is_read_line_by_line() -> None:
+    answer = "NVIDIA GeForce RTX 4070, 580.95.05, 8.9\nTesla, P4, 535.1, 6.1\nNo devices\n"
+    assert cards_of(answer) == (RTX, Card("Tesla, P4", 535, (6, 1)))
+    assert torch_build(cards_of("")).index is None
+
+
+def test_a_card_put_in_later_asks_for_the_other_build(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrap, "IS_WINDOWS", is_windows)
+    monkeypatch.setattr(bootstrap, "IS_WINDOWS", True)
     before = checkout.environment().fingerprint()
-    monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: True)
-    assert (checkout.environment().fingerprint() != before) is is_windows
-    arguments = bootstrap.pip_arguments(checkout.environment())
-    assert ("--upgrade" in arguments) is is_windows, "the build for CPUs satisfies the pin"
+    monkeypatch.setattr(bootstrap, "read_cards", lambda: (RTX,))
+    assert checkout.environment().fingerprint() != before
 
 
 def test_the_command_is_started_again_inside(

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,32 @@ def test_flags_settle_the_kind_and_the_rule(
     assert ("1 of 3 tokens would have been refused" in shown[-1]) is (rule is not None)
 
 
+def test_stop_strings_are_asked_for_by_a_flag(asked: Asked, tmp_path: Path) -> None:
+    run(tmp_path, "--stop", "END", "--stop", "###")
+    assert asked[0].stop == ("END", "###")
+
+
+def test_a_text_is_continued_by_a_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = list[LoadOptions]()
+    stats = statistics_json(TurnStats(4))
+    monkeypatch.setattr(
+        generate_command,
+        "answer",
+        lambda options, request, home: found.append(options) or {"text": "", "stats": stats},
+    )
+    run(tmp_path, "--raw")
+    run(tmp_path)
+    assert [options.raw for options in found] == [True, False]
+
+
+def test_a_text_that_is_continued_is_all_that_the_model_reads(options: LoadOptions) -> None:
+    def prompt_of(asked: LoadOptions) -> int:
+        backend = open_local_backend(asked, None, lambda phrase: None)
+        return backend.count_tokens((Message("user", "abc"),))
+
+    assert prompt_of(replace(options, raw=True)) < prompt_of(options)
+
+
 def test_a_profile_in_ones_home_is_lenient_and_a_flag_overrides_it(
     asked: Asked, tmp_path: Path
 ) -> None:
@@ -262,6 +289,21 @@ def test_a_logged_reply_is_made_again(
     with closing(Store.open(settings_for(logged).database)) as store:
         assert store.branch(2 * turn)[-1].text.startswith(found["text"])
         assert len(store.turn_rows()) == 3, "a replay is not logged"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "changes"),
+    [(None, []), ("same-bits", ["the kernels (fastest then, same-bits now)"])],
+)
+def test_a_reply_is_made_again_with_the_kernels_that_it_was_made_with(
+    options: LoadOptions, logged: Path, tmp_path: Path, kernels: str | None, changes: list[str]
+) -> None:
+    home = shutil.copytree(logged, tmp_path / "home")
+    with sqlite3.connect(settings_for(home).database) as database:
+        database.execute("UPDATE turn SET kernels = 'fastest' WHERE id = 1")
+    database.close()
+    asked = replace(options, kernels=kernels)
+    assert replayed(asked, 1, OFF, home)["changes"] == tuple(changes)
 
 
 def test_a_turn_that_is_not_there_or_cannot_be_made_again_is_said(

@@ -20,13 +20,16 @@ MAX_LINES = 400
 # A wing imports itself, what is below it here, and what every wing may import.
 EVERY_WING = {
     "core", "errors", "files", "leniency", "config", "arithmetic", "backend", "workloads", "flags",
-    "options", "speculation", "plots", "prompt_rows", "__init__",
+    "options", "speculation", "plots", "prompt_rows", "formats", "__init__",
 }  # fmt: skip
 MAY_IMPORT = {
     "cli": {"*"},
     "generate_command": {"load", "chat", "record"},
     "__main__": {"bootstrap", "cli"},
-    "web": {"chat", "record", "machine", "drafters.registry"},
+    "serve_command": {"open_service", "web", "record"},
+    "open_service": {"remote", "machine", "chat", "record"},
+    "web": {"api", "chat", "record", "machine", "drafters.registry"},
+    "api": {"chat", "record", "drafters.registry"},
     "training": {
         "bench", "load", "build_drafters", "placement", "chat", "record", "machine", "drafters",
         "engine", "forward",
@@ -67,14 +70,20 @@ HOMES = {
         "forward", "engine", "drafters", "bench", "training", "chat.template", "load",
     ),
     "bitsandbytes": ("forward", "drafters"),
+    "gguf": ("forward", "formats"),
     "gradio": ("web",),
-    "fastapi": ("web",),
-    "starlette": ("web",),
+    "fastapi": ("web", "api"),
+    "starlette": ("web", "api"),
+    "pydantic": ("api",),
+    "prometheus_client": ("api",),
     "uvicorn": ("web",),
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("cli", "generate_command", "flags", "bench.commands", "training.commands"),
+    "typer": (
+        "cli", "generate_command", "serve_command", "flags", "bench.commands",
+        "training.commands",
+    ),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (

@@ -11,7 +11,7 @@ from localspec.errors import RequestError
 from localspec.leniency import Factor, Threshold, Typical, as_data, label, parsed
 
 RULES = {
-    "threshold:0.75,0.2": Threshold(0.75, 0.2),
+    "threshold:0.75": Threshold(0.75),
     "threshold:0": Threshold(0.0),
     "typical:0.5,0.1": Typical(0.5, 0.1),
     "factor:1": Factor(1.0),
@@ -32,7 +32,7 @@ def test_the_short_form_is_read_and_logged_as_plain_data(text: str) -> None:
 def test_names_alone_take_the_usual_numbers() -> None:
     assert parsed("typical") == Typical(0.3, 0.09)
     assert parsed("factor") == Factor(2.0)
-    assert parsed("threshold:0.6") == Threshold(0.6, 0.0)
+    assert parsed("threshold:0.6") == Threshold(0.6)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_names_alone_take_the_usual_numbers() -> None:
     [
         ("loose", "exact, or one of: threshold, typical, factor"),
         ("", "no lenient rule"),
-        ("threshold", "Write threshold:THRESHOLD,FLOOR"),
-        ("threshold:a", "Write threshold:THRESHOLD,FLOOR"),
+        ("threshold", "Write threshold:THRESHOLD."),
+        ("threshold:a", "Write threshold:THRESHOLD."),
         ("typical:1,1,1", "Write typical:EPSILON,DELTA"),
         ("factor:2,3", "Write factor:FACTOR"),
         ("factor:0.5", "factor is 0.5, but must"),
         ("factor:nan", "but it must lie"),
         ("threshold:1.5", "threshold is 1.5"),
-        ("threshold:0.3,0.4", "floor is 0.4"),
+        ("threshold:0.3,0.2", "Write threshold:THRESHOLD."),
         ("typical:2", "epsilon is 2.0"),
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,40 @@ def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
     assert found.context_length == 128 and found.calibration is None
     assert status(backend, "draft_model").is_available and status(backend, "ngram").is_available
     assert text_of(backend, "draft_model") == text_of(backend, "off") != ""
+    shared = backend.loaded.controller.shared
+    assert (
+        shared["draft_model"] == shared["chained"] == shared["draft_tree"] and "ngram" not in shared
+    )
     assert any("target" in phrase for phrase in phrases)
+
+
+def test_loading_makes_no_pass_of_the_garbage_collector_and_spares_it_what_was_loaded(
+    pair: tuple[Path, Path],
+) -> None:
+    passes: list[str] = []
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        passes.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        gc.unfreeze()
+        backend = opened(options_of(*pair))
+    finally:
+        gc.callbacks.remove(count)
+    assert not passes and gc.isenabled()
+    assert not any(each is backend.loaded.engine.target for each in gc.get_objects())
+
+
+def test_what_an_earlier_load_left_in_cycles_is_freed_by_the_next(pair: tuple[Path, Path]) -> None:
+    backend = opened(options_of(*pair))
+    backend.loaded.engine.target.itself = backend.loaded.engine.target
+    held = weakref.ref(backend.loaded.engine.target)
+    del backend
+    gc.collect()
+    assert held() is not None, "set aside"
+    opened(options_of(pair[0]))
+    assert held() is None
 
 
 def test_every_registered_drafter_has_a_status(pair: tuple[Path, Path]) -> None:

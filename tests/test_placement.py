@@ -4,17 +4,21 @@ the number of threads is chosen by a clock that the step itself moves."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from localspec import placement
 from localspec.errors import ConfigError, MemoryShortage
 from localspec.load import open_local_backend
 from localspec.machine.hardware import Host, probe
 from localspec.machine.plans import PlanRequest, room_for
+from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 from localspec.placement import (
     Place,
@@ -23,10 +27,12 @@ from localspec.placement import (
     choose_threads,
     device_of,
     dtype_of,
+    keep_out_of_ram,
     needed_bytes,
+    place_for,
     require_threads,
 )
-from tests.machine.fake_nvml import CPU_BUILD, GIB, FakeNvml
+from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.test_shapes import LLAMA_8B
 from tests.tiny import tiny_llama
@@ -102,12 +108,51 @@ def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(
     assert "is free" in notice and "the system may end" in notice
 
 
-def test_on_a_mac_models_are_placed_on_mps_in_float16_and_never_quantised() -> None:
+def test_the_longest_context_is_read_by_any_of_its_names(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=1, n_head=2, n_positions=100)
+    folder = save_model(tmp_path / "gpt2", GPT2LMHeadModel(config))
+    source = Source(folder, "gpt2")
+    assert place_for(LoadOptions(), source, probe(), torch).context_length == 100
+    with pytest.raises(ConfigError, match="can use 64 to 100"):
+        place_for(LoadOptions(context=101), source, probe(), torch)
+
+
+def test_on_a_mac_models_are_placed_on_mps_in_bfloat16_and_never_quantised() -> None:
     apple = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
     hardware = probe(FakeNvml(failing={"nvmlInit": 12}), apple, CPU_BUILD)
     assert device_of(hardware, torch) == torch.device("mps")
-    assert dtype_of(None, hardware, torch) == torch.float16
-    assert PlanRequest(LLAMA_8B, room_for(hardware), full="fp16").precisions == ("fp16",)
+    assert dtype_of(None, hardware, torch) == torch.bfloat16
+    assert PlanRequest(LLAMA_8B, room_for(hardware), full="bf16").precisions == ("bf16",)
+
+
+def test_a_card_that_only_emulates_bfloat16_gets_float16() -> None:
+    """Turing: torch counts emulation unless it is told not to."""
+
+    class Cuda:
+        @staticmethod
+        def is_bf16_supported(including_emulation: bool = True) -> bool:
+            return including_emulation
+
+        device = staticmethod(lambda device: nullcontext())
+        device_count = staticmethod(lambda: 0)
+
+    turing = SimpleNamespace(cuda=Cuda, device=torch.device, float16=torch.float16)
+    assert dtype_of(None, probe(FakeNvml(), LINUX, CUDA_BUILD), turing) == torch.float16
+
+
+def test_on_windows_torch_may_take_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There an overrun goes to the RAM, silently and ten times slower."""
+    limits = list[float]()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9 * GIB, 12 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: GIB)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share)
+    )
+    with_free(monkeypatch, 8 * GIB)
+    for system in ("Linux", "Windows"):
+        hardware = probe(FakeNvml(), replace(LINUX, system=system), CUDA_BUILD)
+        keep_out_of_ram(Place(hardware, torch.device("cuda", 0), torch.bfloat16, None, CONTEXT))
+    assert limits == [0.75]
 
 
 # -- threads --------------------------------------------------------------------------------

@@ -37,6 +37,15 @@ def test_names_are_escaped_and_the_svg_is_sound() -> None:
     ElementTree.fromstring(bars(AXES, ("a", "b<"), [Group("g&", (1.0, None))]))
 
 
+def test_a_label_is_wrapped_below_its_bars_and_never_cut() -> None:
+    label = "draft model with a head of its own"
+    few, many = (bars(AXES, ("a",), [Group(label, (1.0,))] * count) for count in (1, 8))
+    assert f">{label}<" in few
+    words = ElementTree.fromstring(many).itertext()
+    assert " ".join(words).count(label) == 16, "below each bar, and as its title"
+    assert standalone(many).split('height="')[1] > standalone(few).split('height="')[1]
+
+
 def test_nothing_to_show_is_no_plot() -> None:
     assert lines(AXES, []) == "" and lines(AXES, [Series("a", [])]) == ""
     assert bars(AXES, ("a",), [Group("g", (None,))]) == ""

@@ -20,6 +20,7 @@ from localspec.errors import ConfigError, SetupError
 from localspec.files import read_json, why_not_writable
 from localspec.flags import (
     ContextFlag,
+    DeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -35,7 +36,7 @@ from localspec.flags import (
     listed_numbers,
     to_stderr,
 )
-from localspec.options import SAME_BITS, LoadOptions
+from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
     from localspec.bench.arms import OtherEngines
@@ -79,7 +80,8 @@ def bench(
     drafter: DrafterFlag = None,
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
-    kernels: KernelsFlag = SAME_BITS,
+    kernels: KernelsFlag = None,
+    device: DeviceFlag = None,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -116,7 +118,7 @@ def bench(
     kept = KeptFile(out, to_stderr)
     heads_given = tuple(heads or ())
     named = (profile, model, draft, drafter, context, dtype, heads_given, home)
-    options = LoadOptions(*named, kernels=kernels)
+    options = LoadOptions(*named, kernels=kernels, device=device)
     if cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 

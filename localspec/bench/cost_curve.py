@@ -19,8 +19,9 @@ from localspec.bench.runs import BenchEngine
 from localspec.core import SamplingParams
 from localspec.engine.calibrate import StandIn, widths_ms
 from localspec.engine.engine import Engine
+from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import FULL_PRECISIONS
-from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision, shape_from_folder
+from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 CONTEXTS = (128, 1024)

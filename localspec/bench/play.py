@@ -11,6 +11,7 @@ Not here: which policies (replay), worlds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,7 +42,7 @@ from localspec.engine.costs import Costs
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.policy import policy_of
 
-RIGHT, WRONG = 1, 0  # the only tokens there are
+RIGHT, WRONG, END = 1, 0, 2  # the only tokens there are; END: of text
 NO_LOGITS = torch.empty(0)  # a world has none
 JITTER = 0.03  # spread of a measured round around its cost
 
@@ -185,6 +186,7 @@ class Game:
         self._jitter = jitter
         self._world = world
         self._place = 0  # in the text
+        self._end = sys.maxsize  # where the turn ends
         self._read: dict[str, int] = {}  # tokens of the turn that each drafter has read
         self._charges_host = charges_host
         self._random = random
@@ -195,8 +197,11 @@ class Game:
         self._ms = 0.0
 
     def turn(self, turn: Stretch, policy: Policy) -> None:
-        prompt = (RIGHT,) * turn.prompt_length
-        sequence = Sequence(prompt, self.sampling, turn.length, frozenset(), self._noise)
+        # No two prompts begin alike: what a drafter has read of one is of no use for another.
+        prompt = (END + 1 + turn.start, *(RIGHT,) * (turn.prompt_length - 1))
+        max_tokens = self._world.max_tokens or turn.length
+        sequence = Sequence(prompt, self.sampling, max_tokens, frozenset({END}), self._noise)
+        self._end = turn.start + turn.length
         for drafter in self._drafters.values():
             if isinstance(drafter, Reader):
                 drafter.begin(turn)
@@ -230,7 +235,10 @@ class Game:
             proposal = self._drafters[plan.drafter].propose(sequence, plan)
         tokens = proposal.tokens
         accepted = next((i for i, token in enumerate(tokens) if token == WRONG), len(tokens))
-        kept = sequence.append([RIGHT] * (accepted + 1))
+        is_whole = self._place + accepted + 1 >= self._end
+        kept = sequence.append(
+            [RIGHT] * min(accepted + 1, self._end - self._place) + [END] * is_whole
+        )
         plan_ms = watch.total_ns / 1e6 if self._charges_host else 0.0
         step = self._step(plan, proposal, accepted, len(kept), context, plan_ms)
         verdict = Verdict(tuple(range(accepted)), RIGHT)
@@ -264,7 +272,7 @@ class Game:
             is_probe=plan.is_probe and (count > 0 or plan.drafter == OFF),
             signal=plan.signal,
             confidences=proposal.confidences,
-            plan_ms=plan_ms,
+            policy_ms=plan_ms,
         )
 
     def _draft_ms(self, drafter: str, count: int, context: int) -> float | None:

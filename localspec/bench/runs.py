@@ -164,7 +164,7 @@ def _of_rounds(steps: Sequence[Step], decode_ms: float) -> MeasuredReply:
         num_draft_tokens=sum(step.num_draft_tokens for step in drafted),
         num_accepted_tokens=sum(step.num_accepted_tokens for step in drafted),
         num_rounds=len(steps),
-        host_ms=decode_ms - sum(step.round_ms - step.plan_ms for step in steps),
+        host_ms=decode_ms - sum(step.round_ms - step.policy_ms for step in steps),
         accepted_lengths=tuple(step.num_accepted_tokens for step in drafted),
         draft_ms=sum(step.draft_ms for step in drafted),
         drafted_verify_ms=sum(step.verify_ms for step in drafted),
@@ -173,8 +173,8 @@ def _of_rounds(steps: Sequence[Step], decode_ms: float) -> MeasuredReply:
 
 def own_controller(bench: BenchEngine) -> Controller:
     """A controller that starts from the state of `bench` and learns apart from all others."""
-    shipped = bench.controller.shipped
-    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs(), shipped)
+    shipped, shared = bench.controller.shipped, bench.controller.shared
+    controller = Controller(bench.engine.drafters, Costs(), Acceptance(), Costs(), shipped, shared)
     restored = controller.restore(bench.controller.snapshot())
     assert restored, "a controller must be able to restore its own snapshot"
     return controller

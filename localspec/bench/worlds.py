@@ -54,7 +54,7 @@ class World:
     starts from, None for the same. slow: (first place, last place, times as slow) where the
     machine is busy with something else. shipped: a snapshot of the acceptance that comes with the
     models, measured on other texts. catch_up: of a drafter's step, for each token that it has to
-    read before it drafts again."""
+    read before it drafts again. max_tokens: that a reply may have, None: as many as it has."""
 
     name: str
     tracks: Mapping[str, Track]
@@ -66,6 +66,7 @@ class World:
     slow: tuple[int, int, float] | None = None
     shipped: Mapping[str, Any] | None = None
     catch_up: float = 0.0
+    max_tokens: int | None = None
 
     def slowness(self, place: int) -> float:
         if self.slow is None:

@@ -13,6 +13,6 @@ One turn, in order:
 
 Two objects stand for a turn: `journal.PendingTurn` is what the log still needs of it, `turn.Reply`
 is what runs. `backend_lifecycle` loads, unloads and replaces the backend that the worker uses.
-Jobs beside replies wait in the same queue: a replay (audit), a race, the distribution test, the
-tune-up. `log_service` reads and changes what needs no engine.
+Jobs beside replies wait in the same queue: a replay (audit), a race, the tune-up.
+`log_service` reads and changes what needs no engine.
 """

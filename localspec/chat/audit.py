@@ -157,7 +157,10 @@ def logged_reply(
 
 def _sampling_of(row: Mapping[str, Any]) -> SamplingParams:
     """The settings that decide the tokens; what an older log does not know was not used."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    names = (
+        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+        "frequency_penalty", "seed",
+    )  # fmt: skip
     return SamplingParams(**{name: row[name] for name in names if row[name] is not None})
 
 

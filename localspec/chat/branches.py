@@ -34,11 +34,20 @@ def messages_of(
     tip = until if until is not None else conversation.tip
     base, turns = (_stored_tip(store, conversation), []) if tip is None else tip.chain()
     stored_id = conversation.stored_id
-    groups = {} if stored_id is None else store.sibling_groups(stored_id)
+    groups = {} if stored_id is None else store.message_tree.sibling_groups(stored_id)
     shown = [shown_message(message, groups) for message in _path(store, base)]
     for turn in turns:
         siblings = _siblings(turn.prompt_id, turn.base_id, groups)
-        shown.append(ShownMessage("user", turn.text, "complete", turn.prompt_id, siblings=siblings))
+        shown.append(
+            ShownMessage(
+                "user",
+                turn.text,
+                "complete",
+                turn.prompt_id,
+                siblings=siblings,
+                created_at_utc=turn.asked_at_utc,
+            )
+        )
         if turn is not until:
             shown.append(_reply(turn, groups))
     return shown
@@ -95,7 +104,16 @@ def message_of(store: Store, conversation: OpenConversation, message_id: int) ->
 def shown_message(message: StoredMessage, groups: SiblingGroups) -> ShownMessage:
     role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
     siblings = _siblings(message.id, message.parent_id, groups)
-    return ShownMessage(role, message.text, message.state, message.id, siblings=siblings)
+    return ShownMessage(
+        role,
+        message.text,
+        message.state,
+        message.id,
+        siblings=siblings,
+        created_at_utc=message.created_at_utc,
+        model=message.model,
+        is_edited=message.is_edited,
+    )
 
 
 def _reply(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
@@ -105,7 +123,17 @@ def _reply(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
         state = STATE_AFTER.get(turn.end.finish_reason, "complete")
         error = turn.end.error
     siblings = _siblings(message_id, turn.prompt_id, groups)
-    return ShownMessage("assistant", turn.reply_text, state, message_id, error, siblings)
+    model = None if turn.settings is None else turn.settings.model
+    return ShownMessage(
+        "assistant",
+        turn.reply_text,
+        state,
+        message_id,
+        error,
+        siblings,
+        created_at_utc=turn.asked_at_utc,
+        model=model,
+    )
 
 
 def _siblings(
@@ -132,7 +160,7 @@ def tokens_of(store: Store, message_id: int) -> tuple[int, ...]:
     """Every id of a stored reply, those of the replies it continues first; none at all where some
     are not known."""
     tokens = list[int]()
-    for part in store.continued(message_id):
+    for part in store.message_tree.continued(message_id):
         found = store.reply_tokens(part)
         if found is None:
             return ()

@@ -185,6 +185,8 @@ def _add_message(draft: _Draft, table: _Table) -> None:
             text=table.text("text"),
             state="interrupted" if state == "draft" else state,
             created_at_utc=table.time(),
+            model=table.text_or_none("model"),
+            is_edited=table.values.get("is_edited") is True,
         ),
     )
 

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from localspec.backend import Message, Role
 from localspec.errors import StoreError
 from localspec.record.conversations import ConversationList
+from localspec.record.rows import PAGE, now
 from localspec.record.store import ContinuedReply, SessionInfo, Store, Turn, TurnEnd, TurnSettings
 
 RETRY_S = 2.0
@@ -37,14 +39,17 @@ log = logging.getLogger(__name__)
 class OpenConversation:
     """A conversation of this process. handle: 0 until its first turn is added, then negative where
     the store gave no id yet. tip: the turn at the end of the branch in use, None where the store
-    knows it. changes: to be made once it is stored."""
+    knows it. changes: to be made once it is stored. settings: as this process kept them last.
+    source: PAGE, or the program's that sent it; pages ask for their own only."""
 
     handle: int
     title: str
     stored_id: int | None = None
     tip: PendingTurn | None = None
     is_deleted: bool = False
+    settings: dict[str, str] | None = None
     changes: list[Change] = field(default_factory=list)
+    source: str = PAGE
 
     def is_named(self, handle: int) -> bool:
         """A page may still use the negative handle of a conversation that is stored by now."""
@@ -62,9 +67,11 @@ class PendingTurn:
 
     after: the turn before it, where that one is not stored yet; otherwise parent_id is known.
     prompt_id: the person's stored message; set from the start for another reply to it.
+    reply_id: the stored reply, where a later message needed it before the turn began.
     asked_by: the unstored turn whose message gets another reply.
     continued: the reply that this one continues, by its turn where that is not stored yet, else by
     its message's id; begun_text, begun_tokens: its text, and its ids as far as they are known.
+    role: of the message that is answered. history: messages that are to be stored before it.
     """
 
     conversation: OpenConversation
@@ -75,12 +82,16 @@ class PendingTurn:
     asked_by: PendingTurn | None = None
     settings: TurnSettings | None = None
     turn: Turn | None = None
+    reply_id: int | None = None
     reply_text: str = ""
     begun_text: str = ""
     begun_tokens: tuple[int, ...] = ()
     continued: PendingTurn | int | None = None
     end: TurnEnd | None = None
     is_stored: bool = False
+    asked_at_utc: str = field(default_factory=now)
+    role: Role = "user"
+    history: tuple[Message, ...] = ()
 
     def begin_with(self, text: str, tokens: Sequence[int], continued: PendingTurn | int) -> None:
         """Continue this reply."""
@@ -90,14 +101,16 @@ class PendingTurn:
     def advance(self, store: Store, session_id: Callable[[], int]) -> None:
         """Write what is due and not yet written. Raises StoreError; may be called again.
 
-        A message that follows a reply waits until that reply has its place in the tree: under an
-        earlier parent, the reply would drop out of the branch.
+        A message that follows a reply that was not begun keeps that reply its place in the tree:
+        under an earlier parent, the reply would drop out of the branch.
         """
         conversation = self.conversation
-        if self.after is not None and self.after.turn is None:
-            return
+        if self.after is not None:
+            self.after.keep_place(store)
         if conversation.stored_id is None:
-            conversation.stored_id = store.create_conversation(conversation.title)
+            conversation.stored_id = store.create_conversation(
+                conversation.title, conversation.source
+            )
         while conversation.changes:
             conversation.changes[0](store.conversation_list, conversation.stored_id)
             conversation.changes.pop(0)
@@ -110,16 +123,31 @@ class PendingTurn:
                 self.prompt_id,
                 self.settings,
                 self._continued_reply(),
+                self.reply_id,
             )
         if self.end is not None and self.turn is not None:
             store.finish_turn(self.turn, self.end)
             self.is_stored = True
 
+    def keep_place(self, store: Store) -> None:
+        """Store the reply before its turn begins. Without that, a start finds it interrupted."""
+        conversation_id = self.conversation.stored_id
+        if self.turn is None and self.reply_id is None and conversation_id is not None:
+            self.reply_id = store.add_message(
+                conversation_id, self.prompt_id, "assistant", self.begun_text, state="draft"
+            )
+
     def _store_prompt(self, store: Store, conversation_id: int) -> int:
         if self.asked_by is not None:
             assert self.asked_by.prompt_id is not None, "turns are written in order"
             return self.asked_by.prompt_id
-        return store.add_user_message(conversation_id, self.base_id, self.text)
+        while self.history:
+            first, *rest = self.history
+            self.parent_id = store.add_message(
+                conversation_id, self.base_id, first.role, first.content
+            )
+            self.history = tuple(rest)
+        return store.add_message(conversation_id, self.base_id, self.role, self.text)
 
     def _continued_reply(self) -> ContinuedReply | None:
         if not self.begun_text:
@@ -147,7 +175,9 @@ class PendingTurn:
     @property
     def tip_id(self) -> int | None:
         """The newest stored message of this turn."""
-        return self.prompt_id if self.turn is None else self.turn.message_id
+        if self.turn is not None:
+            return self.turn.message_id
+        return self.prompt_id if self.reply_id is None else self.reply_id
 
 
 class Journal:
@@ -214,13 +244,19 @@ class Journal:
         with self._lock:
             if not conversation.handle:
                 conversation.handle = next(self._handles)
-                self._conversations[conversation.handle] = conversation
+                if conversation.source == PAGE:
+                    self._conversations[conversation.handle] = conversation
             conversation.tip = turn
             self._pending.append(turn)
         try:
             self._writer.submit(self._write_pending).result(COMMIT_WAIT_S)
         except FutureTimeout:
             self._failure = "the disk does not answer."
+
+    def take_back(self, turn: PendingTurn) -> None:
+        """Forget a turn that was not begun, its message too; what waits behind it follows what was
+        before it. Raises StoreError."""
+        self._writer.submit(partial(self._drop, turn)).result(COMMIT_WAIT_S)
 
     def update(self) -> None:
         """Write what changed on pending turns (their settings or their end), soon."""
@@ -282,9 +318,25 @@ class Journal:
             if turn.is_stored:
                 with self._lock:
                     self._pending.remove(turn)
+                    for later in self._pending:  # which would keep every turn before it alive
+                        if later.after is turn:
+                            later.parent_id, later.after = turn.tip_id, None
                     if turn.conversation.tip is turn:
                         turn.conversation.tip = None
         self._failure = None
+
+    def _drop(self, turn: PendingTurn) -> None:
+        conversation = turn.conversation
+        with self._lock:
+            self._pending.remove(turn)
+            for later in self._pending:
+                if later.after is turn:
+                    later.after, later.parent_id = turn.after, turn.parent_id
+            if conversation.tip is turn:
+                conversation.tip = turn.after if turn.after in self._pending else None
+        for message_id in (turn.reply_id, turn.prompt_id):
+            if message_id is not None:
+                self._store.message_tree.delete(message_id)
 
     def _guard(self, write: Callable[[], None]) -> bool:
         """Whether the write succeeded. A failure becomes the notice; a bug is also logged."""

@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from localspec.backend import (
     Candidate,
@@ -29,13 +29,22 @@ from localspec.backend import (
     OffReason,
     Request,
     TurnStats,
-    num_system_tokens,
 )
 from localspec.chat import off_reasons
+from localspec.chat.context_room import max_tokens_of
 from localspec.chat.out_of_memory import TurnFault, fault_of
-from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
+from localspec.chat.reply_text import (
+    ReplyText,
+    Start,
+    TokenTexts,
+    drafted_tokens,
+    predicted,
+    raw_start,
+    shortened,
+    start_of,
+)
 from localspec.chat.template import ChatTemplate
-from localspec.core import AUTO, OFF, Policy, Round, SamplingParams, Sequence, Step
+from localspec.core import AUTO, OFF, Policy, Round, SamplingParams, Sequence
 from localspec.engine.acceptance import bucket_of
 from localspec.engine.costs import Costs
 from localspec.engine.plain_baseline import PlainBaseline
@@ -123,12 +132,14 @@ class LocalBackend:
         started_s = perf_counter()
         self._refuse_unknown_drafter(request.drafter)
         template, context_length = self.loaded.template, self.loaded.context_length
-        start = start_of(template, request.messages, request.continues, request.begun_tokens)
-        if len(start.prompt) + request.max_tokens > context_length:
-            num_system = num_system_tokens(self, request.messages)
-            raise ContextOverflow(len(start.prompt), request.max_tokens, context_length, num_system)
+        if request.is_raw:
+            start = raw_start(template, request.messages[0].content)
+        else:
+            begun, tools = request.begun_tokens, request.tools
+            start = start_of(template, request.messages, request.continues, begun, tools)
+        max_tokens = max_tokens_of(self, request, len(start.prompt), context_length)
         text = ReplyText(template.detokenizer(), request.stop, start)
-        return self._turn(request, start, text, started_s, cancel)
+        return self._turn(request, start, max_tokens, text, started_s, cancel)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -198,14 +209,12 @@ class LocalBackend:
         self,
         request: Request,
         start: Start,
+        max_tokens: int,
         text: ReplyText,
         started_s: float,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
         joules = self.loaded.joules()
-        sequence = self._engine.start(
-            start.prompt, request.sampling, request.max_tokens, self.loaded.template.end_ids
-        )
         is_exact = request.sampling.leniency is None
         stats = TurnStats(
             len(start.prompt),
@@ -216,6 +225,14 @@ class LocalBackend:
         yield Chunk("prefill", stats)
         fault: TurnFault | None = None
         try:
+            sequence = self._engine.start(
+                start.prompt,
+                request.sampling,
+                max_tokens,
+                self.loaded.template.end_ids,
+                request.num_logprobs,
+                predicted(self.loaded.template, start, request.prediction),
+            )
             prefilled = self._engine.prefill(sequence, cancel)
             policy = policy_of(
                 self._controller,
@@ -239,7 +256,9 @@ class LocalBackend:
                 yield chunk
             plain_ms = () if baseline is None else baseline.end_turn()
             rest, reason = text.flush(), sequence.finish_reason or "cancelled"
-            stats = _compared(self._with_energy(stats, joules), baseline)
+            stats = self._with_energy(stats, joules)
+            if baseline is not None:
+                stats = stats.compared(baseline.plain_ms)
             yield Chunk(
                 "done",
                 stats,
@@ -266,7 +285,7 @@ class LocalBackend:
         with closing(self._engine.decode(sequence, policy, cancel)) as rounds:
             for found in rounds:
                 text, lengths = reply.push(found.tokens)
-                cut = _shortened(found, len(lengths))
+                cut = shortened(found, len(lengths))
                 stats = stats.plus(cut.step)
                 if stats.ttft_ms is None and cut.tokens:
                     stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started_s))
@@ -283,13 +302,14 @@ class LocalBackend:
                 stats = replace(stats, reply_ms=1000.0 * (perf_counter() - started_s))
                 yield Chunk(
                     "decode",
-                    _compared(stats, baseline),
+                    stats if baseline is None else stats.compared(baseline.plain_ms),
                     text,
                     cut.tokens,
                     cut.provenance,
                     cut.step,
                     lengths=lengths,
                     drafted=drafted,
+                    logprobs=self._texts.logprobs(cut.logprobs),
                 )
                 if reply.is_stopped:
                     break
@@ -366,29 +386,5 @@ def _fingerprint(prompt: tuple[int, ...]) -> str:
     return hashlib.sha256(repr(prompt).encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
 
-def _compared(stats: TurnStats, baseline: PlainBaseline | None) -> TurnStats:
-    """With what plain decoding would have taken, where something was drafted."""
-    if baseline is None or not stats.num_draft_tokens:
-        return stats
-    plain_ms = baseline.plain_ms
-    reason: Literal["load_changed"] | None = "load_changed" if plain_ms is None else None
-    return replace(stats, plain_decode_ms=plain_ms, no_speedup=reason)
-
-
 def _unloaded(status: DrafterStatus) -> DrafterStatus:
     return replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")
-
-
-def _shortened(found: Round, count: int) -> Round:
-    """The round as if it had ended after `count` output tokens."""
-    if count == len(found.tokens):
-        return found
-    lenient = tuple(place for place in found.lenient if place < count)
-    step: Step = replace(
-        found.step,
-        num_output_tokens=count,
-        num_accepted_tokens=min(found.step.num_accepted_tokens, count),
-        num_lenient_tokens=len(lenient),
-    )
-    tokens, provenance = found.tokens[:count], found.provenance[:count]
-    return replace(found, tokens=tokens, provenance=provenance, step=step, lenient=lenient)

@@ -1,4 +1,5 @@
-"""What a page asks of the log: the list of conversations, presets, statistics, tokens, exports.
+"""What a page asks of the log: the list of conversations, kept settings, statistics, tokens,
+exports.
 
 Contract: none of it needs an engine. Everything may be called from any thread; StoreError where
 the log cannot be read or take a change.
@@ -8,21 +9,28 @@ Not here: the messages of a conversation and its turns (service).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec.chat import branches
 from localspec.chat.audit import Replay, logged_reply, replay_of
 from localspec.chat.journal import COMMIT_WAIT_S, Journal
-from localspec.chat.turn import clean, title_line
+from localspec.chat.turn import Reply, ShownMessage, clean, title_line
 from localspec.engine.controller import measurements
 from localspec.errors import RequestError
-from localspec.record.conversations import ConversationList, ConversationRow
+from localspec.record.api_keys import ApiKeys
+from localspec.record.conversations import PROMPT, ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export
-from localspec.record.store import STATE_KEY, Preset, SessionInfo, Store
+from localspec.record.folders import Folder
+from localspec.record.kept_settings import KeptSettings, settings_from
+from localspec.record.rows import RecentGain
+from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.speculation import Measurement
+
+WHEN_FULL = ("ask", "roll", "stop")
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,7 @@ class LogService:
 
     def rename(self, handle: int, title: str) -> None:
         """Raises RequestError for an empty title, StoreError."""
-        title = title_line(title)
-        if not any(sign.isprintable() and not sign.isspace() for sign in title):
-            raise RequestError("A title needs a visible character. The old title stays.")
+        title = _visible(title, "title")
         conversation = self.journal.change(
             handle, lambda conversations, stored_id: conversations.rename(stored_id, title)
         )
@@ -70,6 +76,50 @@ class LogService:
     def pin(self, handle: int, is_pinned: bool) -> None:
         self.journal.change(
             handle, lambda conversations, stored_id: conversations.pin(stored_id, is_pinned)
+        )
+
+    def folders(self) -> list[Folder]:
+        return self.store.folders.all()
+
+    def add_folder(self, name: str) -> int:
+        """Raises RequestError for an empty name, StoreError."""
+        return self.store.folders.add(_visible(name, "name"))
+
+    def rename_folder(self, folder_id: int, name: str) -> None:
+        """Raises as `add_folder`."""
+        self.store.folders.rename(folder_id, _visible(name, "name"))
+
+    def fold(self, folder_id: int, is_collapsed: bool) -> None:
+        """Show a folder without or with its chats."""
+        self.store.folders.fold(folder_id, is_collapsed)
+
+    def delete_folder(self, folder_id: int) -> None:
+        """Its chats go back to the top of the list."""
+        self.store.folders.delete(folder_id)
+
+    def place(self, handle: int, folder_id: int | None) -> None:
+        """Move a chat into a folder; None: out of it."""
+        self.journal.change(
+            handle, lambda conversations, stored_id: conversations.place(stored_id, folder_id)
+        )
+
+    def messages_before(self, reply: Reply) -> list[ShownMessage]:
+        """The conversation up to the message that this reply answers."""
+        return branches.messages_of(self.store, reply.pending.conversation, until=reply.pending)
+
+    def when_full(self, handle: int | None) -> str:
+        """What is done when the context of this chat is full: ask, roll (go on without the oldest
+        messages) or stop."""
+        stored_id = None if handle is None else self.journal.conversation(handle).stored_id
+        found = None if stored_id is None else self.store.conversation(stored_id)
+        return (None if found is None else found.when_full) or WHEN_FULL[0]
+
+    def decide(self, handle: int, when_full: str) -> None:
+        """Set `when_full` of this chat. Raises RequestError for what is none of these."""
+        if when_full not in WHEN_FULL:
+            raise RequestError(f"A full context is met by one of {', '.join(WHEN_FULL)}.")
+        self.journal.change(
+            handle, lambda conversations, stored_id: conversations.decide(stored_id, when_full)
         )
 
     def delete(self, handle: int) -> None:
@@ -92,14 +142,39 @@ class LogService:
         found = None if stored_id is None else self.store.conversation(stored_id)
         return "" if found is None else found.system_prompt or ""
 
-    def presets(self) -> list[Preset]:
-        return self.store.presets.all()
+    # settings: texts by the names of the page's fields
 
-    def save_preset(self, preset: Preset) -> None:
-        self.store.presets.save(preset)
+    def settings_of(self, handle: int) -> dict[str, str]:
+        """What was kept for a conversation; of an older or imported one its system prompt alone."""
+        conversation = self.journal.conversation(handle)
+        if conversation.settings is not None:
+            return conversation.settings
+        stored_id = conversation.stored_id
+        found = None if stored_id is None else self.store.conversation(stored_id)
+        kept = None if found is None else settings_from(found.settings)
+        return {PROMPT: self.system_prompt(handle), **(kept or {})}
 
-    def delete_preset(self, name: str) -> None:
-        self.store.presets.delete(name)
+    def keep_settings(self, handle: int, settings: Mapping[str, str]) -> None:
+        kept = dict(settings)
+        conversation = self.journal.change(
+            handle, lambda conversations, stored_id: conversations.keep_settings(stored_id, kept)
+        )
+        conversation.settings = kept
+
+    @property
+    def prompts(self) -> KeptSettings:
+        """The person's library of prompts."""
+        return self.store.prompts
+
+    @property
+    def api_keys(self) -> ApiKeys:
+        """The keys of other programs."""
+        return self.store.api_keys
+
+    @property
+    def defaults(self) -> KeptSettings:
+        """What a new chat begins with, by the name of the model."""
+        return self.store.defaults
 
     # what the log holds
 
@@ -138,6 +213,14 @@ class LogService:
         stored_id = self.journal.conversation(handle).stored_id
         return [] if stored_id is None else self.store.turn_rows(session_id, stored_id)
 
+    def recent_gains(self) -> dict[str, RecentGain]:
+        """What drafting brought lately, by model."""
+        return {one.model: one for one in self.store.recent_gains()}
+
+    def logged_models(self) -> list[str]:
+        """Every model that the log has turns of, by name."""
+        return self.store.models()
+
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row of the turn that wrote this reply."""
         return self.store.turn_of(message_id)
@@ -145,12 +228,6 @@ class LogService:
     def rounds(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rounds of these turns, oldest first."""
         return [step for row in rows for step in self.store.step_rows(row["turn_id"])]
-
-    def num_from(self, message_id: int, drafters: Collection[str]) -> int:
-        """How many tokens of a stored reply these drafters proposed; of one that continues another,
-        in its new part."""
-        found = self.store.reply_tokens(message_id)
-        return 0 if found is None else sum(source in drafters for source in found[1])
 
     def reply_record(self, message_id: int) -> ReplyRecord:
         """All that the log has of a reply's tokens. Raises StoreError where it has none."""
@@ -182,3 +259,11 @@ class LogService:
         """Write what is in scope to `out`. Raises StoreError."""
         self.journal.flush()
         export(self.store, scope, format, out)
+
+
+def _visible(text: str, what: str) -> str:
+    """A title or name as one line. Raises RequestError where nothing of it can be seen."""
+    line = title_line(text)
+    if not any(sign.isprintable() and not sign.isspace() for sign in line):
+        raise RequestError(f"A {what} needs a visible character. The old {what} stays.")
+    return line

@@ -18,15 +18,16 @@ Not here: the chat format and incremental decoding (template), the engine's end 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from localspec.backend import DraftedToken, DraftOutcome, Message
+from localspec.backend import DraftedToken, DraftOutcome, Logprob, Message
 from localspec.chat.template import REPLACEMENT, ChatTemplate, Detokenizer
-from localspec.core import Round
+from localspec.core import Round, TokenLogprob
 from localspec.errors import RequestError
 
+LEAD = 8  # tokens of the prompt before a predicted reply
 MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text
 
 
@@ -47,17 +48,32 @@ def start_of(
     messages: tuple[Message, ...],
     continues: bool,
     begun_tokens: Sequence[int] = (),
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Start:
     """continues: the last message is a reply to be continued. Raises RequestError."""
     if not continues:
-        return Start(tuple(template.render(messages)))
+        return Start(tuple(template.render(messages, tools)))
     assert messages[-1].role == "assistant", "only a reply can be continued"
-    text, prompt = messages[-1].content, tuple(template.render(messages[:-1]))
+    text, prompt = messages[-1].content, tuple(template.render(messages[:-1], tools))
     known = _spelling(template, text, tuple(begun_tokens))
     if known is not None:
         return Start((*prompt, *known), known, text, "tokens")
     begun = tuple(template.encode_reply(text))
     return Start((*prompt, *begun), begun, text, "text")
+
+
+def raw_start(template: ChatTemplate, text: str) -> Start:
+    """A text to be continued as it stands. Raises RequestError where it is empty."""
+    prompt = tuple(template.encode_prompt(text))
+    if not prompt:
+        raise RequestError("The prompt is empty, so there is nothing to continue. Write a text.")
+    return Start(prompt)
+
+
+def predicted(template: ChatTemplate, start: Start, text: str) -> tuple[int, ...]:
+    """The ids of a predicted reply, after the end of the prompt, so that its first ones are found
+    there; none where nothing is predicted."""
+    return (*start.prompt[-LEAD:], *template.encode_reply(text)) if text else ()
 
 
 def _spelling(template: ChatTemplate, text: str, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -104,10 +120,10 @@ class StopStrings:
 
     def _num_open(self, text: str) -> int:
         """Characters at the end that may become a stop string."""
-        return max((_partial_length(text, stop) for stop in self._stops), default=0)
+        return max((num_begun(text, stop) for stop in self._stops), default=0)
 
 
-def _partial_length(text: str, stop: str) -> int:
+def num_begun(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
@@ -162,6 +178,12 @@ class TokenTexts:
             found[-1] += detokenizer.flush()
         return tuple(found)
 
+    def logprobs(self, found: Sequence[TokenLogprob]) -> tuple[Logprob, ...]:
+        return tuple(
+            Logprob(self.of(one.token), one.logprob, tuple((self.of(t), lp) for t, lp in one.top))
+            for one in found
+        )
+
     def _found(self, token: int) -> str:
         # Decoded after itself: at the beginning of a text some tokenizers drop a leading space.
         alone = self._template.decode((token,))
@@ -190,3 +212,24 @@ def drafted_tokens(found: Round, texts: TokenTexts) -> tuple[DraftedToken, ...]:
         text = "" if outcome == "not_reached" else texts.of(token)
         drafted.append(DraftedToken(token, text, parent, confidences[node], outcome))
     return tuple(drafted)
+
+
+def shortened(found: Round, count: int) -> Round:
+    """The round as if it had ended after `count` output tokens."""
+    if count == len(found.tokens):
+        return found
+    lenient = tuple(place for place in found.lenient if place < count)
+    step = replace(
+        found.step,
+        num_output_tokens=count,
+        num_accepted_tokens=min(found.step.num_accepted_tokens, count),
+        num_lenient_tokens=len(lenient),
+    )
+    return replace(
+        found,
+        tokens=found.tokens[:count],
+        provenance=found.provenance[:count],
+        step=step,
+        lenient=lenient,
+        logprobs=found.logprobs[:count],
+    )

@@ -23,6 +23,8 @@ from localspec.chat.importing import read_conversations
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService, ReplyRecord
 from localspec.chat.off_reasons import off_now
+from localspec.chat.rolling import rolled
+from localspec.chat.titles import Titles
 from localspec.chat.turn import (
     ContextUsage,
     Reply,
@@ -38,14 +40,16 @@ from localspec.chat.turn import (
     title_of,
     turn_settings,
 )
-from localspec.chat.worker import Task, Worker
+from localspec.chat.worker import Task, Worker, no_task
 from localspec.core import AUTO
 from localspec.errors import EngineLost, RequestError
 from localspec.options import LoadOptions
 from localspec.record.conversations import ConversationRow
 from localspec.record.drafted import TokenRecord
 from localspec.record.export import Format, Scope
-from localspec.record.store import STATE_KEY, Preset, SessionInfo, Store
+from localspec.record.folders import Folder
+from localspec.record.rows import RecentGain
+from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
 
 
@@ -57,7 +61,7 @@ class ChatService(LogService):
     choice. workloads: None for those shipped. options: what open_backend loads, None where the
     caller does not name it. opener_for: opens other options; without it nothing can be switched.
     unload_after_s: unload the model after so long without work; None never. smaller: see
-    BackendLifecycle. Call `start` once, `close` at the end.
+    BackendLifecycle. makes_titles: the model may write titles. `start` once, `close` at the end.
     """
 
     def __init__(
@@ -72,14 +76,17 @@ class ChatService(LogService):
         opener_for: Callable[[LoadOptions], Opener] | None = None,
         unload_after_s: float | None = None,
         smaller: Smaller | None = None,
+        makes_titles: bool = False,
     ) -> None:
         super().__init__(store, session_info)
+        self.titles = Titles(store) if makes_titles else None
         self.workloads = load_workloads() if workloads is None else workloads
         self.drafter = drafter
         save_state = partial(self.journal.save_state, STATE_KEY)
         self.lifecycle = BackendLifecycle(open_backend, save_state, options, opener_for, smaller)
         self._submitting = threading.Lock()
-        self.worker = Worker(self.lifecycle, self.journal, self._request_now, unload_after_s)
+        idle = no_task if self.titles is None else self.titles.task
+        self.worker = Worker(self.lifecycle, self.journal, self._request_now, unload_after_s, idle)
 
     def start(self) -> None:
         """Begin loading, in the background; once is enough. Nobody else may use the log so."""
@@ -121,6 +128,7 @@ class ChatService(LogService):
                 is_over=view is None or view.ended_s is not None,
             ),
             offer=lifecycle.offer,
+            num_titles=0 if self.titles is None else self.titles.num_made,
         )
 
     @property
@@ -150,16 +158,17 @@ class ChatService(LogService):
             return []
         return branches.messages_of(self.store, self.journal.conversation(handle))
 
-    def messages_before(self, reply: Reply) -> list[ShownMessage]:
-        """The conversation up to the message that this reply answers."""
-        return branches.messages_of(self.store, reply.pending.conversation, until=reply.pending)
-
     def running(self, handle: int | None) -> Reply | None:
         """The reply of this conversation that is queued or being written."""
-        for reply in self.worker.replies:
-            if handle is not None and reply.pending.conversation.is_named(handle):
-                return reply
-        return None
+        return next(iter(self._unfinished(handle)), None)
+
+    def waiting(self, handle: int | None) -> list[Reply]:
+        """The replies of this conversation that wait for the one that `running` gives."""
+        return self._unfinished(handle)[1:]
+
+    def _unfinished(self, handle: int | None) -> list[Reply]:
+        named = handle or 0
+        return [one for one in self.worker.replies if one.pending.conversation.is_named(named)]
 
     # what is loaded
 
@@ -228,28 +237,61 @@ class ChatService(LogService):
             if message.role == "user":
                 turn = PendingTurn(conversation, text, parent_id=message.parent_id)
                 return self._ask(turn, settings)
-            self.store.add_message(message.conversation_id, message.parent_id, "assistant", text)
+            self.store.add_message(
+                message.conversation_id,
+                message.parent_id,
+                "assistant",
+                text,
+                model=message.model,
+                is_edited=1,
+            )
             return None
 
     def show_branch(self, handle: int, message_id: int) -> None:
         """Make the newest end of the branch through this message the conversation's tip. Raises
         RequestError while a reply is being written or waits to be recorded; StoreError."""
+        message = branches.message_of(self.store, self._at_rest(handle), message_id)
+        self.store.message_tree.set_tip(
+            message.conversation_id, self.store.message_tree.newest_leaf(message_id)
+        )
+
+    def delete_message(self, handle: int, message_id: int) -> None:
+        """Take one message out; what follows it stays. Raises as `show_branch`."""
+        branches.message_of(self.store, self._at_rest(handle), message_id)
+        self.store.message_tree.delete(message_id)
+
+    def restore_message(self, handle: int, message_id: int) -> None:
+        """Undo `delete_message`. Raises as `show_branch`."""
+        self.store.message_tree.restore(self._at_rest(handle).stored_id or 0, message_id)
+
+    def copy(self, handle: int, until: int | None = None) -> int:
+        """A new chat with the messages up to this one, None: with all, on every branch; its
+        handle. Raises as `show_branch`."""
+        conversation = self._at_rest(handle)
+        if until is not None:
+            branches.message_of(self.store, conversation, until)
+        stored_id = conversation.stored_id or 0
+        found = self.store.conversation(stored_id)
+        title = "" if found is None else found.title
+        which = "copy" if until is None else "fork"
+        return self.store.message_tree.copy(stored_id, f"{title} ({which})", until)
+
+    def _at_rest(self, handle: int) -> OpenConversation:
+        """The conversation, stored whole. Raises RequestError while a reply is written."""
         conversation = self.journal.conversation(handle)
         is_running = self.running(handle) is not None
         if is_running or (conversation.tip is not None and not self.journal.flush()):
             raise RequestError(
                 "A reply of this conversation is still being written or recorded. Wait for its "
-                "end or stop it, then choose another branch."
+                "end or stop it, then try again."
             )
-        message = branches.message_of(self.store, conversation, message_id)
-        self.store.set_tip(message.conversation_id, self.store.newest_leaf(message_id))
+        return conversation
 
     def context_usage(
         self, handle: int | None, text: str, settings: ReplySettings
     ) -> ContextUsage | None:
-        """How full the context would be with this message, counted by the backend's own tokenizer
-        and chat format. None while no model is loaded, or where the chat format refuses the
-        conversation."""
+        """How full the context would be with this message, by the backend's own tokenizer. None
+        while no model is loaded, or where the chat format refuses the conversation."""
         backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
         if backend is None or loaded is None:
             return None
@@ -261,7 +303,17 @@ class ChatService(LogService):
             num_tokens = backend.count_tokens(messages)
         except (EngineLost, RequestError):
             return None
-        return ContextUsage(num_tokens, settings.max_tokens, loaded.context_length)
+        return ContextUsage(num_tokens, settings.max_tokens or 0, loaded.context_length)
+
+    def num_tokens(self, text: str) -> int | None:
+        """Of a text, by the model's own tokenizer; None while it cannot count."""
+        backend = self.lifecycle.backend
+        if backend is None:
+            return None
+        try:
+            return backend.count_tokens((Message("user", clean(text)),))
+        except (EngineLost, RequestError):
+            return None
 
     def import_conversations(self, data: bytes) -> list[int]:
         """Store the conversations of an exported file, all or none; the new handles. Raises
@@ -272,8 +324,29 @@ class ChatService(LogService):
         """End a reply within one round, or take it out of the queue. No effect once it is over."""
         self.worker.stop(reply)
 
+    def take_back(self, handle: int, number: int) -> str:
+        """Drop the message whose reply of this number still waits; its text. Raises RequestError
+        once it is being answered, StoreError."""
+        with self._submitting:
+            found = [one for one in self.worker.replies if one.number == number]
+            is_ours = found and found[0].pending.conversation.is_named(handle)
+            if not is_ours or not self.worker.take_back(found[0]):
+                raise RequestError(
+                    "This message is being answered already. Stop the reply, then edit the message."
+                )
+            self.journal.take_back(found[0].pending)
+            if not self.messages(handle):
+                self.delete(handle)
+        return found[0].pending.text
+
     def _request_now(self, reply: Reply) -> Request:
-        return request_of(reply.settings, self.messages_before(reply), reply.pending)
+        if reply.request is not None:
+            return reply.request
+        shown = self.messages_before(reply)
+        if self.when_full(reply.handle) == "roll":  # the replies it waited for may fill the context
+            loaded = self.lifecycle.require()
+            reply.settings = rolled(*loaded, reply.settings, shown, reply.pending)
+        return request_of(reply.settings, shown, reply.pending)
 
     def _answer_again(
         self,
@@ -294,14 +367,16 @@ class ChatService(LogService):
             raise RequestError("This conversation was deleted. Restore it, or write in a new chat.")
         settings = decided(settings, self.workloads, turn.text)
         shown = branches.messages_of(self.store, conversation, until=turn)
-        request = request_of(settings, shown, turn)
+        return self.queue(Reply(turn, settings), request_of(settings, shown, turn))
+
+    def queue(self, reply: Reply, request: Request) -> Reply:
+        """Queue a reply; request: as it would be asked now. Raises as `submit`."""
         backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
         if backend is not None and loaded is not None:
-            with suppress(EngineLost):  # the next engine checks it when the turn begins
+            with suppress(EngineLost):  # the next engine checks it
                 check_servable(backend, loaded, request)
-        turn_settings(settings, None)  # a value that the log cannot keep is refused here
-        reply = Reply(turn, settings)
-        self.journal.add(turn)
+        turn_settings(reply.settings, None)  # a value that the log cannot keep is refused here
+        self.journal.add(reply.pending)
         self.worker.queue(reply)
         return reply
 
@@ -309,8 +384,9 @@ class ChatService(LogService):
 __all__ = [
     "ChatService",
     "ConversationRow",
+    "Folder",
     "Format",
-    "Preset",
+    "RecentGain",
     "Reply",
     "ReplyRecord",
     "ReplySettings",

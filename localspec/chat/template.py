@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 PRIVATE_USE = range(0xE000, 0xF900)
 PROBE = "localspec"
+# Of a text that goes on as it stands: what a base model was trained to do.
+CONTINUED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 class ChatTemplate:
@@ -38,25 +40,25 @@ class ChatTemplate:
 
     tokenizer: a transformers tokenizer of the `tokenizers` library. end_ids: the end-of-text ids of
     the model's files; the token that the template writes after a reply and the tokenizer's own end
-    of text are added. Raises ModelError without a chat template.
+    of text are added. is_raw: the messages are one text, which the model continues; so too where
+    the model has no chat template. Raises ModelError without a tokenizer.json.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = (), is_raw: bool = False) -> None:
         if not tokenizer.is_fast:
             raise ModelError(
                 "This model's tokenizer has no tokenizer.json, so special tokens cannot be told "
                 "from text. Choose a model folder that contains tokenizer.json."
-            )
-        if not tokenizer.chat_template:
-            raise ModelError(
-                "This model has no chat template, so it was not trained to chat. "
-                "Choose the instruct or chat variant of the model."
             )
         self._tokenizer = tokenizer
         self._encoder: Tokenizer = tokenizer.backend_tokenizer
         # A tokenizer.json may have a length limit of its training, which would cut silently.
         self._encoder.no_truncation()
         self._encoder.no_padding()
+        self.is_raw = is_raw or not tokenizer.chat_template
+        if self.is_raw:
+            begins = tokenizer.bos_token_id in self._encoder.encode("").ids
+            tokenizer.chat_template = f"{'{{ bos_token }}' * begins}{CONTINUED}"
         self._source: str = tokenizer.get_chat_template()
         added = self._encoder.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
@@ -69,7 +71,7 @@ class ChatTemplate:
         self.end_ids: frozenset[int] = frozenset(end_ids) | self._ends_of_the_template()
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTemplate:
+    def load(cls, folder: Path, is_raw: bool = False) -> ChatTemplate:
         """Read the tokenizer of a model folder. Raises ModelError."""
         from transformers import AutoTokenizer  # heavy: seconds, and it brings torch
 
@@ -82,14 +84,28 @@ class ChatTemplate:
                 f"The tokenizer in {folder} cannot be read ({first_line(error)}). "
                 "The folder needs tokenizer.json and tokenizer_config.json as published."
             ) from error
-        return cls(tokenizer, end_ids_of_folder(folder))
+        return cls(tokenizer, end_ids_of_folder(folder), is_raw)
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Ids of the conversation and the beginning of the reply. Raises RequestError where the
-        template refuses the conversation or a text cannot be encoded."""
-        shield = _Shield([message.content for message in messages], self._source)
+        template refuses the conversation, knows no tools, or a text cannot be encoded."""
+        if "tools" not in self._source and (tools or any(one.role == "tool" for one in messages)):
+            raise RequestError(
+                "This model's chat format knows no tools. Load a model that was trained to call "
+                "them, or ask without."
+            )
+        texts = [message.content for message in messages]
+        texts += [call.arguments for message in messages for call in message.tool_calls]
+        shield = _Shield([*texts, json.dumps(tools, ensure_ascii=False)], self._source)
         shielded = [self._shield(message, shield) for message in messages]
-        return self._encode_shielded(self._apply(shielded, add_generation_prompt=True), shield)
+        text = self._apply(
+            shielded,
+            add_generation_prompt=True,
+            tools=[self._shielded_data(tool, shield) for tool in tools],
+        )
+        return self._encode_shielded(text, shield)
 
     def encode_reply(self, text: str) -> list[int]:
         """Ids of a reply's text as it follows `render`; typed control tokens stay text."""
@@ -101,6 +117,10 @@ class ChatTemplate:
         """Ids of plain text without template; control-token text becomes control tokens."""
         return list(self._encode(text).ids)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """As `encode_text`, after what the tokenizer begins every text with."""
+        return list(self._encoder.encode(text, add_special_tokens=True).ids)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of all tokens, without control tokens."""
         return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
@@ -111,11 +131,18 @@ class ChatTemplate:
     def _encode(self, text: str) -> Any:
         return self._encoder.encode(text, add_special_tokens=False)
 
-    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] = (),
+    ) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=add_generation_prompt
+                [_turn(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                tools=list(tools) or None,
             )
         except Exception as error:  # a template is a program: it may fail in any way
             raise RequestError(
@@ -128,11 +155,28 @@ class ChatTemplate:
         """Replace each typed control token by a private character."""
         # A reply keeps its "<think>", which the template looks for.
         controls = self._special if message.role == "assistant" else self._controls
-        content = message.content
-        while spans := list(self._find(content, controls)):
+        calls = tuple(
+            replace(call, arguments=self._hidden(call.arguments, self._controls, shield))
+            for call in message.tool_calls
+        )
+        content = self._hidden(message.content, controls, shield)
+        return replace(message, content=content, tool_calls=calls)
+
+    def _hidden(self, text: str, controls: Mapping[int, str], shield: _Shield) -> str:
+        while spans := list(self._find(text, controls)):
             for start, end, _ in reversed(spans):
-                content = content[:start] + shield.hide(content[start:end]) + content[end:]
-        return replace(message, content=content)
+                text = text[:start] + shield.hide(text[start:end]) + text[end:]
+        return text
+
+    def _shielded_data(self, data: Any, shield: _Shield) -> Any:
+        """JSON data with every text shielded."""
+        if isinstance(data, str):
+            return self._hidden(data, self._controls, shield)
+        if isinstance(data, Mapping):
+            return {name: self._shielded_data(value, shield) for name, value in data.items()}
+        if isinstance(data, list | tuple):
+            return [self._shielded_data(value, shield) for value in data]
+        return data
 
     def _find(self, text: str, controls: Mapping[int, str]) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of every control token that the tokenizer finds in `text`."""
@@ -177,6 +221,23 @@ class ChatTemplate:
         tail = text.rpartition(PROBE)[2]
         ends.update(token for _, _, token in list(self._find(tail, self._special))[:1])
         return frozenset(ends)
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """A message as chat templates take it."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.call_id,
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        turn |= {"tool_call_id": message.call_id, "name": message.name}
+    return turn
 
 
 class _Shield:
@@ -289,8 +350,9 @@ def end_ids_of_folder(folder: Path) -> frozenset[int]:
             named = read_json(path).get("eos_token_id")
         except (OSError, ValueError, AttributeError) as error:
             raise ModelError(f"{path} is not a JSON object. Download it again.") from error
-        ends.update(named if isinstance(named, list) else [named])
-    return frozenset(end for end in ends if isinstance(end, int))
+        listed = named if isinstance(named, list) else [named]
+        ends.update(end for end in listed if isinstance(end, int))
+    return frozenset(ends)
 
 
 def _refuse_half_characters(content: str) -> None:

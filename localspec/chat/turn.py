@@ -8,14 +8,15 @@ Not here: running the turn (worker), storing it (journal).
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
 import threading
 import time
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from localspec.backend import (
@@ -26,11 +27,12 @@ from localspec.backend import (
     OffReason,
     Request,
     TurnStats,
-    num_system_tokens,
 )
+from localspec.chat.context_room import max_tokens_of
 from localspec.chat.journal import PendingTurn
 from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
-from localspec.errors import ContextOverflow, RequestError
+from localspec.drafters.registry import label_of
+from localspec.errors import LocalspecError, RequestError
 from localspec.leniency import as_data
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
@@ -53,10 +55,11 @@ TurnPhase = Literal["queued", "loading", "prefill", "decode", "done"]
 class ReplySettings:
     """What the person chose for one reply. workload: a kind of text, AUTO to recognise it.
     checking: see workloads.decide. `decided` resolves both. num_left_out: oldest messages that the
-    person chose to leave out of the prompt."""
+    person chose to leave out of the prompt. stop: texts that end the reply before them. max_tokens:
+    see Request."""
 
     sampling: SamplingParams = SamplingParams()
-    max_tokens: int = 512
+    max_tokens: int | None = 512
     drafter: str = AUTO
     num_draft_tokens: int | None = None
     system_prompt: str = ""
@@ -64,6 +67,7 @@ class ReplySettings:
     checking: str = AS_SET
     first_num_draft_tokens: int | None = None
     num_left_out: int = 0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,9 @@ class Round:
 @dataclass(frozen=True)
 class TurnView:
     """A reply at one moment. position: replies before it in the queue. started_s, ended_s: on
-    the monotonic clock. last_num_draft_tokens: γ of the latest round. workload: the kind of text.
-    error: the sentence to show when the reply failed."""
+    the monotonic clock. workload: the kind of text.
+    guesses: right and made, of each drafter by its rounds. error: the sentence to show when the
+    reply failed."""
 
     phase: TurnPhase
     started_s: float
@@ -88,8 +93,8 @@ class TurnView:
     position: int = 0
     text: str = ""
     stats: TurnStats | None = None
-    last_num_draft_tokens: int | None = None
     rounds: tuple[Round, ...] = ()
+    guesses: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     finish_reason: FinishReason | None = None
     error: str | None = None
     ended_s: float | None = None
@@ -104,7 +109,7 @@ class Status:
     """The service at one moment. phrase: what it is doing, as a sentence. seconds: how long this
     phase has lasted. reply: the turn being answered, else the latest one. off: why nothing drafts
     now, None where something may. offer: a smaller plan, after memory ran out and nothing more
-    could be freed."""
+    could be freed. num_titles: how many the model has written."""
 
     phase: ServicePhase
     phrase: str
@@ -116,12 +121,15 @@ class Status:
     reply: TurnView | None
     off: OffReason | None = None
     offer: Offer | None = None
+    num_titles: int = 0
 
 
 @dataclass(frozen=True)
 class ShownMessage:
     """A message of a conversation as the page shows it. message_id: None until stored. siblings:
-    the alternatives to it on other branches, itself included, oldest first."""
+    the alternatives to it on other branches, itself included, oldest first. created_at_utc, model:
+    when it was written, and by which model; None where not known. is_edited: a person rewrote the
+    reply."""
 
     role: Literal["user", "assistant"]
     text: str
@@ -129,6 +137,9 @@ class ShownMessage:
     message_id: int | None
     error: str | None = None
     siblings: tuple[int, ...] = ()
+    created_at_utc: str | None = None
+    model: str | None = None
+    is_edited: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,16 +157,33 @@ class ContextUsage:
 
 
 class Reply:
-    """One turn under way. `view` is the only thing readers need. is_relieved: see Chunk."""
+    """One turn under way; `view` is what readers need. is_relieved: see Chunk. number: names it in
+    this process. request: None: it is made when the turn begins. fault: an error of ours."""
 
-    def __init__(self, pending: PendingTurn, settings: ReplySettings) -> None:
+    numbers = itertools.count(1)
+
+    def __init__(
+        self, pending: PendingTurn, settings: ReplySettings, request: Request | None = None
+    ) -> None:
         self.pending = pending
         self.settings = settings
+        self.request = request
+        self.fault: LocalspecError | None = None
         self.cancel = threading.Event()
         self.done = threading.Event()
         self.view = TurnView("queued", time.monotonic(), settings.workload, text=pending.begun_text)
         self.is_relieved: bool | None = None
+        self.number = next(self.numbers)
         self._chunks: list[Chunk] = []
+        self._wake: Callable[[], None] = lambda: None
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Call `wake` now and, in any thread, when the reply grows or ends. It may not raise."""
+        self._wake = wake
+        wake()
+
+    def chunks_from(self, start: int) -> list[Chunk]:
+        return self._chunks[start:]
 
     @property
     def handle(self) -> int:
@@ -166,9 +194,9 @@ class Reply:
         self._chunks.append(chunk)
         self.is_relieved = chunk.is_relieved
         view = self.view
-        gamma, rounds = view.last_num_draft_tokens, view.rounds
-        if chunk.step is not None:
-            gamma = chunk.step.num_draft_tokens
+        rounds, guesses = view.rounds, view.guesses
+        if chunk.step is not None and chunk.step.num_draft_tokens:
+            guesses = _with_round(guesses, chunk.step)
         if chunk.text or chunk.tokens:
             rounds = (*rounds, _round(chunk))
         self.view = replace(
@@ -176,12 +204,13 @@ class Reply:
             phase="decode" if chunk.phase == "done" else chunk.phase,
             text=view.text + chunk.text,
             stats=chunk.stats,
-            last_num_draft_tokens=gamma,
+            guesses=guesses,
             rounds=rounds,
             finish_reason=chunk.finish_reason,
             error=chunk.error,
         )
         self.pending.reply_text = self.view.text
+        self._wake()
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         self.view = replace(
@@ -197,6 +226,7 @@ class Reply:
             error=error,
             drafted=self._packed_tokens(),
         )
+        self._wake()
 
     def _steps(self) -> list[Step]:
         steps = [chunk.step for chunk in self._chunks if chunk.step is not None]
@@ -229,6 +259,14 @@ def _round(chunk: Chunk) -> Round:
     makers = [name for name in chunk.provenance if name != TARGET]
     asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
     return Round(chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF)
+
+
+def _with_round(
+    guesses: Mapping[str, tuple[int, int]], step: Step
+) -> Mapping[str, tuple[int, int]]:
+    right, made = guesses.get(step.drafter, (0, 0))
+    mine = right + step.num_accepted_tokens, made + step.num_draft_tokens
+    return {**guesses, step.drafter: mine}
 
 
 # settings and requests
@@ -265,6 +303,7 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: Pending
         begun_tokens=turn.begun_tokens,
         sampling=settings.sampling,
         max_tokens=settings.max_tokens,
+        stop=settings.stop,
         drafter=settings.drafter,
         num_draft_tokens=settings.num_draft_tokens,
         first_num_draft_tokens=settings.first_num_draft_tokens,
@@ -277,13 +316,14 @@ def check_servable(backend: Backend, loaded: Description, request: Request) -> N
     served."""
     for drafter in loaded.drafters:
         if drafter.name == request.drafter and not drafter.is_available:
-            raise RequestError(f"{drafter.name} cannot draft here: {drafter.reason}")
+            named = label_of(drafter.name)
+            raise RequestError(
+                f"{named[:1].upper()}{named[1:]} cannot draft here: {drafter.reason}"
+            )
+    if request.is_raw:
+        return
     num_prompt_tokens = backend.count_tokens(request.messages)
-    if num_prompt_tokens + request.max_tokens > loaded.context_length:
-        num_system = num_system_tokens(backend, request.messages)
-        raise ContextOverflow(
-            num_prompt_tokens, request.max_tokens, loaded.context_length, num_system
-        )
+    max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
 
 
 def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:
@@ -316,6 +356,8 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
         max_tokens=settings.max_tokens,
         system_prompt=settings.system_prompt,
@@ -325,10 +367,8 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         target_fingerprint=loaded.fingerprint if loaded else None,
         kernels=loaded.kernels if loaded else None,
         num_left_out=settings.num_left_out,
+        stop=json.dumps(settings.stop) if settings.stop else None,
     )
-
-
-# texts
 
 
 def clean(text: str) -> str:

@@ -29,7 +29,9 @@ from localspec.core import FinishReason
 from localspec.errors import EngineLost, LocalspecError
 
 WATCH_S = 0.5  # how often an idle engine is checked
-CHECKPOINT_S = 1.0
+CHECKPOINT_S = 1.0  # between two checkpoints of a reply that has run for 10 s or more
+FIRST_CHECKPOINT_S = 0.1  # and of one that has just begun: a tenth of its time in between
+IDLE_TASK_S = 1.5
 CLOSE_S = 10.0  # for the forward under way to end
 DIED_IDLE = "The engine ended while nothing was asked of it."
 
@@ -38,30 +40,43 @@ Job = Callable[[Backend, threading.Event], None]
 log = logging.getLogger(__name__)
 
 
+def checkpoint_every_s(age_s: float) -> float:
+    """Between the checkpoints of a reply of this age, so that a crash costs about a tenth of it."""
+    return min(CHECKPOINT_S, max(FIRST_CHECKPOINT_S, age_s / 10))
+
+
 class Task:
     """A job that needs the backend to itself. error: the sentence to show when it failed, None
-    otherwise; final once `done` is set."""
+    otherwise; final once `done` is set. gives_way: it is cancelled where anything else waits."""
 
-    def __init__(self, name: str, job: Job) -> None:
+    def __init__(self, name: str, job: Job, gives_way: bool = False) -> None:
         self.name = name
+        self.gives_way = gives_way
         self.cancel = threading.Event()
         self.done = threading.Event()
         self.error: str | None = None
         self.job = job
 
 
+def no_task(latest: Reply | None) -> Task | None:
+    """Nothing to do when idle."""
+    return None
+
+
 @dataclass(frozen=True)
 class Failure:
-    """Why a job failed. error: as a sentence. loss: set where the engine was lost."""
+    """Why a job failed. error: as a sentence. loss: set where the engine was lost. fault: the
+    other errors of ours."""
 
     error: str
     loss: EngineLost | None = None
+    fault: LocalspecError | None = None
 
 
 class Worker:
     """See the module. make_request: the request of a reply at the moment its turn begins, for the
     replies before it in the queue belong to the conversation. unload_after_s: None never unloads.
-    """
+    when_idle: a task that gives way, after this latest reply and IDLE_TASK_S without work."""
 
     def __init__(
         self,
@@ -69,6 +84,7 @@ class Worker:
         journal: Journal,
         make_request: Callable[[Reply], Request],
         unload_after_s: float | None = None,
+        when_idle: Callable[[Reply | None], Task | None] = no_task,
     ) -> None:
         self.current: Reply | Task | None = None
         self.latest: Reply | None = None
@@ -76,6 +92,8 @@ class Worker:
         self._journal = journal
         self._make_request = make_request
         self._unload_after_s = unload_after_s
+        self._when_idle = when_idle
+        self.when_ended: Callable[[Reply], None] = lambda reply: None  # from the worker's thread
         self._waiting: deque[Reply | Task] = deque()
         self._orders: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
@@ -108,6 +126,7 @@ class Worker:
         with self._changed:
             self._waiting.append(job)
             self._number_queue()
+            self._make_way()
             self._lifecycle.pause.set()
             self._changed.notify_all()
 
@@ -120,12 +139,24 @@ class Worker:
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue."""
         reply.cancel.set()
+        if self._withdraw(reply):
+            self._finish(reply, "cancelled")
+
+    def take_back(self, reply: Reply) -> bool:
+        """Drop a reply that still waits, as if it had never been asked for; False once it began."""
+        if not self._withdraw(reply):
+            return False
+        reply.cancel.set()
+        reply.done.set()
+        return True
+
+    def _withdraw(self, reply: Reply) -> bool:
         with self._changed:
             if reply not in self._waiting:
-                return
+                return False
             self._waiting.remove(reply)
             self._number_queue()
-        self._finish(reply, "cancelled")
+        return True
 
     @property
     def replies(self) -> list[Reply]:
@@ -136,7 +167,12 @@ class Worker:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def _make_way(self) -> None:
+        if isinstance(self.current, Task) and self.current.gives_way:
+            self.current.cancel.set()
+
     def _interrupt(self) -> None:
+        self._make_way()
         self._lifecycle.pause.set()
         self._lifecycle.abandon.set()
         self._changed.notify_all()
@@ -203,6 +239,12 @@ class Worker:
             lifecycle.release(
                 "Nothing was asked for a while; the next message loads the model again."
             )
+        elif idle_s >= IDLE_TASK_S and (task := self._when_idle(self.latest)) is not None:
+            with self._changed:
+                if self._waiting or self._orders or self._is_closed:
+                    return
+                self.current = task
+            self._run(task)
 
     # one job
 
@@ -212,7 +254,7 @@ class Worker:
         except EngineLost as loss:
             return Failure(str(loss), loss)
         except LocalspecError as fault:
-            return Failure(str(fault))
+            return Failure(str(fault), fault=fault)
         except Exception as fault:  # the edge of one job: the next one must run
             log.exception("a job failed: %s", name)
             return Failure(unexpected(name, fault))
@@ -237,7 +279,8 @@ class Worker:
     def _run_job(self, task: Task) -> None:
         backend, _ = self._lifecycle.require()
         if not task.cancel.is_set():
-            self._lifecycle.enter("busy", task.name)
+            if not task.gives_way:  # else nobody has to wait for it
+                self._lifecycle.enter("busy", task.name)
             task.job(backend, task.cancel)
 
     def _answer(self, reply: Reply) -> None:
@@ -254,6 +297,7 @@ class Worker:
         elif failure is None:
             self._finish(reply, reply.view.finish_reason or "error", reply.view.error)
         elif failure.loss is None:
+            reply.fault = failure.fault
             self._finish(reply, "error", failure.error)
         else:
             kept = "What was written is kept. Continue it, or send the message again."
@@ -264,16 +308,18 @@ class Worker:
         backend, loaded = self._lifecycle.require()
         request = self._make_request(reply)
         reply.view = replace(reply.view, phase="prefill", position=0)
-        checkpoint_s = -math.inf  # the first words are kept at once
+        started_s, checkpoint_s = time.monotonic(), -math.inf  # the first words are kept at once
         with closing(backend.generate(request, reply.cancel)) as chunks:  # type: ignore[type-var]
             for chunk in chunks:
                 if reply.pending.settings is None:  # the request was taken
                     reply.pending.settings = turn_settings(reply.settings, loaded)
                     self._journal.update()
                 reply.add(chunk)
-                if reply.view.text and time.monotonic() - checkpoint_s >= CHECKPOINT_S:
+                now_s = time.monotonic()
+                due_s = checkpoint_s + checkpoint_every_s(now_s - started_s)
+                if reply.view.text and now_s >= due_s:
                     self._journal.checkpoint(reply.pending)
-                    checkpoint_s = time.monotonic()
+                    checkpoint_s = now_s
         if reply.view.finish_reason is None:
             raise LocalspecError("The engine ended the reply without a reason. Send it again.")
 
@@ -281,7 +327,7 @@ class Worker:
         """The backend can free no more: load a shorter context, or offer a smaller model."""
         lifecycle, stats, error = self._lifecycle, reply.view.stats, reply.view.error
         used = 0 if stats is None else stats.num_prompt_tokens + stats.num_output_tokens
-        options = lifecycle.shorter(used + reply.settings.max_tokens)
+        options = lifecycle.shorter(used + (reply.settings.max_tokens or 0))
         if options is None:
             self._finish(reply, "error", f"{error} {lifecycle.offer_smaller()}")
             return
@@ -305,3 +351,4 @@ class Worker:
                 self.current = None
             self.latest = reply
         reply.done.set()
+        self.when_ended(reply)

@@ -18,9 +18,10 @@ import torch
 
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import Drafting, catch_up, draft_on, room_of
+from localspec.drafters.drafting import Drafting, catch_up, room_of
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.forward.upload import indices
 
 KEPT_SHARE = 0.5
 
@@ -64,7 +65,7 @@ class ChainedDrafter(DrafterBase):
         num_copied = len(draft.tokens)
         self.model.cache.rollback(len(sequence.tokens) + num_agreed)
         if goes_on:
-            draft_on(self.model, draft, logits[num_agreed])
+            self._drafting.go_on(draft, logits[num_agreed])
         num_drafted = len(draft.tokens) - num_copied
         makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
         # The step that checked the copy also gives the first token behind it.
@@ -73,12 +74,13 @@ class ChainedDrafter(DrafterBase):
 
 def _copy(draft: Drafting, copied: tuple[int, ...], logits: torch.Tensor) -> tuple[bool, int]:
     """Add the copied tokens that the model agrees with; whether to draft on, and how many the
-    model's cache keeps."""
-    for index, token in enumerate(copied):
-        row = draft.row(logits[index])  # [V]
-        chance, peak = torch.stack((row[token], row.max())).tolist()
+    model's cache keeps. logits: [g + 1, V]. One host copy."""
+    rows = draft.rows(logits[:-1], [copied[:place] for place in range(len(copied))])  # [g, V]
+    own = rows.gather(1, indices(copied, rows.device)[:, None])[:, 0]
+    pairs = torch.stack((own, rows.amax(dim=-1)), dim=-1).tolist()
+    for place, (token, (chance, peak)) in enumerate(zip(copied, pairs, strict=True)):
         if not chance >= KEPT_SHARE * peak:  # also leaves a damaged model's rows
-            return True, index
+            return True, place
         if not draft.add(token, chance):
-            return False, index + 1
+            return False, place + 1
     return True, len(copied)

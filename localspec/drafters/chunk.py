@@ -1,15 +1,14 @@
 """Several draft tokens in one piece of device work: forward, warp, choose, and again.
 
-Contract: `ChunkedDraft.propose` drafts what `drafting.autoregress` would. The host sees tokens and
-confidences once a chunk. The stop rule is asked about one token after the other, and a draft ends
-with the first token that fails: what the chunk made beyond it is dropped unseen. `propose` is None
-where no graph serves (not yet captured, a repetition penalty, the context's end); the caller then
-drafts token by token.
+Contract: `ChunkedDraft.propose` drafts what `drafting.autoregress` would. The host reads tokens and
+confidences once a draft, under a stop rule once in RULED_SIZE tokens. The rule is asked about one
+token after the other, and a draft ends with the first token that fails: what was made beyond it is
+dropped unseen. A chunk that has no graph yet runs uncaptured. `propose` is None at the context's
+end; the caller then drafts token by token.
 
 Which cuts a graph makes is fixed (`Cuts`), because sorting a vocabulary that nobody cuts would cost
 time. Their values, the temperature and the noise are inputs, so that one graph serves every
-setting, greedy included. A repetition penalty needs the history and is left to the uncaptured
-draft.
+setting, greedy included.
 
 The capture itself has never run on CUDA hardware: no GPU was at hand. The chunk's own arithmetic
 is tested on a CPU.
@@ -30,26 +29,28 @@ from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
 from localspec.drafters.drafting import Drafting, fitted
 from localspec.drafters.parts import Parts
 from localspec.engine.noise import GumbelNoise
-from localspec.engine.sampling import Warp, noise_after, perturbed
+from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import GraphFault, GraphPool, GraphStore, Work, buckets
+from localspec.forward.graphs import GraphFault, GraphPool, GraphStore, Work, buckets, fastest
 from localspec.forward.model import LanguageModel, prefill
-from localspec.forward.static import Window, undisturbed, uploaded, zero_beyond
+from localspec.forward.static import Window, undisturbed, windows, zero_beyond
+from localspec.forward.upload import indices, pinned
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
 RULED_SIZE = 2  # under a stop rule, which wastes what is drawn beyond its stop
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
 AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
 KNOBS = 4  # where the settings begin in a chunk's input
-NUM_INPUTS = 8
+NUM_INPUTS = 9
 
 
 class Cuts(NamedTuple):
-    """Which warps leave tokens out."""
+    """Which warps but the temperature are in use."""
 
     top_k: bool = False
     top_p: bool = False
     min_p: bool = False
+    penalty: bool = False
 
     def example(self) -> SamplingParams:
         """Settings of this kind."""
@@ -58,25 +59,28 @@ class Cuts(NamedTuple):
             top_k=20 if self.top_k else 0,
             top_p=0.9 if self.top_p else 1.0,
             min_p=0.05 if self.min_p else 0.0,
+            repetition_penalty=1.2 if self.penalty else 1.0,
         )
 
 
 def cuts_of(sampling: SamplingParams) -> Cuts:
-    """None of them changes the likeliest token, so greedy has none."""
+    """Only the penalty changes the likeliest token, so greedy has no other."""
+    has_penalty = sampling.repetition_penalty != 1.0
     if sampling.temperature == 0.0:
-        return Cuts()
-    return Cuts(sampling.top_k > 0, sampling.top_p < 1.0, sampling.min_p > 0.0)
+        return Cuts(penalty=has_penalty)
+    return Cuts(sampling.top_k > 0, sampling.top_p < 1.0, sampling.min_p > 0.0, has_penalty)
 
 
-def knobs_of(sampling: SamplingParams, vocab_size: int) -> tuple[float, float, float, float]:
-    """Temperature, top-k, top-p, min-p; those that are not in use are never read."""
-    top_k = max(1, min(sampling.top_k, vocab_size))
-    return sampling.temperature, float(top_k), sampling.top_p, sampling.min_p
+def knobs_of(sampling: SamplingParams, vocab_size: int) -> tuple[float, ...]:
+    """Temperature, top-k, top-p, min-p, penalty; those that are not in use are never read."""
+    top_k = float(max(1, min(sampling.top_k, vocab_size)))
+    warp = (sampling.temperature, top_k, sampling.top_p, sampling.min_p)
+    return (*warp, sampling.repetition_penalty)
 
 
 def warp_with(cuts: Cuts, knobs: torch.Tensor) -> Warp:
-    """The warp whose settings are read from the device: [4] as `knobs_of` lays them out."""
-    temperature, top_p, min_p = (knobs[i : i + 1].float() for i in (0, 2, 3))
+    """The warp whose settings are read from the device: as `knobs_of` lays them out."""
+    temperature, top_p, min_p = (knobs[i : i + 1] for i in (0, 2, 3))
     return Warp(
         temperature,
         knobs[1:2].long() if cuts.top_k else None,
@@ -96,40 +100,54 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What all chunks share. summary: [2, 8] fp64, tokens and confidences, is written; noise:
-    [8, V] fp32, is read."""
+    """What all chunks share. summary: [2, 8] fp32, tokens and confidences, is written; noise:
+    [8, V] fp32, is read; seen: [V], the tokens under a penalty, is read and grows."""
 
     summary: torch.Tensor
     noise: torch.Tensor
+    seen: torch.Tensor
 
 
 class StaticChunk:
     """`size` draft steps in one window, as tensor code with its inputs in one buffer."""
 
-    def __init__(self, window: Window, key: _Key, vocab_size: int, buffers: _Buffers) -> None:
+    def __init__(
+        self, window: Window, key: _Key, vocab_size: int, buffers: _Buffers, share: float
+    ) -> None:
         device = window.device
         self.size = key.size
+        self._share = share
         self._window = window
         self._cuts = key.cuts
         self._vocab_size = vocab_size
         # A damaged draft's NaN could point anywhere, and a wrong index ends a CUDA process.
         self._last_id = min(vocab_size, window.weights.embedding.shape[0]) - 1
         self._buffers = buffers
-        # Ids, start and place as fp64 too, which holds them exactly: one copy for all.
-        self._inputs = torch.zeros(NUM_INPUTS, dtype=torch.float64, device=device)
+        # Ids, start and place in fp32 too, which holds them exactly: one copy for all.
+        self._inputs = torch.zeros(NUM_INPUTS, dtype=torch.float32, device=device)
         self._offsets = torch.arange(FIRST_WIDTH, device=device)
-        causal = torch.full((FIRST_WIDTH, FIRST_WIDTH), float("-inf"), dtype=window.dtype)
-        self._pair = causal.triu_(1).to(device)
+        pair = (FIRST_WIDTH, FIRST_WIDTH)
+        causal = torch.full(pair, float("-inf"), dtype=window.dtype, device=device)
+        self._pair = causal.triu_(1)
         self._single = torch.zeros(1, 1, dtype=window.dtype, device=device)
 
     @torch.inference_mode()
-    def fill(self, pending: list[int], start: int, sampling: SamplingParams) -> None:
-        """pending: one or two tokens that follow `start` cached ones."""
+    def fill(
+        self,
+        pending: list[int],
+        start: int,
+        sampling: SamplingParams,
+        newest: torch.Tensor | None = None,
+    ) -> None:
+        """pending: one or two tokens that follow `start` cached ones. newest: [1], the one token in
+        place of them where it is known on the device alone."""
         assert 1 <= len(pending) <= FIRST_WIDTH, "older tokens are taken in before"
-        last = len(pending) - 1
+        last = len(pending) - 1 if newest is None else 0
         head = [pending[0], pending[last], start, last]  # a pad's id does not matter
         values = [*head, *knobs_of(sampling, self._vocab_size)]
-        self._inputs.copy_(uploaded(values, torch.float64, self._window.device), non_blocking=True)
+        self._inputs.copy_(pinned(values, torch.float32, self._window.device), non_blocking=True)
+        if newest is not None:
+            self._inputs[:FIRST_WIDTH].copy_(newest.expand(FIRST_WIDTH))
 
     @torch.inference_mode()
     def __call__(self) -> None:
@@ -147,40 +165,55 @@ class StaticChunk:
 
     def _draft(self, row: torch.Tensor, step: int) -> torch.Tensor:
         logits = fitted(self._window.logits(row).float(), self._vocab_size)  # [1, V]
-        warp = warp_with(self._cuts, self._inputs[KNOBS:])
-        scores = perturbed(logits, warp, self._buffers.noise[step : step + 1])
+        knobs, seen = self._inputs[KNOBS:], self._buffers.seen
+        if self._cuts.penalty:
+            logits = torch.where(seen, repelled(logits, knobs[4:]), logits)
+        noise = self._buffers.noise[step : step + 1]
+        scores = perturbed(logits, warp_with(self._cuts, knobs), noise, self._share)
         confidence, token = torch.softmax(scores[0], dim=-1).max(dim=-1, keepdim=True)  # [1] each
         token = token.clamp(max=self._last_id)
         self._buffers.summary[0, step : step + 1].copy_(token)
         self._buffers.summary[1, step : step + 1].copy_(confidence)
+        if self._cuts.penalty:
+            seen.index_fill_(0, token, True)
         return token
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A recorded chunk with its inputs."""
+    """A chunk with its inputs. replay: of its graph, or the chunk itself."""
 
     chunk: StaticChunk
     replay: Work
 
 
 class ChunkedDraft:
-    """Drafts with `model` in captured chunks. target_vocab_size: see Drafting."""
+    """Drafts with `model` in chunks that are captured in idle time. target_vocab_size, share: see
+    Drafting."""
 
-    def __init__(self, model: Decoder, target_vocab_size: int, pool: GraphPool) -> None:
-        self.model = model
+    def __init__(
+        self, model: Decoder, target_vocab_size: int, pool: GraphPool, share: float = 1.0
+    ) -> None:
         self._vocab_size = target_vocab_size
-        self._store = GraphStore[_Key, _Ready](pool)
+        self._pool = pool
+        self._share = share
         self._cuts = [Cuts()]  # kinds that were asked for
-        self._windows: dict[int, Window] = {}
         self._buffers: _Buffers | None = None
+        self.use(model)
 
     @classmethod
-    def of(cls, model: LanguageModel, parts: Parts) -> ChunkedDraft | None:
+    def of(cls, model: LanguageModel, parts: Parts, share: float = 1.0) -> ChunkedDraft | None:
         """The captured draft loop of a model; None where nothing is captured."""
         if parts.pool is None or not isinstance(model, Decoder):
             return None
-        return cls(model, parts.target.vocab_size, parts.pool)
+        return cls(model, parts.target.vocab_size, parts.pool, share)
+
+    def use(self, model: Decoder) -> None:
+        """Draft with this model from now on; its graphs are made anew."""
+        self.model = model
+        self._store = GraphStore[_Key, _Ready](self._pool)
+        self._uncaptured: dict[_Key, _Ready] = {}
+        self._windows: dict[int, tuple[Window, ...]] = {}
 
     @property
     def notice(self) -> str | None:
@@ -195,7 +228,7 @@ class ChunkedDraft:
 
     def want(self, sampling: SamplingParams) -> None:
         """Let the next `capture` make the graphs of this kind of sampling too."""
-        if sampling.repetition_penalty == 1.0 and cuts_of(sampling) not in self._cuts:
+        if cuts_of(sampling) not in self._cuts:
             self._cuts.append(cuts_of(sampling))
 
     def capture(self) -> Iterator[str]:
@@ -211,50 +244,42 @@ class ChunkedDraft:
         ]
         yield from self._store.fill(wanted, _phrase, self._captured)
 
-    @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal | None:
         """What autoregress would propose; None where it has to."""
-        sampling, cache = sequence.sampling, self.model.cache
-        self.want(sampling)
-        if plan.num_draft_tokens == 0 or sampling.repetition_penalty != 1.0:
+        draft = Drafting(sequence, plan, self._vocab_size, self._share)
+        if not self.serves(draft):
             return None
-        chunks = self._ready(cuts_of(sampling), len(sequence.tokens) + plan.num_draft_tokens)
-        if not chunks:
-            return None
-        pending = sequence.tokens[cache.length :]
+        self.draft_on(draft)
+        return draft.proposal()
+
+    def serves(self, draft: Drafting) -> bool:
+        """Whether a window holds the whole draft."""
+        end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
+        return end <= self.model.cache.shape.capacity
+
+    @torch.inference_mode()
+    def draft_on(self, draft: Drafting) -> None:
+        """Draft until the draft ends, after the last token of sequence and draft, which is not in
+        the cache yet."""
+        self.want(draft.sequence.sampling)
+        pending = [*draft.sequence.tokens, *draft.tokens][self.model.cache.length :]
         if len(pending) > FIRST_WIDTH:
             prefill(self.model, pending[:-1])
             pending = pending[-1:]
-        draft, goes_on = Drafting(sequence, plan, self._vocab_size), True
+        goes_on = not draft.is_full
         while goes_on:
-            room = plan.num_draft_tokens - len(draft.tokens)
-            room = room if plan.keep_drafting is None else min(room, RULED_SIZE)
-            ready = chunks[max(size for size in chunks if size <= room)]
-            goes_on = self._run(ready, pending, sequence, draft)
+            count = draft.plan.num_draft_tokens - len(draft.tokens)
+            if draft.plan.keep_drafting is not None:
+                count = min(count, RULED_SIZE)
+            goes_on = self._taken(draft, pending, count)
             pending = draft.tokens[-1:]
-        return draft.proposal()
 
-    def _ready(self, cuts: Cuts, end: int) -> dict[int, _Ready]:
-        """Chunks by size in the shortest window that holds `end` slots; empty if there is none."""
-        for bucket in buckets(self.model.cache.shape.capacity):
-            keys = [_Key(cuts, bucket, size) for size in SIZES] if bucket >= end else []
-            found = {key.size: self._store.ready[key] for key in keys if key in self._store.ready}
-            if 1 in found:  # any length can then be put together
-                return found
-        return {}
-
-    def _run(self, ready: _Ready, pending: list[int], sequence: Sequence, draft: Drafting) -> bool:
-        """One chunk: draft, read, and add the tokens that count; whether the draft goes on."""
-        chunk, cache, done = ready.chunk, self.model.cache, len(draft.tokens)
-        assert self._buffers is not None, "a captured chunk has its buffers"
-        if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
-            rows = noise_after(sequence, range(done, done + chunk.size))
-            self._buffers.noise[: chunk.size].copy_(rows)
-        chunk.fill(pending, cache.length, sequence.sampling)
-        ready.replay()
-        tokens, confidences = self._buffers.summary[:, : chunk.size].tolist()  # the one copy
+    def _taken(self, draft: Drafting, pending: list[int], count: int) -> bool:
+        """Make `count` tokens, read them, and add those that count; whether the draft goes on."""
+        cache = self.model.cache
+        tokens, confidences = self._made(draft, pending, count).tolist()  # the one copy
         kept, goes_on = 0, True
-        while goes_on and kept < chunk.size:
+        while goes_on and kept < count:
             if math.isnan(confidences[kept]):  # a damaged draft costs time, never correctness
                 goes_on = False
                 break
@@ -267,21 +292,64 @@ class ChunkedDraft:
             zero_beyond(cache)
         return goes_on
 
-    @torch.inference_mode()
+    def _made(self, draft: Drafting, pending: list[int], count: int) -> torch.Tensor:
+        """`count` tokens and their confidences, [2, count], by the largest chunks that fit."""
+        sequence, buffers, found = draft.sequence, self._buffer(), list[torch.Tensor]()
+        cuts, start, done = cuts_of(sequence.sampling), self.model.cache.length, len(draft.tokens)
+        if cuts.penalty:
+            seen = indices([*{*sequence.tokens, *draft.tokens}], self.model.device)
+            buffers.seen.zero_().index_fill_(0, seen, True)
+        for size in _sizes(count):
+            ready = self._ready(_Key(cuts, self._bucket(draft), size))
+            if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
+                buffers.noise[:size].copy_(noise_after(sequence, range(done, done + size)))
+            newest = found[-1][0, -1:] if found else None
+            ready.chunk.fill(pending, start, sequence.sampling, newest)
+            ready.replay()
+            found.append(buffers.summary[:, :size].clone())
+            start += size if found[1:] else len(pending) + size - 1
+            done += size
+        return torch.cat(found, dim=-1)
+
+    def _bucket(self, draft: Drafting) -> int:
+        """The shortest window that holds the whole draft."""
+        end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
+        return next(each for each in buckets(self.model.cache.shape.capacity) if each >= end)
+
+    def _ready(self, key: _Key) -> _Ready:
+        """Captured, else as it is."""
+        if key in self._store.ready:
+            return self._store.ready[key]
+        if key not in self._uncaptured:
+            chunk = self._chunk(key, self._in(key.bucket)[0])
+            self._uncaptured[key] = _Ready(chunk, chunk)
+        return self._uncaptured[key]
+
+    def _chunk(self, key: _Key, window: Window) -> StaticChunk:
+        return StaticChunk(window, key, self._vocab_size, self._buffer(), self._share)
+
     def _captured(self, key: _Key) -> _Ready:
+        """The fastest of the graphs that a key may have."""
+        made = [self._recorded(key, window) for window in self._in(key.bucket)]
+        self._uncaptured.pop(key, None)
+        return fastest(self._pool, made)
+
+    @torch.inference_mode()
+    def _recorded(self, key: _Key, window: Window) -> _Ready:
         """Record one chunk and compare a replay with the code that was recorded."""
-        buffers = self._buffer()
-        chunk = StaticChunk(self._window(key.bucket), key, self._vocab_size, buffers)
+        buffers, chunk = self._buffer(), self._chunk(key, window)
         sampling = key.cuts.example()
         noise = GumbelNoise(0, self._vocab_size, self.model.device)
         with undisturbed(self.model.cache, key.size + FIRST_WIDTH):
             chunk.fill([0], 0, sampling)
-            replay = self._store.pool.capture(chunk)
+            replay = self._pool.capture(chunk)
             chunk.fill([1, 2], 0, sampling)  # other inputs than recorded
             buffers.noise.copy_(noise.rows(0, len(buffers.noise)))
+            buffers.seen.zero_()
             chunk()
             wanted = buffers.summary[:, : key.size].clone()
             buffers.summary.zero_()
+            buffers.seen.zero_()
             replay()
             found = buffers.summary[:, : key.size]
             is_same = torch.equal(found[0], wanted[0])
@@ -290,17 +358,28 @@ class ChunkedDraft:
             raise GraphFault(f"a replay of {key.size} draft tokens gave other tokens")
         return _Ready(chunk, replay)
 
-    def _window(self, bucket: int) -> Window:
+    def _in(self, bucket: int) -> tuple[Window, ...]:
         if bucket not in self._windows:
-            self._windows[bucket] = Window(self.model, bucket)
+            self._windows[bucket] = windows(self.model, bucket)
         return self._windows[bucket]
 
     def _buffer(self) -> _Buffers:
         if self._buffers is None:
             device, most = self.model.device, max(SIZES)
-            summary = torch.zeros(2, most, dtype=torch.float64, device=device)
-            self._buffers = _Buffers(summary, torch.zeros(most, self._vocab_size, device=device))
+            self._buffers = _Buffers(
+                summary=torch.zeros(2, most, device=device),
+                noise=torch.zeros(most, self._vocab_size, device=device),
+                seen=torch.zeros(self._vocab_size, dtype=torch.bool, device=device),
+            )
         return self._buffers
+
+
+def _sizes(count: int) -> Iterator[int]:
+    """Sizes of chunks that make up `count`, the largest first."""
+    while count:
+        size = max(size for size in SIZES if size <= count)
+        yield size
+        count -= size
 
 
 def _phrase(key: _Key) -> str:

@@ -1,7 +1,7 @@
 """A smaller model of the same family drafts, token by token, in a cache of its own.
 
 Contract: catches up with the sequence by its cache's longest common prefix, then drafts one token
-after the other, in captured chunks where they are ready. Drafts nothing beyond the context that the
+after the other, in chunks on a device that captures. Drafts nothing beyond the context that the
 model knows, which may be shorter than the target's.
 
 Not here: taking a token from its row (drafting).
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from typing import Self
 
+import torch
+
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
-from localspec.drafters.drafting import autoregress, catch_up, room_of
+from localspec.drafters.drafting import Drafting, autoregress, catch_up, draft_on, room_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import LanguageModel
@@ -56,7 +58,15 @@ class DraftModelDrafter(DrafterBase):
         if plan.num_draft_tokens == 0:
             return Proposal()
         catch_up(self.model, sequence.tokens)
-        captured = None if self.chunks is None else self.chunks.propose(sequence, plan)
-        if captured is not None:
-            return captured
+        drafted = None if self.chunks is None else self.chunks.propose(sequence, plan)
+        if drafted is not None:
+            return drafted
         return autoregress(self.model, sequence, plan, self.target_vocab_size)
+
+    def go_on(self, draft: Drafting, logits: torch.Tensor) -> None:
+        """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""
+        if self.chunks is None or not self.chunks.serves(draft):
+            draft_on(self.model, draft, logits)
+            return
+        self.model.cache.rollback(self.model.cache.length - 1)  # a chunk reads the last token
+        self.chunks.draft_on(draft)

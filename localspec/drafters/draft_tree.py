@@ -26,6 +26,7 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import ROOT, USUAL_NODES, Ranked, TreeGrowth
 from localspec.forward.graphs import Capturing
 from localspec.forward.model import LanguageModel
+from localspec.forward.upload import indices
 
 NUM_CHILDREN = 4  # candidates of one node
 # Where nothing was measured: a step must promise a fifth of a token, a place but the first a tenth.
@@ -97,7 +98,7 @@ class _Steps:
             [node.token for node in nodes], [place.get(node.parent, -1) for node in nodes]
         )
         self._held += missing
-        return logits[[place[node] for node in wanted]]
+        return logits.index_select(0, indices([place[node] for node in wanted], logits.device))
 
     def keep_a_path(self) -> None:
         """Leave the longest path in the cache: the next draft may go on from it."""

@@ -43,20 +43,23 @@ class Drafting:
         self, sequence: Sequence, plan: DraftPlan, vocab_size: int, share: float = 1.0
     ) -> None:
         self.tokens = list[int]()
-        self._sequence = sequence
-        self._plan = plan
+        self.sequence = sequence
+        self.plan = plan
         self._vocab_size = vocab_size
         self._share = share
         self._confidences = list[float]()
 
     @property
     def is_full(self) -> bool:
-        return len(self.tokens) >= self._plan.num_draft_tokens
+        return len(self.tokens) >= self.plan.num_draft_tokens
 
     def row(self, logits: torch.Tensor) -> torch.Tensor:
         """How likely each token is to be chosen next: logits [V_draft] -> [V]."""
-        texts = [self.tokens]
-        return chances(logits[None], self._vocab_size, self._sequence, texts, self._share)[0]
+        return self.rows(logits[None], [self.tokens])[0]
+
+    def rows(self, logits: torch.Tensor, texts: Several[Several[int]]) -> torch.Tensor:
+        """The same after each of the drafted `texts`: [n, V_draft] -> [n, V]."""
+        return chances(logits, self._vocab_size, self.sequence, texts, self._share)
 
     def take(self, row: torch.Tensor) -> bool:
         """Take the next token from its row; False when the draft ends here."""
@@ -69,7 +72,7 @@ class Drafting:
         index = len(self.tokens)
         self.tokens.append(token)
         self._confidences.append(confidence)
-        keep_drafting = self._plan.keep_drafting
+        keep_drafting = self.plan.keep_drafting
         return not self.is_full and (keep_drafting is None or keep_drafting(index, confidence))
 
     def proposal(self) -> Proposal:
@@ -91,7 +94,7 @@ def chances(
 def likeliest(chances: torch.Tensor, count: int) -> list[Level]:
     """The `count` likeliest tokens of each row, [n, V], with their chances; one host copy."""
     best = chances.topk(min(count, chances.shape[-1]), dim=-1)
-    both = torch.stack((best.indices.double(), best.values.double())).tolist()
+    both = torch.stack((best.indices.to(best.values.dtype), best.values)).tolist()
     found = list[Level]()
     for tokens, heights in zip(*both, strict=True):
         # A damaged draft gives NaN: it costs time, never correctness.

@@ -19,6 +19,7 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import KIND, read_eagle
+from localspec.forward.upload import indices
 
 NUM_CHILDREN = 8  # candidates of one node
 WIDTH = 8  # nodes that get children in one step
@@ -85,7 +86,8 @@ class _Draft:
             blocked[index, [self._rows[step] - 1 for step in path]] = False
             places.append(len(self._sequence.tokens) - 2 + len(path))
         tokens = [tree.nodes[node].token for node in nodes]
-        made = self._head.branch(tokens, self._outputs[parents], places, blocked)
+        outputs = self._outputs.index_select(0, indices(parents, self._outputs.device))
+        made = self._head.branch(tokens, outputs, places, blocked)
         self._outputs = torch.cat((self._outputs, made))
         return made
 

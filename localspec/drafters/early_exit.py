@@ -26,11 +26,12 @@ from statistics import median
 from time import perf_counter
 
 from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import HEAD_SHARE, autoregress, room_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.model import LanguageModel
+from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.partial_forward import EarlyExit
 from localspec.speculation import best_length
 
@@ -51,9 +52,10 @@ class EarlyExitDrafter(DrafterBase):
     name = "early_exit"
     shapes_itself = False
 
-    def __init__(self, target: Decoder, exits: Exits) -> None:
+    def __init__(self, target: Decoder, exits: Exits, pool: GraphPool | None = None) -> None:
         self.depth = exits.best()
-        self.model: LanguageModel = EarlyExit(target, self.depth)
+        self.model: Decoder = EarlyExit(target, self.depth)
+        self.chunks = None if pool is None else _chunks(self.model, pool)
         self._target = target
         self._exits = exits
         self._num_turns = 0
@@ -71,7 +73,15 @@ class EarlyExitDrafter(DrafterBase):
             )
         if not candidates(target.cache.shape.num_layers):
             raise ModelError("a target of one layer has no earlier exit. Use another drafter.")
-        return cls(target, Exits.measured(target, _text(parts, target)))
+        return cls(target, Exits.measured(target, _text(parts, target)), parts.pool)
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.chunks is None else self.chunks.buffer_bytes
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        return () if self.chunks is None else (self.chunks,)
 
     def signal(self, sequence: Sequence) -> str | None:
         return f"exit {self.depth}" if room_of(self.model, sequence) else None
@@ -83,6 +93,9 @@ class EarlyExitDrafter(DrafterBase):
             self._sequence = sequence
             self._compare_exits()
         shortened = plan.shortened(room_of(self.model, sequence))
+        drafted = None if self.chunks is None else self.chunks.propose(sequence, shortened)
+        if drafted is not None:
+            return drafted
         return autoregress(self.model, sequence, shortened, self.model.vocab_size, HEAD_SHARE)
 
     def _compare_exits(self) -> None:
@@ -93,6 +106,12 @@ class EarlyExitDrafter(DrafterBase):
             best = self._exits.best(self.depth)
             if best != self.depth:
                 self.depth, self.model = best, EarlyExit(self._target, best)
+                if self.chunks is not None:
+                    self.chunks.use(self.model)
+
+
+def _chunks(model: Decoder, pool: GraphPool) -> ChunkedDraft:
+    return ChunkedDraft(model, model.vocab_size, pool, HEAD_SHARE)
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:

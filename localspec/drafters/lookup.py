@@ -12,7 +12,8 @@ unless the one in the past is more than HANDICAP tokens longer. Within a turn th
 and each token is indexed once, in a few microseconds. A sequence that continues differently from
 what is held is indexed anew. The past is indexed when the lookup is built, its newest
 MAX_PAST_TOKENS tokens: that takes tenths of a second and some 30 MB, and no turn waits for it.
-One lookup serves every drafter of a target.
+One lookup serves every drafter of a target. A predicted reply is indexed before the sequence, as a
+text of its own: the most frequent follower is taken, of equals the one in the sequence.
 
 Not here: the chance of a follower (ngram).
 Source: online construction after Blumer et al. 1985; for drafting SAM-Decoding (arXiv 2411.10666),
@@ -159,17 +160,23 @@ class Lookup:
             self._past.extend(tokens)
             self._past.part()
         self._own = Suffixes()
-        self._source: list[int] = []  # the list that is indexed, as far as `_own` is long
+        self._source: list[int] = []  # the list that is indexed, after what was predicted of it
+        self._prediction: tuple[int, ...] = ()
         self._past_match = NOWHERE
         self._found: tuple[int, Place] = (0, (NOWHERE, NOWHERE))
 
-    def follow(self, tokens: list[int]) -> Place:
-        """The place of the end of `tokens`. The list is held and may only grow afterwards."""
-        if tokens is not self._source:
-            self._turn_to(tokens)
+    @property
+    def _num_indexed(self) -> int:
+        return len(self._own) - len(self._prediction)
+
+    def follow(self, tokens: list[int], prediction: tuple[int, ...] = ()) -> Place:
+        """The place of the end of `tokens`. The list is held and may only grow afterwards.
+        prediction: a text that stands before it in the index."""
+        if tokens is not self._source or prediction != self._prediction:
+            self._turn_to(tokens, prediction)
         length = len(tokens)
         if self._found[0] != length:
-            for token in tokens[len(self._own) :]:
+            for token in tokens[self._num_indexed :]:
                 self._own.append(token)
                 self._past_match = self._past.after(self._past_match, token)
             self._found = (length, self._followed((self._own.end(), self._past_match)))
@@ -208,10 +215,12 @@ class Lookup:
                 return place
             place = self._cut(place)
 
-    def _turn_to(self, tokens: list[int]) -> None:
-        held = len(self._own)
-        if common_prefix_length(self._source[:held], tokens) < held:
-            self._own = Suffixes()
+    def _turn_to(self, tokens: list[int], prediction: tuple[int, ...]) -> None:
+        held = self._num_indexed
+        is_other = prediction != self._prediction
+        if is_other or common_prefix_length(self._source[:held], tokens) < held:
+            self._own, self._prediction = Suffixes(prediction), prediction
+            self._own.part()
             held = 0
         self._source = tokens
         self._found = (0, (NOWHERE, NOWHERE))

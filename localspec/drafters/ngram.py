@@ -1,10 +1,10 @@
 """Lookup drafting: what followed the last few tokens when they occurred before.
 
 Contract: proposes continuations found earlier in the sequence (the prompt, earlier turns, the reply
-so far) or in past conversations: a tree where the plan gives prices, else the likeliest chain.
-Where the text ends in a repetition of itself, the copy repeats it. The length of the match, and
-where it is, is the drafter's `signal`: acceptance is learnt apart for each class of lengths. Holds
-no weights.
+so far), in the reply that was predicted, or in past conversations: a tree where the plan gives
+prices, else the likeliest chain. Where the text ends in a repetition of itself, the copy repeats
+it. The length of the match, and where it is, is the drafter's `signal`: acceptance is learnt apart
+for each class of lengths. Holds no weights.
 
 A token that followed a context c of n times has the chance (c - discount) / n. What the discounts
 leave is for tokens that never followed there; it is given to the followers of the next shorter
@@ -63,14 +63,15 @@ class NgramDrafter(DrafterBase):
         return cls(parts.lookup)
 
     def signal(self, sequence: Sequence) -> str | None:
-        place = self._lookup.follow(sequence.tokens)
+        place = self._lookup.follow(sequence.tokens, sequence.prediction)
         length = length_of(place)
         if not length:
             return None
         return match_class(length) if is_own(place) else f"past {match_class(length)}"
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        place, size = self._lookup.follow(sequence.tokens), plan.num_draft_tokens
+        place = self._lookup.follow(sequence.tokens, sequence.prediction)
+        size = plan.num_draft_tokens
         if plan.growth is not None:
             return best_tree(self._lookup, place, size, plan.growth)
         found = best_chain(self._lookup, place, size)

@@ -33,8 +33,6 @@ class DrafterInfo:
     needs: what must be loaded for it (a draft model, a quantised copy of the target, a trained
     head, a draft with another vocabulary). token_kind: how the page marks its tokens.
     shares: drafters with the same word here use one model together.
-    copies_text: some of its tokens are copied from earlier text. always_proposes: it has something
-    to propose after any text, not only where text repeats.
     plan_rank: its place among the planner's plans while nothing is measured; None: not planned.
     """
 
@@ -47,8 +45,6 @@ class DrafterInfo:
     needs: Needs = "nothing"
     token_kind: TokenKind = "draft"
     shares: str | None = None
-    copies_text: bool = False
-    always_proposes: bool = True
     plan_rank: int | None = None
 
 
@@ -58,13 +54,11 @@ REGISTRY: dict[str, DrafterInfo] = {
         DrafterInfo(
             name="ngram",
             where="localspec.drafters.ngram:NgramDrafter",
-            label="n-gram lookup",
-            summary="n-gram lookup: a copy of what followed the same words before",
+            label="word lookup",
+            summary="word lookup: a copy of what followed the same words before",
             family="lookup",
             colour="#a500ff",
             token_kind="ngram",
-            copies_text=True,
-            always_proposes=False,
             plan_rank=1,  # waits for repetition
         ),
         DrafterInfo(
@@ -75,12 +69,11 @@ REGISTRY: dict[str, DrafterInfo] = {
             family="lookup",
             colour="#b478f0",
             token_kind="self",
-            always_proposes=False,
         ),
         DrafterInfo(
             name="draft_model",
             where="localspec.drafters.draft_model:DraftModelDrafter",
-            label="the draft model",
+            label="the small model",
             summary="a smaller model of the same family",
             family="model",
             colour="#007896",
@@ -91,19 +84,17 @@ REGISTRY: dict[str, DrafterInfo] = {
         DrafterInfo(
             name="chained",
             where="localspec.drafters.chained:ChainedDrafter",
-            label="lookup with the draft model",
-            summary="n-gram lookup that a smaller model checks and continues",
+            label="word lookup with the small model",
+            summary="word lookup that a smaller model checks and continues",
             family="model",
             colour="#00a500",
             needs="draft",
             shares="draft model",
-            copies_text=True,
-            always_proposes=False,
         ),
         DrafterInfo(
             name="draft_tree",
             where="localspec.drafters.draft_tree:DraftTreeDrafter",
-            label="the draft tree",
+            label="the small model's tree",
             summary="several continuations at once from a smaller model of the same family",
             family="model",
             colour="#2d5aff",
@@ -113,8 +104,8 @@ REGISTRY: dict[str, DrafterInfo] = {
         DrafterInfo(
             name="self_quant",
             where="localspec.drafters.self_quant:SelfQuantDrafter",
-            label="the quantised copy",
-            summary="a quantised copy of the model itself",
+            label="the compressed copy",
+            summary="a compressed copy of the model itself",
             family="self",
             colour="#e17800",
             needs="copy",
@@ -124,7 +115,7 @@ REGISTRY: dict[str, DrafterInfo] = {
         DrafterInfo(
             name="early_exit",
             where="localspec.drafters.early_exit:EarlyExitDrafter",
-            label="the early exit",
+            label="the model's first layers",
             summary="the first layers of the model itself",
             family="self",
             colour="#876900",
@@ -163,8 +154,8 @@ REGISTRY: dict[str, DrafterInfo] = {
         DrafterInfo(
             name="cross_tokenizer",
             where="localspec.drafters.cross_tokenizer:CrossTokenizerDrafter",
-            label="the draft with other tokens",
-            summary="a smaller model with another vocabulary",
+            label="a small model of another family",
+            summary="a smaller model of another family, with another vocabulary",
             family="foreign",
             colour="#ff00ff",
             needs="foreign",

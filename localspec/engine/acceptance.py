@@ -69,8 +69,8 @@ def confidence_bin(confidence: float) -> int:
     return min(CONFIDENCE_BINS - 1, int((confidence**2) * CONFIDENCE_BINS))
 
 
-def _no_positions() -> list[float]:
-    return [0.0] * MAX_POSITIONS
+def _first_position() -> list[float]:
+    return [0.0]
 
 
 @dataclass
@@ -78,14 +78,14 @@ class Counts:
     """Of one drafter, signal and situation, in rounds; each round multiplies what was counted
     before by `discount`.
 
-    tried, accepted: by position. tokens: that the rounds gave. drafted, steps: tokens drafted and
-    how often the drafter ran for them. silent_steps: how often it ran and proposed nothing.
-    last_round: the clock at the last observation. shipped: of num_rounds, those that another
-    machine observed."""
+    tried, accepted: by position, as far as any draft went. tokens: that the rounds gave. drafted,
+    steps: tokens drafted and how often the drafter ran for them. silent_steps: how often it ran and
+    proposed nothing. last_round: the clock at the last observation. shipped: of num_rounds, those
+    that another machine observed."""
 
     discount: float
-    tried: list[float] = field(default_factory=_no_positions)
-    accepted: list[float] = field(default_factory=_no_positions)
+    tried: list[float] = field(default_factory=_first_position)
+    accepted: list[float] = field(default_factory=_first_position)
     num_rounds: float = 0.0
     tokens: float = 0.0
     drafted: float = 0.0
@@ -111,7 +111,11 @@ class Counts:
             self.steps += steps
         else:
             self.silent_steps += steps
-        for place in range(min(num_tried, num_accepted + 1, MAX_POSITIONS)):
+        reached = min(num_tried, num_accepted + 1, MAX_POSITIONS)
+        if (missing := reached - len(self.tried)) > 0:
+            self.tried += [0.0] * missing
+            self.accepted += [0.0] * missing
+        for place in range(reached):
             self.tried[place] += 1.0
             if place < num_accepted:
                 self.accepted[place] += 1.0
@@ -124,21 +128,29 @@ class Counts:
     def _scale(self, share: float) -> None:
         self.tried = [value * share for value in self.tried]
         self.accepted = [value * share for value in self.accepted]
-        for name in SUMS:
-            setattr(self, name, getattr(self, name) * share)
+        self.num_rounds *= share
+        self.tokens *= share
+        self.drafted *= share
+        self.steps *= share
+        self.silent_steps *= share
+        self.shipped *= share
 
     def as_row(self) -> dict[str, Any]:
-        """Plain data."""
-        return {name: getattr(self, name) for name in (*SUMS, "tried", "accepted")}
+        """Plain data, with every position."""
+        rest = [0.0] * (MAX_POSITIONS - len(self.tried))
+        positions = {"tried": self.tried + rest, "accepted": self.accepted + rest}
+        return {name: getattr(self, name) for name in SUMS} | positions
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Counts:
         """KeyError, ValueError, TypeError for anything but what `as_row` made."""
-        found = cls(DISCOUNT, _numbers(row["tried"]), _numbers(row["accepted"]))
+        tried, accepted = _numbers(row["tried"]), _numbers(row["accepted"])
+        if any(a > t for t, a in zip(tried, accepted, strict=True)):
+            raise ValueError("more was accepted than tried")
+        reached = max(1, [*tried, 0.0].index(0.0))
+        found = cls(DISCOUNT, tried[:reached], accepted[:reached])
         for name in SUMS:
             setattr(found, name, _number(row.get(name, 0.0) if name in NEW_SUMS else row[name]))
-        if any(a > t for t, a in zip(found.tried, found.accepted, strict=True)):
-            raise ValueError("more was accepted than tried")
         found.cap(PRIOR_ROUNDS)
         return found
 
@@ -253,8 +265,6 @@ class Acceptance:
             prior = self._neighbouring_rate(drafter, name, bucket)
         left = self._left_of(base, ALL_KINDS)
         for tried, accepted in zip(base.tried, base.accepted, strict=True):
-            if tried == 0.0:  # nor was anything behind it
-                break
             prior = (accepted + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
             rates.append(prior)
         rates += [prior] * (MAX_POSITIONS - len(rates))
@@ -341,8 +351,6 @@ class Acceptance:
 def _refine(rates: list[float], counts: Counts, weight: float) -> None:
     """Move the rates, which are worth `weight` rounds, towards the counts of a finer level."""
     for place, tried in enumerate(counts.tried):
-        if tried == 0.0:  # nor was anything behind it
-            break
         rates[place] = (counts.accepted[place] + weight * rates[place]) / (tried + weight)
 
 

@@ -16,8 +16,10 @@ The rule
 - A drafter that has to read tokens it missed, as of the prompt, is charged for that over the
   tokens that are likely to come (`CatchUp`). The first token of a reply waits for no reading.
 - Options are weighed every few rounds, so that this takes PLANNED of the time, and at once when a
-  draft in use falls behind plain decoding. Between, drafters whose signal varies are asked for it;
-  other plain rounds neither ask nor learn.
+  draft in use falls behind plain decoding. What rounds taught is only then entered: a forward pass
+  fills the processor's caches with weights, and the first round that is entered after it takes five
+  times as long as each further one. Between, drafters whose signal varies are asked for it; other
+  plain rounds neither ask nor teach.
 - Within a round, a drafter that states confidences goes on while the next token's chance to be
   reached is worth more than its cost at the going rate.
 
@@ -34,7 +36,7 @@ from functools import partial
 
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation
-from localspec.engine.controller import Controller
+from localspec.engine.controller import Controller, Lesson
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.engine.options import (
     PLAIN_FIRST,
@@ -55,7 +57,8 @@ MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be n
 LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
 FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
 SECOND_LOOKS = 2  # two cheap rounds refute a cost that was measured too high
-LIKELY_REMAINING = 64  # tokens that a reply is likely to go on for, or for as many as it has
+LIKELY_REMAINING = 8  # tokens that a reply is likely to go on for, or for as many as it has
+READING = 0.05  # share of the reply so far that catching up for a trial may take
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 MEMORY = 0.3  # weight of the newest plan in the mean time of planning
 
@@ -92,7 +95,7 @@ class AdaptivePolicy:
         self._going_rate = 0.0  # tokens per ms
         self._is_exploring = False
         self._behind = 0.0  # plain rounds that drafting lost since options were weighed
-        self._quiet_rounds, self._quiet_ms = 0, 0.0  # not learnt from yet
+        self._quiet_rounds, self._quiet_ms = 0, 0.0  # since the last lesson
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -105,6 +108,7 @@ class AdaptivePolicy:
         if not self._is_asked:
             return self._plan
         if self._is_weighed:
+            self._controller.learn()
             if not self._reads_prices(sequence):
                 return self._unmeasured(sequence)
             period = self._period(self._controller.weighing_ms)
@@ -146,7 +150,10 @@ class AdaptivePolicy:
         for option in options:
             if option.rate * HYSTERESIS <= bar:  # it is worth less than its rate
                 continue
-            worth = self._worth(option, sequence)
+            worth = option.rate
+            if self._may_be_off:
+                sure_rate = option.sure_rate(self._budget.margin)
+                worth = self._earned(sure_rate, option, sequence)
             if last is not None and option.drafter == last.drafter:
                 worth *= HYSTERESIS
             if worth > bar:
@@ -155,27 +162,29 @@ class AdaptivePolicy:
         self._going_rate = plain_rate if best is None else max(plain_rate, best.rate)
         return options
 
-    def _worth(self, option: Option, sequence: Sequence) -> float:
-        """Its rate, less what it takes to catch up, spread over the tokens that are likely to come:
-        so a drafter reads a prompt late, or not at all for a short reply."""
-        if not self._may_be_off:
-            return option.rate
+    def _earned(self, rate: float, option: Option, sequence: Sequence) -> float:
+        """The rate, less what the drafter takes to catch up, spread over the tokens that are likely
+        to come: so it reads a prompt late, or not at all for a short reply."""
         likely = max(LIKELY_REMAINING, len(sequence.tokens) - sequence.prompt_length)
         remaining = min(likely, max(1, sequence.num_remaining))
-        extra_ms = self._catch_up_ms(option, sequence)
-        return remaining / (remaining / option.sure_rate(self._budget.margin) + extra_ms)
+        return remaining / (remaining / rate + self._catch_up_ms(option, sequence))
 
     def _catch_up_ms(self, option: Option, sequence: Sequence) -> float:
         catch_up, name = self._controller.catch_up, option.drafter
         num_missed = catch_up.num_missed(name, sequence, len(sequence.tokens) - 1)
         return catch_up.ms(name, num_missed, self._known_prices.step_ms[name])
 
+    def _reads_long(self, option: Option, sequence: Sequence) -> bool:
+        """Whether catching up takes more than what the first token of a reply, and a trial, may
+        wait for."""
+        num_decoded = len(sequence.tokens) - sequence.prompt_length
+        most_ms = self._known_prices.plain_ms * max(1.0, READING * num_decoded)
+        return self._catch_up_ms(option, sequence) > most_ms
+
     def _plain_first(self, sequence: Sequence) -> DraftPlan | None:
         """The first token of a reply does not wait until a drafter has read the prompt."""
         is_first = len(sequence.tokens) == sequence.prompt_length
-        if self._best is None or not is_first:
-            return None
-        if self._catch_up_ms(self._best, sequence) <= self._known_prices.plain_ms:
+        if self._best is None or not is_first or not self._reads_long(self._best, sequence):
             return None
         self._until_weighed = 0
         return DraftPlan(OFF, 0, reason=PLAIN_FIRST)
@@ -195,6 +204,8 @@ class AdaptivePolicy:
         top_rate, top = going, None
         for option in options:
             if option is self._best or option.ceiling <= going:
+                continue
+            if self._reads_long(option, sequence):
                 continue
             rate, length = option.drawn(self._controller.random)
             if rate <= top_rate:
@@ -226,7 +237,8 @@ class AdaptivePolicy:
         looks = self._controller.second_looks
         for option in options:
             is_ruled_out = option.ceiling * self._known_prices.plain_ms <= 1.0
-            if is_ruled_out and looks[option.drafter] < SECOND_LOOKS:
+            is_looked_at = looks[option.drafter] >= SECOND_LOOKS
+            if is_ruled_out and not is_looked_at and not self._reads_long(option, sequence):
                 took_ms = option.round_ms[1] + self._catch_up_ms(option, sequence)
                 if self._may_lose(took_ms - 1.0 / self._going_rate):
                     looks[option.drafter] += 1
@@ -236,7 +248,7 @@ class AdaptivePolicy:
     def _drafting(self, option: Option) -> DraftPlan:
         name, length = option.drafter, option.num_draft_tokens
         shapes_itself, rule, growth = self._shapes_itself(name), None, None
-        reason = why_drafting(option, self._known_prices.plain_ms, shapes_itself)
+        reason = why_drafting(option, shapes_itself, is_chosen=not self._may_be_off)
         acceptance, bucket = self._controller.acceptance, self._situation.bucket
         if shapes_itself:
             growth = self._growth(option, self._going_rate)
@@ -331,14 +343,14 @@ class AdaptivePolicy:
     # -- learning ----------------------------------------------------------------------------
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        step, plan, controller = outcome.step, self._plan, self._controller
+        step, plan = outcome.step, self._plan
         if plan.drafter == OFF and not self._is_asked and not self._is_exploring:
             self._quiet_rounds += 1
             self._quiet_ms += step.round_ms
             return
-        if self._quiet_rounds:
-            controller.acceptance.tick(self._situation.kind, self._quiet_rounds)
-        controller.learn(self._situation, sequence, plan, outcome)
+        known = (plan, step, outcome.proposal, outcome.verdict)
+        lesson = Lesson(*known, num_quiet=self._quiet_rounds)
+        self._controller.note(self._situation, sequence, lesson)
         if self._prices is not None:
             self._account(step, plan, self._prices.plain_ms)
         self._quiet_rounds, self._quiet_ms = 0, 0.0
@@ -357,6 +369,6 @@ class AdaptivePolicy:
             if self._behind > FALLEN_BEHIND:
                 self._until_weighed = 0
         if self._is_weighed:
-            controller.weighing_ms += MEMORY * (step.plan_ms - controller.weighing_ms)
+            controller.weighing_ms += MEMORY * (step.policy_ms - controller.weighing_ms)
         elif self._is_asked:
-            controller.asking_ms += MEMORY * (step.plan_ms - controller.asking_ms)
+            controller.asking_ms += MEMORY * (step.policy_ms - controller.asking_ms)

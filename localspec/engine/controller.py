@@ -1,9 +1,9 @@
 """What is known of one target on one machine: costs, acceptance, and what trying things has cost.
 
-Contract: `learn` takes in a finished round, whichever policy planned it; `option` gives the present
-estimate of a drafter. `snapshot` and `restore` keep the state over restarts as plain data. States
-are kept by `identity`, one for each combination of models, precision and machine; `measurements`
-reads them for the planner. No torch.
+Contract: `note` takes in a finished round, whichever policy planned it; `learn` enters what was
+noted, a few rounds at a time. `option` gives the present estimate of a drafter. `snapshot` and
+`restore` keep the state over restarts as plain data. States are kept by `identity`, one for each
+combination of models, precision and machine; `measurements` reads them for the planner. No torch.
 
 Not here: the choice of a round (policy), measuring costs (calibrate).
 """
@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from functools import partial
 from random import Random
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from localspec.core import (
     OFF,
     Drafter,
     DraftPlan,
     Growth,
-    Outcome,
     Proposal,
     SamplingParams,
     Sequence,
@@ -48,7 +48,8 @@ PRECISIONS = {
 
 # In plain rounds, the rounds of decoding without drafting:
 EXPLORED = 0.01  # share of the time that exploration may lose,
-ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known
+ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known,
+KNOWN_ALLOWANCE = 2.0  # or where it is: one look at plain decoding
 MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
 MARGIN = 0.15  # share of the rate of an untried option that is not counted on,
 RISKED = 3.0  # which doubles where drafting has lost so much,
@@ -57,6 +58,7 @@ FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measuremen
 CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
 CATCH_UP_KEPT = 0.7  # weight of the earlier catch-ups
 NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
+MOST_NOTED = 32  # rounds
 ASKED_MS = 0.01  # a drafter that took less was not asked
 
 
@@ -102,12 +104,17 @@ class Budget:
 
 class CatchUp:
     """What each drafter has not read yet, and the time that a token of it takes. Reading is no part
-    of a drafter's steps: it is paid once, for all rounds of a turn."""
+    of a drafter's steps: it is paid once, for all rounds of a turn. Drafters that share a model
+    read a text once.
 
-    def __init__(self) -> None:
+    shared: drafter -> a word that is the same for all drafters with that model."""
+
+    def __init__(self, shared: Mapping[str, str]) -> None:
+        self._shared = shared
         self._sequence: Sequence | None = None  # that was read
+        # By the word of a shared model, or by the drafter:
         self._num_read: dict[str, int] = {}
-        self._sums: dict[str, tuple[float, float]] = {}  # drafter -> ms, and tokens read in it
+        self._sums: dict[str, tuple[float, float]] = {}  # ms, and tokens read in it
 
     def num_missed(self, drafter: str, sequence: Sequence, context: int) -> int:
         """Tokens that the drafter reads first in a round at this context; 0 for so few that a step
@@ -118,23 +125,42 @@ class CatchUp:
             shared = next((place for place, (a, b) in pairs if a != b), len(before))
             self._num_read = {name: min(read, shared) for name, read in self._num_read.items()}
             self._sequence = sequence
-        missed = context + 1 - self._num_read.get(drafter, 0)
+        missed = context + 1 - self._num_read.get(self._reader(drafter), 0)
         return missed if missed > NEARLY_CAUGHT_UP else 0
 
     def ms(self, drafter: str, num_missed: int, step_ms: float) -> float:
         """What reading so many tokens takes. step_ms: of the drafter."""
-        read_ms, num_tokens = self._sums.get(drafter, (CATCH_UP_GUESS * step_ms, 1.0))
+        read_ms, num_tokens = self._sums.get(self._reader(drafter), (CATCH_UP_GUESS * step_ms, 1.0))
         return num_missed * read_ms / num_tokens
 
-    def observe(self, drafter: str, num_missed: int, context: int, extra_ms: float) -> None:
-        """A round at this context has read so many tokens, in so much more than its steps take."""
-        self._num_read[drafter] = context + 1
+    def read(self, drafter: str, sequence: Sequence, context: int) -> int:
+        """A round at this context has read what the drafter missed; returns how much it was."""
+        missed = self.num_missed(drafter, sequence, context)
+        self._num_read[self._reader(drafter)] = context + 1
+        return missed
+
+    def observe(self, drafter: str, num_missed: int, extra_ms: float) -> None:
+        """A round has read so many tokens, in so much more than its steps take."""
         if num_missed:
-            read_ms, num_tokens = self._sums.get(drafter, (0.0, 0.0))
-            self._sums[drafter] = (
+            read_ms, num_tokens = self._sums.get(self._reader(drafter), (0.0, 0.0))
+            self._sums[self._reader(drafter)] = (
                 CATCH_UP_KEPT * read_ms + max(0.0, extra_ms),
                 CATCH_UP_KEPT * num_tokens + num_missed,
             )
+
+    def _reader(self, drafter: str) -> str:
+        return self._shared.get(drafter, drafter)
+
+
+class Lesson(NamedTuple):
+    """A finished round. num_quiet: rounds before it that taught nothing. It holds no logits, so it
+    can be kept until it is entered."""
+
+    plan: DraftPlan
+    step: Step
+    proposal: Proposal
+    verdict: Verdict
+    num_quiet: int = 0
 
 
 class Controller:
@@ -147,16 +173,19 @@ class Controller:
         acceptance: Acceptance,
         sampled_costs: Costs | None = None,
         shipped: Mapping[str, Any] | None = None,
+        shared: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """costs: of greedy rounds. sampled_costs: of rounds that draw, None: the same. shipped: a
         snapshot of the acceptance of these models on another machine, used where nothing was
-        observed here. Raises ValueError, KeyError, TypeError for what is no such snapshot."""
+        observed here. shared: see CatchUp. Raises ValueError, KeyError, TypeError for what is no
+        such snapshot."""
         self.drafters = drafters
         self.costs = costs
         self.sampled_costs = costs if sampled_costs is None else sampled_costs
         self.acceptance = acceptance
         self.shipped = shipped
-        self.catch_up = CatchUp()
+        self.shared = shared
+        self.catch_up = CatchUp(shared)
         self.random = Random(0)
         self.weighing_ms, self.asking_ms = 0.2, 0.02  # what a plan takes; guesses at first
         self.signals: dict[str, set[Hashable]] = {}  # that each drafter ever gave
@@ -164,8 +193,10 @@ class Controller:
         self._expected = None if shipped is None else Acceptance.restored(shipped)
         self._budgets: dict[int, Budget] = {}
         self._num_plain = 0  # plain rounds since the last draft, or since the turn began
+        self._noted = list[tuple[Situation, int, Lesson]]()
 
     def begin_turn(self) -> None:
+        self.learn()
         if self._expected is not None:
             self.acceptance.expect(self._expected)
             self._expected = None
@@ -186,10 +217,12 @@ class Controller:
         return not (costs.is_measured and all(map(costs.knows, self.drafters)))
 
     def budget(self, bucket: int) -> Budget:
-        """With an allowance where no acceptance is known."""
+        """Where acceptance is known, drafting may begin at once, but a plain round is due: the
+        costs were measured while nothing was shown, and a page beside the engine changes them."""
         if bucket not in self._budgets:
-            allowance = 0.0 if self.acceptance.is_known(bucket) else ALLOWANCE
-            self._budgets[bucket] = Budget(allowance)
+            is_known = self.acceptance.is_known(bucket)
+            self._budgets[bucket] = Budget(KNOWN_ALLOWANCE if is_known else ALLOWANCE)
+            self._budgets[bucket].num_drafted = FIRST_PLAIN_LOOK if is_known else 0
         return self._budgets[bucket]
 
     def load_changed(self) -> None:
@@ -220,48 +253,58 @@ class Controller:
         chance = partial(self.acceptance.chance, drafter, bucket)
         return Growth(chance, nodes, rate * prices.step_ms[drafter], rate * prices.jump_ms)
 
-    def learn(
-        self, situation: Situation, sequence: Sequence, plan: DraftPlan, outcome: Outcome
-    ) -> None:
-        """A round of this sequence, which was planned so, is finished."""
-        step = outcome.step
-        self.acceptance.tick(situation.kind)
+    def note(self, situation: Situation, sequence: Sequence, lesson: Lesson) -> None:
+        """A round of this sequence is finished; `learn` enters it, here once many are noted."""
+        num_missed, step = 0, lesson.step
+        if lesson.plan.drafter != OFF and _was_asked(step):
+            num_missed = self.catch_up.read(lesson.plan.drafter, sequence, step.context_length)
+        self._noted.append((situation, num_missed, lesson))
+        if len(self._noted) >= MOST_NOTED:
+            self.learn()
+
+    def learn(self) -> None:
+        """Enter all that was noted, in its order."""
+        for each in self._noted:
+            self._enter(*each)
+        self._noted.clear()
+
+    def _enter(self, situation: Situation, num_missed: int, lesson: Lesson) -> None:
+        """num_missed: tokens that the drafter read in this round."""
+        plan, step = lesson.plan, lesson.step
+        self.acceptance.tick(situation.kind, 1 + lesson.num_quiet)
         costs = self.costs_at(situation.bucket)
         if self._shows_its_cost(step, costs):
             costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
-        was_asked = step.num_draft_tokens > 0 or step.draft_ms >= ASKED_MS
-        if plan.drafter == OFF or not was_asked:
+        if plan.drafter == OFF or not _was_asked(step):
             return
         num_steps = step.num_draft_steps or step.num_draft_tokens or 1
         usual_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length) or step.draft_ms
-        num_missed = self.catch_up.num_missed(plan.drafter, sequence, step.context_length)
-        extra_ms = step.draft_ms - usual_ms
-        self.catch_up.observe(plan.drafter, num_missed, step.context_length, extra_ms)
+        self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
         if step.num_draft_tokens:
             if not num_missed:
                 costs.observe_draft(plan.drafter, num_steps, step.context_length, step.draft_ms)
-            self._learn_acceptance(situation, outcome, num_steps)
+            self._learn_acceptance(situation, lesson)
         else:  # one token, and the cost of asking
             steps = 1.0 if num_missed else step.draft_ms / usual_ms
             self.acceptance.observe(
                 plan.drafter, plan.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
             )
 
-    def _learn_acceptance(self, situation: Situation, outcome: Outcome, num_steps: float) -> None:
-        step, verdict = outcome.step, outcome.verdict
+    def _learn_acceptance(self, situation: Situation, lesson: Lesson) -> None:
+        step, proposal, verdict = lesson.step, lesson.proposal, lesson.verdict
         accepted = verdict.accepted_length
         self.acceptance.observe(
             step.drafter,
             step.signal,
             situation,
             # Censored where the path ends at a leaf: nothing further was tried.
-            accepted + was_tried_beyond(outcome.proposal, verdict),
+            accepted + was_tried_beyond(proposal, verdict),
             accepted,
             num_nodes=step.num_draft_tokens,
-            num_steps=num_steps,
+            num_steps=step.num_draft_steps or step.num_draft_tokens,
         )
         if step.confidences is not None:
-            taken = judged(outcome.proposal, verdict)
+            taken = judged(proposal, verdict)
             self.acceptance.observe_confidences(
                 step.drafter, situation.bucket, step.confidences, taken
             )
@@ -270,7 +313,7 @@ class Controller:
         """Whether a round shows what its width costs. The first plain round after a draft is
         slower than those after it, because the target's weights are no longer in the processor's
         caches: it shows something only where it was even so faster than believed."""
-        if step.num_draft_tokens or step.draft_ms >= ASKED_MS:
+        if _was_asked(step):
             self._num_plain = 0
         else:
             self._num_plain += 1
@@ -280,6 +323,7 @@ class Controller:
         return believed_ms is not None and step.verify_ms < believed_ms
 
     def snapshot(self) -> dict[str, Any]:
+        self.learn()
         return {
             "version": STATE_VERSION,
             "costs": self.costs.snapshot(),
@@ -299,6 +343,10 @@ class Controller:
             return False
         self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
         return True
+
+
+def _was_asked(step: Step) -> bool:
+    return step.num_draft_tokens > 0 or step.draft_ms >= ASKED_MS
 
 
 def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -39,39 +38,43 @@ CONTEXT_RATIO = 0.25  # of the logarithm: contexts within 28 % share a reading
 NEAR_CONTEXT = 256  # tokens: below it a context is short
 
 
-@dataclass
 class Curve:
     """One quantity over the context length: measured points, joined by straight lines."""
 
-    points: dict[int, float]  # context length -> ms
+    def __init__(self, points: Mapping[int, float]) -> None:
+        """points: context length -> ms."""
+        self.points = dict(sorted(points.items()))
+        self._contexts = list(self.points)
+
+    def set(self, context: int, ms: float) -> None:
+        self.points = dict(sorted({**self.points, context: ms}.items()))
+        self._contexts = list(self.points)
 
     def at(self, context: int) -> float:
         """Linear between points, constant before the first, the last slope beyond the last."""
-        if len(self.points) == 1:
-            return next(iter(self.points.values()))
-        contexts = sorted(self.points)
+        points, contexts = self.points, self._contexts
         place = bisect_left(contexts, context)
-        if place == 0:
-            return self.points[contexts[0]]
+        if place == 0 or len(contexts) == 1:
+            return points[contexts[0]]
         right = min(place, len(contexts) - 1)
-        left = right - 1
-        slope = (self.points[contexts[right]] - self.points[contexts[left]]) / (
-            contexts[right] - contexts[left]
-        )
+        before, behind = contexts[right - 1], contexts[right]
+        low, high = points[before], points[behind]
         # Noise can tilt a flat curve downwards; more context never costs less.
-        return self.points[contexts[left]] + max(0.0, slope) * (context - contexts[left])
+        return low + max(0.0, high - low) * (context - before) / (behind - before)
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply the nearest point by `factor`, and the point on the other side by less, the
         further it is."""
-        contexts = sorted(self.points)
+        points, contexts = self.points, self._contexts
         place = bisect_left(contexts, context)
-        around = contexts[max(0, place - 1) : place + 1]
-        distances = [abs(context - at) for at in around]
-        nearest, total = min(distances), sum(distances)
-        for at, distance in zip(around, distances, strict=True):
-            share = (total - distance) / (total - nearest) if total > nearest else 1.0
-            self.points[at] *= 1.0 + share * (factor - 1.0)
+        if place == 0 or place == len(contexts):
+            points[contexts[min(place, len(contexts) - 1)]] *= factor
+            return
+        before, behind = contexts[place - 1], contexts[place]
+        to_before, to_behind = context - before, behind - context
+        shares = min(1.0, to_behind / to_before), min(1.0, to_before / max(1, to_behind))
+        points[before] *= 1.0 + shares[0] * (factor - 1.0)
+        points[behind] *= 1.0 + shares[1] * (factor - 1.0)
 
 
 class Costs:
@@ -121,14 +124,14 @@ class Costs:
         for between in self._between:
             del self._verify[between]
         self._between.clear()
-        self._verify.setdefault(width, Curve({})).points[context] = verify_ms / self._common
+        self._verify.setdefault(width, Curve({})).set(context, verify_ms / self._common)
         self._fresh.add((width, context))
 
     def set_draft_step(self, drafter: str, context: int, step_ms: float) -> None:
         self._readings.clear()
         # At least a nanosecond: a step too short for the clock is still no division by zero.
         step_ms = max(step_ms, 1e-6) / self._common
-        self._draft_step.setdefault(drafter, Curve({})).points[context] = step_ms
+        self._draft_step.setdefault(drafter, Curve({})).set(context, step_ms)
         self._fresh.add((drafter, context))
 
     def verify_ms(self, width: float, context: int) -> float | None:

@@ -34,6 +34,7 @@ from localspec.core import (
     Verdict,
 )
 from localspec.engine.lenient import allowed
+from localspec.engine.logprobs import logprobs_of
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, scores
 from localspec.engine.verify import verify
@@ -63,12 +64,14 @@ class Engine:
         sampling: SamplingParams,
         max_tokens: int,
         end_ids: frozenset[int],
+        num_logprobs: int | None = None,
+        prediction: tuple[int, ...] = (),
     ) -> Sequence:
         """A turn's sequence with the noise of its seed, which only a greedy turn may lack."""
         is_fixed = sampling.seed is not None or sampling.temperature == 0.0
         assert is_fixed, "whoever makes a request draws its seed, so that it can be logged"
         noise = GumbelNoise(sampling.seed or 0, self.target.vocab_size, self.target.device)
-        return Sequence(prompt, sampling, max_tokens, end_ids, noise)
+        return Sequence(prompt, sampling, max_tokens, end_ids, noise, num_logprobs, prediction)
 
     def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
         """Bring the target's cache to all tokens but the root, keeping what earlier turns left.
@@ -120,7 +123,10 @@ class Engine:
         if proposal.tokens:
             self.drafters[plan.drafter].observe(sequence, outcome)
         learning_ms = 1000.0 * (perf_counter() - times.ended)
-        return _yielded(plan, outcome, kept, learning_ms)
+        found = _yielded(plan, outcome, kept, learning_ms)
+        if sequence.num_logprobs is None:
+            return found
+        return replace(found, logprobs=logprobs_of(outcome, kept, sequence.num_logprobs))
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, nor past the end of the context."""
@@ -190,7 +196,7 @@ def _measured(
         confidences=proposal.confidences,
         num_draft_steps=proposal.num_draft_steps,
         num_lenient_tokens=sum(place < len(kept) for place in verdict.lenient),
-        plan_ms=plan_ms,
+        policy_ms=plan_ms,
     )
 
 
@@ -198,7 +204,11 @@ def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int], learning_ms: fl
     """The round as others see it: with what learning from it took, and where each token came
     from."""
     proposal, verdict = outcome.proposal, outcome.verdict
-    step = replace(outcome.step, verify_ms=outcome.step.verify_ms + learning_ms)
+    step = replace(
+        outcome.step,
+        verify_ms=outcome.step.verify_ms + learning_ms,
+        policy_ms=outcome.step.policy_ms + learning_ms,
+    )
     makers = proposal.makers or (plan.drafter,) * len(proposal.tokens)
     accepted = tuple(makers[node] for node in verdict.path[: step.num_accepted_tokens])
     provenance = accepted + (TARGET,) * (len(kept) - len(accepted))

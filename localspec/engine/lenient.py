@@ -21,6 +21,7 @@ import torch
 from localspec import core
 from localspec.core import Proposal
 from localspec.engine.sampling import distributions
+from localspec.forward.upload import indices
 from localspec.leniency import Factor, Leniency, Threshold, Typical
 
 
@@ -32,20 +33,22 @@ def allowed(
     scores: torch.Tensor,
 ) -> list[bool]:
     """Of each draft token. logits, scores: [1 + n, V], of the target. One host copy at most."""
-    rows = [parent + 1 for parent in proposal.parents]
+    device = logits.device
+    rows = indices([parent + 1 for parent in proposal.parents], device)
+    tokens = indices(proposal.tokens, device)
     match rule:
         case Threshold(threshold):
-            confidences = proposal.confidences or (0.0,) * len(rows)
+            confidences = proposal.confidences or (0.0,) * len(proposal.tokens)
             return [confidence > threshold for confidence in confidences]
         case Typical(epsilon, delta):
             histories = ([*sequence.tokens, *text] for text in ([], *proposal.texts))
-            p = distributions(logits, sequence.sampling, histories)
+            p = distributions(logits, sequence.sampling, histories, sequence.prompt_length)
             entropy = torch.special.entr(p).sum(dim=-1)  # [1 + n]
             bar = (delta * torch.exp(-entropy)).clamp(max=epsilon)
-            is_likely: list[bool] = (p[rows, list(proposal.tokens)] > bar[rows]).tolist()
+            is_likely: list[bool] = (p[rows, tokens] > bar[rows]).tolist()
             return is_likely
         case Factor(factor):
             raised = scores + sequence.sampling.temperature * math.log(factor)
             best = scores.amax(dim=-1)
-            is_near: list[bool] = (raised[rows, list(proposal.tokens)] > best[rows]).tolist()
+            is_near: list[bool] = (raised[rows, tokens] > best[rows]).tolist()
             return is_near

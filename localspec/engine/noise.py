@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import torch
 
+from localspec.forward.upload import indices
+
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 SHIFTS = (30, 27, 31)
@@ -58,7 +60,7 @@ class GumbelNoise:
             self._counters = pairs * signed(GOLDEN)
         places = range(position, position + self._block)
         keys = [signed(mixed((self._seed + place * GOLDEN) & MASK)) for place in places]
-        bits = hashed(torch.tensor(keys, device=self._device)[:, None] + self._counters)
+        bits = hashed(indices(keys, self._device)[:, None] + self._counters)
         return gumbel(bits.view(torch.int32)[:, : self._vocab_size])
 
 

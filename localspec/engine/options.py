@@ -1,8 +1,9 @@
 """What may be chosen for a round: its expected rate, and the words that give it as a reason.
 
 Contract: an `Option` is one drafter with one signal at its best length; `option_of` makes it from
-the estimate of its acceptance and the cost of its rounds. The `why_` functions say a decision with
-the figures it was made by, for a person. Pure.
+the estimate of its acceptance and the cost of its rounds. The `why_` functions say a decision for a
+person. What a draft is expected to gain is no part of it, since the rounds that follow may
+contradict it: what was gained is measured. Pure.
 
 Not here: which option is taken (policy).
 """
@@ -22,7 +23,6 @@ PROOF = 4.0  # rounds of evidence that halve the margin of an option
 DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from turn to turn
 USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
-TRIED = 0.5  # rounds of evidence: below it a rate is only assumed
 
 NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."
 UNMEASURED = "Off: this machine has not been measured yet."
@@ -141,29 +141,21 @@ def why_off(options: Sequence[Option], plain_ms: float) -> str:
     if all(option.ceiling * plain_ms <= 1.0 for option in options):
         return f"Off: even with every token accepted {best.drafter} would not be faster."
     gain = best.rate * plain_ms
-    doubt = ", too little to be sure of" if gain > 1.0 else ""
-    return (
-        f"Off: {best.drafter} would reach {gain:.2f}x the speed without drafting{doubt} "
-        f"({_accepted(best)})."
-    )
+    if gain > 1.0:
+        return f"Off: too little is known of {best.drafter} here to be sure that it is faster."
+    return f"Off: {best.drafter} would reach {gain:.2f}x the speed without drafting."
 
 
-def why_drafting(option: Option, plain_ms: float, shapes_itself: bool) -> str:
-    """shapes_itself: the drafter decides how much it drafts."""
-    length, gain = option.num_draft_tokens, option.rate * plain_ms
-    about = "" if shapes_itself else f"about {_tokens(length)} a round, "
-    return (
-        f"{option.drafter}: {about}{gain:.2f}x the speed without drafting expected "
-        f"({_accepted(option)})."
-    )
+def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
+    """shapes_itself: the drafter decides how much it drafts. is_chosen: a person named it."""
+    about = "" if shapes_itself else f"about {_tokens(option.num_draft_tokens)} a round, "
+    why = "as you chose" if is_chosen else "the most promising when this round began"
+    return f"{option.drafter}: {about}{why}."
 
 
 def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:
     about = "" if shapes_itself else f" with {_tokens(length)} a round"
-    return (
-        f"A try of {option.drafter}{about}: little is known of it here, and it may be faster "
-        f"({_accepted(option)})."
-    )
+    return f"A try of {option.drafter}{about}: little is known of it here, and it may be faster."
 
 
 def why_unmeasured(drafter: str) -> str:
@@ -172,12 +164,6 @@ def why_unmeasured(drafter: str) -> str:
 
 def why_silent(drafter: str) -> str:
     return f"{drafter}, as you chose: it has nothing to propose here."
-
-
-def _accepted(option: Option) -> str:
-    if option.evidence < TRIED:
-        return f"assumed: first draft token accepted {option.rates[0]:.0%} of the time, not tried"
-    return f"first draft token accepted {option.rates[0]:.0%} of the time"
 
 
 def _tokens(count: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from localspec.core import AUTO, OFF, DraftPlan, Outcome, Policy, SamplingParams, Sequence
 from localspec.engine.acceptance import ALL_KINDS, Situation, bucket_of
 from localspec.engine.adaptive_policy import AdaptivePolicy
-from localspec.engine.controller import Controller
+from localspec.engine.controller import Controller, Lesson
 
 
 def policy_of(
@@ -55,4 +55,5 @@ class FixedPolicy:
         return self._plan
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        self._controller.learn(self._situation, sequence, self._plan, outcome)
+        lesson = Lesson(self._plan, outcome.step, outcome.proposal, outcome.verdict)
+        self._controller.note(self._situation, sequence, lesson)

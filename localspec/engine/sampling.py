@@ -2,9 +2,10 @@
 
 Contract: `scores` serves target and draft alike: the next token is the one with the largest score,
 its logit plus the temperature times the turn's noise at its place (engine.noise). Greedy is
-temperature 0, the case without noise. Order of the warps: repetition penalty (CTRL, arXiv
-1909.05858), temperature, top-k, top-p (arXiv 1904.09751), min-p (arXiv 2407.01082). A token that
-they leave out scores -inf. `distributions` gives the probabilities that the choice follows.
+temperature 0, the case without noise. Order of the warps: penalties (repetition: CTRL, arXiv
+1909.05858; presence and frequency: OpenAI's), temperature, top-k, top-p (arXiv 1904.09751), min-p
+(arXiv 2407.01082). A token that they leave out scores -inf. `distributions` gives the probabilities
+that the choice follows.
 
 Not here: acceptance (verify), models.
 """
@@ -12,6 +13,7 @@ Not here: acceptance (verify), models.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ import torch
 
 from localspec import core
 from localspec.core import SamplingParams
+from localspec.forward.upload import indices
 
 Number = float | torch.Tensor  # a setting, or a tensor of one element on the device
 
@@ -52,7 +55,8 @@ def scores(
     logits: fp32, not modified. share: of the noise; the target chooses with all of it."""
     sampling = sequence.sampling
     histories = ([*sequence.tokens, *text] for text in texts)
-    warp, logits = warp_of(sampling), penalised(logits, sampling, histories)
+    warp = warp_of(sampling)
+    logits = penalised(logits, sampling, histories, sequence.prompt_length)
     if sampling.temperature == 0.0:
         return logits
     return perturbed(logits, warp, noise_after(sequence, [len(text) for text in texts]), share)
@@ -64,7 +68,7 @@ def noise_after(sequence: core.Sequence, depths: Sequence[int]) -> torch.Tensor:
     rows = sequence.noise.rows(len(sequence.tokens), last + 1)[first:]
     if len(depths) == len(rows) and list(depths) == list(range(first, last + 1)):  # a chain
         return rows
-    return rows[[depth - first for depth in depths]]
+    return rows.index_select(0, indices([depth - first for depth in depths], rows.device))
 
 
 def perturbed(
@@ -87,11 +91,15 @@ def choices(scores: torch.Tensor) -> list[int | None]:
 
 
 def distributions(
-    logits: torch.Tensor, sampling: SamplingParams, histories: Iterable[Sequence[int]]
+    logits: torch.Tensor,
+    sampling: SamplingParams,
+    histories: Iterable[Sequence[int]],
+    prompt_length: int = 0,
 ) -> torch.Tensor:
     """Probabilities of the next token: [n, V] -> [n, V], rows sum to 1. histories: for each row
-    the tokens before it, iterated over only under a repetition penalty."""
-    logits = penalised(logits, sampling, histories)
+    the tokens before it, iterated over only under a penalty. prompt_length: of them, those that are
+    not the reply's."""
+    logits = penalised(logits, sampling, histories, prompt_length)
     if sampling.temperature == 0.0:
         best = logits.argmax(dim=-1, keepdim=True)  # [n, 1]
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
@@ -116,18 +124,42 @@ def cut(logits: torch.Tensor, warp: Warp) -> torch.Tensor:
 
 
 def penalised(
-    logits: torch.Tensor, sampling: SamplingParams, histories: Iterable[Sequence[int]]
+    logits: torch.Tensor,
+    sampling: SamplingParams,
+    histories: Iterable[Sequence[int]],
+    prompt_length: int = 0,
+) -> torch.Tensor:
+    """Logits under the penalties; the same tensor where there is none. See `distributions`."""
+    once, each = sampling.presence_penalty, sampling.frequency_penalty
+    if once == each == 0.0:
+        return _without_repetition(logits, sampling.repetition_penalty, histories)
+    kept = list(histories)
+    changed = _without_repetition(logits, sampling.repetition_penalty, kept).clone()
+    for row, history in zip(changed, kept, strict=True):
+        written = Counter(history[prompt_length:])
+        if written:
+            tokens = torch.tensor(list(written), device=logits.device)
+            counts = torch.tensor(list(written.values()), device=logits.device)
+            row[tokens] -= once + each * counts
+    return changed
+
+
+def _without_repetition(
+    logits: torch.Tensor, penalty: float, histories: Iterable[Sequence[int]]
 ) -> torch.Tensor:
     """Logits under the repetition penalty; the same tensor where there is none."""
-    penalty = sampling.repetition_penalty
     if penalty == 1.0:
         return logits
-    changed = logits.clone()
-    for row, history in zip(changed, histories, strict=True):
-        seen = torch.tensor(sorted(set(history)), device=logits.device)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    return changed
+    vocab_size = logits.shape[-1]
+    seen = [at * vocab_size + token for at, history in enumerate(histories) for token in {*history}]
+    places, changed = indices(seen, logits.device), logits.flatten().clone()
+    values = repelled(changed.index_select(0, places), penalty)
+    return changed.index_copy_(0, places, values).view_as(logits)
+
+
+def repelled(logits: torch.Tensor, penalty: Number) -> torch.Tensor:
+    """Logits of tokens that were seen, under the repetition penalty."""
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
 
 
 def _log(value: Number) -> Number:
@@ -153,10 +185,11 @@ def _keep_top_p(logits: torch.Tensor, temperature: Number, top_p: Number) -> tor
 def peaks(rows: torch.Tensor) -> tuple[list[float], list[int]]:
     """Height and place of the largest value of each row, [n, V]; a NaN counts as the largest.
 
-    One copy from a device. On a CPU by numpy, which is five times as fast as torch's maximum."""
+    One copy from a device, in fp32, which holds every id. On a CPU by numpy, which is five times
+    as fast as torch's maximum."""
     if rows.device.type != "cpu":
         height, place = rows.max(dim=-1)
-        heights, places = torch.stack((height.double(), place.double())).tolist()
+        heights, places = torch.stack((height, place.to(height.dtype))).tolist()
         return heights, [int(one) for one in places]
     values = rows.numpy()
     best = values.argmax(axis=-1)

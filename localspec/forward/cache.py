@@ -20,6 +20,11 @@ import torch
 from localspec.errors import CacheError
 from localspec.forward.features import Features
 from localspec.forward.row_bits import summed_length
+from localspec.forward.upload import indices
+
+# Slots beside those that are used where keys are transposed: at a stride of a power of two, which
+# most contexts are, the numbers of one key fall into few sets of the processor's cache.
+STRIDE_GAP = 64
 
 
 @dataclass(frozen=True)
@@ -98,12 +103,14 @@ class PartialForward:
         return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
 
 
-def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
+def native_cache(
+    shape: KVShape, dtype: torch.dtype, device: torch.device, is_fastest: bool = False
+) -> KVCache:
     """A cache as the native decoder reads it for a model in `dtype`. On a processor it is fp32,
     whose attention kernels take a fraction of the time of those for bf16 (and bf16 values lose
-    nothing in fp32), and keys are stored as the product with the queries reads them."""
+    nothing in fp32). is_fastest: attention of a row need not have the same bits beside others."""
     if device.type == "cpu":
-        return KVCache(shape, torch.float32, device, has_transposed_keys=True)
+        return KVCache(shape, torch.float32, device, has_transposed_keys=not is_fastest)
     return KVCache(shape, dtype, device)
 
 
@@ -113,10 +120,10 @@ LayerSlots = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # keys, 
 class KVCache:
     """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once.
 
-    has_transposed_keys: whether a head's keys stand in memory as [head_dim, capacity]. features:
-    hidden states kept beside them, None until a layer is followed (`follow`). partial: what a draft
-    by the first layers left in the slots from its start on; None once anything was written
-    since."""
+    has_transposed_keys: whether a head's keys stand in memory as [head_dim, capacity], for the
+    attention that gives a row the same bits whatever rows run beside it. features: hidden states
+    kept beside them, None until a layer is followed (`follow`). partial: what a draft by the first
+    layers left in the slots from its start on; None once anything was written since."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
 
@@ -129,17 +136,20 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.tokens: list[int] = []
-        # On a processor attention sums over more slots than are held (row_bits).
-        slots = summed_length(shape.capacity) if device.type == "cpu" else shape.capacity
-        outer, inner = (shape.num_layers, 1, shape.num_kv_heads), (slots, shape.head_dim)
-        keys = torch.zeros(
-            outer + (inner[::-1] if has_transposed_keys else inner), dtype=dtype, device=device
-        )
-        self._all_keys = keys.transpose(-1, -2) if has_transposed_keys else keys
-        self._all_values = torch.zeros(outer + inner, dtype=dtype, device=device)
+        self.has_transposed_keys = has_transposed_keys
+        slots = shape.capacity
+        if has_transposed_keys:  # that attention sums over more slots than are held (row_bits)
+            slots = summed_length(shape.capacity) + STRIDE_GAP
+        size = (2, shape.num_layers, 1, shape.num_kv_heads, slots, shape.head_dim)
+        self._slots = torch.zeros(size, dtype=dtype, device=device)
+        keys, self._all_values = self._slots
+        if has_transposed_keys:
+            keys = keys.view(*size[1:4], shape.head_dim, slots).transpose(-1, -2)
+        self._all_keys = keys
         # Views made once: indexing the big tensors for every layer of every step is host time.
         self._keys = self._all_keys.unbind(0)
         self._values = self._all_values.unbind(0)
+        self._pairs = self._slots[:, :, 0].unbind(1)  # [2, kv_heads, capacity, head_dim]
         self._up_to: tuple[int, LayerSlots] | None = None  # what `layers_up_to` gave last
         self._start = 0
         self._end = 0
@@ -152,15 +162,15 @@ class KVCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._all_values.dtype
+        return self._slots.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._all_values.device
+        return self._slots.device
 
     @property
     def kv_bytes(self) -> int:
-        return self._all_keys.nbytes + self._all_values.nbytes
+        return self._slots.nbytes
 
     def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
@@ -192,9 +202,9 @@ class KVCache:
         del self.tokens[length:]
 
     def layers_between(self, start: int, end: int) -> LayerSlots:
-        """The slots of each layer to write keys and values to: [kv_heads, n, head_dim]."""
+        """The slots of each layer to write keys and values to: [n, kv_heads, head_dim]."""
         keys, values = self._all_keys[:, 0, :, start:end], self._all_values[:, 0, :, start:end]
-        return keys.unbind(0), values.unbind(0)
+        return keys.transpose(1, 2).unbind(0), values.transpose(1, 2).unbind(0)
 
     def layers_up_to(self, length: int) -> LayerSlots:
         """Keys of each layer, transposed, [kv_heads, head_dim, length], and its values,
@@ -213,9 +223,9 @@ class KVCache:
         if not all(0 <= offset < self.length - base for offset in path):
             raise CacheError(f"The path {list(path)} names a slot that was never written.")
         if list(path) != list(range(len(path))):
-            index = torch.tensor([base + offset for offset in path], device=self.device)
+            places = indices([base + offset for offset in path], self.device)
             for slots in (self._all_keys, self._all_values):
-                slots[:, :, :, base : base + len(path)] = slots.index_select(3, index)
+                slots[:, :, :, base : base + len(path)] = slots.index_select(3, places)
             if self.features is not None:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
@@ -240,12 +250,10 @@ class KVCache:
     def write(
         self, layer: int, start: int, end: int, keys_values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots;
-        returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
+        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots, of
+        plain keys; returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
         rows = keys_values.view(end - start, 2, self.shape.num_kv_heads, self.shape.head_dim)
-        keys, values = rows.permute(1, 2, 0, 3)  # [kv_heads, n, head_dim]
-        self._keys[layer][0, :, start:end].copy_(keys)
-        self._values[layer][0, :, start:end].copy_(values)
+        self._pairs[layer][:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
         return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
 
     # What transformers asks of a cache during a forward.

@@ -24,7 +24,8 @@ from localspec.forward.features import LAST, Features
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.row_bits import padded
 from localspec.forward.tree import additive_mask, depths
-from localspec.forward.weight_layout import Linear
+from localspec.forward.upload import indices
+from localspec.forward.weight_layout import Linear, PlainLinear
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class Weights:
     def weight_bytes(self) -> int:
         tables = self.embedding.nbytes + self.cos.nbytes + self.sin.nbytes
         blocks = sum(block.weight_bytes for block in self.blocks)
-        return tables + blocks + self.final_norm.weight_bytes + self.head.weight_bytes
+        is_tied = isinstance(self.head, PlainLinear) and self.head.weight is self.embedding
+        head = 0 if is_tied else self.head.weight_bytes
+        return tables + blocks + self.final_norm.weight_bytes + head
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,24 @@ class Decoder:
     """Weights and one cache: a LanguageModel.
 
     is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
-    from several. Otherwise a row's bits depend on its text alone, on a processor (row_bits)."""
+    from several; always so where the cache has plain keys. Otherwise a row's bits depend on its
+    text alone (row_bits)."""
 
     def __init__(self, weights: Weights, cache: KVCache, is_fastest: bool = False) -> None:
         self.weights = weights
         self.cache = cache
-        self.is_fastest = is_fastest
+        self.is_fastest = is_fastest or not cache.has_transposed_keys
         self.device = weights.embedding.device
         self.vocab_size = weights.embedding.shape[0]
 
     @property
     def weight_bytes(self) -> int:
         return self.weights.weight_bytes
+
+    @property
+    def written_features(self) -> Features | None:
+        """The hidden states that its forwards keep."""
+        return self.cache.features
 
     def follow(self, layers: Sequence[int]) -> Features:
         """Keep the hidden states of these layers beside the cache from now on."""
@@ -148,7 +157,7 @@ class Decoder:
     ) -> Output:
         """As `forward`, with hidden states. keep: layers whose hidden states are returned, beside
         those that are followed."""
-        features, partial = self.cache.features, None
+        features, partial = self.written_features, None
         wanted = frozenset(keep).union(() if features is None else features.layers)
         if parents is None and self.cache.partial is not None:
             partial = self.cache.partial.start_of(
@@ -171,8 +180,7 @@ class Decoder:
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
-        index = torch.tensor(ids, device=self.device)
-        return F.embedding(index, self.weights.embedding)  # [n, d]
+        return F.embedding(indices(ids, self.device), self.weights.embedding)  # [n, d]
 
     def unpadded_layers(
         self,
@@ -254,7 +262,7 @@ class Decoder:
         """cos and sin of every row's position, [n, 1, head_dim]."""
         places: slice | torch.Tensor = slice(start, start + num_rows)
         if parents is not None:
-            places = torch.tensor([start + depth for depth in depths(parents)], device=self.device)
+            places = indices([start + depth for depth in depths(parents)], self.device)
         return self.weights.cos[places].unsqueeze(1), self.weights.sin[places].unsqueeze(1)
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:

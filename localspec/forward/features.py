@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from localspec.forward.upload import indices
+
 LAST = -1
 
 
@@ -55,6 +57,6 @@ class Features:
 
     def compact(self, base: int, path: Sequence[int]) -> None:
         """Move rows base + path[i] to base + i, as KVCache.keep does."""
-        index = torch.tensor([base + offset for offset in path], device=self._device)
+        places = indices([base + offset for offset in path], self._device)
         for slots in self._slots.values():
-            slots[base : base + len(path)] = slots.index_select(0, index)
+            slots[base : base + len(path)] = slots.index_select(0, places)

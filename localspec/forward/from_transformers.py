@@ -20,8 +20,9 @@ from torch import nn
 from localspec.errors import ModelError
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Block, Decoder, Weights
+from localspec.forward.model import window_of
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.weight_layout import fused
+from localspec.forward.weight_layout import fused, packed
 
 
 @dataclass(frozen=True)
@@ -46,34 +47,33 @@ NORM_CLASSES = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"
                 "SmolLM3RMSNorm", "Phi3RMSNorm")  # fmt: skip
 
 
-def take_over(
-    module: Any, cache: KVCache, is_emptied: bool = False, is_fastest: bool = False
-) -> Decoder:
+def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
     """A decoder with the module's weights over `cache`. is_emptied: take the weights out of the
-    module, which cannot run afterwards. is_fastest: see Decoder. Raises ModelError for a module
-    that is not known."""
-    family = _family(module)
+    module, which cannot run afterwards. Raises ModelError for a module that is not known."""
+    family = _family(module, cache.shape.capacity)
     config = module.config
     cos, sin = _rotation_tables(module, cache)
     _require_whole_heads(config, cache, cos)
     blocks = tuple(
         _block(layer, family, config.rms_norm_eps, is_emptied) for layer in module.model.layers
     )
+    embedding = module.model.embed_tokens.weight.detach()
+    is_tied = module.lm_head.weight is module.model.embed_tokens.weight
     weights = Weights(
-        embedding=module.model.embed_tokens.weight.detach(),
+        embedding=embedding,
         blocks=blocks,
         final_norm=_norm(module.model.norm, config.rms_norm_eps),
-        head=fused([module.lm_head]),
+        head=packed(embedding, None) if is_tied else fused([module.lm_head]),
         cos=cos,
         sin=sin,
         num_heads=config.num_attention_heads,
         num_kv_heads=cache.shape.num_kv_heads,
         head_dim=cache.shape.head_dim,
     )
-    return Decoder(weights, cache, is_fastest)
+    return Decoder(weights, cache)
 
 
-def _family(module: Any) -> _Family:
+def _family(module: Any, capacity: int) -> _Family:
     """Raises ModelError unless every setting of the blocks is known."""
     config = module.config
     family = FAMILIES.get(config.model_type)
@@ -81,6 +81,12 @@ def _family(module: Any) -> _Family:
         raise _unsuited(f"{config.model_type} is no family it knows")
     if config.hidden_act != "silu":
         raise _unsuited(f"its activation is {config.hidden_act}, not silu")
+    window = window_of(config)
+    if window is not None and window < capacity:
+        raise _unsuited(
+            f"its layers attend to a window of {window} positions, and the context is {capacity}; "
+            f"with --context {window} or less it would"
+        )
     rotation = (config.rope_parameters or {}).get("rope_type", "default")
     if rotation not in ROTATIONS:
         raise _unsuited(f"its rotation is {rotation}, which changes with the length")
@@ -147,10 +153,15 @@ def _head_norm(attention: Any, eps: float) -> RootMeanSquareNorm:
 
 
 def _empty(layers: list[Any]) -> None:
-    """Drop the module's weights; those that are used unchanged stay alive in the decoder."""
-    for layer in layers:
-        if type(layer) is nn.Linear:
-            layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+    """Drop the module's weights; those that are used unchanged stay alive in the decoder.
+
+    On a GPU their memory goes back to the driver: torch would keep it, and fused weights need
+    larger blocks than those that were freed."""
+    plain = [layer for layer in layers if type(layer) is nn.Linear]
+    for layer in plain:
+        layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+    if any(layer.weight.device.type == "cuda" for layer in plain):
+        torch.cuda.empty_cache()
 
 
 def _unsuited(reason: str) -> ModelError:

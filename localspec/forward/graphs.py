@@ -24,19 +24,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from localspec.errors import first_line
 from localspec.forward.decoder import Decoder
-from localspec.forward.static import StaticForward, Window, undisturbed
+from localspec.forward.static import StaticForward, Window, undisturbed, windows
 
 Work = Callable[[], None]
 
 WARM_UPS = 3  # libraries choose kernels and take workspaces in their first calls
+TIMED_REPLAYS = 10
 RESERVE_BYTES = 512 * 1024**2  # left free on the device
-LIMIT_BYTES = 2 * 1024**3  # graphs beyond this are worth less than the context they displace
 
 
 class GraphPool(Protocol):
@@ -48,6 +49,10 @@ class GraphPool(Protocol):
 
     def capture(self, work: Work) -> Work:
         """See the module. Raises RuntimeError where the work cannot be recorded."""
+        ...
+
+    def seconds(self, recorded: Work) -> float:
+        """How long a replay takes."""
         ...
 
 
@@ -66,14 +71,14 @@ class Capturing(Protocol):
 
 
 class CudaGraphPool:
-    """Graphs of one CUDA device. One thread at a time. pool_bytes: device memory that capturing has
-    taken so far, as measured."""
+    """Graphs of one CUDA device. One thread at a time. limit_bytes: what they may take (planned
+    for by machine.plans). pool_bytes: what they have taken so far, as measured."""
 
     def __init__(
         self,
         device: torch.device,
+        limit_bytes: int,
         reserve_bytes: int = RESERVE_BYTES,
-        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self.pool_bytes = 0
         self._device = device
@@ -97,6 +102,15 @@ class CudaGraphPool:
                 recorded = self._record(work)
             self.pool_bytes += max(0, before - self._free_bytes())
         return recorded
+
+    def seconds(self, recorded: Work) -> float:
+        recorded()
+        torch.cuda.synchronize(self._device)
+        started = perf_counter()
+        for _ in range(TIMED_REPLAYS):
+            recorded()
+        torch.cuda.synchronize(self._device)
+        return (perf_counter() - started) / TIMED_REPLAYS
 
     def _record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
@@ -174,6 +188,23 @@ class GraphStore(Generic[Key, Graph]):
                 return
 
 
+class Recorded(Protocol):
+    """What a graph is kept with."""
+
+    @property
+    def replay(self) -> Work: ...
+
+
+AnyRecorded = TypeVar("AnyRecorded", bound=Recorded)
+
+
+def fastest(pool: GraphPool, made: Sequence[AnyRecorded]) -> AnyRecorded:
+    """Of several that do the same; timed only where there is a choice."""
+    if len(made) == 1:
+        return made[0]
+    return min(made, key=lambda each: pool.seconds(each.replay))
+
+
 def _notice(reason: str) -> str:
     return (
         f"Not every step is a captured graph: {reason}. Replies are the same; those steps take "
@@ -225,7 +256,7 @@ class CapturedDecoder(Decoder):
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
         self._store = GraphStore[Shape, _Captured](pool)
         self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[int, tuple[Window, ...]] = {}
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs
 
     @property
@@ -274,10 +305,18 @@ class CapturedDecoder(Decoder):
 
     @torch.inference_mode()
     def _captured(self, shape: Shape) -> _Captured:
-        """Record one graph and compare it with the forward it was made of."""
+        """The fastest of the graphs that a shape may have."""
         width, bucket = shape
+        if bucket not in self._windows:
+            self._windows[bucket] = windows(self, bucket)
+        made = [self._recorded(window, width) for window in self._windows[bucket]]
+        self._order = tuple(sorted({*self._order, shape}))
+        return fastest(self._store.pool, made)
+
+    def _recorded(self, window: Window, width: int) -> _Captured:
+        """Record one graph and compare it with the forward it was made of."""
         out = self._buffer()
-        static = StaticForward(self._window(bucket), width, out)
+        static = StaticForward(window, width, out)
         with undisturbed(self.cache, width):
             static.fill(self._probe(width, 1), None, 0)
             replay = self._store.pool.capture(static)
@@ -289,13 +328,7 @@ class CapturedDecoder(Decoder):
             error = float((out[:width] - wanted).norm() / wanted.norm())
         if not error <= AGREEMENT:
             raise GraphFault(f"a replay of {width} tokens gave other logits")
-        self._order = tuple(sorted({*self._order, shape}))
         return _Captured(static, replay)
-
-    def _window(self, bucket: int) -> Window:
-        if bucket not in self._windows:
-            self._windows[bucket] = Window(self, bucket)
-        return self._windows[bucket]
 
     def _buffer(self) -> torch.Tensor:
         if self._out is None:

@@ -1,9 +1,10 @@
 """A transformers causal language model with our KV cache: tokens in, logits out.
 
 Contract: `forward` appends n slots and returns one row of fp32 logits for each of the last
-`num_logits` tokens. The module is any family of transformers with full attention; neither it nor
-its config is edited. `kv_shape` refuses models whose cache cannot roll back (sliding windows,
-recurrent states).
+`num_logits` tokens. The module is any family of transformers with full or windowed attention;
+neither it nor its config is edited. The cache keeps every position, and layers that attend to a
+window get a mask for it, so that a rejected draft can be taken back anywhere. `kv_shape` refuses
+models whose cache cannot roll back (recurrent states).
 
 Not here: loading from disk, sampling, drafting.
 """
@@ -17,9 +18,11 @@ from typing import Any, Protocol
 import torch
 
 from localspec.errors import ModelError
+from localspec.formats.attention import attention_fault
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
-from localspec.forward.tree import causal_mask, depths, tree_mask
+from localspec.forward.tree import causal_mask, depths, visible_mask
+from localspec.forward.upload import indices, uploaded
 
 PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
 
@@ -62,6 +65,10 @@ class CausalLM:
         self.cache = cache
         self.device: torch.device = module.device
         self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
+        self._window = window_of(module.config)
+        self._has_kinds = getattr(module.config.get_text_config(), "layer_types", None) is not None
+        # That attention adds its mask to the scores, and knows no causal order without one.
+        self._is_eager = module.config.get_text_config()._attn_implementation == "eager"
 
     @property
     def weight_bytes(self) -> int:
@@ -87,7 +94,7 @@ class CausalLM:
         with self.cache.append(tokens) as start:
             positions, mask = self._layout(len(tokens), parents, start)
             output = self.module(
-                input_ids=torch.tensor([tokens], device=self.device),
+                input_ids=indices([tokens], self.device),
                 position_ids=positions,
                 attention_mask=mask,
                 past_key_values=self.cache,
@@ -116,22 +123,38 @@ class CausalLM:
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
-        rows: torch.Tensor = self.module.get_input_embeddings()(
-            torch.tensor(ids, device=self.device)
-        )
+        rows: torch.Tensor = self.module.get_input_embeddings()(indices(ids, self.device))
         return rows
 
     def _layout(
         self, num_tokens: int, parents: Sequence[int] | None, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | dict[str, torch.Tensor] | None]:
+        """Positions, and the mask: for each kind of layer where they differ."""
         if parents is None:
             positions = torch.arange(start, start + num_tokens, device=self.device)
-            return positions[None], causal_mask(num_tokens, start, self.device)
-        places = [start + depth for depth in depths(parents)]
-        return (
-            torch.tensor([places], device=self.device),
-            tree_mask(parents, start, self.device),
-        )
+        else:
+            places = [start + depth for depth in depths(parents)]
+            positions = uploaded(places, torch.int64, self.device)
+        return positions[None], self._mask(num_tokens, parents, start)
+
+    def _mask(
+        self, num_tokens: int, parents: Sequence[int] | None, start: int
+    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        def made(window: int | None) -> torch.Tensor:
+            seen = visible_mask(num_tokens, parents, start, self.device, window)
+            if not self._is_eager:
+                return seen
+            dtype = self.module.dtype
+            blocked = torch.zeros(seen.shape, dtype=dtype, device=self.device)
+            return blocked.masked_fill_(~seen, torch.finfo(dtype).min)
+
+        if self._window is not None and start + num_tokens > self._window:
+            if not self._has_kinds:
+                return made(self._window)
+            return {"full_attention": made(None), "sliding_attention": made(self._window)}
+        if parents is None and not self._is_eager:
+            return causal_mask(num_tokens, start, self.device)
+        return made(None)
 
 
 def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:
@@ -160,20 +183,9 @@ def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
 def kv_shape(config: Any, capacity: int) -> KVShape:
     """The cache a transformers config needs. Raises ModelError where it cannot roll back."""
     text = config.get_text_config()
-    window = getattr(text, "sliding_window", None)
-    kinds = set(getattr(text, "layer_types", None) or _kinds_of_old(text, window))
-    others = kinds - {"full_attention", "sliding_attention"}
-    if others:
-        raise ModelError(
-            f"{text.model_type} has layers of the kind {', '.join(sorted(others))}. Their state "
-            "cannot take back a rejected draft. Choose a model with full attention."
-        )
-    if "sliding_attention" in kinds and (window is None or window < capacity):
-        raise ModelError(
-            f"{text.model_type} attends to its last {window} tokens only, and plain and "
-            f"drafted output would differ beyond that. Load it with --context {window} or less, "
-            "or choose a model with full attention."
-        )
+    fault = attention_fault({**text.to_dict(), "layer_types": getattr(text, "layer_types", None)})
+    if fault is not None:
+        raise ModelError(fault)
     heads = text.num_attention_heads
     shape = KVShape(
         num_layers=text.num_hidden_layers,
@@ -189,7 +201,13 @@ def kv_shape(config: Any, capacity: int) -> KVShape:
     return shape
 
 
-def _kinds_of_old(text: Any, window: int | None) -> tuple[str, ...]:
-    """Layer kinds of configs that name only a window (Mistral, Phi-3)."""
-    is_windowed = window is not None and getattr(text, "use_sliding_window", True)
-    return ("sliding_attention",) if is_windowed else ("full_attention",)
+def window_of(config: Any) -> int | None:
+    """How many positions, its own among them, a token sees in the layers of a transformers config
+    that attend to a window; None where no layer does."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    # Mistral and Phi-3 name a window and no kinds; Qwen has a switch.
+    has_window = (
+        "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)
+    )
+    return getattr(text, "sliding_window", None) if has_window else None

@@ -34,6 +34,11 @@ class EarlyExit(Decoder):
         self.depth = depth
         self._whole = whole.weights
 
+    @property
+    def written_features(self) -> None:
+        """None: see the module."""
+        return None
+
     @torch.inference_mode()
     def forward(
         self,

@@ -18,25 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.attention import Attend, grouped_attention, grouped_mask
+from localspec.forward.attention import (
+    Attend,
+    can_split,
+    grouped_attention,
+    grouped_mask,
+    parts_of,
+    split_attention,
+)
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.tree import additive_mask, depths
-
-
-def uploaded(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new host tensor of `values`, in memory that a GPU can fetch it from without a wait.
-
-    New each time: torch keeps such memory until the copy is over, whereas a buffer of our own
-    could be written to again before the device has read it.
-    """
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+from localspec.forward.upload import pinned
 
 
 @contextmanager
@@ -65,14 +63,16 @@ def zero_beyond(cache: KVCache) -> None:
 
 
 class Window:
-    """The first `bucket` slots of a decoder's cache, addressed by tensors only."""
+    """The first `bucket` slots of a decoder's cache, addressed by tensors only. parts: stretches
+    of keys that attention takes at once."""
 
-    def __init__(self, decoder: Decoder, bucket: int) -> None:
+    def __init__(self, decoder: Decoder, bucket: int, parts: int = 1) -> None:
         assert bucket <= decoder.cache.shape.capacity, "a window ends within the cache"
         self.bucket = bucket
         self.weights = decoder.weights
         self.device = decoder.device
         self.dtype = decoder.cache.dtype
+        self._parts = parts
         self._decoder = decoder
         self._slots = decoder.cache.slots
         self._groups = decoder.weights.num_heads // decoder.weights.num_kv_heads
@@ -92,7 +92,7 @@ class Window:
         rows = F.embedding(ids, weights.embedding)  # [w, d]
         cos = weights.cos.index_select(0, positions).unsqueeze(1)
         sin = weights.sin.index_select(0, positions).unsqueeze(1)
-        features = self._decoder.cache.features
+        features = self._decoder.written_features
         keep = frozenset(() if features is None else features.layers)
         rows, hidden = self._decoder.unpadded_layers(
             rows, cos, sin, self._attention(slots, block), keep
@@ -124,9 +124,20 @@ class Window:
             keys.index_copy_(2, slots, new[:1])
             values.index_copy_(2, slots, new[1:])
             window = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
-            return grouped_attention(queries, *window, mask)
+            if self._parts == 1 or mask is None:
+                return grouped_attention(queries, *window, mask)
+            return split_attention(queries, *window, mask, self._parts)
 
         return attend
+
+
+def windows(decoder: Decoder, bucket: int) -> tuple[Window, ...]:
+    """Every way of attending in a bucket that may be the fastest on the decoder's device."""
+    whole, parts = Window(decoder, bucket), parts_of(bucket)
+    if decoder.device.type != "cuda" or parts == 1:
+        return (whole,)
+    has_kernel = can_split(decoder.cache.dtype, decoder.device)
+    return (whole, Window(decoder, bucket, parts)) if has_kernel else (whole,)
 
 
 class StaticForward:
@@ -140,7 +151,7 @@ class StaticForward:
         self._out = out[:width]
         self._inputs = torch.zeros(3, width, dtype=torch.int64, device=window.device)
         self._parents: tuple[int, ...] | None = None
-        self._block = _block(None, width, window.dtype).to(window.device)
+        self._block = _block(None, width, window)
 
     @torch.inference_mode()
     def fill(self, tokens: Sequence[int], parents: Sequence[int] | None, start: int) -> None:
@@ -157,9 +168,9 @@ class StaticForward:
             positions = [start + depth for depth in depths(parents)] + [start] * spare
             tree = (*parents, *[-1] * spare)
         values = [[*tokens, *[0] * spare], positions, slots]  # [3, width]
-        self._inputs.copy_(uploaded(values, torch.int64, self.window.device), non_blocking=True)
+        self._inputs.copy_(pinned(values, torch.int64, self.window.device), non_blocking=True)
         if tree != self._parents:  # mostly a chain after a chain, with nothing to copy
-            self._block.copy_(_block(tree, self.width, self.window.dtype))
+            self._block.copy_(_block(tree, self.width, self.window))
             self._parents = tree
 
     @torch.inference_mode()
@@ -170,7 +181,9 @@ class StaticForward:
         self._out.copy_(self.window.logits(rows))
 
 
-def _block(parents: Sequence[int] | None, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `width` rows see of each other, [w, w], on the host."""
-    mask = additive_mask(width, parents, 0, dtype, torch.device("cpu"))
-    return torch.zeros(1, 1, dtype=dtype) if mask is None else mask[0, 0]
+def _block(parents: Sequence[int] | None, width: int, window: Window) -> torch.Tensor:
+    """What `width` rows see of each other, [w, w]."""
+    mask = additive_mask(width, parents, 0, window.dtype, window.device)
+    return (
+        torch.zeros(1, 1, dtype=window.dtype, device=window.device) if mask is None else mask[0, 0]
+    )

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from localspec.forward.upload import uploaded
+
 
 def depths(parents: Sequence[int]) -> list[int]:
     """Distance of each node from what is cached, 0 for its direct children."""
@@ -40,13 +42,12 @@ def causal_mask(num_tokens: int, start: int, device: torch.device) -> torch.Tens
 def tree_mask(parents: Sequence[int], start: int, device: torch.device) -> torch.Tensor:
     """Mask of a tree after `start` cached tokens: [1, 1, n, start + n], True = visible."""
     size = len(parents)
-    visible = torch.zeros(size, start + size, dtype=torch.bool)
-    visible[:, :start] = True
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            visible[node] = visible[parent]
-        visible[node, start + node] = True
-    return visible.to(device)[None, None]
+    among = [[False] * size for _ in parents]  # of the tree's own tokens
+    for node, path in enumerate(paths_of(parents)):
+        for step in path:
+            among[node][step] = True
+    visible = uploaded(among, torch.bool, device)
+    return F.pad(visible, (start, 0), value=True)[None, None]
 
 
 def additive_mask(
@@ -65,6 +66,28 @@ def additive_mask(
         return F.pad(blocked.triu_(1), (start, 0))[None, None]
     blocked = torch.zeros(1, 1, num_tokens, start + num_tokens, dtype=dtype, device=device)
     return blocked.masked_fill_(~tree_mask(parents, start, device), float("-inf"))
+
+
+def visible_mask(
+    num_tokens: int,
+    parents: Sequence[int] | None,
+    start: int,
+    device: torch.device,
+    window: int | None = None,
+) -> torch.Tensor:
+    """What each token sees after `start` cached ones, [1, 1, n, start + n], True = visible.
+    parents: None for a chain. window: how many positions up to its own a token sees, None for all;
+    a position of a tree is its depth's."""
+    if parents is None:
+        seen = torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=device)
+        seen, places = seen.tril_(start)[None, None], list(range(num_tokens))
+    else:
+        seen, places = tree_mask(parents, start, device), depths(parents)
+    if window is None:
+        return seen
+    own = uploaded(places, torch.int64, device) + start  # [n]
+    cached = torch.arange(start, device=device)
+    return seen & (own[:, None] - torch.cat((cached, own)) < window)
 
 
 def children(parents: Sequence[int]) -> dict[int, list[int]]:

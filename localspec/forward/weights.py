@@ -21,10 +21,15 @@ from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.files import parsed, read_json
+from localspec.formats.gguf_file import POINTER, parts_of
+from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
+from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM, LanguageModel, kv_shape
+from localspec.forward.own_bits import in_its_own_bits, weights_missing
+from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
 
 # 8 bits of quantised weights are among the usual ones.
@@ -46,11 +51,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Opened:
     """A loaded model. notice: why the native decoder does not run it, None where it does.
     has_invariant_rows: whether a row's logits have the same bits whatever rows run beside it, as
-    compared while loading; elsewhere one row and several are equal within rounding."""
+    compared while loading; elsewhere one row and several are equal within rounding.
+    repacking_error: of the file's own 4-bit weights, how far a layer's output lies off at most, by
+    its norm; None where there are none."""
 
     model: LanguageModel
     notice: str | None
     has_invariant_rows: bool
+    repacking_error: float | None = None
 
 
 def load_model(
@@ -66,19 +74,22 @@ def load_model(
 
     It runs natively where the decoder knows the family and its logits agree, else on transformers.
     bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading. spare_bytes:
-    memory that may be spent on speed, None for no limit. is_fastest: the fastest kernels for one
-    row, as timed, at the cost of has_invariant_rows. Raises ModelError, MemoryShortage.
+    memory that may be spent on speed, None for no limit. is_fastest: the fastest linear layers for
+    one row, as timed, and fused attention, at the cost of has_invariant_rows. Raises ModelError,
+    MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
+    dtype = module.dtype  # what is loaded as it is kept has one of its own
     shape = kv_shape(module.config, context_length)
+    repacked = max((m.error for m in module.modules() if isinstance(m, Int4Linear)), default=None)
     try:
         small = replace(shape, capacity=sum(PROBED))
         wanted = _answers(CausalLM(module, KVCache(small, dtype, device)), *PROBED)
         refusal = None
         if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
-            cache = native_cache(shape, dtype, device)
+            cache = native_cache(shape, dtype, device, is_fastest)
             try:
-                native = take_over(module, cache, is_emptied=True, is_fastest=is_fastest)
+                native = take_over(module, cache, is_emptied=True)
             except ModelError as error:
                 refusal = str(error)
             else:
@@ -86,11 +97,12 @@ def load_model(
                     tune(native.weights.linears, native.weights.embedding, spare_bytes)
                 off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[dtype]:
-                    return Opened(native, None, _has_invariant_rows(native))
+                    return Opened(native, None, _has_invariant_rows(native), repacked)
                 del native, module  # before the weights are read a second time
                 refusal = f"The native decoder answered {off:.1%} off and is not used."
                 module = load_module(folder, dtype, device, bits)
-        return Opened(CausalLM(module, KVCache(shape, dtype, device)), refusal, False)
+        model = CausalLM(module, KVCache(shape, dtype, device))
+        return Opened(model, refusal, False, repacked)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
 
@@ -115,24 +127,33 @@ def _has_invariant_rows(model: Decoder) -> bool:
 
 
 def load_module(
-    folder: Path, dtype: torch.dtype, device: torch.device, bits: Bits | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    bits: Bits | None = None,
+    attention: Literal["sdpa", "eager"] = "sdpa",
 ) -> Any:
-    """The transformers module of a checked folder, in evaluation mode. Raises ModelError."""
-    from transformers import AutoModelForCausalLM
-
+    """The transformers module of a checked folder, in evaluation mode. attention: transformers'
+    implementation; eager where a family has no other. Raises ModelError."""
     config = check_folder(folder)
+    stored = stored_of(config, folder.name)
+    is_kept = stored is not None and stored.stays is not None
     try:
-        kv_shape(_config_of(folder, config), 1)  # before gigabytes are read
-        opened: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder),
+        known = _config_of(folder, config)
+        kv_shape(known, 1)  # before gigabytes are read
+        own = None
+        if bits == 4:
+            files = weight_files(folder)
+            own = in_its_own_bits(folder.name, config, known, files, dtype, device)
+        if own is not None:
+            return own
+        opener, source = _opener(folder, config, known, dtype)
+        opened: Any = opener.from_pretrained(
+            **source,
             dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             output_loading_info=True,
-            **_renamed(config),
-            **_quantised_by(bits, dtype, device),
+            **_quantised_by(bits, dtype, device, is_kept),
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
@@ -140,6 +161,9 @@ def load_module(
         raise
     except Exception as error:  # unknown files in transformers' code: any type is possible
         if NO_ATTENTION in first_line(error):
+            # A mask describes all of an attention only where positions are told apart by rotation.
+            if getattr(known.get_text_config(), "rope_parameters", None):
+                return load_module(folder, dtype, device, bits, "eager")
             raise ModelError(
                 f"The family of {folder.name} ({config.get('model_type')}) has an attention of its "
                 "own that cannot check several tokens at once here. Choose a model of another "
@@ -148,11 +172,8 @@ def load_module(
         raise _cannot_be_loaded(folder, error) from error
     module, info = opened
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
-        raise ModelError(
-            f"{len(missing)} weights are missing from {folder.name}, first {missing[0]}. "
-            "Fetch the model again."
-        )
-    if bits is not None:  # placed while loading; bitsandbytes refuses to be moved again
+        raise weights_missing(folder.name, missing)
+    if bits is not None or is_kept:  # placed while loading; bitsandbytes refuses to be moved again
         return module.eval().requires_grad_(False)
     try:
         return module.to(device).eval().requires_grad_(False)
@@ -160,8 +181,29 @@ def load_module(
         raise _does_not_fit(folder) from error
 
 
-def _quantised_by(bits: Bits | None, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Arguments that make from_pretrained quantise; none where nothing is to be quantised."""
+def _opener(
+    folder: Path, config: dict[str, Any], known: Any, dtype: torch.dtype
+) -> tuple[Any, dict[str, Any]]:
+    """The class whose from_pretrained makes the module, and arguments that say of what."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    weights = stored_weights(config, weight_files(folder), dtype)
+    if weights is None:
+        files = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+        name = {"pretrained_model_name_or_path": str(folder)}
+        return AutoModelForCausalLM, {**name, **files, **_renamed(config)}
+    del known.quantization_config  # they are dense now
+    made = {"pretrained_model_name_or_path": None, "config": known, "state_dict": weights.dense}
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(known)], made
+
+
+def _quantised_by(
+    bits: Bits | None, dtype: torch.dtype, device: torch.device, is_kept: bool
+) -> dict[str, Any]:
+    """Arguments that make from_pretrained quantise; none where nothing is to be quantised.
+    is_kept: the files are quantised, and stay so."""
+    if is_kept:
+        return {"device_map": {"": device}}
     if bits is None:
         return {}
     from transformers import BitsAndBytesConfig
@@ -224,13 +266,25 @@ def check_folder(folder: Path) -> dict[str, Any]:
             f"The model in {folder.name} needs code of its own, which localspec never runs. Choose "
             "a model of a family that transformers knows."
         )
-    for file in weight_files(folder):
-        check_safetensors(file)
+    stored_of(config, folder.name)  # raises for what is not read here
+    if gguf_file(folder) is None:
+        for file in weight_files(folder):
+            check_safetensors(file)
     return config
 
 
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file that a folder's weights are in; None where they are in the folder."""
+    if not (folder / POINTER).is_file():
+        return None
+    return Path(str(_read_object(folder / POINTER).get("file")))
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model, all present. Raises ModelError naming what is missing."""
+    """The weight files of a model, all present. Raises ModelError naming what is missing."""
+    elsewhere = gguf_file(folder)
+    if elsewhere is not None:
+        return parts_of(elsewhere)
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file() and not single.is_file():
         pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))

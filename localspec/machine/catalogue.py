@@ -19,12 +19,15 @@ from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import gguf_of, shape_of_gguf
 from localspec.machine.hardware import Hardware, probe
 from localspec.machine.hub_files import Survey
+from localspec.machine.other_programs import OtherModel, found_models
 from localspec.machine.plan_report import offered_ids
 from localspec.machine.plans import DraftCandidate, full_precision, room_for
 from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot, recommend
-from localspec.machine.shapes import ModelShape, shape_from_folder
+from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import (
     CachedModel,
     KnownModel,
@@ -43,7 +46,8 @@ FEWER_BITS = {"float32": "8-bit", "float16": "8-bit", "bfloat16": "8-bit", "8-bi
 @dataclass(frozen=True)
 class CatalogueState:
     """What was found at one moment. folder: the model folder that was named, if any, and what is
-    wrong with it."""
+    wrong with it. others: what other programs keep that cannot be loaded, with the reason.
+    free_bytes: of the memory for models."""
 
     hardware: Hardware
     recommendation: Recommendation
@@ -53,6 +57,8 @@ class CatalogueState:
     notices: tuple[str, ...] = ()
     folder: str | None = None
     folder_fault: str | None = None
+    others: tuple[OtherModel, ...] = ()
+    free_bytes: int | None = None
 
 
 @dataclass
@@ -74,6 +80,8 @@ class Catalogue:
         """freed_bytes: what the loaded model would give back."""
         hardware, cached, disk = self.probe(), cached_models(), disk_free()
         models, notices = self._models(cached)
+        more, others = of_other_programs()
+        models += more
         fault = None
         if folder:
             try:
@@ -105,6 +113,8 @@ class Catalogue:
             notices=(*hardware.notices, *notices),
             folder=folder,
             folder_fault=fault,
+            others=tuple(others),
+            free_bytes=None if hardware.free_bytes is None else snapshot.room.free_bytes,
         )
 
     def ask_size(self, model_id: str) -> Survey | DownloadFault:
@@ -179,12 +189,33 @@ def cached_model(cached: CachedModel) -> AvailableModel:
 
 
 def folder_model(folder: Path) -> AvailableModel:
-    """A folder that was named. Raises ModelError for one that cannot be loaded."""
+    """A folder or GGUF file that was named. Raises ModelError for one that cannot be loaded."""
+    file = gguf_of(folder)
+    if file is not None:
+        return _own_model(shape_of_gguf(file, str(file)), "a file of yours")
     shape = shape_from_folder(folder, str(folder))
     missing = missing_part(folder)
     if missing is not None:
         raise ModelError(f"{folder} lacks {missing}. Name a folder that holds a whole model.")
-    return AvailableModel(shape=shape, license=None, family="a folder of yours")
+    return _own_model(shape, "a folder of yours")
+
+
+def _own_model(shape: ModelShape, family: str) -> AvailableModel:
+    note = f"Its weights are kept as {shape.stored_as}." if shape.stored_as else ""
+    return AvailableModel(shape=shape, license=None, family=family, note=note)
+
+
+def of_other_programs() -> tuple[list[AvailableModel], list[OtherModel]]:
+    """What other programs keep: what can be loaded, and the rest with its reason."""
+    models, rest = [], []
+    for each in found_models():
+        try:
+            found = folder_model(each.place)
+            note = f"{each.name}. {found.note}".rstrip()
+            models.append(replace(found, family=f"from {each.program}", note=note))
+        except ModelError as error:
+            rest.append(replace(each, reason=str(error)))
+    return models, rest
 
 
 def cache_folder() -> Path:

@@ -20,6 +20,9 @@ from typing import Any
 
 from localspec.errors import DraftMismatch, ModelError
 from localspec.files import read_json
+from localspec.formats.gguf_file import read_header
+from localspec.formats.gguf_tokenizer import tokenizer_of
+from localspec.machine.gguf_models import gguf_of
 
 TokenMap = Mapping[str, int]
 
@@ -45,7 +48,11 @@ UNKNOWN = Compatibility(
 
 
 def read_token_map(folder: Path) -> dict[str, int]:
-    """Every token of the tokenizer in `folder` with its id, added tokens included."""
+    """Every token of the tokenizer in `folder`, or in a GGUF file, with its id, added tokens
+    included."""
+    file = gguf_of(folder)
+    if file is not None:
+        return _from_tokenizer_json(tokenizer_of(read_header(file, with_vocabulary=True)), file)
     if (folder / "tokenizer.json").is_file():
         return _from_tokenizer_json(_read_json(folder / "tokenizer.json"), folder)
     if (folder / "vocab.json").is_file():

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from localspec.config import PROJECT_FOLDER
 from localspec.files import read_json, replacing
 from localspec.machine.download_faults import DownloadFault, fault
-from localspec.machine.hub_files import Survey, gb
+from localspec.machine.hub_files import HubModel, Survey, gb
 
 WORKER = (sys.executable, "-m", "localspec.machine.fetch")
 # The one place that may call out. Xet's own transfers cannot be continued after a crash, plain
@@ -125,13 +125,25 @@ class Downloads:
 
     def survey(self, model_id: str) -> Survey | DownloadFault:
         """Exactly what would be fetched; asks the hub, in a process of its own, and waits."""
-        with self._start(model_id, "--survey") as process:
+        said = self._asked(model_id, "--survey")
+        return said if isinstance(said, DownloadFault) else Survey.from_dict(said["survey"])
+
+    def search(self, words: str, most_params: str) -> tuple[HubModel, ...] | DownloadFault:
+        """As hub_files.search, in a process of its own."""
+        said = self._asked(words, "--search", most_params)
+        if isinstance(said, DownloadFault):
+            return said
+        return tuple(HubModel(**each) for each in said["found"])
+
+    def _asked(self, about: str, *flags: str) -> dict[str, Any] | DownloadFault:
+        """The answer of a process that asks the hub once."""
+        with self._start(about, *flags) as process:
             lines = list(_said_by(process))
         for line in lines:
-            if "survey" in line:
-                return Survey.from_dict(line["survey"])
             if "fault" in line:
                 return DownloadFault(**line["fault"])
+            if "survey" in line or "found" in line:
+                return line
         return fault("worker_ended", exit_code=process.returncode)
 
     def ask(self, model_id: str) -> None:

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from localspec.files import replacing
 from localspec.machine.download_faults import DownloadError, fault_of
-from localspec.machine.hub_files import HubFile, Survey, gb, survey
+from localspec.machine.hub_files import HubFile, Survey, gb, search, survey
 
 # Left free beside a model, or the log and the system suffer.
 SPARE_DISK_BYTES = 512 * 2**20
@@ -262,8 +262,8 @@ def say(**data: Any) -> None:
         os._exit(1)
 
 
-def run(model_id: str, is_survey_only: bool) -> int:
-    """The exit code. Every failure is a fault that was said."""
+def run(model_id: str, flag: str = "", most_params: str = "") -> int:
+    """The exit code. Every failure is a fault that was said. model_id: with --search words."""
     from huggingface_hub import constants
     from huggingface_hub.utils import logging
 
@@ -271,7 +271,9 @@ def run(model_id: str, is_survey_only: bool) -> int:
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     report = Throttle(lambda name, read, phase: say(file=name, bytes=read, phase=phase))
     try:
-        if is_survey_only:
+        if flag == "--search":
+            say(found=[asdict(each) for each in search(model_id, most_params)])
+        elif flag == "--survey":
             say(survey=asdict(survey(model_id)))
         else:
             place = fetch(model_id, lambda found: say(survey=asdict(found)), report)
@@ -283,4 +285,4 @@ def run(model_id: str, is_survey_only: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1], "--survey" in sys.argv[2:]))
+    sys.exit(run(*sys.argv[1:4]))

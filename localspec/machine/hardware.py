@@ -4,7 +4,7 @@ Contract: `probe` runs before CUDA starts and without importing torch; it always
 in `notices` what it could not read and what to do. `free_bytes_now` is asked again right before
 allocating. A GPU is matched to torch's device by UUID or PCI address, never by index: the two
 count in different orders. Inside a container its own memory limit counts, which psutil does not
-see. `found_line` says what was found; unknown is said to be unknown.
+see.
 
 Not here: what fits (planner). Tests pass stand-ins for NVML, torch and the host's figures.
 """
@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from localspec.errors import MemoryShortage
-from localspec.machine.nvml import Gpu, in_use, read_gpus
+from localspec.errors import ConfigError, MemoryShortage
+from localspec.machine.nvml import Gpu, read_gpus
 
 Device = Literal["cuda", "mps", "cpu"]
 
-# Left free on a GPU: 512 MiB for fragmentation and, where a screen or Windows uses it too, what
-# the desktop may take back at any time (there an overrun does not fail but runs some ten times
-# slower). LM Studio failed with less than 2 GB, llama.cpp keeps 1 GiB, Ollama 457 MiB.
+# Left free on a GPU: 512 MiB for fragmentation and, where a screen or Windows uses it too, as much
+# again for what the desktop may take back at any time (there an overrun does not fail but runs some
+# ten times slower; loading sets torch a limit). llama.cpp keeps 1 GiB, Ollama 457 MiB.
 MARGIN_HEADLESS_BYTES = 512 * 2**20
-MARGIN_DISPLAY_BYTES = 3 * 2**29
+MARGIN_DISPLAY_BYTES = 2**30
 # Left free in RAM: a computer that swaps is worse than a model that was refused (our choice).
 MARGIN_RAM_BYTES = 2**30
 MARGIN_SHARE = 0.04
@@ -214,6 +214,20 @@ def probe(
     return Hardware(device, host, gpu, reading.gpus, torch_build, tuple(notices))
 
 
+def on_device(hardware: Hardware, name: str | None) -> Hardware:
+    """The machine with the device that was asked for (LoadOptions.device). Raises ConfigError."""
+    if name is None or name == hardware.device:
+        return hardware
+    if name == "cpu":
+        return replace(hardware, device="cpu", gpu=None)
+    found = {f"cuda:{index}": gpu for index, gpu in enumerate(hardware.gpus)}
+    if hardware.device == "cuda" and name in found:
+        return replace(hardware, gpu=found[name])
+    known = ["cpu", *(["mps"] if hardware.device == "mps" else [])]
+    known += ["cuda", *found] if hardware.device == "cuda" else []
+    raise ConfigError(f"--device {name} is not here. This computer has: {', '.join(known)}.")
+
+
 def _is_apple(host: Host) -> bool:
     return host.system == "Darwin" and host.architecture == "arm64"
 
@@ -244,17 +258,35 @@ def confirmed_by_torch(hardware: Hardware, torch: Any = None) -> Hardware:
         return replace(hardware, device="cpu", gpu=None, notices=notices)
     if hardware.gpu is None:
         return replace(hardware, device="cuda", gpu=_gpu_from_torch(torch))
-    if torch_index(hardware.gpu, torch) is None:
+    index = torch_index(hardware.gpu, torch)
+    if index is not None and not _has_kernels(torch, index):
+        notices += (
+            f"The installed torch holds nothing that runs on {hardware.gpu.name}, so the CPU is "
+            "used. Remove the folder .venv and start again: another build of torch is then chosen.",
+        )
+        return replace(hardware, device="cpu", gpu=None, notices=notices)
+    if index is None:
         notices += (
             f"torch does not show {hardware.gpu.name} (see CUDA_VISIBLE_DEVICES), "
             "so the GPU it does show is used.",
         )
         return replace(hardware, gpu=_gpu_from_torch(torch), notices=notices)
     if hardware.gpu.free_bytes is None and not hardware.gpu.has_unified_memory:
-        free, total = torch.cuda.mem_get_info(torch_index(hardware.gpu, torch))
+        free, total = torch.cuda.mem_get_info(index)
         gpu = replace(hardware.gpu, free_bytes=int(free), total_bytes=int(total))
         return replace(hardware, gpu=gpu)
     return hardware
+
+
+def _has_kernels(torch: Any, index: int) -> bool:
+    """Whether torch was built for this GPU: with code of its generation, or code that the driver
+    can translate. True where torch names architectures of another kind (ROCm)."""
+    own = tuple(torch.cuda.get_device_capability(index))
+    found = re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(torch.cuda.get_arch_list()))
+    built = [(kind, (int(major), int(minor))) for kind, major, minor in found]
+    return not built or any(
+        arch <= own and (kind == "compute" or arch[0] == own[0]) for kind, arch in built
+    )
 
 
 def _gpu_from_torch(torch: Any) -> Gpu:
@@ -341,33 +373,3 @@ def _free_on_gpu(hardware: Hardware, nvml: Any, torch: Any) -> int:
     gpu = again.get(_bare_uuid(hardware.gpu.uuid))
     known = [from_torch] if gpu is None or gpu.free_bytes is None else [from_torch, gpu.free_bytes]
     return min(known)
-
-
-# -- in words -------------------------------------------------------------------------------
-
-
-def found_line(hardware: Hardware) -> str:
-    """ "Found RTX 4070, 12.0 GiB, 10.3 GiB free (Chrome and the desktop use 1.7)." """
-    gpu = hardware.gpu
-    if gpu is None:
-        return _without_gpu(hardware)
-    name = gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
-    if gpu.has_unified_memory:
-        return f"Found {name}, which shares the RAM: {_amounts(hardware)}."
-    if hardware.total_bytes is None:
-        return f"Found {name}. The driver does not say how much memory it has."
-    return f"Found {name}, {_amounts(hardware)}{in_use(gpu)}."
-
-
-def _without_gpu(hardware: Hardware) -> str:
-    cpu, cores, amounts = hardware.host.cpu_name, hardware.host.num_cpu_cores, _amounts(hardware)
-    if hardware.device == "mps":
-        return f"Found an Apple GPU ({cpu}), which shares the RAM: {amounts}."
-    noun = "core" if cores == 1 else "cores"
-    return f"No GPU that can be used: {cpu}, {cores} {noun}, RAM {amounts}."
-
-
-def _amounts(hardware: Hardware) -> str:
-    free = hardware.free_bytes
-    said = "free memory unknown" if free is None else f"{gib(free)} free"
-    return f"{gib(hardware.total_bytes)}, {said}"

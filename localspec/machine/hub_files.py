@@ -3,7 +3,7 @@
 Contract: `survey` asks the hub and pins the commit it found; nothing is fetched or written.
 `wanted` is the allow list: weights as safetensors, JSON, chat templates and the tokenizer's own
 files, from the top folder only; never pickle or code. `Survey.held_bytes` says what is on this
-disk.
+disk. `search` finds models by name and size.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
     "merges.txt", "vocab.txt", "tokenizer.model",
 )  # fmt: skip
+BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
+BYTES_OF |= {"F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}  # of a value, as .safetensors names them
+MAX_FOUND = 20  # by a search
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
@@ -111,6 +114,48 @@ def survey(model_id: str) -> Survey:
         if isinstance(each, RepoFile)
     ]
     return Survey(model_id, commit, wanted(listed))
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """What a search of the hub says of a model. Unknown is None. num_bytes: of its weights as
+    published. family: its model_type."""
+
+    id: str
+    num_params: int | None
+    num_bytes: int | None
+    family: str | None
+    is_gated: bool
+
+
+def search(words: str, most_params: str) -> list[HubModel]:
+    """Models that write text and have .safetensors weights, the most fetched first. most_params:
+    as the hub writes it, for example 4B; "" for any. Raises as `survey`."""
+    from huggingface_hub import HfApi
+
+    found = HfApi().list_models(
+        search=words or None,
+        filter="safetensors",
+        pipeline_tag="text-generation",
+        num_parameters=f"max:{most_params}" if most_params else None,
+        sort="downloads",
+        limit=MAX_FOUND,
+        expand=["safetensors", "config", "gated"],
+    )
+    return [_hub_model(each) for each in found]
+
+
+def _hub_model(info: Any) -> HubModel:
+    parameters = {} if info.safetensors is None else info.safetensors.parameters
+    sizes = [count * BYTES_OF.get(dtype, 4) for dtype, count in parameters.items()]
+    config = info.config or {}
+    return HubModel(
+        id=str(info.id),
+        num_params=sum(parameters.values()) or None,
+        num_bytes=sum(sizes) or None,
+        family=config.get("model_type"),
+        is_gated=bool(info.gated),
+    )
 
 
 def wanted(files: Iterable[HubFile]) -> tuple[HubFile, ...]:

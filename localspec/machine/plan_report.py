@@ -26,6 +26,8 @@ from localspec.machine.plans import (
     full_precision,
     room_for,
 )
+from localspec.machine.recommend import expected_gain
+from localspec.machine.shapes import Precision
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement
@@ -52,13 +54,13 @@ def make_plans(
         wanted = [find_profile(options.profile, profiles)]
         profiles = {**profiles, wanted[0].name: wanted[0]}
     hardware = hardware or probe()
-    room, full = room_for(hardware, vram_gib), full_precision(options.dtype, hardware, vram_gib)
+    room, only = room_for(hardware, vram_gib), _quantised(options.dtype)
+    full = full_precision(None if only else options.dtype, hardware, vram_gib)
 
     def request_for(target: KnownModel, drafts: Sequence[str]) -> PlanRequest:
         found = [find_model(name, profiles) for name in drafts]
         candidates = tuple(DraftCandidate(e.shape, compatibility_of(target, e)) for e in found)
-        known = tuple(measurements)
-        return PlanRequest(target.shape, room, context, candidates, full, measurements=known)
+        return PlanRequest(target.shape, room, context, candidates, full, only, tuple(measurements))
 
     if options.model is None and options.draft is None:
         requests, refused = [], list[Refusal]()
@@ -75,6 +77,11 @@ def make_plans(
         target = find_model(options.model or default, profiles)
         report = plan(request_for(target, (options.draft,) if options.draft else target.drafts))
     return _of_drafter(report, options.drafter)
+
+
+def _quantised(dtype: str | None) -> Precision | None:
+    """The precision where a quantised one was asked for."""
+    return "8-bit" if dtype == "8-bit" else "4-bit" if dtype == "4-bit" else None
 
 
 def offered_ids(profiles: Iterable[Profile]) -> list[str]:
@@ -125,11 +132,11 @@ def render(report: PlanReport, free_bytes: int, most: int = 5) -> str:
     is_overview = len(of_models) > 1
     shown = of_models if is_overview else report.plans
     for number, each in enumerate(shown[:most], start=1):
-        gain = "–" if each.expected_speedup is None else f"{each.expected_speedup:.2f}×"
         draft = f" with {each.draft_name}" if each.draft else ""
         lines.append(
             f"{number:3}. {each.target.name}, {each.precision}, {each.drafter}{draft}, context "
-            f"{each.context_length}: {gib(each.bytes.total, ceil)}, gain {gain}"
+            f"{each.context_length}: {gib(each.bytes.total, ceil)}, "
+            f"gain {_gain(each, report.device)}"
         )
         lines += [] if is_overview else [f"     {each.reason}"]
     lines += _rest(len(shown), most, "models" if is_overview else "plans")
@@ -142,6 +149,16 @@ def render(report: PlanReport, free_bytes: int, most: int = 5) -> str:
         lines += [f"  {each.drafter}: {each.reason}" for each in report.refused[:most]]
         lines += _rest(len(report.refused), most, "refusals")
     return "\n".join(lines)
+
+
+def _gain(plan: Plan, device: str) -> str:
+    """As measured here, else the range that is assumed."""
+    found = expected_gain(plan, device)
+    if found is None:
+        return "–"
+    if found.is_measured:
+        return f"{found.low:.2f}×"
+    return f"{found.low:.1f} to {found.high:.1f}× (assumed)"
 
 
 def _rest(count: int, most: int, what: str) -> list[str]:

@@ -5,9 +5,11 @@ best first, and for each that does not (at the context asked for) one sentence w
 and what would make it fit. A shortened context or a lower precision is stated in the plan's
 reason. A need is rounded up and free memory down, so no sentence claims more room than there is.
 
-Order: within half the wanted context, precision comes before context, and context before the
-drafter; plans with less than half the context come last. Among drafters a measured gain decides;
-without one, the registry's order does and no figure is given.
+Order: plans with less than half the wanted context come last. On a GPU what
+drafts well (a draft model, or whatever was measured to gain) comes before what does not: a 4-bit
+target with a draft is several times as fast as a full one without. Then precision comes before
+context, and context before the drafter. Among drafters a measured gain decides; without one, the
+registry's order does.
 
 Not here: reading the machine (hardware), profiles and folders (plan_report).
 """
@@ -190,8 +192,11 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
     else:
         tier = 0 if speedup > 1.0 else 3
     drafts = [candidate.shape for candidate in request.drafts]
+    gains = speedup > 1.0 if speedup is not None else each.drafter == DRAFT_MODEL
+    is_quick = gains and request.room.device != "cpu"
     return (
         each.context_length < request.wanted_context / 2,
+        not is_quick,
         request.precisions.index(each.precision),
         -each.context_length,
         tier,
@@ -277,13 +282,26 @@ def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str
             f"The context is cut to {arrangement.context_length} of {request.wanted_context} "
             "tokens to fit."
         )
-    if arrangement.precision != arrangement.full:
+    if target.stored_as:
+        yield f"Its weights are kept as {target.stored_as}, and {_done(request, arrangement)}."
+    if arrangement.precision not in (arrangement.full, target.kept_as):
         yield (
             f"{arrangement.precision} weights change the answers a little; embeddings and output "
             f"head stay in {arrangement.full}."
         )
     if target.num_experts:
         yield "Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan."
+
+
+def _done(request: PlanRequest, arrangement: Arrangement) -> str:
+    """What is done to weights that the files keep in another way than they are computed in."""
+    if arrangement.target.kept_as is not None:
+        return "loaded as they are"
+    if arrangement.precision == arrangement.full:
+        return "unpacked while loading"
+    if arrangement.precision == "4-bit" and request.room.device == "cpu":
+        return "left in their 4 bits where the layout allows it"
+    return "unpacked and quantised a second time while loading"
 
 
 def _title(arrangement: Arrangement) -> str:

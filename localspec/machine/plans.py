@@ -31,7 +31,7 @@ from localspec.speculation import Measurement
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
 DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"
 
-DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT = 8192
 MIB = 2**20
 GIB = 2**30
 
@@ -42,8 +42,10 @@ FULL_PRECISIONS: Mapping[str, Precision] = {
 
 # The widest verification in the cost table: 16 rows, 15 of them drafted.
 MAX_VERIFY_WIDTH = 16
-# fp32 rows held at once while verifying: logits, noise, scores and one temporary.
-LOGITS_COPIES = 4
+# fp32 rows held at once while verifying: logits, a graph's own, two of noise, scores, a temporary.
+LOGITS_COPIES = 6
+# Captured graphs of the target, the draft and its chunks. An upper bound: capturing stops there.
+GRAPHS_BYTES = 512 * MIB
 # The prompt is read in chunks of this many tokens (6.1: 512 to 1,024).
 PREFILL_CHUNK = 512
 # One handle and stream; 8 to 32 MB by GPU (6.1).
@@ -52,6 +54,8 @@ CUBLAS_WORKSPACE_BYTES = 32 * MIB
 # (24,064 cores), llama.cpp issue 23604: a straight line between them, the larger when unknown.
 CONTEXT_SMALL = (4_352, 107 * MIB)
 CONTEXT_LARGE = (24_064, 555 * MIB)
+# Families that the native decoder runs (forward.from_transformers); a test compares.
+NATIVE_FAMILIES = ("llama", "mimo", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
 # torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
 LIBRARIES_BYTES = 400 * MIB
 
@@ -123,7 +127,7 @@ def full_precision(
     if vram_gib or (hardware.device == "cuda" and vram_gib is None):
         return "bf16"
     if hardware.device == "mps":
-        return "fp16"
+        return "bf16"
     return "bf16" if hardware.host.multiplies_bf16 else "fp32"
 
 
@@ -132,7 +136,8 @@ def full_precision(
 
 @dataclass(frozen=True)
 class PlanBytes:
-    """Every part of one plan. runtime: the CUDA context, or the libraries in RAM."""
+    """Every part of one plan. graphs: captured forwards, on CUDA. runtime: the CUDA context, or the
+    libraries in RAM."""
 
     target_weights: int
     draft_weights: int
@@ -140,6 +145,7 @@ class PlanBytes:
     draft_kv: int
     logits: int
     activations: int
+    graphs: int
     runtime: int
     margin: int
 
@@ -187,6 +193,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         draft_kv=draft.kv_bytes(plan.context_length, kept_in) if draft else 0,
         logits=MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES,
         activations=activations + (CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0),
+        graphs=GRAPHS_BYTES if room.device == "cuda" else 0,
         runtime=room.runtime_bytes,
         margin=room.margin_bytes,
     )
@@ -199,7 +206,7 @@ def _activation_bytes(
     chunk = min(PREFILL_CHUNK, context_length)
     values = chunk * (2 * shape.active_width + 6 * shape.hidden_size)  # 6.1
     values += chunk * context_length  # the attention mask
-    if shape.num_kv_heads < shape.num_heads:
+    if shape.num_kv_heads < shape.num_heads and shape.family not in NATIVE_FAMILIES:
         # With a mask transformers widens one layer's keys and values to all query heads.
         values += 2 * context_length * shape.query_width
     if is_quantised:
@@ -236,11 +243,17 @@ class PlanRequest:
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """Of the target, fullest first."""
+        if self.target.kept_as is not None:
+            return (self.target.kept_as,)
         if self.only_precision is not None:
             return (self.only_precision,)
         if self.room.device == "mps" or self.target.num_experts:
             # bitsandbytes has no proven path on Apple GPUs and leaves fused experts as they are.
             return (self.full,)
+        if self.room.device == "cuda":
+            # LLM.int8 asks the host in every layer whether there are outliers: hundreds of waits a
+            # step, which no graph can record. It is planned where it is asked for.
+            return (self.full, "4-bit")
         return (self.full, "8-bit", "4-bit")
 
 

@@ -30,7 +30,6 @@ from localspec.machine.plans import (
     SELF_QUANT,
     DraftCandidate,
     Plan,
-    PlanReport,
     PlanRequest,
     Room,
 )
@@ -236,7 +235,7 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
     )
     report = plan(request)
     if report.plans:
-        chosen, refusal = _chosen(report, request.wanted_context), None
+        chosen, refusal = report.plans[0], None
     else:
         total = room.total_bytes or room.free_bytes  # the margin is a share of it
         unlimited = replace(room, free_bytes=2**62, total_bytes=total)
@@ -255,17 +254,6 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
         disk_left_bytes=None if disk is None else disk - missing,
         refusal=refusal,
     )
-
-
-def _chosen(report: PlanReport, wanted_context: int) -> Plan:
-    """The planner's first; on a GPU, where a pair is wanted, the first with a draft model that
-    keeps half the context."""
-    pairs = [
-        each
-        for each in report.plans
-        if each.drafter == DRAFT_MODEL and each.context_length >= wanted_context / 2
-    ]
-    return pairs[0] if pairs and report.device != "cpu" else report.plans[0]
 
 
 def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from localspec.errors import ModelError
-from localspec.files import read_json
+from localspec.formats.stored import stored_of
 
 Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit"]
 # Bytes of a value in a precision that is not quantised, and torch's name of it.
@@ -63,17 +62,26 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "tie_word_embeddings": True,
-    "sliding_window": 4096,
 }
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Parameters counted in a model's files: all, and those of plain linear layers."""
+
+    num_params: int
+    linear_params: int
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """One decoder. intermediate_size: width of the dense MLP; for a mixture of experts
     `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`.
-    context_length: the longest that can be used here: where layers attend to a window only, the
-    window (forward.model refuses more). extra_params: weights beside the decoder (a vision tower)
-    that are loaded with it and never shrunk."""
+    context_length: the longest that can be used here. extra_params: weights beside the decoder (a
+    vision tower) that are loaded with it and never shrunk. stored_as: how the file keeps the
+    weights, where that is another way than they are computed in. kept_as: the precision of a model
+    that stays as its files keep it, and kept_bytes, what they take. counted: of a family whose
+    layers are not known here."""
 
     name: str
     family: str
@@ -95,6 +103,10 @@ class ModelShape:
     expert_intermediate_size: int = 0
     num_dense_layers: int = 0
     extra_params: int = 0
+    stored_as: str = ""
+    kept_as: Precision | None = None
+    kept_bytes: int = 0
+    counted: Counted | None = None
 
     @property
     def query_width(self) -> int:
@@ -116,6 +128,8 @@ class ModelShape:
         Experts are not among them: transformers keeps them in fused three-dimensional
         parameters, which bitsandbytes leaves as they are.
         """
+        if self.counted is not None:
+            return self.counted.linear_params
         attention = 2 * (self.query_width + self.kv_width) * self.num_layers  # q, k, v and o
         mlp = 3 * self.intermediate_size * (self.num_layers - self.num_expert_layers)
         return self.hidden_size * (attention + mlp)
@@ -138,6 +152,8 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
+        if self.counted is not None:
+            return self.counted.num_params
         embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
         decoder = embeddings + self.linear_params + self.expert_params + self.small_params
         return decoder + self.extra_params
@@ -155,6 +171,8 @@ class ModelShape:
 
     def weight_bytes(self, precision: Precision, full: Precision = "bf16") -> int:
         """Bytes of all weights. full: what the unquantised part is kept in."""
+        if precision == self.kept_as:
+            return self.kept_bytes
         if precision in FULL_BYTES:
             return self.num_params * FULL_BYTES[precision]
         kept = self.num_params - self.linear_params
@@ -208,6 +226,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     num_heads = int(config["num_attention_heads"])
     num_layers = int(config["num_hidden_layers"])
     family_bias, has_qk_norm = FAMILIES[family]
+    stored = stored_of(config, name)
     attention_bias = bool(config.get("attention_bias", False))
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     intermediate_size = int(config["intermediate_size"])
@@ -221,7 +240,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         head_dim=int(config.get("head_dim") or hidden_size // num_heads),
         intermediate_size=intermediate_size,
         vocab_size=int(config["vocab_size"]),
-        context_length=_longest_context(config),
+        context_length=longest_context(config, int(config["max_position_embeddings"])),
         is_tied=bool(config.get("tie_word_embeddings", False)),
         has_qkv_bias=family_bias or attention_bias,
         has_output_bias=attention_bias,
@@ -233,23 +252,19 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
             int(config.get("moe_intermediate_size") or intermediate_size) if num_experts else 0
         ),
         num_dense_layers=_count_dense_layers(config, num_layers) if num_experts else 0,
+        stored_as="" if stored is None else stored.title,
+        kept_as=None if stored is None else stored.stays,
     )
 
 
-def _longest_context(config: Mapping[str, Any]) -> int:
-    """The attention window if a layer has one, else the number of positions. With "longrope" the
-    rotation changes beyond the original length, and drafted text would differ from plain text
-    there: that length is the limit."""
-    longest, window = int(config["max_position_embeddings"]), config.get("sliding_window")
+def longest_context(config: Mapping[str, Any], longest: int) -> int:
+    """`longest`, the number of positions. With "longrope" the rotation changes beyond the original
+    length, and drafted text would differ from plain text there: that length is the limit."""
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if "longrope" in (rotation.get("rope_type"), rotation.get("type")):
-        original = config.get("original_max_position_embeddings")
-        longest = int(original or rotation.get("original_max_position_embeddings") or longest)
-    kinds = config.get("layer_types")
-    is_windowed = bool(config.get("use_sliding_window", True)) and window is not None
-    if kinds is not None:
-        is_windowed = is_windowed and "sliding_attention" in kinds
-    return min(longest, int(window)) if is_windowed and window else longest
+    if "longrope" not in (rotation.get("rope_type"), rotation.get("type")):
+        return longest
+    original = config.get("original_max_position_embeddings")
+    return int(original or rotation.get("original_max_position_embeddings") or longest)
 
 
 def _vision_params(config: Mapping[str, Any]) -> int:
@@ -271,20 +286,3 @@ def _count_dense_layers(config: Mapping[str, Any], num_layers: int) -> int:
     dense = set(config.get("mlp_only_layers") or ())
     stride = int(config.get("decoder_sparse_step") or 1)
     return sum(1 for i in range(num_layers) if i in dense or (i + 1) % stride != 0)
-
-
-def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
-    """The shape of the model in `folder`. Raises ModelError when its config cannot be read."""
-    path = folder / "config.json"
-    try:
-        config = read_json(path)
-    except FileNotFoundError:
-        raise ModelError(
-            f"{folder} has no config.json, so it is not a model folder. "
-            "Give the folder that holds config.json and the .safetensors files."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}). Fetch the folder again.") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object. Fetch the folder again.")
-    return shape_from_config(config, name or folder.name)

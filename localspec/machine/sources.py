@@ -27,7 +27,9 @@ from localspec.files import read_json
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
-from localspec.machine.shapes import FAMILIES, ModelShape, shape_from_folder
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf, title_of
+from localspec.machine.shapes import FAMILIES, ModelShape
 from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
@@ -40,7 +42,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class KnownModel:
-    """folder: where its files are, None when only the shape is known. drafts: ids."""
+    """folder: where its files are, or a GGUF file; None when only the shape is known. drafts:
+    ids."""
 
     shape: ModelShape
     folder: Path | None
@@ -71,6 +74,9 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
             shape_from_entry(entry), entry.folder or cached_folder(entry.id), entry.drafts
         )
     folder = Path(name).expanduser()
+    file = gguf_of(folder)
+    if file is not None:
+        return KnownModel(shape_of_gguf(file), file, ())
     if folder.is_dir():
         return KnownModel(shape_from_folder(folder), folder, ())
     cached = cached_folder(name)
@@ -260,6 +266,9 @@ def _first_here(places: tuple[str, ...], profiles: Mapping[str, Profile]) -> Pat
 
 
 def _name(place: str, entry: ModelEntry | None) -> str:
+    file = gguf_of(Path(place).expanduser())
+    if file is not None:
+        return title_of(file)
     if Path(place).is_dir():
         return Path(place).name
     return place if entry is None else entry.id
@@ -269,6 +278,9 @@ def _folder(place: str, entry: ModelEntry | None, options: LoadOptions, say: Say
     if entry is not None and entry.folder is not None:
         return entry.folder
     path = Path(place).expanduser()
+    file = gguf_of(path)
+    if file is not None:
+        return opened_gguf(file, settings_for(options.home).home)
     if path.is_dir():
         return path.resolve()
     hub_id = place if entry is None else entry.id

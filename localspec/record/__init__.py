@@ -8,7 +8,7 @@
     rows           types of the log and their rows    queries    the longer SQL
     schema         the tables, as migrations          search     the index of texts
     opening        makes a log of any file            faults     messages for SQLite's errors
-    connection     transactions for all threads       presets    named settings
+    connection     transactions for all threads       kept_settings  by name
     contents       one moment of the log              markdown   the report
     unlogged       texts that are not written         drafted    proposals of a turn, packed
 

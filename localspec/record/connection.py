@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,11 @@ class Tables:
         cursor = self.conn.execute(sql, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def columns(self, table: str, without: Sequence[str]) -> str:
+        """All others of the table, as SQL lists them."""
+        names = (row["name"] for row in self.rows(f"PRAGMA table_info({table})"))
+        return ", ".join(f"{table}.{name}" for name in names if name not in without)
 
     def insert(self, table: str, row: Mapping[str, Any]) -> int:
         """The id of the new row."""
@@ -143,6 +148,7 @@ class SharedConnection:
     @contextmanager
     def writing(self, wait_ms: int | None = None) -> Iterator[Tables]:
         with self._writer.lock, self.explained(), self._writer.waiting(wait_ms):
+            self._writer.roll_back()  # what is left of one that could not be rolled back itself
             # Immediate: a transaction that reads first and then wants to write would fail at
             # once, without waiting, when another process wrote in between.
             self._writer.execute("BEGIN IMMEDIATE")

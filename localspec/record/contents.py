@@ -1,11 +1,15 @@
-"""One moment of the log, read for an export.
+"""One moment of the log, read for an export part by part.
 
-Contract: all parts of a Contents are of the same moment. The scope of a session is its turns, with
-the whole conversations they belong to: earlier messages were part of every prompt.
+Contract: `reading` gives Contents whose every part is of the same moment. Messages, steps and
+tokens are read when they are asked for, so that a long log never stands in memory as a whole. The
+scope of a session or of days is its turns, with the whole conversations they belong to: earlier
+messages were part of every prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,36 +19,54 @@ from localspec.record.store import Store
 
 @dataclass(frozen=True)
 class Scope:
-    """What to export. Both None: everything; both given: the turns in both."""
+    """What to export: the turns that are in all that is given. since: a day in UTC."""
 
     session_id: int | None = None
     conversation_id: int | None = None
+    since: str | None = None
+
+    @property
+    def is_of_turns(self) -> bool:
+        """Whether a conversation without such a turn is left out."""
+        return self.session_id is not None or self.since is not None
 
 
 @dataclass(frozen=True)
 class Contents:
-    """sessions, turns: flat rows, oldest first. messages: all branches, by conversation id.
-    steps, tokens (with provenance): by turn id."""
+    """sessions, turns: flat rows, oldest first. The methods read the log."""
 
     sessions: list[dict[str, Any]]
     conversations: list[Conversation]
-    messages: dict[int, list[StoredMessage]]
     turns: list[dict[str, Any]]
-    steps: dict[int, list[dict[str, Any]]]
-    tokens: dict[int, tuple[list[int], list[str]] | None]
+    store: Store
+
+    def messages(self, conversation_id: int) -> list[StoredMessage]:
+        """All branches, oldest first."""
+        return self.store.messages(conversation_id)
+
+    def steps(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.store.step_rows(turn["turn_id"])
+
+    def tokens(self, turn: dict[str, Any]) -> tuple[list[int], list[str]] | None:
+        """Ids and provenance."""
+        return self.store.reply_tokens(turn["message_id"])
+
+    def turns_by_conversation(self) -> dict[int, list[dict[str, Any]]]:
+        found: dict[int, list[dict[str, Any]]] = {one.id: [] for one in self.conversations}
+        for turn in self.turns:
+            found[turn["conversation_id"]].append(turn)
+        return found
 
 
-def read_contents(store: Store, scope: Scope) -> Contents:
+@contextmanager
+def reading(store: Store, scope: Scope) -> Iterator[Contents]:
     with store.snapshot():
-        turns = store.turn_rows(scope.session_id, scope.conversation_id)
-        conversations = _conversations(store, scope, turns)
-        return Contents(
+        turns = store.turn_rows(scope.session_id, scope.conversation_id, scope.since)
+        yield Contents(
             sessions=_sessions(store, scope, turns),
-            conversations=conversations,
-            messages={one.id: store.messages(one.id) for one in conversations},
+            conversations=_conversations(store, scope, turns),
             turns=turns,
-            steps={turn["turn_id"]: store.step_rows(turn["turn_id"]) for turn in turns},
-            tokens={turn["turn_id"]: store.reply_tokens(turn["message_id"]) for turn in turns},
+            store=store,
         )
 
 
@@ -58,5 +80,5 @@ def _conversations(store: Store, scope: Scope, turns: list[dict[str, Any]]) -> l
     return [
         one
         for one in store.conversations()
-        if scope.conversation_id in (None, one.id) and (scope.session_id is None or one.id in used)
+        if scope.conversation_id in (None, one.id) and (one.id in used or not scope.is_of_turns)
     ]

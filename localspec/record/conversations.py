@@ -22,10 +22,13 @@ from localspec.backend import Role
 from localspec.errors import RequestError, StoreError
 from localspec.record import queries, search
 from localspec.record.connection import SharedConnection, Tables, missing
+from localspec.record.kept_settings import Settings, written
 from localspec.record.rows import MessageState, message_from, now, text_columns
 from localspec.record.unlogged import UnloggedTexts
 
 MAX_SNIPPETS = 500
+PROMPT = "system_prompt"
+TEXTS = (PROMPT, "stop")  # the fields of the settings that are texts of the person's
 MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
 
 
@@ -41,17 +44,21 @@ class ConversationRow:
     updated_at_utc: str
     snippet: str = ""
     message_id: int | None = None
+    folder_id: int | None = None
 
 
 @dataclass(frozen=True)
 class ImportedMessage:
-    """parent: index of an earlier message in the list, None for a first one."""
+    """parent: index of an earlier message in the list, None for a first one. model: that wrote it;
+    is_edited: a person rewrote the reply."""
 
     parent: int | None
     role: Role
     text: str
     state: MessageState
     created_at_utc: str | None = None
+    model: str | None = None
+    is_edited: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class ConversationList:
                 row.updated_at_utc,
                 search.snippet_of(texts.get(message_id or 0, ""), words),
                 message_id,
+                row.folder_id,
             )
             for row in found
             if (message_id := hits.get(row.id)) is not None or _has_all(row.title, words)
@@ -116,14 +124,42 @@ class ConversationList:
     def rename(self, conversation_id: int, title: str) -> None:
         with self._db.writing() as tables:
             _check_exists(tables, conversation_id)
-            if not self._unlogged.is_on:
-                tables.update("conversation", conversation_id, {"title": title})
+            row = {"title_by": "person", **({} if self._unlogged.is_on else {"title": title})}
+            tables.update("conversation", conversation_id, row)
         self._unlogged.keep_title(conversation_id, title)
+
+    def entitle(self, conversation_id: int, title: str) -> bool:
+        """A title by the model, in the place of the first words; whether it was taken."""
+        written = None if self._unlogged.is_on else title
+        with self._db.writing() as tables:
+            is_taken = tables.execute(queries.ENTITLE, written, conversation_id) == 1
+        if is_taken:
+            self._unlogged.keep_title(conversation_id, title)
+        return is_taken
+
+    def place(self, conversation_id: int, folder_id: int | None) -> None:
+        """Move it into a folder, None: out of all."""
+        with self._db.writing() as tables:
+            _check_exists(tables, conversation_id)
+            tables.update("conversation", conversation_id, {"folder_id": folder_id})
+
+    def decide(self, conversation_id: int, when_full: str) -> None:
+        """What is done when its context is full: ask, roll or stop."""
+        with self._db.writing() as tables:
+            _check_exists(tables, conversation_id)
+            tables.update("conversation", conversation_id, {"when_full": when_full})
 
     def pin(self, conversation_id: int, is_pinned: bool) -> None:
         with self._db.writing() as tables:
             _check_exists(tables, conversation_id)
             tables.update("conversation", conversation_id, {"is_pinned": int(is_pinned)})
+
+    def keep_settings(self, conversation_id: int, settings: Settings) -> None:
+        """What the page's fields hold; without the person's texts while those are not written."""
+        if self._unlogged.is_on:
+            settings = {name: value for name, value in settings.items() if name not in TEXTS}
+        with self._db.writing() as tables:
+            tables.update("conversation", conversation_id, {"settings": written(settings)})
 
     def delete(self, conversation_id: int) -> None:
         """Remove it from every list. A second call changes nothing."""
@@ -134,17 +170,16 @@ class ConversationList:
         with self._db.writing() as tables:
             tables.update("conversation", conversation_id, {"deleted_at_utc": None})
 
-    def purge(self) -> int:
-        """Delete for good; the number of conversations."""
+    def purge(self) -> bool:
+        """Delete for good what was deleted, messages too; whether there was any."""
         with self._db.writing() as tables:
-            for statement in queries.PURGE:
-                num_purged = tables.execute(statement)
+            num_purged = sum(tables.execute(statement) for statement in queries.PURGE)
             if num_purged and self._is_indexed:
                 tables.execute(search.OPTIMIZE)  # else the index keeps its words for a while
         if num_purged:
             with suppress(StoreError):  # it is deleted; its old pages may stay in the -wal for now
                 self._db.fold_log()
-        return num_purged
+        return num_purged > 0
 
     def add_imported(self, imported: Sequence[ImportedConversation]) -> list[int]:
         """The new ids. Raises RequestError while texts are not to be written."""
@@ -160,7 +195,13 @@ class ConversationList:
 
     def _row(self, row: dict[str, Any]) -> ConversationRow:
         title = self._unlogged.titles.get(row["id"], row["title"])
-        return ConversationRow(row["id"], title, bool(row["is_pinned"]), row["updated_at_utc"])
+        return ConversationRow(
+            row["id"],
+            title,
+            bool(row["is_pinned"]),
+            row["updated_at_utc"],
+            folder_id=row["folder_id"],
+        )
 
     def _is_shown(self, row: dict[str, Any]) -> bool:
         """Whether it has a text to read: one of a session that logged no texts has none."""
@@ -170,8 +211,8 @@ class ConversationList:
         """Matches among the texts that are not in the log, as `search.find` returns them."""
         texts = sorted(self._unlogged.texts.items())
         hits = [message_id for message_id, text in texts if _has_all(text, words)]
-        rows = _by_id(tables, "id, conversation_id", hits)
-        return {row["conversation_id"]: row["id"] for row in rows}
+        rows = _by_id(tables, "id, conversation_id, deleted_at_utc", hits)
+        return {row["conversation_id"]: row["id"] for row in rows if not row["deleted_at_utc"]}
 
     def _texts(self, tables: Tables, message_ids: Sequence[int]) -> dict[int, str]:
         texts = {row["id"]: row["text"] for row in _by_id(tables, "id, text", message_ids)}
@@ -212,6 +253,8 @@ def _insert(tables: Tables, imported: ImportedConversation) -> int:
             **text_columns(message.text),
             "state": message.state,
             "created_at_utc": message.created_at_utc or now(),
+            "model": message.model,
+            "is_edited": int(message.is_edited),
         }
         ids.append(tables.insert("message", columns))
     tip = ids[-1 if imported.tip is None else imported.tip]

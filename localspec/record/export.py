@@ -23,6 +23,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -30,7 +31,7 @@ from localspec.errors import StoreError
 from localspec.files import replacing
 from localspec.record import queries
 from localspec.record.connection import connect
-from localspec.record.contents import Contents, Scope, read_contents
+from localspec.record.contents import Contents, Scope, reading
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
 from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, json_column
@@ -41,12 +42,13 @@ __all__ = ["CSV_COLUMNS", "EXPORT_VERSION", "Format", "Scope", "export"]
 
 EXPORT_VERSION = 1  # of the JSONL format, which can be imported again
 Format = Literal["csv", "jsonl", "markdown", "sqlite"]
+NUM_REMEMBERED = 32  # conversations, whose turns may alternate
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 # The turn's device is more exact than the session's.
 MACHINE_COLUMNS = tuple(one.name for one in fields(SessionInfo) if one.name != "device")
 CSV_COLUMNS = (
-    "turn_id", "session_id", "conversation_id", "message_id", "conversation_title",
+    "turn_id", "session_id", "conversation_id", "message_id", "conversation_title", "source",
     "started_at_utc", "finished_at_utc", "state", "finish_reason", "error", "continues_message_id",
     *(one.name for one in fields(TurnSettings)),
     *STATS_COLUMNS,
@@ -63,8 +65,8 @@ def export(store: Store, scope: Scope, format: Format, out: Path) -> None:
         _replace(out, lambda path: _copy(store, path, scope))
         return
     write = _WRITERS[format]
-    contents = read_contents(store, scope)
-    _replace(out, lambda path: _write_text(path, contents, write))
+    with reading(store, scope) as contents:
+        _replace(out, lambda path: _write_text(path, contents, write))
 
 
 def _refuse_the_log_itself(store: Store, out: Path) -> None:
@@ -83,8 +85,7 @@ def _copy(store: Store, path: Path, scope: Scope) -> None:
     store.backup(path)
     with closing(connect(str(path)).conn) as conn:
         conn.execute("BEGIN IMMEDIATE")
-        for statement in queries.PURGE:
-            num_deleted = conn.execute(statement).rowcount
+        num_deleted = sum(conn.execute(statement).rowcount for statement in queries.PURGE)
         if scope != Scope():
             for statement in queries.KEEP_ONLY:
                 conn.execute(statement, asdict(scope))
@@ -117,7 +118,8 @@ def _write_text(path: Path, contents: Contents, write: Callable[[TextIO, Content
 
 
 def _write_csv(file: TextIO, contents: Contents) -> None:
-    writer = csv.DictWriter(file, CSV_COLUMNS)
+    # A log may have columns that only another version of localspec knew.
+    writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore")
     writer.writeheader()
     for row in _csv_rows(contents):
         writer.writerow({name: csv_cell(value) for name, value in row.items()})
@@ -126,11 +128,13 @@ def _write_csv(file: TextIO, contents: Contents) -> None:
 def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
     sessions = {session["id"]: session for session in contents.sessions}
     titles = {conversation.id: conversation.title for conversation in contents.conversations}
-    messages = {one.id: one for many in contents.messages.values() for one in many}
+    messages = lru_cache(NUM_REMEMBERED)(
+        lambda conversation_id: {one.id: one for one in contents.messages(conversation_id)}
+    )
     for turn in contents.turns:
-        session = sessions[turn["session_id"]]
-        reply = messages[turn["message_id"]]
-        asked = None if reply.parent_id is None else messages[reply.parent_id].text
+        session, its = sessions[turn["session_id"]], messages(turn["conversation_id"])
+        reply = its[turn["message_id"]]
+        asked = None if reply.parent_id is None else its[reply.parent_id].text
         yield {
             **turn,
             **{name: session[name] for name in MACHINE_COLUMNS},
@@ -164,11 +168,11 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
         yield {"type": "session", **session}
     for conversation in contents.conversations:
         yield {"type": "conversation", **asdict(conversation)}
-        for message in contents.messages[conversation.id]:
+        for message in contents.messages(conversation.id):
             yield {"type": "message", **asdict(message)}
     for turn in contents.turns:
-        token_ids, provenance = contents.tokens[turn["turn_id"]] or (None, None)
-        steps = [_step_record(step) for step in contents.steps[turn["turn_id"]]]
+        token_ids, provenance = contents.tokens(turn) or (None, None)
+        steps = [_step_record(step) for step in contents.steps(turn)]
         tokens = {"token_ids": token_ids, "provenance": provenance}
         yield {"type": "turn", **turn, **tokens, "steps": steps}
 

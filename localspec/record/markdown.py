@@ -20,13 +20,14 @@ SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
 SETTINGS = (
     "turn_id", "session_id", "model", "draft", "device", "dtype", "context_length",
     "drafter_requested", "num_draft_tokens_requested", "temperature", "top_k", "top_p", "min_p",
-    "repetition_penalty", "seed", "max_tokens", "system_prompt", "workload", "leniency",
+    "repetition_penalty", "seed", "max_tokens", "stop", "system_prompt", "workload",
+    "leniency",
 )  # fmt: skip
 # Columns, and their names in YAML where they differ.
 FRONT_MATTER = (
     "model", "draft", "drafter", "mean_num_draft_tokens", "num_draft_tokens_requested",
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens",
-    "system_prompt",
+    "stop", "system_prompt",
 )  # fmt: skip
 YAML_NAMES = {"mean_num_draft_tokens": "gamma", "num_draft_tokens_requested": "gamma_fixed"}
 STATISTICS = (
@@ -45,15 +46,18 @@ def markdown_lines(contents: Contents) -> Iterator[str]:
     yield ""
     for session in contents.sessions:
         yield from _session_lines(session)
+    turns = contents.turns_by_conversation()
     for conversation in contents.conversations:
-        yield from _conversation_lines(conversation, contents)
+        yield from _conversation_lines(
+            conversation, turns[conversation.id], contents.messages(conversation.id)
+        )
 
 
 def _front_matter(contents: Contents) -> Iterator[str]:
     """The settings of one conversation as YAML. A setting that changed has its values in order;
     gamma is the mean number of draft tokens."""
     one = contents.conversations[0]
-    shown = {message.id for message in _branch(contents.messages[one.id], one.tip_message_id)}
+    shown = {message.id for message in _branch(contents.messages(one.id), one.tip_message_id)}
     turns = [turn for turn in contents.turns if turn["message_id"] in shown]
     yield "---"
     yield f"title: {_yaml(one.title)}"
@@ -81,9 +85,11 @@ def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(("what", "value"), named)
 
 
-def _conversation_lines(conversation: Conversation, contents: Contents) -> Iterator[str]:
-    turns = [one for one in contents.turns if one["conversation_id"] == conversation.id]
-    messages = contents.messages[conversation.id]
+def _conversation_lines(
+    conversation: Conversation,
+    turns: Sequence[Mapping[str, Any]],
+    messages: Sequence[StoredMessage],
+) -> Iterator[str]:
     branch = _branch(messages, conversation.tip_message_id)
     turn_of = {turn["message_id"]: turn for turn in turns}
     yield f"## Conversation {conversation.id}: {_cell(conversation.title)}"

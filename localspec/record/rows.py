@@ -23,6 +23,7 @@ from localspec.files import parsed
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 LARGEST_INTEGER = 2**63 - 1
+PAGE, API = "page", "api"  # where a conversation was held
 STATE_AFTER: Mapping[str, MessageState] = {
     "cancelled": "stopped",
     "error": "error",
@@ -41,6 +42,7 @@ STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
     "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens", "plain_ms",
 )  # fmt: skip
+LEFT_OUT_OF_MESSAGES = ("text_exact", "deleted_at_utc", "children_ids")
 LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted")
 
 
@@ -76,6 +78,8 @@ class TurnSettings:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
     system_prompt: str | None = None
@@ -85,6 +89,7 @@ class TurnSettings:
     target_fingerprint: str | None = None  # of the model's files
     kernels: str | None = None
     num_left_out: int | None = None  # oldest messages that the prompt was made without
+    stop: str | None = None  # stop strings as a JSON list; None: none
 
     def __post_init__(self) -> None:
         if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
@@ -95,7 +100,8 @@ class TurnSettings:
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """One node of a conversation's tree. parent_id: None for a first message."""
+    """One node of a conversation's tree. parent_id: None for a first message. model: that wrote it;
+    is_edited: a person rewrote the reply."""
 
     id: int
     conversation_id: int
@@ -105,12 +111,16 @@ class StoredMessage:
     state: MessageState
     created_at_utc: str
     is_logged: bool = True  # False: its text was not to be written
+    model: str | None = None
+    is_edited: bool = False
 
 
 @dataclass(frozen=True)
 class Conversation:
     """One conversation. tip_message_id: the end of the branch last in use, None when empty.
-    system_prompt: of its latest turn, None before the first."""
+    system_prompt: of its latest turn, None before the first. title_by: who wrote the title: the
+    first words, the model or a person; when_full: ask, roll or stop; None where not known.
+    settings: as the page keeps them. source: where it was held."""
 
     id: int
     title: str
@@ -118,6 +128,20 @@ class Conversation:
     tip_message_id: int | None
     is_pinned: bool = False
     system_prompt: str | None = None
+    folder_id: int | None = None
+    title_by: str | None = None
+    when_full: str | None = None
+    settings: str | None = None
+    source: str = PAGE
+
+
+@dataclass(frozen=True)
+class RecentGain:
+    """gain: of num_replies whole replies of the model together, times plain decoding."""
+
+    model: str
+    gain: float
+    num_replies: int
 
 
 @dataclass(frozen=True)
@@ -174,10 +198,11 @@ def bind(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def message_from(row: Mapping[str, Any]) -> StoredMessage:
-    fields = {name: value for name, value in row.items() if name != "text_exact"}
+    fields = {name: value for name, value in row.items() if name not in LEFT_OUT_OF_MESSAGES}
     exact = json_column(row["text_exact"])
     text = exact if isinstance(exact, str) else row["text"]
-    return StoredMessage(**{**fields, "text": text, "is_logged": bool(row["is_logged"])})
+    flags = {"is_logged": bool(row["is_logged"]), "is_edited": bool(row["is_edited"])}
+    return StoredMessage(**{**fields, **flags, "text": text})
 
 
 def conversation_from(row: Mapping[str, Any]) -> Conversation:

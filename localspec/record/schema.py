@@ -3,172 +3,32 @@
 Contract: a shipped migration is never edited; a change is a new function at the end.
 Each runs in one transaction together with the record of having run. Tables are STRICT; unknown
 is NULL; times are in ms, sizes in bytes, timestamps UTC in ISO 8601, flags 0 or 1; columns named
-`token_ids`, `provenance`, `drafted_by`, `signal`, `leniency`, `state` (of calibration) and
-`text_exact` hold JSON. The names of numbers are those of `backend.TurnStats`. Opens in Datasette.
+`token_ids`, `provenance`, `drafted_by`, `signal`, `leniency`, `state` (of calibration),
+`children_ids`, `settings` and `text_exact` hold JSON. The names of numbers are those of
+`backend.TurnStats`. Opens in Datasette.
 
 Not here: reading and writing rows (store).
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 
 from sqlite_utils import Database, Migrations
 
-MIGRATIONS = Migrations("localspec")
-
-SESSION = """
-CREATE TABLE session (
-    id INTEGER PRIMARY KEY,
-    started_at_utc TEXT NOT NULL,
-    app_version TEXT,
-    device TEXT,
-    gpu TEXT,
-    driver TEXT,
-    vram_total_bytes INTEGER,
-    ram_total_bytes INTEGER,
-    torch TEXT,
-    transformers TEXT,
-    bitsandbytes TEXT,
-    python TEXT,
-    platform TEXT
-) STRICT
-"""
-
-CONVERSATION = """
-CREATE TABLE conversation (
-    id INTEGER PRIMARY KEY,
-    title TEXT NOT NULL,
-    created_at_utc TEXT NOT NULL,
-    tip_message_id INTEGER REFERENCES message(id)
-) STRICT
-"""
-
-# `text` is always valid UTF-8 without NUL, so that every SQLite tool can read it; where that
-# needed a replacement character, `text_exact` holds the true text as a JSON string.
-MESSAGE = """
-CREATE TABLE message (
-    id INTEGER PRIMARY KEY,
-    conversation_id INTEGER NOT NULL REFERENCES conversation(id),
-    parent_id INTEGER REFERENCES message(id),
-    role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
-    text TEXT NOT NULL,
-    text_exact TEXT,
-    state TEXT NOT NULL
-        CHECK (state IN ('draft', 'complete', 'stopped', 'error', 'interrupted')),
-    created_at_utc TEXT NOT NULL
-) STRICT
-"""
-
-# `plain_decode_ms` is kept so that speedups can be summed before dividing. Until m006 `speedup` was
-# that of the rounds alone.
-TURN = """
-CREATE TABLE turn (
-    id INTEGER PRIMARY KEY,
-    session_id INTEGER NOT NULL REFERENCES session(id),
-    conversation_id INTEGER NOT NULL REFERENCES conversation(id),
-    message_id INTEGER NOT NULL UNIQUE REFERENCES message(id),
-    started_at_utc TEXT NOT NULL,
-    finished_at_utc TEXT,
-    model TEXT,
-    draft TEXT,
-    device TEXT,
-    dtype TEXT,
-    context_length INTEGER,
-    drafter_requested TEXT,
-    num_draft_tokens_requested INTEGER,
-    temperature REAL,
-    top_k INTEGER,
-    top_p REAL,
-    min_p REAL,
-    repetition_penalty REAL,
-    seed INTEGER,
-    max_tokens INTEGER,
-    system_prompt TEXT,
-    finish_reason TEXT,
-    error TEXT,
-    drafter TEXT,
-    reason TEXT,
-    exact INTEGER CHECK (exact IN (0, 1)),
-    num_prompt_tokens INTEGER,
-    num_reused_tokens INTEGER,
-    num_output_tokens INTEGER,
-    num_steps INTEGER,
-    num_drafts INTEGER,
-    num_draft_tokens INTEGER,
-    num_accepted_tokens INTEGER,
-    acceptance_rate REAL,
-    draft_share REAL,
-    mean_accepted_length REAL,
-    mean_num_draft_tokens REAL,
-    tokens_per_second REAL,
-    speedup REAL,
-    ttft_ms REAL,
-    prefill_ms REAL,
-    decode_ms REAL,
-    plain_decode_ms REAL,
-    drafted_by TEXT,
-    token_ids TEXT,
-    provenance TEXT
-) STRICT
-"""
-
-STEP = """
-CREATE TABLE step (
-    turn_id INTEGER NOT NULL REFERENCES turn(id),
-    n INTEGER NOT NULL,
-    drafter TEXT NOT NULL,
-    num_draft_tokens INTEGER NOT NULL,
-    num_accepted_tokens INTEGER NOT NULL,
-    num_output_tokens INTEGER NOT NULL,
-    draft_ms REAL,
-    verify_ms REAL,
-    context_length INTEGER,
-    is_probe INTEGER NOT NULL CHECK (is_probe IN (0, 1)),
-    signal TEXT,
-    PRIMARY KEY (turn_id, n)
-) STRICT
-"""
-
-CALIBRATION = """
-CREATE TABLE calibration (
-    key TEXT PRIMARY KEY,
-    state TEXT NOT NULL,
-    updated_at_utc TEXT NOT NULL
-) STRICT
-"""
-
-# Ratios of sums, not means of ratios, so that long turns weigh more.
-TURN_BY_TEMPERATURE = """
-CREATE VIEW turn_by_temperature AS
-SELECT
-    model,
-    draft,
-    device,
-    drafter,
-    temperature,
-    count(*) AS num_turns,
-    sum(num_output_tokens) AS num_output_tokens,
-    sum(num_drafts) AS num_drafts,
-    sum(num_draft_tokens) AS num_draft_tokens,
-    sum(num_accepted_tokens) AS num_accepted_tokens,
-    1.0 * sum(num_accepted_tokens) / nullif(sum(num_draft_tokens), 0) AS acceptance_rate,
-    1.0 * sum(num_accepted_tokens) / nullif(sum(num_output_tokens), 0) AS draft_share,
-    1.0 + 1.0 * sum(num_accepted_tokens) / nullif(sum(num_drafts), 0) AS mean_accepted_length,
-    1.0 * sum(num_draft_tokens) / nullif(sum(num_drafts), 0) AS mean_num_draft_tokens,
-    1000.0 * sum(num_output_tokens) / nullif(sum(decode_ms), 0) AS tokens_per_second,
-    sum(plain_decode_ms) / nullif(sum(decode_ms) FILTER (WHERE plain_decode_ms IS NOT NULL), 0)
-        AS speedup
-FROM turn
-WHERE num_output_tokens > 0
-GROUP BY model, draft, device, drafter, temperature
-"""
-
-INDEXES = (
-    "CREATE INDEX message_by_parent ON message (conversation_id, parent_id)",
-    "CREATE INDEX turn_by_session ON turn (session_id)",
-    "CREATE INDEX turn_by_conversation ON turn (conversation_id)",
+from localspec.record.first_tables import (
+    CALIBRATION,
+    CONVERSATION,
+    INDEXES,
+    MESSAGE,
+    SESSION,
+    STEP,
+    TURN,
+    TURN_BY_TEMPERATURE,
 )
+
+MIGRATIONS = Migrations("localspec")
 
 
 @MIGRATIONS()
@@ -288,6 +148,126 @@ def m006_whole_replies_made_again(db: Database) -> None:
 def m007_messages_left_out(db: Database) -> None:
     """How many of the oldest messages a turn's prompt was made without."""
     db.conn.execute("ALTER TABLE turn ADD COLUMN num_left_out INTEGER")
+
+
+# `children_ids`: of a deleted message, the messages that followed it and now follow its parent, as
+# JSON; what undoing the deletion needs.
+MESSAGE_COLUMNS = (
+    "ALTER TABLE message ADD COLUMN model TEXT",
+    "ALTER TABLE message ADD COLUMN is_edited INTEGER NOT NULL DEFAULT 0"
+    " CHECK (is_edited IN (0, 1))",
+    "ALTER TABLE message ADD COLUMN deleted_at_utc TEXT",
+    "ALTER TABLE message ADD COLUMN children_ids TEXT",
+    "UPDATE message SET model = (SELECT model FROM turn WHERE turn.message_id = message.id)",
+)
+
+
+@MIGRATIONS()
+def m008_models_edits_and_deleted_messages(db: Database) -> None:
+    for statement in MESSAGE_COLUMNS:
+        db.conn.execute(statement)
+
+
+FOLDER = """
+CREATE TABLE folder (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    is_collapsed INTEGER NOT NULL DEFAULT 0 CHECK (is_collapsed IN (0, 1))
+) STRICT
+"""
+
+# `title_by`: NULL where it is not known, so that such a title is never replaced. `when_full`: what
+# the person decided for a context that is full, NULL where they were not asked yet.
+LIST_COLUMNS = (
+    FOLDER,
+    "ALTER TABLE conversation ADD COLUMN folder_id INTEGER REFERENCES folder(id)",
+    "ALTER TABLE conversation ADD COLUMN title_by TEXT"
+    " CHECK (title_by IN ('words', 'model', 'person'))",
+    "ALTER TABLE conversation ADD COLUMN when_full TEXT"
+    " CHECK (when_full IN ('ask', 'roll', 'stop'))",
+    "CREATE INDEX conversation_by_folder ON conversation (folder_id)",
+)
+
+
+@MIGRATIONS()
+def m010_folders_titles_and_full_contexts(db: Database) -> None:
+    for statement in LIST_COLUMNS:
+        db.conn.execute(statement)
+
+
+# `settings` are texts by the names of the page's fields. A conversation's own prompt is in
+# `system_prompt` where texts are not to be written, or the program was older.
+KEPT_SETTINGS = """
+CREATE TABLE kept_settings (
+    kind TEXT NOT NULL CHECK (kind IN ('prompt', 'model')),
+    name TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    PRIMARY KEY (kind, name)
+) STRICT
+"""
+
+
+@MIGRATIONS()
+def m011_settings_of_chats_prompts_and_models(db: Database) -> None:
+    """A preset becomes a prompt that sets the other fields too."""
+    db.conn.execute("ALTER TABLE conversation ADD COLUMN settings TEXT")
+    db.conn.execute(KEPT_SETTINGS)
+    for preset in list(db.query("SELECT * FROM preset")):
+        name = preset.pop("name")
+        texts = {key: f"{value:g}" if isinstance(value, float) else str(value)
+                 for key, value in preset.items()}  # fmt: skip
+        row = ("prompt", name, json.dumps(texts))
+        db.conn.execute("INSERT INTO kept_settings VALUES (?, ?, ?)", row)
+    db.conn.execute("DROP TABLE preset")
+
+
+@MIGRATIONS()
+def m012_stop_strings(db: Database) -> None:
+    """And no plain cost of the calm rounds alone, in a turn that could not be compared."""
+    db.conn.execute("ALTER TABLE turn ADD COLUMN stop TEXT")
+    uncompared = "SELECT id FROM turn WHERE plain_decode_ms IS NULL"
+    db.conn.execute(f"UPDATE step SET plain_ms = NULL WHERE turn_id IN ({uncompared})")
+
+
+# `hash`: SHA-256 of the key, which is stored nowhere.
+API_TABLES = (
+    "ALTER TABLE conversation ADD COLUMN source TEXT NOT NULL DEFAULT 'page'"
+    " CHECK (source IN ('page', 'api'))",
+    "CREATE TABLE api_key (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,"
+    " hash TEXT NOT NULL UNIQUE, created_at_utc TEXT NOT NULL) STRICT",
+)
+
+
+@MIGRATIONS()
+def m013_other_programs(db: Database) -> None:
+    """Where a conversation was held, and the keys of programs."""
+    for statement in API_TABLES:
+        db.conn.execute(statement)
+
+
+@MIGRATIONS()
+def m014_penalties(db: Database) -> None:
+    for name in ("presence_penalty", "frequency_penalty"):
+        db.conn.execute(f"ALTER TABLE turn ADD COLUMN {name} REAL")
+
+
+# SQLite cannot change the CHECK of a column.
+SHORT_REPLIES = (
+    "ALTER TABLE turn RENAME COLUMN no_speedup TO earlier",
+    "ALTER TABLE turn ADD COLUMN no_speedup TEXT"
+    " CHECK (no_speedup IN ('load_changed', 'too_short'))",
+    "UPDATE turn SET no_speedup = earlier",
+    "ALTER TABLE turn DROP COLUMN earlier",
+    "UPDATE turn SET speedup = NULL, decode_speedup = NULL, no_speedup = 'too_short'"
+    " WHERE num_output_tokens < 8 AND plain_decode_ms IS NOT NULL",
+)
+
+
+@MIGRATIONS()
+def m015_short_replies(db: Database) -> None:
+    """What a reply of a few tokens gained was mostly chance; sums still count it."""
+    for statement in SHORT_REPLIES:
+        db.conn.execute(statement)
 
 
 def unknown_migrations(db: Database) -> list[str]:

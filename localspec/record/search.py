@@ -126,7 +126,10 @@ def find(tables: Tables, wanted: Query, is_indexed: bool) -> dict[int, int]:
     """The newest message with all words and phrases, by conversation id."""
     indexed = [text for text in wanted.texts if is_indexed and _is_plain(text)]
     others = [word for word in wanted.texts if word not in indexed]
-    clauses, values = ["message.state <> 'draft'"], list[str]()
+    clauses, values = (
+        ["message.state <> 'draft'", "message.deleted_at_utc IS NULL"],
+        list[str](),
+    )
     if indexed:
         clauses.append(
             "message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"

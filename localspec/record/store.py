@@ -25,15 +25,21 @@ from typing import Any
 from localspec.backend import Role
 from localspec.errors import StoreError
 from localspec.record import queries
-from localspec.record.connection import BUSY_TIMEOUT_MS, SharedConnection, Tables, missing
+from localspec.record.api_keys import ApiKeys
+from localspec.record.connection import BUSY_TIMEOUT_MS, SharedConnection, Tables
 from localspec.record.conversations import ConversationList
+from localspec.record.folders import Folders
+from localspec.record.kept_settings import KeptSettings
+from localspec.record.message_tree import MessageTree, check_belongs
 from localspec.record.opening import Opened, create_private, open_log
-from localspec.record.presets import Preset, Presets
 from localspec.record.rows import (
+    LEFT_OUT_OF_TURNS,
+    PAGE,
     STATE_AFTER,
     ContinuedReply,
     Conversation,
     MessageState,
+    RecentGain,
     SessionInfo,
     StoredMessage,
     Turn,
@@ -51,11 +57,11 @@ from localspec.record.rows import (
     turn_from,
 )
 from localspec.record.unlogged import UNTITLED, UnloggedTexts
+from localspec.speculation import MIN_COMPARED_TOKENS
 
 __all__ = [
     "STATE_KEY",
     "ContinuedReply",
-    "Preset",
     "SessionInfo",
     "Store",
     "StoredMessage",
@@ -79,12 +85,16 @@ class Store:
         self._notices = list(opened.notices)
         self._unlogged = UnloggedTexts()
         self.conversation_list = ConversationList(self._db, self._unlogged, opened.is_indexed)
-        self.presets = Presets(self._db)
+        self.message_tree = MessageTree(self._db, self._unlogged)
+        self.folders = Folders(self._db)
+        self.prompts = KeptSettings(self._db, "prompt")
+        self.defaults = KeptSettings(self._db, "model")
+        self.api_keys = ApiKeys(self._db)
         self.logs_text = self._is_text_wanted()
 
     @classmethod
     def open(cls, path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Store:
-        """The log at `path`; see opening for what happens to a file that cannot be used."""
+        """See opening for what happens to a file that cannot be used."""
         return cls(open_log(path, busy_timeout_ms))
 
     @property
@@ -134,30 +144,25 @@ class Store:
 
     # Conversations
 
-    def create_conversation(self, title: str) -> int:
+    def create_conversation(self, title: str, source: str = PAGE) -> int:
         written = title if self.logs_text else UNTITLED
+        row = {"title": written, "created_at_utc": now(), "title_by": "words", "source": source}
         with self._db.writing() as tables:
-            made = tables.insert("conversation", {"title": written, "created_at_utc": now()})
+            made = tables.insert("conversation", row)
         self._unlogged.keep_title(made, title)
         return made
 
     def conversations(self) -> list[Conversation]:
         """All that are not deleted, oldest first."""
-        sql = "SELECT * FROM conversation WHERE deleted_at_utc IS NULL ORDER BY id"
         with self._db.reading() as tables:
-            return [self._unlogged.named(conversation_from(row)) for row in tables.rows(sql)]
+            rows = tables.rows(queries.CONVERSATIONS)
+        return [self._unlogged.named(conversation_from(row)) for row in rows]
 
     def conversation(self, conversation_id: int) -> Conversation | None:
-        """One of them, also a deleted one; None for an unknown id."""
+        """Also a deleted one; None for an unknown id."""
         with self._db.reading() as tables:
             rows = tables.rows("SELECT * FROM conversation WHERE id = ?", conversation_id)
         return self._unlogged.named(conversation_from(rows[0])) if rows else None
-
-    def set_tip(self, conversation_id: int, message_id: int) -> None:
-        """Remember which branch is in use."""
-        with self._db.writing() as tables:
-            _check_belongs(tables, message_id, conversation_id)
-            tables.update("conversation", conversation_id, {"tip_message_id": message_id})
 
     # The tree of messages
 
@@ -165,11 +170,17 @@ class Store:
         return self.add_message(conversation_id, parent_id, "user", text)
 
     def add_message(
-        self, conversation_id: int, parent_id: int | None, role: Role, text: str
+        self,
+        conversation_id: int,
+        parent_id: int | None,
+        role: Role,
+        text: str,
+        **more: str | int | None,
     ) -> int:
-        """Commit a complete message and make it the conversation's tip; its id."""
+        """Commit a complete message and make it the conversation's tip; its id. more: values of
+        further columns, or state."""
         with self._db.writing() as tables:
-            made = self._insert(tables, conversation_id, parent_id, role, text, "complete")
+            made = self._insert(tables, conversation_id, parent_id, role, text, "complete", more)
         self._unlogged.keep(made, text)
         return made
 
@@ -181,24 +192,9 @@ class Store:
 
     def messages(self, conversation_id: int) -> list[StoredMessage]:
         """Every message of a conversation, all branches, oldest first."""
-        sql = "SELECT * FROM message WHERE conversation_id = ? ORDER BY id"
         with self._db.reading() as tables:
-            rows = tables.rows(sql, conversation_id)
+            rows = tables.rows(queries.MESSAGES, conversation_id)
         return [self._unlogged.filled(message_from(row)) for row in rows]
-
-    def sibling_groups(self, conversation_id: int) -> dict[int | None, tuple[int, ...]]:
-        """Message ids by their parent's, each group oldest first. A reply that another one
-        continues is left out: it is the beginning of that one."""
-        groups = dict[int | None, tuple[int, ...]]()
-        with self._db.reading() as tables:
-            for row in tables.rows(queries.SIBLING_GROUPS, conversation_id):
-                groups[row["parent_id"]] = (*groups.get(row["parent_id"], ()), row["id"])
-        return groups
-
-    def newest_leaf(self, message_id: int) -> int:
-        """The end of the newest branch that passes through this message."""
-        with self._db.reading() as tables:
-            return int(tables.rows(queries.NEWEST_LEAF, message_id)[0]["id"])
 
     # Turns
 
@@ -209,16 +205,17 @@ class Store:
         parent_id: int | None,
         settings: TurnSettings,
         continued: ContinuedReply | None = None,
+        reply_id: int | None = None,
     ) -> Turn:
-        """Insert a reply in state draft, and the turn that will fill it. continued: the reply that
-        it begins with."""
+        """Insert a reply in state draft, unless it has its place (reply_id) already, and the turn
+        that will fill it. continued: the reply that it begins with."""
         text = "" if continued is None else continued.text
         prompt = settings.system_prompt
-        written = settings if self.logs_text else replace(settings, system_prompt=None)
+        written = settings if self.logs_text else replace(settings, system_prompt=None, stop=None)
         with self._db.writing() as tables:
-            message_id = self._insert(
-                tables, conversation_id, parent_id, "assistant", text, "draft"
-            )
+            place = conversation_id, parent_id
+            message_id = reply_id or self._insert(tables, *place, "assistant", text, "draft", {})
+            tables.update("message", message_id, {"model": settings.model})
             row = {
                 "session_id": session_id,
                 "conversation_id": conversation_id,
@@ -234,8 +231,7 @@ class Store:
         return turn
 
     def checkpoint_reply(self, message_id: int, text: str) -> None:
-        """Save the reply so far. Waits at most CHECKPOINT_WAIT_MS for a locked log; a caller may
-        continue after a StoreError, for the next checkpoint or the end has the same text."""
+        """Save the reply so far. A caller may continue after a StoreError."""
         self._unlogged.keep(message_id, text)
         if self.logs_text:
             with self._db.writing(CHECKPOINT_WAIT_MS) as tables:
@@ -263,13 +259,28 @@ class Store:
         self._unlogged.keep_end(turn.message_id, end)
 
     def turn_rows(
-        self, session_id: int | None = None, conversation_id: int | None = None
+        self,
+        session_id: int | None = None,
+        conversation_id: int | None = None,
+        since: str | None = None,
     ) -> list[dict[str, Any]]:
-        """One flat row for each turn, oldest first: ids, state, settings and all named numbers.
-        Without tokens (`reply_tokens`), texts (`messages`) and steps (`step_rows`)."""
+        """One flat row a turn, oldest first: ids, state, settings, numbers; no tokens, no texts.
+        since: a day or a time in UTC, as the log writes them."""
         with self._db.reading() as tables:
-            rows = tables.rows(queries.TURNS, session_id, conversation_id)
+            sql = queries.TURNS.format(columns=tables.columns("turn", LEFT_OUT_OF_TURNS))
+            rows = tables.rows(sql, session_id, conversation_id, since)
         return [turn_from(row) for row in rows]
+
+    def models(self) -> list[str]:
+        """Every model that the log has turns of, by name."""
+        with self._db.reading() as tables:
+            return [row["model"] for row in tables.rows(queries.MODELS)]
+
+    def recent_gains(self) -> list[RecentGain]:
+        """What drafting brought in the newest compared replies of each model."""
+        with self._db.reading() as tables:
+            found = tables.rows(queries.RECENT_GAINS, MIN_COMPARED_TOKENS)
+        return [RecentGain(**row) for row in found]
 
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row that `turn_rows` has of this reply's turn."""
@@ -283,9 +294,8 @@ class Store:
         end = self._unlogged.ends.get(message_id)
         if end is not None:
             return [int(token) for token in end.token_ids], list(end.provenance)
-        sql = "SELECT token_ids, provenance FROM turn WHERE message_id = ?"
         with self._db.reading() as tables:
-            rows = tables.rows(sql, message_id)
+            rows = tables.rows(queries.TOKENS, message_id)
         if not rows or rows[0]["token_ids"] is None:
             return None
         found = json_column(rows[0]["token_ids"]), json_column(rows[0]["provenance"])
@@ -299,11 +309,6 @@ class Store:
         with self._db.reading() as tables:
             rows = tables.rows("SELECT drafted FROM turn WHERE message_id = ?", message_id)
         return rows[0]["drafted"] if rows else None
-
-    def continued(self, message_id: int) -> list[int]:
-        """The replies whose text this one begins with, oldest first, and itself."""
-        with self._db.reading() as tables:
-            return [row["message_id"] for row in tables.rows(queries.CONTINUED, message_id)]
 
     def step_rows(self, turn_id: int) -> list[dict[str, Any]]:
         """The rounds of one turn in order."""
@@ -372,10 +377,11 @@ class Store:
         role: Role,
         text: str,
         state: MessageState,
+        more: Mapping[str, str | int | None],
     ) -> int:
         """Insert a message and make it the conversation's tip; its id."""
         if parent_id is not None:
-            _check_belongs(tables, parent_id, conversation_id)
+            check_belongs(tables, parent_id, conversation_id)
         row = {
             "conversation_id": conversation_id,
             "parent_id": parent_id,
@@ -383,6 +389,7 @@ class Store:
             **self._columns(text),
             "state": state,
             "created_at_utc": now(),
+            **more,
         }
         message_id = tables.insert("message", row)
         tables.update("conversation", conversation_id, {"tip_message_id": message_id})
@@ -390,11 +397,4 @@ class Store:
 
     def _columns(self, text: str) -> dict[str, object]:
         """The columns of a text, empty where it is not to be written."""
-        written = text if self.logs_text else ""
-        return {**text_columns(written), "is_logged": int(self.logs_text)}
-
-
-def _check_belongs(tables: Tables, message_id: int, conversation_id: int) -> None:
-    rows = tables.rows("SELECT conversation_id FROM message WHERE id = ?", message_id)
-    if not rows or rows[0]["conversation_id"] != conversation_id:
-        raise missing("message", message_id)
+        return {**text_columns(text if self.logs_text else ""), "is_logged": int(self.logs_text)}

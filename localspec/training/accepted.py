@@ -81,7 +81,7 @@ def measure_accepted(settings: AcceptedSettings, report: Report) -> tuple[Origin
         settings.max_tokens,
         marks_of(source, heads_of(source)[0]),
     )
-    write_accepted(settings.out, origin, controller.acceptance.snapshot())
+    write_accepted(settings.out, origin, controller.snapshot()["acceptance"])
     return origin, measured
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 
+from localspec.chat.template import ChatTemplate
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError, StoreError
 from localspec.flags import listed_numbers, to_stderr
@@ -211,6 +212,11 @@ def _target(load: LoadOptions, device: str | None, threads: int | None) -> tuple
     source = resolve(load)
     place = place_for(load, source, _on(device), torch)
     kv_shape(read_config(source.target), place.context_length)  # refuses what the chat refuses
+    if ChatTemplate.load(source.target).is_raw:
+        raise ModelError(
+            f"{source.target_name} has no chat template, so it gives no answers to train on. Name "
+            "its instruct or chat variant."
+        )
     return source, place
 
 

@@ -1,7 +1,8 @@
-"""The page's components: conversations at one side, settings at the other, between them the live
-strip and the tabs. Race and Stats lay themselves out.
+"""The page's components: conversations at one side, settings at the other, between them the tabs.
+Over the chat stands one line for the model and its speed; its popover has the rest. Race and Stats
+lay themselves out.
 
-Not here: what the components do (wiring), the figures of the strip (live).
+Not here: what the components do (wiring), the figures of the line (live).
 """
 
 from __future__ import annotations
@@ -16,9 +17,50 @@ from localspec.web.live import DASH
 from localspec.web.talk import form
 from localspec.web.talk.plain_markdown import LATEX_DELIMITERS
 
-PLACEHOLDER = """<div class="ls-welcome"><h2>Ask something</h2>
-<p>Everything stays on this machine. The strip above shows how fast it writes,
-and how much speculation gains.</p></div>"""
+# What drafting is good at: title, what it says of itself, and the message. The one that is to be
+# rewritten or shortened stands in the message, so that its words can be guessed.
+NOTE = (
+    "Hi all, the heating in the meeting room on the second floor will be checked on 14 March "
+    "between 9:00 and 11:00. Please keep the room free until noon. If a part has to be ordered, "
+    "the technician comes again on 21 March at the same time. Questions go to Maria, room 204."
+)
+EXAMPLES = (
+    (
+        "Rewrite a note",
+        "Most of its words stay",
+        f"Rewrite this note so that it sounds friendlier, and keep the dates:\n\n{NOTE}",
+    ),
+    (
+        "Write some code",
+        "Code repeats itself",
+        "Write a Python function that reads a CSV file and gives the sum of each column, with type "
+        "hints and a short test.",
+    ),
+    (
+        "Make a list",
+        "Its lines are alike",
+        "List twelve countries with their capital and their currency, one in a line.",
+    ),
+    (
+        "Summarise a text",
+        "It quotes what it read",
+        f"Summarise this in two sentences, with every date and time:\n\n{NOTE}",
+    ),
+)
+
+
+def _example(title: str, why: str, message: str) -> str:
+    return (
+        f'<button type="button" class="ls-example" data-message="{html.escape(message)}">'
+        f"<b>{title}</b><span>{why}</span></button>"
+    )
+
+
+WELCOME = f"""<div class="ls-welcome"><h2>What shall it write?</h2>
+<p>Everything stays on this machine. Guessing ahead is at its best here:</p>
+<div class="ls-examples">{"".join(_example(*one) for one in EXAMPLES)}</div>
+<p id="ls-demo" hidden>The model that comes along is tiny: it shows the speed, not good sense.
+<button type="button" class="ls-to-models">Get a real model</button></p></div>"""
 
 BRAND = """<div class="ls-head"><p class="ls-brand">localspec</p>
 <button type="button" id="ls-theme" class="ls-icon" aria-label="Theme: as the system"
@@ -29,117 +71,68 @@ BRAND = """<div class="ls-head"><p class="ls-brand">localspec</p>
 SEARCH = """<div class="ls-search">
 <input id="ls-search" type="search" placeholder="Search chats" aria-label="Search chats"
  autocomplete="off" spellcheck="false">
+<button type="button" id="ls-new-folder" class="ls-icon" aria-label="New folder"
+ title="New folder"><svg aria-hidden="true" width="16" height="16"
+ viewBox="0 0 16 16" fill="none" stroke="currentColor" stroke-width="1.4"><path
+ d="M1.8 12.6V3.4h4.4l1.6 1.8h6.4v7.4z"/></svg></button>
 <button type="button" id="ls-import" class="ls-icon" aria-label="Import conversations"
  title="Import conversations"><span aria-hidden="true">⇪</span></button>
 <input id="ls-import-file" type="file" accept=".jsonl,.json" hidden aria-label="File to import">
 </div>"""
 
-COMPOSE_HEAD = """<div id="ls-editing" hidden><span>Editing an earlier message. What was said stays
- as another version.</span><button type="button" id="ls-edit-cancel">Cancel</button></div>
-<ul id="ls-chips" aria-label="Attached files"></ul>"""
+COMPOSE_HEAD = """<ul id="ls-chips" aria-label="Attached files"></ul>"""
 
 COMPOSE_FOOT = """<div class="ls-foot">
-<button type="button" id="ls-attach" class="ls-icon" aria-label="Attach text files"
- title="Attach text files, or drop them here"><span aria-hidden="true">+</span></button>
-<input id="ls-attach-file" type="file" multiple hidden aria-label="Text files to attach">
+<button type="button" id="ls-attach" class="ls-icon" aria-label="Attach text, PDF or DOCX"
+ title="Attach text, PDF or DOCX, or drop them here"><span aria-hidden="true">+</span></button>
+<input id="ls-attach-file" type="file" multiple hidden aria-label="Files to attach">
 <div id="ls-gauge" role="img" aria-label="Context: not known yet"><i aria-hidden="true"></i></div>
 <span id="ls-gauge-text"></span></div>"""
 
-# id, label, what it means
-TILES = (
-    (
-        "speed",
-        "Tokens / s",
-        "Tokens written each second, reading the prompt not counted. A token is a short piece of "
-        "a word.",
-    ),
-    (
-        "speedup",
-        "Speedup",
-        "How many times as fast as the same reply without drafting, from sending to the last "
-        "token; below it, of decoding alone. Against plain steps measured here under the same "
-        "load. A dash where nothing was drafted, or where the load changed and no plain step was "
-        "taken since.",
-    ),
-    (
-        "acceptance",
-        "Accepted",
-        "Acceptance rate: of the tokens that were guessed, the share the model agreed with. "
-        "Whether drafting pays is told by the speedup.",
-    ),
-    (
-        "gamma",
-        "Draft length γ",
-        "Tokens guessed ahead in the latest round, and on average over this reply. It adapts to "
-        "the temperature and the text.",
-    ),
-    (
-        "drafter",
-        "Drafter",
-        "What guesses ahead: a small draft model, n-grams copied from this chat, a compressed "
-        "copy of the model itself, or nothing (off).",
-    ),
-    (
-        "memory",
-        "Memory",
-        "Memory held by the model, its drafters and the context they remember.",
-    ),
-)
-
-
-def _tile(name: str, label: str, help_text: str) -> str:
-    return (
-        f'<div class="ls-tile" tabindex="0" aria-describedby="ls-help-{name}">'
-        f'<span class="ls-label">{label}</span>'
-        f'<span class="ls-value" id="ls-{name}">{DASH}</span>'
-        f'<span class="ls-sub" id="ls-{name}-sub"></span>'
-        f'<span class="ls-help" role="tooltip" id="ls-help-{name}">{html.escape(help_text)}</span>'
-        "</div>"
-    )
-
-
 STRIP_HTML = f"""
-<section id="ls-strip" aria-label="Live figures" data-phase="connecting">
-  <div class="ls-tile ls-phase" tabindex="0" aria-describedby="ls-help-phase">
-    <span class="ls-label"><i class="ls-dot" aria-hidden="true"></i>Now</span>
-    <span class="ls-value" id="ls-phase" role="status">Connecting</span>
-    <span class="ls-sub" id="ls-clock"></span>
-    <span class="ls-help" role="tooltip" id="ls-help-phase">What localspec is doing at this moment,
-      and for how long. A slow model and a stuck one look different here.</span>
-  </div>
-  {"".join(_tile(*tile) for tile in TILES)}
-  <div class="ls-why">
-    <p id="ls-reason" class="ls-reason">Speculation: {DASH}</p>
-    <p id="ls-off" class="ls-off" hidden><b class="ls-off-chip">Off</b>
-      <span id="ls-off-remedy"></span></p>
-    <figure class="ls-spark" id="ls-spark" hidden>
-      <svg viewBox="0 0 160 28" preserveAspectRatio="none" role="img"
-        aria-label="Tokens per second over this reply"><polyline id="ls-spark-line"/></svg>
-      <figcaption id="ls-spark-label"></figcaption>
-    </figure>
-  </div>
-  <p id="ls-hardware" class="ls-hardware" hidden></p>
+<section id="ls-strip" aria-label="Model and speed" data-phase="connecting">
+  <button type="button" id="ls-model" aria-haspopup="menu" aria-expanded="false">
+    <b id="ls-model-name">{DASH}</b> <small id="ls-model-detail"></small>
+    <span class="ls-caret" aria-hidden="true"></span></button>
+  <p class="ls-now"><i class="ls-dot" aria-hidden="true"></i><span id="ls-phase">Connecting</span>
+    <span><b id="ls-speed">{DASH}</b> tok/s</span></p>
+  <p class="ls-won"><span id="ls-gain"></span><span id="ls-guesses"></span></p>
+  <button type="button" id="ls-why-open" class="ls-icon" aria-expanded="false"
+    aria-controls="ls-why" aria-label="How fast, and why" title="How fast, and why">
+    <span aria-hidden="true">i</span></button>
 </section>
-<div id="ls-notices" role="alert"></div>
-"""
-
-ROUNDS_HTML = """
-<section id="ls-rounds" aria-label="Drafted tokens of the latest reply">
-  <p class="ls-legend">The latest reply, one block for each check by the model:
-    <span class="ls-round ls-r3">underlined twice: all but its last token was drafted</span>
-    <span class="ls-round ls-r2">underlined: half or more drafted</span>
-    <span class="ls-round ls-r1">dotted: some drafted</span>
-    <span class="ls-round ls-r0">no line: written by the model itself</span>
-  </p>
-  <p id="ls-rounds-text"></p>
-  <p class="ls-legend" id="ls-rounds-sum"></p>
+<section id="ls-why" role="dialog" aria-labelledby="ls-why-title" hidden>
+  <div class="ls-why-head"><h2 id="ls-why-title">How fast, and why</h2>
+    <button type="button" id="ls-why-move" class="ls-icon" aria-label="Move: drag it, or arrow keys"
+      title="Move: drag it, or arrow keys"><span aria-hidden="true">✥</span></button>
+    <button type="button" id="ls-why-close" class="ls-icon" aria-label="Close"
+      title="Close (Esc)"><span aria-hidden="true">×</span></button></div>
+  <p id="ls-reason"></p>
+  <p id="ls-remedy" hidden></p>
+  <dl id="ls-facts"></dl>
+  <figure id="ls-spark" hidden>
+    <svg viewBox="0 0 320 44" preserveAspectRatio="none" role="img"
+      aria-label="Tokens per second over this reply"><polyline id="ls-spark-line"/></svg>
+    <figcaption id="ls-spark-label"></figcaption>
+  </figure>
+  <details id="ls-rounds"><summary>Drafted tokens of the latest reply</summary>
+    <p id="ls-rounds-text" tabindex="0" role="group" aria-label="The reply, check by check"></p>
+    <p class="ls-legend">One block for each check by the model.
+      <span class="ls-round ls-r3">Underlined twice: all but its last token was guessed.</span>
+      <span class="ls-round ls-r2">Underlined: half or more.</span>
+      <span class="ls-round ls-r1">Dotted: some.</span>
+      <span id="ls-rounds-sum"></span></p>
+  </details>
+  <p id="ls-hardware" hidden></p>
 </section>
 """
+NOTICES_HTML = '<div id="ls-notices" role="alert"></div>'
 
 # The parts of the Models tab, in order; the server makes each (models.page), static/models.js
 # places it.
 MODELS_PARTS = (
-    "found", "loaded", "downloads", "first", "near", "tune", "here", "folder", "others",
+    "found", "loaded", "first", "here", "search", "results", "downloads", "others", "elsewhere",
+    "tune", "folder",
 )  # fmt: skip
 MODELS_HTML = (
     '<div id="ls-models" aria-busy="true">'
@@ -150,7 +143,9 @@ MODELS_HTML = (
 # A command of our scripts becomes an event of the bridge of its kind; commands from before both
 # bridges were ready wait in a queue.
 BRIDGE_JS = """
-const moving = new Set(['open', 'show', 'continue', 'delete', 'restore']);
+const moving = new Set(['open', 'show', 'continue', 'again', 'takeback', 'rewrite', 'fork',
+  'remove', 'bring_back', 'duplicate',
+  'delete', 'restore']);
 const isMine = (command) => moving.has(command.do) === MOVES;
 const pass = (command) => { if (isMine(command)) trigger('click', command); };
 window.addEventListener('ls-command', (event) => pass(event.detail));
@@ -171,14 +166,14 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 class Page(NamedTuple):
     """The components that handlers read or write. chat: the messages that stand; growing: the
     reply being written. conversation: the handle shown, None for a new chat. extras: what the
-    page adds to a message as it is sent. bridge, mover: commands from our scripts, the mover's are
-    those after which another conversation or reply is shown; signal: news to them."""
+    page adds to a message as it is sent. settings: the fields at the side. bridge,
+    mover: commands from our scripts, the mover's are those after which another conversation or
+    reply is shown; signal: news to them."""
 
     chat: gr.Chatbot
     growing: gr.Chatbot
     message: gr.Textbox
     stop: gr.Button
-    regenerate: gr.Button
     new_chat: gr.Button
     history: gr.HTML
     conversation: gr.Number
@@ -186,9 +181,7 @@ class Page(NamedTuple):
     bridge: gr.HTML
     mover: gr.HTML
     signal: gr.HTML
-    form: form.FormPage
-    preset: gr.Dropdown
-    waiting_for_model: gr.Timer
+    settings: gr.HTML
 
 
 def theme() -> gr.themes.Base:
@@ -237,35 +230,27 @@ def side() -> tuple[gr.Button, gr.HTML]:
     return new_chat, history
 
 
-def settings(service: ChatService) -> tuple[form.FormPage, gr.Dropdown]:
+def settings(service: ChatService) -> gr.HTML:
     """The settings, at the right; static/side.js closes them where there is no room."""
-    with gr.Sidebar(width=292, position="right", elem_id="ls-settings"):
+    with gr.Sidebar(width=312, position="right", elem_id="ls-settings"):
         html_box('<h2 class="ls-settings-title">Settings</h2>', "ls-settings-head")
-        with gr.Row(elem_id="ls-preset-row"):
-            preset = gr.Dropdown(
-                choices=[], value=None, label="Preset", filterable=False, elem_id="ls-preset"
-            )
-            html_box(
-                '<button type="button" id="ls-preset-save">Save as…</button>'
-                '<button type="button" id="ls-preset-delete">Delete</button>',
-                "ls-preset-buttons",
-            )
-        fields = form.lay_out(service)
-    return fields, preset
+        return form.lay_out(service)
 
 
-def strip() -> None:
-    html_box(
-        '<h1 class="ls-sr">localspec</h1>', "ls-heading"
-    )  # the brand goes when its side closes
+def frame() -> None:
+    """What belongs to no tab: the page's heading, for the brand goes when its side closes, and
+    what has to be said whatever is shown."""
+    html_box('<h1 class="ls-sr">localspec</h1>', "ls-heading")
+    html_box(NOTICES_HTML, "ls-notices-box")
+
+
+def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button]:
+    """The Chat tab: what stands, what is being written, the message box and its button."""
     html_box(STRIP_HTML, "ls-strip-box")
-
-
-def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
-    """The Chat tab: what stands, what is being written, the message box and its buttons."""
     with gr.Column(elem_id="ls-chat"):
-        chat = _chatbot("ls-written", "Conversation", PLACEHOLDER)
-        growing = _chatbot("ls-growing", "Reply being written", None)
+        html_box(WELCOME, "ls-welcome-box")
+        chat = _chatbot("ls-written", "Conversation")
+        growing = _chatbot("ls-growing", "Reply being written")
     with gr.Column(elem_id="ls-compose"):
         html_box(COMPOSE_HEAD, "ls-compose-head")
         message = gr.Textbox(
@@ -280,13 +265,8 @@ def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button, gr.Button]:
         )
         with gr.Row(elem_id="ls-actions"):
             html_box(COMPOSE_FOOT, "ls-compose-foot")
-            gr.Checkbox(
-                label="Show drafted tokens", elem_id="ls-show-rounds", container=False, min_width=0
-            )
-            regenerate = gr.Button("Regenerate", size="sm", elem_id="ls-regenerate")
             stop = gr.Button("Stop", size="sm", interactive=False, elem_id="ls-stop")
-        html_box(ROUNDS_HTML, "ls-rounds-box")
-    return chat, growing, message, stop, regenerate
+    return chat, growing, message, stop
 
 
 def models() -> gr.Tab:
@@ -297,7 +277,7 @@ def models() -> gr.Tab:
     return tab
 
 
-def _chatbot(name: str, label: str, placeholder: str | None) -> gr.Chatbot:
+def _chatbot(name: str, label: str) -> gr.Chatbot:
     return gr.Chatbot(
         show_label=False,
         label=label,
@@ -310,7 +290,6 @@ def _chatbot(name: str, label: str, placeholder: str | None) -> gr.Chatbot:
         allow_file_downloads=False,
         sanitize_html=True,
         latex_delimiters=LATEX_DELIMITERS,
-        placeholder=placeholder,
         autoscroll=False,  # the column around both scrolls: static/chat.js
     )
 

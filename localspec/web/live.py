@@ -1,10 +1,10 @@
-"""The live strip: what localspec is doing now, and how figures and names are written on the page.
+"""The line over the chat and its popover: what localspec is doing now, how fast, and why.
 
 `live_state` gives the service's status as JSON in which every number is already text, so that the
 page, the tests and the log show the same figures. static/live.js asks for it about six times a
 second while a reply is written, once a second otherwise, and places the text in the frame of
 layout.STRIP_HTML. An unknown number is a dash, never 0. One answer takes well under a millisecond:
-it reads what the service holds.
+it reads what the service holds. The other tabs write figures and names by the functions below.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from localspec.backend import Description, TurnStats
@@ -21,6 +22,7 @@ from localspec.chat.service import Status, TurnView
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.leniency import label
+from localspec.machine.sources import DEMO
 from localspec.workloads import REWORK
 
 DASH = "–"
@@ -35,7 +37,20 @@ ENDED = {
     "interrupted": "cut short",
 }
 
-NO_SPEEDUP = {"load_changed": "load changed"}
+PHASES = {
+    "loading": "Loading",
+    "restarting": "Starting again",
+    "calibrating": "Measuring",
+    "busy": "Busy",
+    "unloaded": "Not loaded",
+    "failed": "Not loaded",
+    "prefill": "Reading",
+    "decode": "Writing",
+    "queued": "Waiting",
+    "ready": "Ready",
+}
+NO_GAIN = {"load_changed": "too busy to compare", "too_short": "too short to compare"}
+UNTIMED = ("ready", "failed", "unloaded")
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +58,27 @@ log = logging.getLogger(__name__)
 def live_state(
     status: Status, rounds_from: int | None = None, hardware: str = ""
 ) -> dict[str, Any]:
-    """Everything the strip shows. rounds_from: also the rounds of the reply from this one on.
-    hardware: what the machine has, in a sentence."""
+    """Everything that the line and the popover show. rounds_from: also the rounds of the reply from
+    this one on. hardware: what the machine has, in a sentence."""
     view = status.reply
     stats = view.stats if view is not None else None
-    phase, label, seconds = _phase(status)
+    phase, seconds = _phase(status)
+    loaded = status.description
     state: dict[str, Any] = {
         "phase": phase,
-        "label": label,
-        "clock": _clock(seconds),
-        "waiting": status.num_waiting,
+        "label": PHASES[phase] + ("" if phase in UNTIMED else _clock(seconds)),
+        "num_titles": status.num_titles,
         "notices": _notices(status),
         "may_start": status.phase == "failed",
+        "model": model_words(loaded),
+        "is_demo": loaded is not None and loaded.target == DEMO,
         "reason": labelled(_reason(status, view)),
-        "off": status.off and {"code": status.off.code, "remedy": status.off.remedy},
+        "remedy": status.off.remedy if status.off else "",
         "hardware": hardware,
+        "facts": _facts(status, stats, view),
         "num_output_tokens": stats.num_output_tokens if stats else None,
         "decode_ms": stats.decode_ms if stats else None,
-        **_figures(stats, view),
-        **_memory(status.description),
+        **_figures(stats),
     }
     if rounds_from is not None and view is not None:
         state["reply"] = f"{view.started_s:.6f}"
@@ -78,63 +95,104 @@ def _notices(status: Status) -> list[str]:
     return [*failure, *status.notices]
 
 
-def _phase(status: Status) -> tuple[str, str, float]:
-    """The phase by its name in code and in words, and the seconds it has lasted."""
+def _phase(status: Status) -> tuple[str, float]:
+    """The phase by its name in code, and the seconds it has lasted."""
     view = status.reply
-    if status.phase == "failed":
-        return "failed", "Not loaded", status.seconds
-    if status.phase in ("loading", "restarting"):
-        return status.phase, capital(status.phrase), status.seconds
-    if view is not None and view.phase == "prefill":
-        return "prefill", "Reading the prompt", view.seconds
-    if view is not None and view.phase == "decode":
-        return "decode", "Writing", view.seconds
+    if status.phase in ("failed", "loading", "restarting"):
+        return status.phase, status.seconds
+    if view is not None and view.phase in ("prefill", "decode"):
+        return view.phase, view.seconds
     if view is not None and view.phase in ("queued", "loading"):
-        return "queued", "Waiting for other replies", view.seconds
+        return "queued", view.seconds
     if status.phase in ("calibrating", "busy", "unloaded"):
-        return status.phase, capital(status.phrase), status.seconds
-    if view is None or view.finish_reason is None:
-        return "ready", "Ready", 0.0
-    return "ready", capital(ENDED[view.finish_reason]), view.seconds
+        return status.phase, status.seconds
+    return "ready", 0.0
 
 
-def _figures(stats: TurnStats | None, view: TurnView | None) -> dict[str, Any]:
-    if stats is None or view is None:
-        names = ("speed", "speedup", "acceptance", "gamma", "drafter")
-        return {name: DASH for name in names} | {f"{name}_sub": "" for name in names}
-    ttft = f"first: {stats.ttft_ms:.0f} ms" if stats.ttft_ms is not None else ""
-    share = f"{percent(stats.draft_share)} of the text" if stats.num_draft_tokens else ""
-    mean = stats.mean_num_draft_tokens
-    gamma = view.last_num_draft_tokens
-    gain = stats.speedup
+def model_words(loaded: Description | None) -> list[str]:
+    """The model's name, then its precision and its draft."""
+    if loaded is None:
+        return ["No model", ""]
+    draft = f" · draft {short(loaded.draft)}" if loaded.draft else ""
+    return [short(loaded.target), f"{loaded.dtype}{draft}"]
+
+
+def short(model_id: str) -> str:
+    """A model's name without whose it is."""
+    return model_id.rstrip("/").rpartition("/")[2]
+
+
+def _figures(stats: TurnStats | None) -> dict[str, Any]:
+    """The figures of the line."""
+    if stats is None or not stats.num_steps:
+        return {"speed": DASH, "gain": "", "is_slower": False, "guesses": ""}
+    speed = stats.tokens_per_second
+    right = percent(stats.acceptance_rate)
     return {
-        "speed": number(stats.tokens_per_second),
-        "speed_sub": ttft,
-        "speedup": number(gain, " ×", digits=2),
-        "speedup_sub": _of_speedup(stats),
-        "is_slower": gain is not None and gain < 1.0,
-        "acceptance": percent(stats.acceptance_rate),
-        "acceptance_sub": share,
-        "gamma": DASH if gamma is None else str(gamma),
-        "gamma_sub": f"{mean:.1f} on average" if mean is not None else "",
-        "drafter": label_of(stats.drafter) if stats.num_steps else DASH,
-        "drafter_sub": _guesses(stats) if stats.num_draft_tokens else "",
+        "speed": DASH if speed is None else rate(speed),
+        "gain": _gain(stats, stats.speedup),
+        "is_slower": stats.speedup is not None and stats.speedup < 1.0,
+        "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
     }
 
 
-def _of_speedup(stats: TurnStats) -> str:
-    if stats.num_steps and not stats.num_draft_tokens:
-        return "no draft"
+def _gain(stats: TurnStats, speedup: float | None) -> str:
+    if not stats.num_draft_tokens:
+        return "without drafting"
     if stats.no_speedup is not None:
-        return NO_SPEEDUP[stats.no_speedup]
-    rounds = number(stats.decode_speedup, " ×", 2)
-    return f"decode {rounds}" if stats.speedup is not None else "not measured"
+        return NO_GAIN[stats.no_speedup]
+    return "gain not known yet" if speedup is None else gain_words(speedup)
 
 
-def _guesses(stats: TurnStats) -> str:
-    num_others = len(stats.drafted_by) - 1
-    right = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens}"
-    return f"+ {num_others} more: {right}" if num_others else f"{right} guesses right"
+def gain_words(speedup: float) -> str:
+    """A speedup as a person says it: 1.4x faster, 1.2x slower, no faster."""
+    times = f"{max(speedup, 1 / speedup):.1f}" if speedup > 0 else DASH
+    if times == "1.0":
+        return "no faster"
+    return f"{times}x {'faster' if speedup > 1 else 'slower'}"
+
+
+def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> list[tuple[str, str]]:
+    """The rows of the popover: what it is about, and the figure."""
+    facts = [("Now", capital(labelled(status.phrase)))]
+    if status.num_waiting:
+        facts.append(("Waiting", counted(status.num_waiting, "message")))
+    if stats is not None and view is not None and stats.num_steps:
+        facts += _speeds(stats)
+        facts += [
+            (capital(label_of(name)), f"{right} of {made} guesses right")
+            for name, (right, made) in sorted(view.guesses.items(), key=lambda one: -one[1][1])
+        ]
+        if stats.num_draft_tokens:
+            facts.append(("Guesses a round", number(stats.mean_num_draft_tokens)))
+        facts.append(("Kind of text", kind_words(view.workload)))
+    loaded = status.description
+    if loaded is not None:
+        held = DASH if loaded.held_bytes is None else size(loaded.held_bytes)
+        facts.append(("Memory in use", f"{held}, {loaded.device}"))
+    return facts
+
+
+def _speeds(stats: TurnStats) -> list[tuple[str, str]]:
+    """With and without drafting, and the gain of the whole reply and of its decoding."""
+    speed = "" if stats.tokens_per_second is None else f"{rate(stats.tokens_per_second)} tok/s"
+    first = DASH if stats.ttft_ms is None else f"after {stats.ttft_ms / 1000:.2f} s"
+    if not stats.num_draft_tokens:
+        return [("Without drafting", speed or DASH), ("First token", first)]
+    plain = "not measured yet"
+    if stats.no_speedup == "load_changed":
+        plain = "not known: the machine was busier than when this was measured"
+    elif stats.plain_decode_ms:
+        plain = (
+            f"{rate(1000 * stats.num_output_tokens / stats.plain_decode_ms)} tok/s, measured here"
+        )
+    return [
+        ("Without drafting", plain),
+        ("With drafting", speed or DASH),
+        ("Writing", _gain(stats, stats.decode_speedup)),
+        ("Whole reply", _gain(stats, stats.speedup)),
+        ("First token", first),
+    ]
 
 
 def credited(drafted_by: Mapping[str, int]) -> str:
@@ -152,26 +210,28 @@ def _reason(status: Status, view: TurnView | None) -> str:
     """One sentence: whether something drafts, what, and why."""
     loaded = status.description
     if loaded is None:
-        return "Speculation: known once the model is loaded."
+        return "What can draft is known once the model is loaded."
     stats = view.stats if view is not None else None
-    kind = "" if view is None else f" Kind of text: {kind_words(view.workload)}."
     if status.off is not None:
-        return f"Speculation: off, because {_because(status.off.text)}.{kind}"
+        has_drafted = stats is not None and stats.num_drafts > 0
+        now = "Stopped drafting" if has_drafted else "Without drafting"
+        return f"{now}, because {_because(status.off.text)}."
     if view is not None and stats is not None and stats.num_steps:
         if stats.drafter == OFF:
-            return f"Speculation: off, because {_because(stats.reason)}.{kind}"
+            return f"Without drafting, because {_because(stats.reason)}."
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
         exact = "" if stats.exact else f" Not exact, as you chose: {said}."
         if _names_another(stats, loaded):
-            last = _lowered(stats.reason, loaded)
-            return f"Speculation: on, mostly by {stats.drafter}; last {last}{exact}{kind}"
+            return f"Mostly by {stats.drafter}; last {_lowered(stats.reason, loaded)}{exact}"
         why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
-        return f"Speculation: on, by {stats.drafter}: {why}{exact}{kind}"
+        return f"Drafting by {stats.drafter}: {why}{exact}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:
-        return f"Speculation: ready, with {', '.join(able)}."
+        return (
+            f"Ready: {counted(len(able), 'way')} to guess ahead. The settings list them as Speed."
+        )
     why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in loaded.drafters)
-    return f"Speculation: off, because no drafter can be used here ({why or 'none is installed'})."
+    return f"Without drafting: no drafter can be used here ({why or 'none is installed'})."
 
 
 def _names_another(stats: TurnStats, loaded: Description) -> bool:
@@ -195,16 +255,6 @@ def _because(reason: str) -> str:
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
     return f"{text}." if text else ""
-
-
-def _memory(loaded: Description | None) -> dict[str, str]:
-    if loaded is None:
-        return {"memory": DASH, "memory_sub": ""}
-    held = loaded.held_bytes
-    return {
-        "memory": DASH if held is None else size(held),
-        "memory_sub": f"{loaded.device}, {loaded.dtype}",
-    }
 
 
 def number(value: float | None, unit: str = "", digits: int = 1) -> str:
@@ -232,9 +282,12 @@ def size(num_bytes: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    if seconds <= 0:
+    """Behind a phase, once it has lasted."""
+    if seconds < 1:
         return ""
-    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return (
+        f" {int(seconds)} s" if seconds < 60 else f" {int(seconds // 60)} min {int(seconds % 60)} s"
+    )
 
 
 def kind_words(workload: str) -> str:
@@ -258,25 +311,30 @@ def badge(row: Mapping[str, Any]) -> str:
     return label(row["num_lenient_tokens"] or 0, row["num_output_tokens"] or 0)
 
 
-def footer(row: Mapping[str, Any]) -> str:
-    """The line under a finished reply, from its row in the log. Short enough for one line of the
-    page beside both open sides."""
-    parts = [number(row["tokens_per_second"], " tok/s")]
-    if row["speedup"] is not None:
-        parts.append(f"{row['speedup']:.2f} ×")
-    if row["num_draft_tokens"]:
-        parts.append(f"{percent(row['acceptance_rate'])} accepted")
-        parts.append(f"γ {row['mean_num_draft_tokens']:.1f}")
-        parts.append(drafters_of(row))
-    elif row["num_output_tokens"]:
-        parts.append("without drafting")
+def footer(row: Mapping[str, Any]) -> list[str]:
+    """The figures in the line under a finished reply, from its row in the log. All others stand in
+    the details."""
     more = " more" if row["continues_message_id"] else ""
-    parts.append(f"{counted(row['num_output_tokens'], 'token')}{more}")
-    if row["ttft_ms"] is not None:
-        parts.append(f"first after {row['ttft_ms']:.0f} ms")
-    if row["workload"]:
-        parts.append(kind_words(row["workload"]))
-    return " · ".join(parts)
+    parts = [counted(row["num_output_tokens"], "token") + more]
+    if row["tokens_per_second"] is not None:
+        parts.append(f"{rate(row['tokens_per_second'])} tok/s")
+    if row["speedup"] is not None:
+        parts.append(f"{row['speedup']:.1f}x")
+    elif not row["num_draft_tokens"]:
+        parts.append("without drafting")
+    return parts
+
+
+def rate(tokens_per_second: float) -> str:
+    """Tokens per second, as exactly as they are felt."""
+    return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"
+
+
+def time_of_day(at_utc: str, now: datetime | None = None) -> str:
+    """By this machine's clock, with the day where it is not today."""
+    here = datetime.fromisoformat(at_utc).astimezone()
+    is_today = here.date() == (now or datetime.now(UTC)).astimezone().date()
+    return f"{here:%H:%M}" if is_today else f"{here.day} {here:%b %Y, %H:%M}"
 
 
 class HardwareLine:

@@ -1,8 +1,8 @@
 """The routes of our own, beside Gradio's: what the page's scripts ask for.
 
-/healthz (the server is up), /live (the strip), /export and /report (files), /import (conversations
-out of a file), /tokens and /audit (where the tokens of a reply came from, and its replay), /models
-(the Models tab), /localspec/* (scripts and styles).
+/healthz (the server is up), /live (figures), /export and /report (files), /import (conversations
+out of a file), /read (the text of a file to attach), /tokens and /audit (where the tokens of a
+reply came from, and its replay), /models (the Models tab), /localspec/* (scripts and styles).
 
 Contract: every route only reads its query or body and calls the service or the tab's controller.
 Message ids are numbers. A LocalspecError becomes a sentence with status 404 or 409.
@@ -23,18 +23,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-from localspec.chat.service import ChatService, Format, Scope
+from localspec.chat.documents import read_file
+from localspec.chat.service import ChatService, Format, Scope, clean
 from localspec.core import OFF
 from localspec.errors import LocalspecError, RequestError, StoreError
 from localspec.files import parsed
-from localspec.machine.hardware import found_line, probe
-from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH
+from localspec.machine.found_line import found_line
+from localspec.machine.hardware import probe
+from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
 from localspec.web.guard.security import is_loopback
-from localspec.web.live import HardwareLine, live_state
+from localspec.web.live import HardwareLine, counted, live_state
 from localspec.web.models.models_controller import ModelsController
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
-from localspec.web.stats.selection import number_of
+from localspec.web.stats.selection import WEEK, number_of, week_begin
 
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())
@@ -95,6 +97,13 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
             return JSONResponse({"error": str(error)}, 409)
         return JSONResponse({"imported": len(found), "last": found[-1]})
 
+    async def read(request: Request) -> Response:
+        name = request.query_params.get("name", "file")
+        try:
+            return JSONResponse(await run_in_threadpool(_read, service, name, await request.body()))
+        except LocalspecError as error:  # an answer: the person's file is as it is
+            return JSONResponse({"error": str(error)})
+
     def show_models(request: Request) -> Response:
         return JSONResponse(models.view())
 
@@ -113,6 +122,7 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
     api.add_route("/export", export)
     api.add_route("/report", report)
     api.add_route(IMPORT_PATH, import_file, methods=["POST"])
+    api.add_route(READ_PATH, read, methods=["POST"])
     api.add_route("/models", show_models)
     api.add_route("/models", act_on_models, methods=["POST"])
 
@@ -126,6 +136,15 @@ def _of_message(request: Request, find: Callable[[int], dict[str, Any]]) -> Resp
         return JSONResponse(find(message_id))
     except LocalspecError as error:
         return JSONResponse({"error": str(error)}, 404)
+
+
+def _read(service: ChatService, name: str, data: bytes) -> dict[str, Any]:
+    """A file to attach: its name, its text, and what was read in words."""
+    found = read_file(name, data)
+    num_tokens = service.num_tokens(found.text)
+    tokens = "" if num_tokens is None else counted(num_tokens, "token")
+    said = ", ".join(part for part in (found.said, tokens) if part)
+    return {"name": found.name, "text": clean(found.text), "said": said}
 
 
 def _export(service: ChatService, request: Request) -> Response:
@@ -162,6 +181,8 @@ def scope_of(
         if service.session_id is None:
             raise StoreError("This session has no turn to export yet. Send a message first.")
         return Scope(session_id=service.session_id), f"session-{service.session_id}"
+    if scope == WEEK:
+        return Scope(since=week_begin().isoformat()), f"since-{week_begin()}"
     return Scope(), "all"
 
 

@@ -1,8 +1,10 @@
-"""The server: our FastAPI app with the Gradio page mounted on it, behind the guard.
+"""The server: our FastAPI app with the Gradio page mounted on it, behind the guard, and the
+interfaces for programs beside it, behind theirs.
 
 `serve` blocks until the person ends the program. It binds the port first, so that a port in use is
-reported at once, brings the page up, and only then lets the service load its model. Everything by
-which Gradio could reach beyond this machine or this page is switched off in `make_app`.
+reported at once and a browser starts meanwhile, brings the page up, and only then lets the service
+load its model. Everything by which Gradio could reach beyond this machine or this page is switched
+off in `make_app`.
 """
 
 from __future__ import annotations
@@ -13,20 +15,23 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from localspec.api.app import make_api
+from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
 from localspec.web.guard.environment import settle
+from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.password import Password
 from localspec.web.guard.policy import App
+from localspec.web.guard.programs import ProgramGuard, nothing_else
 from localspec.web.guard.security import Guard, is_loopback
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-STYLES = ("page", "live", "tokens", "stats", "race", "models")
-SCRIPTS = ("queue", "live", "keys", "tokens", "stats", "models")
+STYLES = ("page", "actions", "settings", "live", "tokens", "stats", "race", "models")
+SCRIPTS = ("queue", "live", "strip", "keys", "settings", "tokens", "stats", "models")
 HEAD = "\n".join(
     (
         '<link rel="icon" href="/localspec/icon.svg" type="image/svg+xml">',
@@ -40,35 +45,65 @@ def serve(
     service: ChatService,
     host: str,
     port: int,
-    on_ready: Callable[[str, str], None],
+    on_bound: Callable[[str, str], None],
     password: str | None = None,
+    origins: Sequence[str] = (),
 ) -> None:
-    """Serve the page until the program is ended; the service is started and closed here.
+    """Serve the page and the interfaces for programs until the program is ended; the service is
+    started and closed here.
 
-    port 0 takes any free one. on_ready gets two addresses once the page answers: with the token,
+    port 0 takes any free one. on_bound gets two addresses once the port is ours: with the token,
     and with a ticket that is good once, for the browser that is opened. password: what other
-    machines are asked for; without one only loopback is served.
+    machines are asked for; without one only loopback is served. origins: of other pages that may
+    use the interfaces.
     Raises SetupError when the port is taken or the address needs a password.
     """
     required = _password_of(host, password)
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
         token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
-        app = make_app(service, host, port, token, required, ticket)
+        address = f"{_address_of(host, port)}/?token="
+        # A browser takes a second to start, and importing Gradio takes two: what it asks for before
+        # the page is there waits at the socket.
+        on_bound(f"{address}{token}", f"{address}{ticket}")
+        page = make_app(service, host, port, token, required, ticket)
+        _run(with_interfaces(page, service, host, port, origins), bound, service)
 
-        from localspec.web.guard.connections import server_of  # uvicorn: only when a page is served
 
-        server = server_of(app)
-        page = f"http://{_shown_host(host)}:{port}/?token="
-        announced = partial(on_ready, f"{page}{token}", f"{page}{ticket}")
-        announcer = threading.Thread(
-            target=_announce, args=(server, service, announced), daemon=True
-        )
-        announcer.start()
-        try:
-            server.run(sockets=[bound])
-        finally:
-            service.close()
+def serve_interfaces(
+    service: ChatService,
+    host: str,
+    port: int,
+    on_bound: Callable[[str], None],
+    origins: Sequence[str] = (),
+) -> None:
+    """As `serve`, without a page; on_bound gets the address. Beyond loopback too, programs are
+    asked for a key and for nothing else."""
+    with contextlib.closing(_bind(host, port)) as bound:
+        port = bound.getsockname()[1]
+        on_bound(_address_of(host, port))
+        _run(with_interfaces(nothing_else, service, host, port, origins), bound, service)
+
+
+def with_interfaces(
+    page: App, service: ChatService, host: str, port: int, origins: Sequence[str] = ()
+) -> App:
+    """The application with the interfaces for programs beside it."""
+    hosts = Hosts(allowed_hosts(host, port), port)
+    api = make_api(ProgramService(service))
+    return ProgramGuard(api, page, service.api_keys.opens, hosts, origins)
+
+
+def _run(app: App, bound: socket.socket, service: ChatService) -> None:
+    """Until the program is ended."""
+    from localspec.web.guard.connections import server_of  # uvicorn: only when it is needed
+
+    server = server_of(app)
+    threading.Thread(target=_load_behind, args=(server, service), daemon=True).start()
+    try:
+        server.run(sockets=[bound])
+    finally:
+        service.close()
 
 
 def _password_of(host: str, password: str | None) -> Password | None:
@@ -82,20 +117,20 @@ def _password_of(host: str, password: str | None) -> Password | None:
     return Password(password)
 
 
-def _shown_host(host: str) -> str:
-    """The host of the address to open here. 0.0.0.0 and :: are every address, so also loopback."""
+def _address_of(host: str, port: int) -> str:
+    """The address to open here. 0.0.0.0 and :: are every address, so also loopback."""
     wildcards = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
     host = wildcards.get(host, host)
-    return f"[{host}]" if ":" in host else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _announce(server: Any, service: ChatService, on_ready: Callable[[], None]) -> None:
+def _load_behind(server: Any, service: ChatService) -> None:
+    """Start the service once the page can be had: until then the processor is for the page."""
     pause = threading.Event()
     while not server.started:
         if server.should_exit:
             return
         pause.wait(0.01)
-    on_ready()
     service.start()
 
 

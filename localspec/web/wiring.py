@@ -9,21 +9,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import AsyncIterator
-from dataclasses import astuple
 from typing import Any
 
 import gradio as gr
 
 from localspec.chat.service import ChatService
-from localspec.core import AUTO
 from localspec.errors import LocalspecError
 from localspec.web import layout
 from localspec.web.layout import QUIET, Page
 from localspec.web.proof import race_tab
 from localspec.web.stats import tab as stats_tab
-from localspec.web.talk import form
 from localspec.web.talk.commands import Commands
-from localspec.web.talk.form import Form
+from localspec.web.talk.form import Form, written
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
@@ -36,8 +33,8 @@ TO_ADDRESS = """(handle) => {
   return handle;
 }"""
 # Files and decisions travel with the message; static/compose.js keeps them.
-WITH_EXTRAS = """(conversation, message, extras, ...fields) =>
-  [conversation, message, window.lsExtras ? window.lsExtras() : '', ...fields]"""
+WITH_EXTRAS = """(conversation, message, extras, settings) =>
+  [conversation, message, window.lsExtras ? window.lsExtras() : '', settings]"""
 MODELS_OPENED = "() => { if (window.lsModels) window.lsModels(); }"
 MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # several may run at once
 
@@ -50,19 +47,18 @@ def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blo
         blocks: gr.Blocks = opened
         page = _lay_out(service, blocks)
         _wire_chat(blocks, Handlers(service, presence), page)
-        _wire_form(blocks, service, page)
     blocks.queue(max_size=64, default_concurrency_limit=None, api_open=False)
     return blocks
 
 
 def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
     new_chat, history = layout.side()
-    fields, preset = layout.settings(service)
-    layout.strip()
+    settings = layout.settings(service)
+    layout.frame()
     conversation, extras, bridge, mover, signal = layout.unseen()
     with gr.Tabs(elem_id="ls-tabs"):
         with gr.Tab("Chat", id="chat"):
-            chat, growing, message, stop, regenerate = layout.talk()
+            chat, growing, message, stop = layout.talk()
         models_tab = layout.models()
         race_tab.add_tab(blocks, service)
         stats_tab.add_tab(service, conversation)
@@ -72,7 +68,6 @@ def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
         growing,
         message,
         stop,
-        regenerate,
         new_chat,
         history,
         conversation,
@@ -80,9 +75,7 @@ def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
         bridge,
         mover,
         signal,
-        fields,
-        preset,
-        waiting_for_model=gr.Timer(0.7, active=True),
+        settings,
     )
 
 
@@ -94,34 +87,29 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
         return _updates(await handlers.open(_page(request), handle))
 
     async def new(request: gr.Request) -> list[Any]:
-        return _updates(await handlers.open(_page(request), None))
+        return _updates(await handlers.begin_new(_page(request)))
 
     async def send(
-        request: gr.Request, handle: float | None, text: str, extras: str, *fields: Any
+        request: gr.Request, handle: float | None, text: str, extras: str, settings: str
     ) -> list[Any]:
         try:
-            added = Extras.of(extras)
+            added, form = Extras.of(extras), Form.read(settings)
         except LocalspecError as error:
             return _updates(Shown(warning=str(error)))
-        sent = handlers.send(_page(request), _handle(handle), text, Form(*fields), added)
+        sent = handlers.send(_page(request), _handle(handle), text, form, added)
         return _updates(await sent)
 
-    async def regenerate(request: gr.Request, handle: float | None, *fields: Any) -> list[Any]:
-        return _updates(await handlers.regenerate(_page(request), _handle(handle), Form(*fields)))
-
     async def move(
-        request: gr.Request, event: gr.EventData, handle: float | None, *fields: Any
+        request: gr.Request, event: gr.EventData, handle: float | None, settings: str
     ) -> list[Any]:
-        asked = _command(event)
-        return _updates(await commands.move(_page(request), _handle(handle), asked, Form(*fields)))
+        asked, form = _command(event), Form.read(settings)
+        return _updates(await commands.move(_page(request), _handle(handle), asked, form))
 
     async def answer(
-        request: gr.Request, event: gr.EventData, handle: float | None, *fields: Any
+        request: gr.Request, event: gr.EventData, handle: float | None, settings: str
     ) -> list[Any]:
-        shown = await commands.answer(
-            _page(request), _handle(handle), _command(event), Form(*fields)
-        )
-        return _answers(shown)
+        asked, form = _command(event), Form.read(settings)
+        return _answers(await commands.answer(_page(request), _handle(handle), asked, form))
 
     async def follow(request: gr.Request) -> AsyncIterator[Any]:
         yield gr.skip()  # a generator of Gradio's has to yield once
@@ -138,13 +126,11 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
     def leave(request: gr.Request) -> None:
         handlers.leave(str(request.session_hash))
 
-    fields, shown = page.form.fields, _outputs(page)
-    asked = [page.conversation, *fields]
-    sent = [page.conversation, page.message, page.extras, *fields]
+    shown, asked = _outputs(page), [page.conversation, page.settings]
+    sent = [page.conversation, page.message, page.extras, page.settings]
     begun = [
         blocks.load(open_page, None, shown, **QUIET),
         page.message.submit(send, sent, shown, js=WITH_EXTRAS, **QUIET),
-        page.regenerate.click(regenerate, asked, shown, **QUIET),
         page.new_chat.click(new, None, shown, **MANY),
         page.mover.click(move, asked, shown, **MANY),
     ]
@@ -152,7 +138,7 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
         # Each output of a yield costs a millisecond in Gradio, so the text comes by an event that
         # has one.
         event.then(follow, None, page.growing, **MANY).then(settle, None, shown, **MANY)
-    page.bridge.click(answer, asked, [page.history, page.preset, page.signal], **MANY)
+    page.bridge.click(answer, asked, [page.history, page.settings, page.signal], **MANY)
     page.stop.click(stop, [page.conversation], None, queue=False, **QUIET)
     page.conversation.change(None, [page.conversation], None, js=TO_ADDRESS)
     blocks.unload(leave)
@@ -171,13 +157,10 @@ def _outputs(page: Page) -> list[gr.components.Component]:
     return [
         page.chat,
         page.growing,
-        page.message,
         page.stop,
-        page.regenerate,
         page.conversation,
-        page.form.system_prompt,
         page.history,
-        page.preset,
+        page.settings,
         page.signal,
     ]
 
@@ -190,24 +173,19 @@ def _updates(shown: Shown) -> list[Any]:
     return [
         _or_skip(shown.chat),
         _or_skip(shown.growing),
-        _or_skip(shown.message),
         gr.skip() if running is None else gr.update(interactive=running),
-        gr.skip() if running is None else gr.update(interactive=not running),
         gr.update(value=shown.handle) if shown.is_moved else gr.skip(),
-        _or_skip(shown.system_prompt),
         *_answers(shown),
     ]
 
 
 def _answers(shown: Shown) -> list[Any]:
-    """Values for the list at the side, the presets and the news."""
+    """Values for the list at the side, the settings and the news."""
     news = shown.signal
     if shown.warning is not None:
         news = {**(news or {}), "warning": shown.warning}
-    presets = gr.skip()
-    if shown.presets is not None:
-        presets = gr.update(choices=shown.presets, value=shown.preset)
-    return [_or_skip(shown.history), presets, gr.skip() if news is None else _written(news)]
+    settings = None if shown.settings is None else written(shown.settings)
+    return [_or_skip(shown.history), _or_skip(settings), _or_skip(news and _written(news))]
 
 
 def _or_skip(value: Any) -> Any:
@@ -222,29 +200,3 @@ def _written(news: dict[str, Any]) -> str:
 def _handle(value: float | None) -> int | None:
     """The conversation's number as the page holds it: 0 and nothing are a new chat."""
     return int(value) if value else None
-
-
-def _wire_form(blocks: gr.Blocks, service: ChatService, page: Page) -> None:
-    def drafters() -> list[Any]:
-        choices, note = form.drafter_choices(service)
-        is_known = service.status().phase != "loading"
-        is_possible = service.drafter in dict(choices).values()
-        chosen = (
-            gr.update(choices=choices) if is_possible else gr.update(choices=choices, value=AUTO)
-        )
-        return [chosen, note, gr.Timer(active=not is_known)]
-
-    def choose_preset(name: str | None, *fields: Any) -> list[Any]:
-        for preset in service.presets():
-            if preset.name == name:
-                return list(astuple(form.with_preset(Form(*fields), preset)))
-        return [gr.skip()] * len(fields)
-
-    def presets() -> Any:
-        return gr.update(choices=[preset.name for preset in service.presets()])
-
-    blocks.load(presets, None, page.preset, **QUIET)
-    outputs = [page.form.drafter, page.form.drafter_note, page.waiting_for_model]
-    page.waiting_for_model.tick(drafters, None, outputs, **QUIET)
-    fields = list(page.form.fields)
-    page.preset.input(choose_preset, [page.preset, *fields], fields, **QUIET)

@@ -284,6 +284,20 @@ def first_starts(seed: int) -> tuple[World, ...]:
     return one_thread, two_threads, misjudging(one_thread, 0.8)
 
 
+def summaries(seed: int, price: str = "one thread", num_turns: int = 48) -> World:
+    """Long prompts with replies of 4 to 64 tokens, of which half have fewer than 16; the request
+    allows 256. Reading takes a drafter 7 to 13 plain steps."""
+    random = Random(f"summaries/{seed}")
+    made = many_ways(seed, 5, price, 12.0, num_turns, 64, 0.8, 0.95, 0.15, shares=MODEL_SHARES)
+    turns = tuple(
+        replace(turn, length=int(4 * 16 ** random.random()), prompt_length=1000)
+        for turn in made.turns
+    )
+    return replace(
+        hopeful(made, 0.15), name=f"summaries, {price}", turns=turns, catch_up=0.05, max_tokens=256
+    )
+
+
 def _named(feature: str, world: World) -> World:
     return replace(world, name=f"{world.name}, {feature}")
 

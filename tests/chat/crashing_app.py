@@ -1,8 +1,9 @@
 """An app for tests to kill: forks one for each line on its input, so that none has to start anew.
 
-Contract: a line is the path of a log. The fork answers one message there and prints, a line each:
-its process id, "kept" once the message is said to be kept, "done" at the end. A line is written
-whole or not at all, also where Python does not buffer its output.
+Contract: a line is the path of a log. The fork answers one message there, in about a second, and
+prints, a line each: its process id, "kept" once the message is said to be kept, "shown", a moment
+on the monotonic clock and the length of the reply at that moment, "done" at the end. A line is
+written whole or not at all, also where Python does not buffer its output.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-from localspec.chat import worker
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
 
-worker.CHECKPOINT_S = 0.01
-SCRIPT = Script(round_s=0.004, context_length=10**6)  # room for a conversation of many turns
+SCRIPT = Script(round_s=0.02, context_length=10**6)  # room for a conversation of many turns
 
 
 def say(text: str) -> None:
@@ -38,7 +37,8 @@ def app(path: Path) -> None:
     )
     assert reply is not None
     say("kept")
-    reply.done.wait()
+    while not reply.done.wait(0.02):
+        say(f"shown {time.monotonic()} {len(reply.view.text)}")
     service.close()
     say("done")
 

@@ -26,6 +26,8 @@ ROW: dict[str, Any] = {
     "model": "demo-12m",
     "dtype": "float32",
     "repetition_penalty": 1.0,
+    "presence_penalty": None,  # as an older log has it
+    "frequency_penalty": 0.25,
     "finish_reason": "eos",
     "seed": 7,
     "top_k": 0,
@@ -97,7 +99,7 @@ def test_a_sampled_reply_is_asked_for_with_its_seed_and_settings() -> None:
     replay = audit.Replay(HELLO, row, (1, 2), drafter="ngram")
     replay.run(backend, GO)
     (asked,) = backend.requests
-    assert asked.sampling == SamplingParams(0.7, top_k=40, seed=7)
+    assert asked.sampling == SamplingParams(0.7, top_k=40, seed=7, frequency_penalty=0.25)
     assert (asked.drafter, asked.max_tokens, asked.workload) == ("ngram", 3, "chat")
     assert "made again with drafting" in audit.sentence(replay)
 

@@ -244,7 +244,7 @@ def test_going_on_again_hands_over_every_token_so_far(
     assert sum(row["num_output_tokens"] for row in service.store.turn_rows()) == len(
         [
             token
-            for part in service.store.continued(id_at(service, handle, 1))
+            for part in service.store.message_tree.continued(id_at(service, handle, 1))
             for token in (service.store.reply_tokens(part) or ((),))[0]
         ]
     )
@@ -438,7 +438,7 @@ def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Pat
     assert len(service.messages(made)) == 5000
     ended(service, service.proceed(made, SETTINGS))
     service.delete(made)
-    assert store.conversation_list.purge() == 1
+    assert store.conversation_list.purge()
     assert time.process_time() - started_s < 20
     close(service)
 

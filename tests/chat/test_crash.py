@@ -23,18 +23,21 @@ from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.remote.engines import forked_quickly, opening
+from tests.tally import Tally
 from tests.waiting import WAIT_S, until
 
-NUM_APPS, NUM_ENGINES = 16, 5  # killed; an app is forked, an engine's process starts anew
-TURN_S = 0.2  # about what one turn of the killed takes
+NUM_APPS, NUM_ENGINES = 5, 3  # killed; an app is forked, an engine's process starts anew
+NUM_KILLS = 50  # of each, where all cases are tried
+APP_TURN_S, ENGINE_TURN_S = 1.0, 0.2  # about what one turn of the killed takes
+LATE_S = 0.5  # a tenth of a second between checkpoints, and a busy machine
 ROOM = 10**6  # tokens: for a conversation of many turns
 NEXT = "Still here."  # the reply of the turn after a crash
 
 
-def moments(seed: int, num: int) -> list[float]:
+def moments(seed: int, num: int, turn_s: float) -> list[float]:
     """Seconds into a turn: a random moment in each of `num` equal parts, shuffled."""
     draw = random.Random(seed)
-    found = [TURN_S * (part + draw.random()) / num for part in range(num)]
+    found = [turn_s * (part + draw.random()) / num for part in range(num)]
     draw.shuffle(found)
     return found
 
@@ -66,15 +69,16 @@ def crashing(root: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
-    tmp_path: Path, crashing: subprocess.Popen[str]
+    tmp_path: Path, crashing: subprocess.Popen[str], tally: Tally
 ) -> None:
-    seed = random.randrange(10**6)
+    seed, num_apps = random.randrange(10**6), tally.size(NUM_APPS, NUM_KILLS)
     print(f"seed {seed}")
     path = tmp_path / "localspec.db"
     expected: list[str] = []
     interrupted: list[str] = []
-    for moment_s in moments(seed, NUM_APPS):
-        pid, was_kept = _kill_one(crashing, path, moment_s)
+    for moment_s in moments(seed, num_apps, APP_TURN_S):
+        tally.num_cases += 1
+        pid, was_kept, num_shown = _kill_one(crashing, path, moment_s)
         assert is_sound(path)
         store = Store.open(path)
         store.tidy()
@@ -90,6 +94,10 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
         assert {m.state for m in shown} <= {"complete", "interrupted"}
         replies = [message.text for message in shown if message.role == "assistant"]
         assert all(REPLY.startswith(text) or text == NEXT for text in replies)
+        if shown and shown[-1].role == "assistant":
+            assert len(shown[-1].text) >= num_shown, "what was written long ago is lost"
+        else:
+            assert num_shown == 0, "a reply is lost"
         interrupted += [message.text for message in shown[-1:] if message.state == "interrupted"]
         backend = FakeBackend(Script(reply=NEXT, round_s=0.0, prefill_s=0.0, context_length=ROOM))
         service = ChatService(store, session_info, lambda report, given=backend: given)
@@ -98,24 +106,29 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
         expected.append("And now?")
         service.close()
         store.close()
-    assert len(interrupted) > NUM_APPS // 4
+    tally.figures.append(f"{len(interrupted)} in the middle of a reply")
+    assert len(interrupted) > num_apps // 4
     assert max(len(text) for text in interrupted) > 40, "nothing of a growing reply was kept"
 
 
-def _kill_one(forger: subprocess.Popen[str], path: Path, after_s: float) -> tuple[int, bool]:
-    """The killed app's process id, and whether it had said that the message is kept."""
+def _kill_one(forger: subprocess.Popen[str], path: Path, after_s: float) -> tuple[int, bool, int]:
+    """The killed app's process id, whether it had said that the message is kept, and how long the
+    reply was LATE_S before the end."""
     to, from_ = _ends(forger)
     to.write(f"{path}\n")
     to.flush()
     pid = int(from_.readline())
     time.sleep(after_s)
+    killed_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):  # the turn was over before
         os.kill(pid, signal.SIGKILL)
     said = []
     while (line := from_.readline()) != "over\n":
         assert line, "the forger itself died"
         said.append(line)
-    return pid, "kept\n" in said
+    lengths = [line.split()[1:] for line in said if line.startswith("shown")]
+    early = [int(length) for moment_s, length in lengths if float(moment_s) < killed_s - LATE_S]
+    return pid, "kept\n" in said, max(early, default=0)
 
 
 def _ends(forger: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
@@ -132,8 +145,10 @@ def quick_start() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.usefixtures("quick_start")
-def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
+def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(
+    tmp_path: Path, tally: Tally
+) -> None:
+    seed, num_engines = random.randrange(10**6), tally.size(NUM_ENGINES, NUM_KILLS)
     print(f"seed {seed}")
     path = tmp_path / "localspec.db"
     store = Store.open(path)
@@ -151,7 +166,8 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     service = ChatService(store, session_info, open_backend)
     service.start()
     handle, num_interrupted = None, 0
-    for number, moment_s in enumerate(moments(seed, NUM_ENGINES)):
+    for number, moment_s in enumerate(moments(seed, num_engines, ENGINE_TURN_S)):
+        tally.num_cases += 1
         until(lambda: service.status().phase == "ready")
         reply = service.submit(handle, f"Message {number}", ReplySettings())
         assert reply is not None
@@ -171,6 +187,7 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(tmp_path
     service.close()
     store.close()
     assert is_sound(path)
-    assert num_interrupted > NUM_ENGINES // 4
+    tally.figures.append(f"{num_interrupted} in the middle of a reply")
+    assert num_interrupted > num_engines // 4
     assert not any(each.is_alive() for each in opened)
     assert multiprocessing.active_children() == []

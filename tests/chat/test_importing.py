@@ -30,7 +30,10 @@ def tree(store: Store, made: int) -> list[tuple[object, ...]]:
     messages = store.messages(made)
     places = {message.id: place for place, message in enumerate(messages)}
     return [
-        (places.get(one.parent_id or 0), one.role, one.text, one.state, one.created_at_utc)
+        (
+            places.get(one.parent_id or 0),
+            *(one.role, one.text, one.state, one.created_at_utc, one.model, one.is_edited),
+        )
         for one in messages
     ]
 
@@ -43,6 +46,7 @@ def test_an_export_comes_back_with_every_branch(tmp_path: Path) -> None:
     ended(service, service.regenerate(handle, settings))
     asked = service.messages(handle)[0].message_id
     ended(service, service.edit(handle, asked or 0, "uno", settings))
+    service.edit(handle, service.messages(handle)[-1].message_id or 0, "eins", settings)
     service.show_branch(handle, asked or 0)
     assert texts(service, handle)[0] == "one", "not the newest branch"
     service.rename(handle, "<b>Numbers</b>")
@@ -52,6 +56,9 @@ def test_an_export_comes_back_with_every_branch(tmp_path: Path) -> None:
     (made,) = other.import_conversations(exported(service.store, tmp_path))
     assert tree(other.store, made) == tree(service.store, handle)
     assert texts(other, made) == texts(service, handle)
+    assert [(m.model, m.text) for m in other.store.messages(made) if m.is_edited] == [
+        ("demo-12m", "eins")
+    ]
     row = other.conversations()[0]
     assert (row.id, row.title, row.is_pinned) == (made, "<b>Numbers</b>", True)
     assert other.system_prompt(made) == "Be brief."

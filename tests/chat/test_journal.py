@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,7 @@ from localspec.chat.service import ChatService, ReplySettings
 from localspec.chat.turn import title_line
 from localspec.errors import RequestError, StoreError
 from localspec.record.export import Scope, export
-from localspec.record.store import Preset, Store
+from localspec.record.store import Store
 from tests.chat.services import FAST, ask, close, ended, open_service, texts, until
 from tests.fakes import BreakableStore, Script
 
@@ -28,6 +30,18 @@ def service(tmp_path: Path) -> Iterator[ChatService]:
     opened, _ = open_service(tmp_path)
     yield opened
     close(opened)
+
+
+def on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ChatService, BreakableStore]:
+    """Nothing is stored before the store's fault is taken away."""
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.02)
+    service, _ = open_service(tmp_path)
+    store = service.store
+    assert isinstance(store, BreakableStore)
+    store.fault = "The disk is full. Free some space and try again."
+    return service, store
 
 
 def titles(service: ChatService, search: str = "") -> list[str]:
@@ -84,11 +98,7 @@ def test_deleted_is_gone_for_good_at_the_next_start(tmp_path: Path) -> None:
 def test_a_conversation_not_yet_stored_is_changed_when_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "RETRY_S", 0.02)
-    service, _ = open_service(tmp_path)
-    store = service.store
-    assert isinstance(store, BreakableStore)
-    store.fault = "The disk is full. Free some space and try again."
+    service, store = on_a_full_disk(tmp_path, monkeypatch)
     kept, gone = ask(service, "kept").handle, ask(service, "gone").handle
     service.rename(kept, "renamed")
     service.pin(kept, True)
@@ -101,6 +111,22 @@ def test_a_conversation_not_yet_stored_is_changed_when_it_is(
     assert (row.title, row.is_pinned) == ("renamed", True)
     service.restore(gone)
     assert titles(service) == ["renamed", "gone"]
+    close(service)
+
+
+def test_a_stored_turn_is_let_go_though_the_next_message_came_before_it_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, store = on_a_full_disk(tmp_path, monkeypatch)
+    reply = ask(service, "0")
+    first, handle = weakref.ref(reply.pending), reply.handle
+    del reply
+    newest = [ask(service, str(number), handle) for number in range(1, 5)][-1]
+    store.fault = None
+    until(lambda: service.journal.notice is None)
+    assert service.journal.flush() and newest.pending.is_stored
+    gc.collect()
+    assert first() is None
     close(service)
 
 
@@ -147,42 +173,35 @@ def test_a_conversation_remembers_its_system_prompt(tmp_path: Path) -> None:
     close(service)
 
 
-# Presets
+# Settings
 
 
-def test_presets_are_kept_by_name(tmp_path: Path) -> None:
-    precise = Preset("Precise", "Be brief.", 0.0, 1.0, 40, 0.05, 1.1, 256)
+def test_settings_of_a_chat_are_kept_from_before_it_is_stored_until_after_a_start(
+    tmp_path: Path,
+) -> None:
     service, _ = open_service(tmp_path)
-    service.save_preset(precise)
-    service.save_preset(Preset("  <b>Crea\ttive</b>  ", temperature=1.2))
-    service.save_preset(Preset("Precise", "Be briefer."))
+    handle = ended(service, service.submit(None, "one", SETTINGS)).handle
+    assert service.settings_of(handle) == {"system_prompt": "Speak like a pirate."}
+    service.keep_settings(handle, {"system_prompt": "Be brief.", "temperature": "0.2"})
+    for _ in range(2):
+        kept = service.settings_of(handle)
+        assert kept == {"system_prompt": "Be brief.", "temperature": "0.2"}
+        close(service)
+        service, _ = open_service(tmp_path)
+    close(service)
+
+
+def test_the_prompt_of_a_chat_is_not_written_where_texts_are_not(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path)
+    service.store.logs_text = False
+    handle = ended(service, service.submit(None, "one", SETTINGS)).handle
+    fields = {"system_prompt": "secret", "stop": "secret", "temperature": "0.2"}
+    service.keep_settings(handle, fields)
+    assert service.settings_of(handle) == fields
     close(service)
     again, _ = open_service(tmp_path)
-    assert again.presets() == [
-        Preset("<b>Crea tive</b>", temperature=1.2),
-        Preset("Precise", "Be briefer."),
-    ]
-    again.delete_preset("Precise")
-    again.delete_preset("Precise")
-    assert [one.name for one in again.presets()] == ["<b>Crea tive</b>"]
+    assert again.settings_of(handle) == {"system_prompt": "", "temperature": "0.2"}
     close(again)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"name": " "}, "name needs"),
-        ({"name": "x" * 81}, "name needs"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"repetition_penalty": 99.0}, "repetition_penalty"),
-        ({"max_tokens": 0}, "max tokens"),
-    ],
-)
-def test_a_preset_out_of_range_is_refused(values: dict[str, object], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
-        Preset(**{"name": "mine", **values})  # type: ignore[arg-type]
 
 
 # Texts that are not written down
@@ -287,3 +306,32 @@ def test_logging_switched_off_in_the_middle_of_a_reply_takes_its_text_along(
     assert texts(again, reply.handle) == ["hi", ""]
     assert again.logs_text  # it was for that run only
     close(again)
+
+
+def test_every_message_that_waits_is_on_disk_at_once_and_in_its_place(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path / "one", Script(round_s=0.02))
+    asked = ["first", "second", "third", "fourth"]
+    replies, handle = [], None
+    for text in asked:
+        replies.append(service.submit(handle, text, ReplySettings()))
+        handle = replies[-1].handle if replies[-1] is not None else None
+    assert handle is not None and not service.store.turn_rows()[1:], "only the first has begun"
+    service.store.backup(tmp_path / "killed.db")  # what a kill at this moment leaves
+    with closing(Store.open(tmp_path / "killed.db")) as left:
+        left.tidy()
+        (conversation,) = left.conversations()
+        shown = left.branch(conversation.tip_message_id or 0)
+        assert [one.text for one in shown if one.role == "user"] == asked
+        places = [(one.role, one.state) for one in shown]
+        assert places == [("user", "complete"), ("assistant", "interrupted")] * 3 + places[:1]
+    third = replies[2]
+    assert third is not None and service.take_back(handle, third.number) == "third"
+    for reply in service.worker.replies:
+        service.stop(reply)
+    until(lambda: service.running(handle) is None)
+    assert service.flush()
+    branch = service.messages(handle)
+    assert [one.text for one in branch if one.role == "user"] == ["first", "second", "fourth"]
+    assert [one.state for one in branch if one.role == "assistant"] == ["stopped"] * 3
+    assert len(service.store.turn_rows()) == 3
+    close(service)

@@ -65,11 +65,7 @@ def test_a_named_kind_overrides_what_the_message_looks_like(service: ChatService
 
 def test_a_lenient_turn_is_logged_with_its_rule_and_count(service: ChatService) -> None:
     row = turn_of(service, CODE, ReplySettings(checking="threshold"))
-    assert json.loads(str(row["leniency"])) == {
-        "rule": "threshold",
-        "threshold": 0.75,
-        "floor": 0.0,
-    }
+    assert json.loads(str(row["leniency"])) == {"rule": "threshold", "threshold": 0.75}
     steps = service.store.step_rows(int(str(row["turn_id"])))
     counted = sum(step["num_lenient_tokens"] for step in steps)
     assert (row["exact"], row["num_lenient_tokens"]) == (False, counted) and counted > 0

@@ -41,7 +41,7 @@ class _Template:
 
     end_ids = frozenset({END})
 
-    def render(self, messages: tuple[Message, ...]) -> list[int]:
+    def render(self, messages: tuple[Message, ...], tools: object = ()) -> list[int]:
         return [SAY[c] for message in messages for c in message.content]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -182,15 +182,15 @@ def test_a_reply_is_compared_as_a_whole_and_by_its_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Rounds of a stand-in take microseconds, which scatter by more than any change of load.
-    monkeypatch.setattr("localspec.engine.plain_baseline.CHANGED", float("inf"))
-    backend = writing("a", "b", "c")
+    monkeypatch.setattr("localspec.engine.plain_baseline.REACH", float("inf"))
+    backend = writing(*"abcabcabc")
     guess = {"drafter": "knowing", "num_draft_tokens": 3}
     rounds = [chunk.step for chunk in ask(backend, **guess) if chunk.step is not None]
     measured(backend, min(step.verify_ms for step in rounds))
     last = ask(backend, **guess)[-1]
     stats = last.stats
     assert stats.no_speedup is None, stats
-    assert stats.plain_decode_ms == pytest.approx(sum(ms or 0.0 for ms in last.plain_ms))
+    assert stats.plain_decode_ms == pytest.approx(sum(last.plain_ms))
     assert stats.reply_ms and stats.prefill_ms
     assert stats.reply_ms > stats.prefill_ms + stats.decode_ms, "text and hand-over count as well"
     assert stats.plain_decode_ms and stats.plain_reply_ms and stats.speedup

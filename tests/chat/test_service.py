@@ -228,7 +228,7 @@ def test_an_overflow_by_the_system_prompt_names_it_and_not_the_message(start: St
 def test_an_unavailable_drafter_is_refused_with_its_reason(start: Start) -> None:
     service = start()
     ready(service)
-    with pytest.raises(RequestError, match="self_quant cannot draft here: a 4-bit copy"):
+    with pytest.raises(RequestError, match="The compressed copy cannot draft here: a 4-bit copy"):
         service.submit(None, "hi", ReplySettings(drafter="self_quant"))
 
 

@@ -99,7 +99,7 @@ def test_a_slow_machine_measures_few_tokens_rather_than_none() -> None:
 def test_the_words_say_where_it_wins_where_it_loses_and_what_follows() -> None:
     said = in_words(measured(Timed(speeds=SPEEDS)))
     assert said == (
-        "The draft model is faster on code (2.0 times); it is slower on stories (0.80 times), so "
+        "The small model is faster on code (2.0 times); it is slower on stories (0.80 times), so "
         "it is not used there; on chat it makes no difference."
     )
 

@@ -49,6 +49,24 @@ def test_edits_and_other_conversations_leave_no_trace() -> None:
         assert said(held, text) == said(Lookup(past), list(text))
 
 
+def test_a_prediction_is_followed_where_the_sequence_has_no_match_and_left_again() -> None:
+    prediction, text = (50, 51, 52, 53, 54, 55), [1, 2, 3, 51, 52]
+    held = Lookup()
+    held.follow(text, prediction)
+    place = held.follow(text, prediction)
+    assert [f[2] for f in held.followers(place)] == [53] and length_of(place) == 2
+    text += [9, 53, 54]  # an edit; the rest is found again
+    assert [f[2] for f in held.followers(held.follow(text, prediction))] == [55]
+    assert said(held, text) == said(Lookup(), text), "gone with the turn that it was given for"
+    at_its_end = held.follow([1, 2, 54, 55], prediction)
+    assert held.followers(at_its_end) == [], "the sequence is another text"
+    grown = Lookup()
+    for token in (53, 54, 55, 1):
+        text.append(token)
+        found, fresh = grown.follow(text, prediction), Lookup()
+        assert grown.followers(found) == fresh.followers(fresh.follow(list(text), prediction))
+
+
 def test_a_turn_that_goes_on_from_the_last_is_not_indexed_again() -> None:
     held, first = Lookup(), [1, 2, 3, 1, 2]
     held.follow(first)

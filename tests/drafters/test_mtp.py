@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -182,14 +181,3 @@ def test_a_damaged_folder_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "head.json").write_text(json.dumps({"kind": "medusa"}))
     with pytest.raises(ModelError, match="kind 'medusa', not 'mtp'"):
         built(tmp_path)
-
-
-def test_a_cancelled_turn_and_the_next_one_stay_exact(folder: Path) -> None:
-    drafter, target = built(folder)
-    engine, cancel = Engine(target, {"mtp": drafter}), threading.Event()
-    sequence = engine.start(PROMPT, SamplingParams(), 30, frozenset())
-    engine.prefill(sequence, threading.Event())
-    for _ in engine.decode(sequence, Plans(("mtp", 4)), cancel):
-        cancel.set()
-    tokens = tuple(sequence.tokens)
-    assert draft(drafter, target, tokens, 4) == by_hand(folder, tokens, 4)

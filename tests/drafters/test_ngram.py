@@ -88,22 +88,6 @@ def test_random_texts_agree_with_looking_everywhere() -> None:
         assert drafter.signal(sequence) == signal
 
 
-def test_growing_text_equals_a_fresh_index_at_every_length() -> None:
-    rng, drafter, sequence = random.Random(8), NgramDrafter(), sequence_of(1, 2)
-    for _ in range(150):
-        sequence.append([rng.randrange(4) for _ in range(rng.randrange(1, 4))])
-        fresh = sequence_of(*sequence.tokens)
-        assert proposed(drafter, sequence) == proposed(NgramDrafter(), fresh)
-        assert drafter.signal(sequence) == NgramDrafter().signal(fresh)
-
-
-def test_another_text_of_the_same_length_is_not_mistaken_for_the_last() -> None:
-    drafter = NgramDrafter()
-    assert proposed(drafter, sequence_of(1, 2, 3, 1, 2), 1) == (3,)
-    assert proposed(drafter, sequence_of(1, 2, 4, 1, 2), 1) == (4,)
-    assert drafter.signal(sequence_of(1, 2, 4, 5, 6)) is None
-
-
 @pytest.mark.parametrize("tokens", [(1,), (1, 2), (1, 2, 3, 4)])
 def test_without_a_match_there_is_nothing_to_say(tokens: tuple[int, ...]) -> None:
     drafter, sequence = NgramDrafter(), sequence_of(*tokens)

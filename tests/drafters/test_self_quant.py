@@ -14,7 +14,6 @@ from localspec.core import (
     DraftPlan,
     Outcome,
     Policy,
-    Proposal,
     SamplingParams,
     Sequence,
     Step,
@@ -128,31 +127,6 @@ def test_after_a_turn_every_slot_is_the_targets_own() -> None:
     torch.testing.assert_close(after, fresh, atol=1e-4, rtol=1e-4)
 
 
-def test_without_the_rollback_before_verification_the_output_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A planted fault: the first rollback after each draft is forgotten."""
-    engine, drafter = engine_of("int8")
-    plain = decoded(engine, Fixed(OFF, 0))
-    cache, propose = engine.target.cache, drafter.propose
-    rollback, has_drafted = cache.rollback, [False]
-
-    def note(sequence: Sequence, plan: DraftPlan) -> Proposal:
-        proposal = propose(sequence, plan)
-        has_drafted[0] = True
-        return proposal
-
-    def forgetful(length: int) -> None:
-        if has_drafted[0]:
-            has_drafted[0] = False
-        else:
-            rollback(length)
-
-    monkeypatch.setattr(drafter, "propose", note)
-    monkeypatch.setattr(cache, "rollback", forgetful)
-    assert decoded(engine, Fixed(NAME, 4)) != plain
-
-
 def test_the_target_answers_bit_for_bit_as_before() -> None:
     target = with_cache(tiny_llama(SEED))
     before = target.forward(PROMPT)
@@ -210,10 +184,11 @@ def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
     plain = decoded(engine, Fixed(OFF, 0))
     # A large bf16 target on a processor: 45 ms a token, the copy 13 ms.
     controller = controller_with(drafter, plain_ms=45.0, wide_ms=47.0, draft_step_ms=13.0)
-    plan = policy_of(controller, SamplingParams(), AUTO, None).plan(turn())
+    policy = policy_of(controller, SamplingParams(), AUTO, None)
+    *looks, plan = (policy.plan(turn()) for _ in range(3))
+    assert all(one.drafter == OFF for one in looks), "plain decoding is looked at first"
     assert plan.drafter == NAME and plan.num_draft_tokens >= 1 and not plan.is_probe
     assert plan.reason.startswith(f"{NAME}: ")
-    assert "the speed without drafting expected" in plan.reason
     learning = Engine(engine.target, controller.drafters)
     assert decoded(learning, policy_of(controller, SamplingParams(), AUTO, None)) == plain
 
@@ -228,6 +203,7 @@ def test_a_step_as_dear_as_the_targets_own_is_left_with_a_reason(
     _, drafter = engine_of("int8")
     # A tiny target: its step is mostly overhead, which the copy has as well.
     controller = controller_with(drafter, 1.7, 1.8, draft_step_ms)
-    plan = policy_of(controller, SamplingParams(), AUTO, None).plan(turn())
+    policy = policy_of(controller, SamplingParams(), AUTO, None)
+    *_, plan = (policy.plan(turn()) for _ in range(3))  # a run may begin with two second looks
     assert (plan.drafter, plan.num_draft_tokens) == (OFF, 0)
     assert plan.reason.startswith("Off: ") and reason in plan.reason

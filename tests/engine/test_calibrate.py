@@ -77,6 +77,22 @@ def test_costs_are_those_of_the_machine() -> None:
     assert controller.costs.is_measured
 
 
+def test_a_draft_is_timed_after_a_forward_of_the_target_as_in_a_round() -> None:
+    engine, controller = set_up(capacity=300)
+    seen: list[int] = []
+    target: Any = engine.target
+
+    class Counting(TimedDrafter):
+        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+            seen.append(target.num_forwards)
+            assert target.cache.tokens == sequence.tokens[:-1]
+            return super().propose(sequence, plan)
+
+    engine.drafters["timed"] = Counting()  # type: ignore[index]
+    list(calibrate(engine, controller))
+    assert len(seen) > 5 and len(set(seen)) == len(seen)
+
+
 def test_choosing_tokens_with_noise_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any) -> torch.Tensor:
         sleep(0.004)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -22,7 +23,14 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Acceptance, Situation
-from localspec.engine.controller import Controller, identity, measurements
+from localspec.engine.controller import (
+    MOST_NOTED,
+    CatchUp,
+    Controller,
+    Lesson,
+    identity,
+    measurements,
+)
 from localspec.engine.costs import Costs
 from localspec.engine.policy import policy_of
 from localspec.speculation import best_length, expected_tokens
@@ -87,7 +95,7 @@ def test_off_names_the_drafter_and_the_numbers() -> None:
     world = World({"d": Simulated(4.0, 0.05)})
     world.run(200, COLD)
     assert world.steps[-1].num_draft_tokens == 0
-    assert "d would reach 0." in world.reasons[-1] and "%" in world.reasons[-1]
+    assert "d would reach 0." in world.reasons[-1]
 
 
 def test_what_can_never_pay_is_looked_at_twice_and_no_more() -> None:
@@ -105,11 +113,16 @@ def test_a_drafter_that_was_measured_far_too_dear_is_found_out() -> None:
     assert world.share("d", last=100) > 0.8
 
 
-def test_drafting_names_its_expected_gain() -> None:
-    world = World({"d": Simulated(0.5, 0.9)})
-    world.run(15, COLD)
-    assert world.reasons[-1].startswith("d:")
-    assert "x the speed without drafting expected" in world.reasons[-1]
+def test_a_reason_promises_no_gain_that_the_rounds_after_it_may_contradict() -> None:
+    """Two drafters whose acceptance drops, after drafting was the best choice."""
+    drafters = {"d": Simulated(0.5, 0.9), "e": Simulated(0.2, 0.6)}
+    world = World(drafters)
+    world.run(60, COLD)
+    drafters["d"].rate = drafters["e"].rate = 0.1
+    world.run(120, COLD)
+    assert any(said.startswith("d: about") for said in world.reasons)
+    promised = [re.search(r"([0-9.]+)x|[0-9]+ ?%", said) for said in world.reasons]
+    assert all(found[1] and float(found[1]) < 1.0 for found in promised if found), world.reasons
 
 
 def test_fixed_choices_are_kept() -> None:
@@ -175,7 +188,10 @@ def test_restored_state_decides_the_same_at_once() -> None:
     state = json.loads(json.dumps(world.controller.snapshot()))
     fresh = World({"d": Simulated(1.0, 0.9)}, is_measured=False)
     assert fresh.controller.restore(state)
-    fresh.run(1, COLD)
+    fresh.run(3, COLD)
+    assert [step.num_draft_tokens for step in fresh.steps[:2]] == [0, 0], (
+        "plain decoding, looked at"
+    )
     old = [step for step in world.steps if not step.is_probe][-1].num_draft_tokens
     assert fresh.steps[-1].drafter == "d" and abs(fresh.steps[-1].num_draft_tokens - old) <= 2
 
@@ -238,12 +254,51 @@ def drafted_round(verify_ms: float) -> Outcome:
     return Outcome(step, chain((5, 6)), Verdict((0,), 1), torch.empty(0))
 
 
+def lesson_parts(outcome: Outcome) -> tuple[Step, Proposal, Verdict]:
+    return outcome.step, outcome.proposal, outcome.verdict
+
+
 def learn(controller: Controller, outcome: Outcome) -> None:
     """A round of a long text that the drafter has read."""
     step = outcome.step
     plan = DraftPlan(step.drafter, step.num_draft_tokens, signal=step.signal)
-    controller.catch_up.observe(step.drafter, 0, step.context_length, 0.0)
-    controller.learn(Situation(0), TEXT, plan, outcome)
+    controller.catch_up.read(step.drafter, TEXT, step.context_length)
+    lesson = Lesson(plan, *lesson_parts(outcome))
+    controller.note(Situation(0), TEXT, lesson)
+    controller.learn()
+
+
+@pytest.mark.parametrize("enters", ["begin_turn", "snapshot", "learn", "many"])
+def test_a_finished_round_is_entered_later_and_never_lost(enters: str) -> None:
+    controller = World({"d": Simulated(1.0, 0.5)}).controller
+    lesson = Lesson(DraftPlan("d", 2, signal="s"), *lesson_parts(drafted_round(11.0)), num_quiet=3)
+    count = MOST_NOTED if enters == "many" else 2
+    for number in range(count):
+        assert controller.acceptance.revisions["d"] == 0, number
+        controller.note(Situation(0), TEXT, lesson)
+    if enters != "many":
+        getattr(controller, enters)()
+    assert controller.acceptance.revisions["d"] == count
+    controller.learn()
+    assert controller.acceptance.revisions["d"] == count, "each once"
+
+
+def test_what_a_drafter_read_in_a_round_is_known_before_the_round_is_entered() -> None:
+    controller = World({"d": Simulated(1.0, 0.5)}).controller
+    lesson = Lesson(DraftPlan("d", 2, signal="s"), *lesson_parts(drafted_round(11.0)))
+    assert controller.catch_up.num_missed("d", TEXT, 100) == 101
+    controller.note(Situation(0), TEXT, lesson)
+    assert controller.catch_up.num_missed("d", TEXT, 102) == 0
+
+
+def test_drafters_that_share_a_model_read_a_text_once() -> None:
+    """What one of them took to read it is what any of them takes."""
+    catch_up = CatchUp({"d": "small", "tree": "small"})
+    assert catch_up.read("d", TEXT, 100) == 101
+    catch_up.observe("d", 101, 202.0)
+    assert catch_up.num_missed("tree", TEXT, 100) == 0
+    assert catch_up.num_missed("e", TEXT, 100) == 101
+    assert catch_up.ms("tree", 50, 1.0) == pytest.approx(100.0)
 
 
 def plain_ms_after(*rounds: Outcome) -> float:
@@ -307,8 +362,8 @@ def test_shipped_acceptance_is_where_a_first_turn_starts() -> None:
     controller = Controller(drafters, costs, Acceptance(), costs, shipped)
     policy_of(controller, COLD, AUTO, None)
     assert controller.acceptance.rates("d", "s", Situation(0))[0] > 0.75
-    assert controller.budget(0).saved == 0.0, "there is less to find out"
-    assert Controller(drafters, costs, Acceptance()).budget(0).saved > 0.0
+    unknown = Controller(drafters, costs, Acceptance()).budget(0)
+    assert controller.budget(0).saved < 0.1 * unknown.saved, "there is less to find out"
 
 
 @pytest.mark.parametrize("shapes_itself", [True, False])
@@ -339,14 +394,6 @@ def test_a_hot_stretch_does_not_shorten_the_drafts_of_a_cold_one() -> None:
     drafter.rate = 0.9
     world.run(5, COLD, "d")
     assert world.steps[-1].num_draft_tokens >= before - 1
-
-
-def test_a_reason_says_of_a_rate_that_nothing_was_tried() -> None:
-    world = World({"d": Simulated(1.0, 0.9)})
-    world.run(1, COLD, "d")
-    assert "assumed" in world.reasons[0] and "not tried" in world.reasons[0]
-    world.run(60, COLD, "d")
-    assert "assumed" not in world.reasons[-1] and "accepted" in world.reasons[-1]
 
 
 def test_signals_that_vary_before_anything_is_measured_decide_nothing() -> None:

@@ -97,8 +97,11 @@ def test_a_round_says_what_was_drafted_and_what_the_target_chose() -> None:
     assert first.step.context_length == 2 and second.step.context_length == 5
     assert second.provenance == (TARGET,)
     for observed, step in zip(guesser.observed, (first.step, second.step), strict=True):
-        assert replace(observed, verify_ms=step.verify_ms) == step
-        assert observed.verify_ms < step.verify_ms, "learning from a round is a part of it"
+        learning_ms = step.verify_ms - observed.verify_ms
+        assert learning_ms > 0.0, "learning from a round is a part of it"
+        assert step.policy_ms == pytest.approx(observed.policy_ms + learning_ms)
+        times = {"verify_ms": step.verify_ms, "policy_ms": step.policy_ms}
+        assert replace(observed, **times) == step
 
 
 def test_a_token_is_said_to_come_from_its_maker() -> None:

@@ -16,7 +16,7 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Situation
-from localspec.engine.controller import Controller, judged, was_tried_beyond
+from localspec.engine.controller import Controller, Lesson, judged, was_tried_beyond
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.engine.options import USUAL_NODES
 from localspec.engine.policy import policy_of
@@ -48,7 +48,9 @@ def turn() -> Sequence:
 
 def learn(controller: Controller, outcome: Outcome) -> None:
     plan = DraftPlan("tree", 4, signal="s")
-    controller.learn(HERE, TEXT, plan, outcome)
+    lesson = Lesson(plan, outcome.step, outcome.proposal, outcome.verdict)
+    controller.note(HERE, TEXT, lesson)
+    controller.learn()
 
 
 def test_children_of_accepted_tokens_were_judged_and_no_others() -> None:

@@ -18,8 +18,8 @@ from localspec.leniency import Factor, Leniency, Threshold, Typical
 from tests.tiny import CPU
 
 V = 4
-EXACT = (Threshold(1.0, 0.0), Factor(1.0))
-LENIENT = (Threshold(0.0), Threshold(0.5, 0.3), Typical(), Factor(2.0))
+EXACT = (Threshold(1.0), Factor(1.0))
+LENIENT = (Threshold(0.0), Threshold(0.5), Typical(), Factor(2.0))
 
 
 def sequence_of(temperature: float, seed: int = 0) -> core.Sequence:

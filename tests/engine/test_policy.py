@@ -37,7 +37,7 @@ COLD = SamplingParams()
 
 @pytest.mark.parametrize(
     ("step_ms", "rate"),
-    [(0.01, 0.3), (0.01, 0.8), (1.0, 0.5), (1.0, 0.9), (2.5, 0.8), (4.0, 0.6), (1.0, 0.98)],
+    [(0.01, 0.3), (1.0, 0.9), (4.0, 0.6)],
 )
 def test_auto_reaches_the_best_fixed_choice(step_ms: float, rate: float) -> None:
     """Stationary acceptance, costs within 10 %: at least 0.97 of the best, the learning included.
@@ -335,11 +335,11 @@ LONG_PROMPT = tuple(range(1000))
 READ_MS = 0.3  # a token: 300 ms for the prompt, 30 plain rounds
 
 
-def reader() -> World:
+def reader(read_ms: float = READ_MS) -> World:
     """A drafter that gains 2.6 tokens in 1.2 plain rounds, and has to read the prompt first."""
     world = World({"d": Simulated(0.5, 0.7)})
     world.run(400, COLD)
-    world.controller.catch_up.observe("d", 1000, 0, 1000 * READ_MS)
+    world.controller.catch_up.observe("d", 1000, 1000 * read_ms)
     return world
 
 
@@ -357,30 +357,31 @@ def drafters_of(world: World, sequence: Sequence, num_rounds: int) -> list[str]:
 
 
 def test_the_first_token_waits_for_no_reading_and_then_the_drafter_reads() -> None:
-    world = reader()
+    world = reader(read_ms=0.02)  # 2 plain rounds
     assert drafters_of(world, turn_of(LONG_PROMPT, 500), 4) == [OFF, "d", "d", "d"]
     assert drafters_of(reader(), turn_of((1, 2), 500), 1) == ["d"], "there is nothing to read"
 
 
 def test_a_short_reply_is_not_worth_reading_the_prompt() -> None:
     assert set(drafters_of(reader(), turn_of(LONG_PROMPT, 20), 18)) == {OFF}
+    assert set(drafters_of(reader(), turn_of(LONG_PROMPT, 500), 18)) == {OFF}, "it may end here"
 
 
 def test_a_reply_that_goes_on_is_worth_reading_an_expensive_prompt() -> None:
     """More so than what 64 further tokens would gain, but not 128."""
     world = reader()
-    world.controller.catch_up.observe("d", 10000, 0, 10000 * 1.6 * READ_MS)
+    world.controller.catch_up.observe("d", 10000, 10000 * 1.6 * READ_MS)
     used = drafters_of(world, turn_of(LONG_PROMPT, 1000), 200)
     assert 64 < used.index("d") < 128
 
 
 def test_what_was_read_of_the_conversation_is_not_read_again() -> None:
-    world = reader()
+    world = reader(read_ms=0.02)
     sequence = turn_of(LONG_PROMPT, 500)
     drafters_of(world, sequence, 8)
     next_turn = turn_of((*sequence.tokens, 7, 8, 9), 20)
     assert drafters_of(world, next_turn, 2) == ["d", "d"]
-    world.controller.catch_up.observe("d", 10000, len(next_turn.tokens), 10000 * READ_MS)
+    world.controller.catch_up.observe("d", 10000, 10000 * READ_MS)
     assert drafters_of(world, turn_of((5, *LONG_PROMPT), 20), 2) == [OFF, OFF], "another one"
 
 
@@ -394,7 +395,8 @@ def test_reading_is_no_cost_of_a_drafter_s_step(length: int | None) -> None:
     step = Step("d", 4, 1, 2, 300.0, 11.0, 999, signal="s")
     for _ in range(2):  # the second one really takes so long
         policy.observe(sequence, Outcome(step, chain((5,) * 4), Verdict((0,), 5), torch.empty(0)))
-        dearer = world.controller.costs.draft_ms("d", 1, 999)
+    world.controller.learn()
+    dearer = world.controller.costs.draft_ms("d", 1, 999)
     assert plan.drafter == "d" and dearer is not None and 0.5 < dearer < 0.55
 
 

@@ -73,6 +73,18 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() ->
     assert logits.tolist() == [[2.0, -1.0, 0.5, 0.0]]  # the caller's are not modified
 
 
+def test_presence_counts_once_and_frequency_each_time_of_the_reply_alone() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5, 0.0]] * 2)
+    params = SamplingParams(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25)
+    found = distributions(logits, params, [[3, 0, 0, 1], [3]], prompt_length=1)
+    wanted = torch.tensor([[1.0, -1.75, 0.5, 0.0], [2.0, -1.0, 0.5, 0.0]])
+    assert torch.allclose(found, wanted.softmax(-1))
+    assert logits[0, 0] == 2.0, "the caller's are not modified"
+    both = SamplingParams(1.0, repetition_penalty=2.0, presence_penalty=0.5)
+    once = distributions(logits[:1], both, [[3, 0]], prompt_length=1)
+    assert torch.allclose(once, torch.tensor([[0.5, -1.0, 0.5, 0.0]]).softmax(-1))
+
+
 def test_each_row_has_its_own_history() -> None:
     logits = torch.zeros(2, 4) + torch.tensor([1.0, 1.0, 0.0, 0.0])
     params = SamplingParams(temperature=0.0, repetition_penalty=3.0)
@@ -183,6 +195,8 @@ def test_penalties_count_the_drafted_tokens_before_a_row() -> None:
     sequence = sequence_of(SamplingParams(repetition_penalty=3.0), 2)
     rows = torch.tensor([[1.0, 1.1, 1.2, 0.6]] * 3)
     assert choices(scores(rows, sequence, [(), (1,), (1, 0)])) == [1, 0, 3]
+    counted = sequence_of(SamplingParams(frequency_penalty=0.3), 2)
+    assert choices(scores(rows, counted, [(), (2,), (2, 2)])) == [2, 1, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

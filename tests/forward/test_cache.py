@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from localspec.errors import CacheError
-from localspec.forward.cache import KVCache, KVShape, common_prefix_length
+from localspec.forward.cache import STRIDE_GAP, KVCache, KVShape, common_prefix_length
 from tests.tiny import CPU
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, capacity=12)
@@ -110,8 +110,8 @@ def test_more_tokens_than_slots_are_refused_with_both_numbers() -> None:
     assert cache.length == SHAPE.capacity
 
 
-def test_declared_bytes_are_those_of_the_buffers() -> None:
-    slots = 64  # on a processor in whole steps
+@pytest.mark.parametrize(("has_transposed_keys", "slots"), [(False, 12), (True, 64 + STRIDE_GAP)])
+def test_declared_bytes_are_those_of_the_buffers(has_transposed_keys: bool, slots: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        cache = KVCache(SHAPE, dtype, CPU)
+        cache = KVCache(SHAPE, dtype, CPU, has_transposed_keys)
         assert cache.kv_bytes == 2 * 2 * 3 * 4 * slots * dtype.itemsize

@@ -307,7 +307,7 @@ def test_sampled_text_with_a_seed_is_the_same_over_graphs() -> None:
 
 def cuda_pair(dtype: torch.dtype) -> tuple[CapturedDecoder, Decoder]:
     decoder = on_gpu(dtype)
-    made = CapturedDecoder(decoder, CudaGraphPool(decoder.device))
+    made = CapturedDecoder(decoder, CudaGraphPool(decoder.device, 2**30))
     for _ in made.capture():
         pass
     assert made.notice is None, made.notice
@@ -376,7 +376,7 @@ def test_the_pools_size_is_measured_and_bounded() -> None:
 @pytest.mark.gpu
 def test_the_first_answer_comes_before_any_capture_on_a_gpu() -> None:
     decoder = on_gpu(torch.float32)
-    made = CapturedDecoder(decoder, CudaGraphPool(decoder.device))
+    made = CapturedDecoder(decoder, CudaGraphPool(decoder.device, 2**30))
     engine = Engine(made, {})
     first = play(engine, PROMPT, Plans((OFF, 0)), 20).tokens
     assert made.captured == frozenset()
@@ -502,7 +502,7 @@ def test_the_cuda_pool_warms_up_records_and_measures(monkeypatch: pytest.MonkeyP
 def test_a_failed_capture_restores_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda()
     fake.install(monkeypatch)
-    pool = CudaGraphPool(torch.device("cuda", 0))
+    pool = CudaGraphPool(torch.device("cuda", 0), 10_000)
     fake.fails = True
     with pytest.raises(RuntimeError, match="capture failed"):
         pool.capture(lambda: None)

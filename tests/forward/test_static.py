@@ -9,10 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from localspec.forward import attention
+from localspec.forward.attention import can_split, parts_of, split_attention
+from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed, zero_beyond
 from tests.forward.test_decoder import SETTINGS, SHAPE, assert_close, scrambled
-from tests.tiny import with_cache
+from tests.tiny import CPU, with_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23, 11, 2, 40, 41, 6, 19, 30]
 TREE = (-1, 0, 0, 1, 2, 2, -1)
@@ -35,10 +38,11 @@ def static_logits(
     width: int,
     bucket: int,
     parents: Sequence[int] | None = None,
+    parts: int = 1,
 ) -> torch.Tensor:
     """Logits of `tokens` after what the cache holds, which stays as long as it was."""
     out = torch.zeros(width, decoder.vocab_size)
-    static = StaticForward(Window(decoder, bucket), width, out)
+    static = StaticForward(Window(decoder, bucket, parts), width, out)
     static.fill(tokens, parents, decoder.cache.length)
     static()
     return out[: len(tokens)]
@@ -185,3 +189,39 @@ def test_bf16_stays_close() -> None:
     found = static_logits(decoder, TEXT[9:13], 4, 32)
     assert found.dtype == torch.float32
     assert float((found - wanted).norm() / wanted.norm()) < 0.02
+
+
+@pytest.mark.parametrize("num_key_heads", KEY_HEADS.values(), ids=KEY_HEADS)
+@pytest.mark.parametrize("parents", [None, TREE], ids=["chain", "tree"])
+def test_keys_in_parts_give_what_keys_at_once_give(
+    num_key_heads: int, parents: Sequence[int] | None
+) -> None:
+    """Also where a whole part lies beyond the end, or its last rows see a part of it only."""
+    decoder = native(num_key_heads=num_key_heads)
+    cache = KVCache(decoder.cache.shape, torch.float32, CPU)  # keys plain, as on a GPU
+    decoder, tokens = Decoder(decoder.weights, cache), [5, 6, 7, 8, 9, 10, 11]
+    for length in (1, 12, 20):
+        decoder.cache.rollback(0)
+        decoder.forward(TEXT[:length], num_logits=1)
+        wanted = wanted_logits(decoder, tokens, parents)
+        for parts in (2, 4, 8):
+            found = static_logits(decoder, tokens, 8, CAPACITY, parents, parts)
+            assert_close(found, wanted)
+
+
+def test_a_cache_is_split_where_each_part_is_long_enough() -> None:
+    found = {length: parts_of(length) for length in (256, 500, 512, 2048, 4096, 16384, 3000)}
+    assert found == {256: 1, 500: 1, 512: 2, 2048: 8, 4096: 16, 16384: 16, 3000: 1}
+
+
+def test_the_kernels_of_parts_are_tried_before_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert can_split(torch.float32, CPU) and can_split(torch.bfloat16, CPU)
+    wrong = split_attention
+
+    def doubled(*given: Any) -> torch.Tensor:
+        return 2.0 * wrong(*given)
+
+    monkeypatch.setattr(attention, "split_attention", doubled)
+    assert not can_split(torch.float32, CPU)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -354,8 +355,8 @@ def test_a_huge_header_is_not_read_into_memory(folder: Path) -> None:
 def test_a_native_decoder_that_answers_otherwise_is_not_used(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(module: Any, cache: Any, is_emptied: bool, is_fastest: bool) -> Decoder:
-        native = take_over(module, cache, is_emptied, is_fastest)
+    def damaged(module: Any, cache: Any, is_emptied: bool) -> Decoder:
+        native = take_over(module, cache, is_emptied)
         turned = replace(native.weights, sin=-native.weights.sin)
         return Decoder(turned, cache)
 
@@ -381,12 +382,13 @@ def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
 def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32)
     assert isinstance(opened.model, Decoder) and opened.notice is None
-    assert opened.has_invariant_rows
+    assert opened.has_invariant_rows and opened.model.cache.has_transposed_keys
 
 
-def test_the_fastest_kernels_promise_no_bits(good: Path) -> None:
+def test_the_fastest_kernels_promise_no_bits_and_read_plain_keys(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32, is_fastest=True)
     assert isinstance(opened.model, Decoder) and not opened.has_invariant_rows
+    assert not opened.model.cache.has_transposed_keys  # whose attention is the fused one
 
 
 def test_a_header_that_safetensors_refuses_is_damage_before_anything_is_loaded(
@@ -427,3 +429,16 @@ def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
     ).save_pretrained(str(tmp_path))
     with pytest.raises(ModelError, match=r"bloom.*attention of its own"):
         load(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has mapped is read from /proc")
+def test_full_weights_stay_pages_of_their_file_until_they_are_copied_to_a_device(
+    folder: Path,
+) -> None:
+    """A model on its way to a GPU takes no RAM of its own: the system may drop such pages."""
+    module = load_module(folder, torch.float32, CPU)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if str(folder.resolve()) in line]
+    spans = [(int(start, 16), int(end, 16)) for start, end in ranges]
+    places = [parameter.data_ptr() for parameter in module.parameters()]
+    assert all(any(start <= place < end for start, end in spans) for place in places)

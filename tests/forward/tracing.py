@@ -50,6 +50,9 @@ class TracingPool:
 
         return replay
 
+    def seconds(self, recorded: Work) -> float:
+        return 0.0
+
 
 class _Tape(TorchDispatchMode):
     """Operations in order, with the tensors they read and wrote."""
@@ -104,6 +107,9 @@ class UncapturedPool:
     def capture(self, work: Work) -> Work:
         work()
         return work
+
+    def seconds(self, recorded: Work) -> float:
+        return 0.0
 
 
 class StalePool(UncapturedPool):

@@ -24,7 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -57,9 +57,11 @@ class HubStub:
     cdn: str = ""  # where weights are said to lie, the endpoint if empty
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
+    searches: list[dict[str, str]] = field(default_factory=list)
     refusal: Refusal | None = None
     fault: Fault | None = None
     num_faults: int | None = None  # None: whenever weights are asked for
+    fails_at: int | None = None  # the number of one request that is not answered at all
     pace_s: float = 0.0  # a pause after every 16 KiB of weights
     closing: threading.Event = field(default_factory=threading.Event)
     tokens: list[str] = field(default_factory=list)  # those that came along, by place
@@ -132,10 +134,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.stub.requests.append(f"{self.command} {path}")
+        if len(self.stub.requests) == self.stub.fails_at:
+            self.close_connection = True
+            return None
         if "authorization" in self.headers:
             self.stub.tokens.append(path)
         if self.stub.fault == "portal":
             return self._send(200, {"Content-Type": "text/html"}, PAGE)
+        if path == "/api/models":
+            return self._listing(self._search_results())
         for model_id, folder in self.stub.models.items():
             if path == f"/api/models/{model_id}/revision/main":
                 return self._listing({"id": model_id, "sha": COMMIT, "siblings": []})
@@ -146,6 +153,12 @@ class _Handler(BaseHTTPRequestHandler):
                 if path.startswith(prefix) and file.is_file():
                     return self._file(model_id, folder, file, is_elsewhere=prefix[1:4] == "cdn")
         self._refuse(Refusal(404, "RepoNotFound"))
+
+    def _search_results(self) -> list[dict[str, object]]:
+        asked = parse_qs(urlsplit(self.path).query)
+        self.stub.searches.append({name: values[0] for name, values in asked.items()})
+        words = asked.get("search", [""])[0].lower()
+        return [_result(each, self.stub.models[each]) for each in self.stub.models if words in each]
 
     def _listing(self, answer: object) -> None:
         refusal = self.stub.refusal
@@ -220,6 +233,17 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[start : start + PIECE])
                 if pace_s and self.stub.closing.wait(pace_s):
                     return
+
+
+def _result(model_id: str, folder: Path) -> dict[str, object]:
+    config = json.loads((folder / "config.json").read_text())
+    num_values = (folder / "model.safetensors").stat().st_size // 4
+    return {
+        "id": model_id,
+        "gated": False,
+        "config": {"model_type": config["model_type"]},
+        "safetensors": {"parameters": {"F32": num_values}, "total": num_values},
+    }
 
 
 def _tree(folder: Path) -> list[dict[str, object]]:

@@ -18,6 +18,7 @@ from localspec.machine.sources import cached_models, resolve
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
+from tests.tally import Tally
 from tests.tiny import tiny_llama
 
 TARGET = "someone/target"
@@ -96,6 +97,30 @@ def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
 
 
 WEIGHTS = "model.safetensors"
+
+
+def test_a_connection_lost_at_any_request_costs_no_file(
+    hub: HubStub, tmp_path: Path, folder: Path, tally: Tally
+) -> None:
+    with client_of(hub.endpoint, tmp_path / "counted", is_offline=False):
+        fetched()
+    requests = range(1, len(hub.requests) + 1)
+    tally.figures.append(f"{len(requests)} requests")
+    for at in tally.some(requests, quick=3):
+        cache = tmp_path / str(at)
+        with tally.case(f"request {at}"), client_of(hub.endpoint, cache, is_offline=False):
+            hub.requests.clear()
+            hub.fails_at = at
+            try:
+                fetched()
+            except Exception as error:
+                found = fault_of(error, TARGET)
+                assert found.text.endswith(".") and found.remedy.endswith("."), found
+            hub.fails_at = None
+            place = fetched()
+            for file in place.iterdir():
+                assert file.read_bytes() == (folder / file.name).read_bytes()
+            assert not list(cache.rglob("*.incomplete"))
 
 
 def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) -> None:

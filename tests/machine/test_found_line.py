@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from localspec.machine import nvml
-from localspec.machine.hardware import Host, confirmed_by_torch, found_line, probe
+from localspec.machine.found_line import found_line
+from localspec.machine.hardware import Host, confirmed_by_torch, probe
 from localspec.machine.plans import full_precision, room_for
 from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 
@@ -86,7 +87,7 @@ def test_a_mac_plans_for_its_gpu_in_shared_memory_and_half_precision() -> None:
     assert (hardware.device, hardware.notices) == ("mps", ())
     said = "Found an Apple GPU (Apple M4), which shares the RAM: 32.0 GiB, 20.0 GiB free."
     assert found_line(hardware) == said
-    assert full_precision(None, hardware) == "fp16"
+    assert full_precision(None, hardware) == "bf16"
     room = room_for(hardware)
     assert (room.device, room.free_bytes) == ("mps", 20 * GIB)
 

@@ -11,13 +11,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from localspec.errors import MemoryShortage
+from localspec.errors import ConfigError, MemoryShortage
 from localspec.machine.hardware import (
     Hardware,
     Host,
     TorchBuild,
     confirmed_by_torch,
     free_bytes_now,
+    on_device,
     probe,
     read_host,
     torch_index,
@@ -47,6 +48,7 @@ class FakeTorch:
             for uuid in uuids
         ]
         self.free_gib = free_gib
+        self.capability = (8, 9)
         self.cuda = self
         self.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: has_mps))
         self.asked: list[int] = []
@@ -56,6 +58,12 @@ class FakeTorch:
 
     def device_count(self) -> int:
         return len(self.properties)
+
+    def get_device_capability(self, index: int) -> tuple[int, int]:
+        return self.capability
+
+    def get_arch_list(self) -> list[str]:
+        return ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
     def get_device_properties(self, index: int) -> Any:
         return self.properties[index]
@@ -296,3 +304,31 @@ def test_without_a_gpu_no_counter_is_read() -> None:
 def test_energy_that_the_driver_refuses_is_unknown(name: str) -> None:
     for code in ALL_ERRORS:
         assert energy_counter("GPU-1", FakeNvml(failing={name: code}))() is None
+
+
+def test_a_device_is_taken_by_name_or_refused_with_those_there_are() -> None:
+    two = found(FakeNvml(num_gpus=2))
+    assert on_device(two, None) is two is on_device(two, "cuda")
+    assert on_device(two, "cuda:1").gpu == two.gpus[1] != on_device(two, "cuda:0").gpu
+    alone = on_device(two, "cpu")
+    assert (alone.device, alone.gpu) == ("cpu", None)
+    with pytest.raises(ConfigError, match="has: cpu, cuda, cuda:0, cuda:1"):
+        on_device(two, "cuda:2")
+    with pytest.raises(ConfigError, match=r"has: cpu\."):
+        on_device(found(FakeNvml(), build=CPU_BUILD), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "device"),
+    [((6, 1), "cpu"), ((7, 0), "cpu"), ((8, 9), "cuda"), ((12, 1), "cuda")],
+)
+def test_a_card_that_torch_was_not_built_for_is_said_before_it_is_promised(
+    capability: tuple[int, int], device: str
+) -> None:
+    hardware = found(FakeNvml())
+    assert hardware.gpu is not None
+    torch = FakeTorch((hardware.gpu.uuid,))
+    torch.capability = capability
+    confirmed = confirmed_by_torch(hardware, torch)
+    assert confirmed.device == device
+    assert any("nothing that runs on" in each for each in confirmed.notices) is (device == "cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_the_device_decides_the_full_precision() -> None:
     old = replace(CPU, host=replace(LINUX, multiplies_bf16=False))
     assert full_precision(None, old) == "fp32"
     assert full_precision("float32", GPU) == "fp32"
-    assert full_precision(None, replace(CPU, device="mps")) == "fp16"
+    assert full_precision(None, replace(CPU, device="mps")) == "bf16"
     with pytest.raises(ConfigError, match="'bfloat16'"):
         full_precision("bfloat61", GPU)
 
@@ -202,7 +203,7 @@ def test_the_catalogue_says_something_of_every_model_and_drafter(
 
 
 def test_the_catalogue_puts_the_largest_model_that_fits_first(settings: Settings) -> None:
-    targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (4, 24)]
+    targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (5, 24)]
     assert targets == ["Qwen/Qwen3-4B", "Qwen/Qwen3-32B"]
 
 
@@ -222,6 +223,37 @@ def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings
                 for draft in entry.drafts:
                     small = find_model(draft, profiles).shape
                     assert small.num_params < find_model(entry.id, profiles).shape.num_params
+
+
+# What someone who runs such models takes on a card of so many GiB that draws the screen too.
+TAKEN = {
+    (6, "Qwen/Qwen3-4B"): ("4-bit", "ngram", 4096),
+    (8, "Qwen/Qwen3-4B"): ("4-bit", "draft_model", 4096),
+    (12, "Qwen/Qwen3-4B"): ("4-bit", "draft_model", 8192),
+    (12, "Qwen/Qwen3-8B"): ("4-bit", "draft_model", 8192),
+    (12, "meta-llama/Llama-3.1-8B-Instruct"): ("4-bit", "draft_model", 8192),
+    (12, "google/gemma-3-4b-it"): ("bf16", "draft_model", 4096),
+    (16, "Qwen/Qwen3-4B"): ("bf16", "draft_model", 8192),
+    (16, "Qwen/Qwen3-8B"): ("4-bit", "draft_model", 8192),
+    (16, "Qwen/Qwen3-14B"): ("4-bit", "draft_model", 8192),
+    (16, "google/gemma-3-12b-it"): ("4-bit", "draft_model", 8192),
+    (24, "Qwen/Qwen3-8B"): ("bf16", "draft_model", 8192),
+    (24, "Qwen/Qwen3-14B"): ("4-bit", "draft_model", 8192),
+    (24, "meta-llama/Llama-3.1-8B-Instruct"): ("bf16", "draft_model", 8192),
+}
+DESKTOP_GIB = 0.6
+
+
+@pytest.mark.parametrize(("card_gib", "model"), TAKEN)
+def test_the_first_plan_is_what_an_expert_takes(
+    settings: Settings, card_gib: int, model: str
+) -> None:
+    assert GPU.gpu is not None
+    hardware = replace(GPU, gpu=replace(GPU.gpu, has_display=True, num_cuda_cores=5888))
+    free = 0.98 * card_gib - DESKTOP_GIB
+    best = make_plans(LoadOptions(model=model), settings, free, hardware).plans[0]
+    wanted = TAKEN[card_gib, model]
+    assert (best.precision, best.drafter, best.context_length) == wanted, best.reason
 
 
 # -- measurements and text ------------------------------------------------------------------
@@ -245,10 +277,13 @@ def test_of_many_models_the_text_has_one_line_each_for_the_best_five(settings: S
     assert len(lines) == 10 and "--model NAME" in lines[-1]
 
 
-def test_the_text_shows_a_dash_for_an_unmeasured_gain(settings: Settings) -> None:
+def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings) -> None:
     report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, 24, GPU)
     text = render(report, 24 * GIB, most=3)
-    assert "cuda with 24.0 GiB free" in text and "gain –" in text
+    assert "cuda with 24.0 GiB free" in text and "gain –" not in text
+    assert re.search(
+        r"draft_model with \S+, context \d+: \S+ GiB, gain 1\.\d to \d\.\d× \(assumed", text
+    )
     assert f"and {len(report.plans) - 3} more plans" in text and "Refused:" in text
     nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 2, GPU)
     assert "Nothing fits." in render(nothing, 2 * GIB)

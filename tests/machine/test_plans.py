@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from localspec.machine.plans import Arrangement, Room, bytes_of
+from localspec.machine.plans import NATIVE_FAMILIES, Arrangement, Room, bytes_of
 from localspec.machine.shapes import Precision, shape_from_config
 
 pytestmark = pytest.mark.slow  # imports transformers
@@ -37,7 +37,7 @@ def module() -> Any:
 def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     import torch
 
-    from localspec.forward.cache import native_cache
+    from localspec.forward.cache import STRIDE_GAP, native_cache
     from localspec.forward.model import CausalLM, kv_shape
 
     shape = shape_from_config(module.config.to_dict(), "small")
@@ -48,7 +48,7 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     tables = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
     held = CausalLM(module, cache).weight_bytes - sum(tables.values())
     assert planned.target_weights == held
-    assert planned.target_kv == cache.kv_bytes
+    assert planned.target_kv == cache.kv_bytes * CONTEXT // (CONTEXT + STRIDE_GAP)
 
 
 @pytest.mark.parametrize(("kind", "precision"), [("nf4", "4-bit"), ("int8", "8-bit")])
@@ -61,3 +61,11 @@ def test_a_self_draft_is_planned_no_smaller_than_it_is(
     planned = bytes_of(Arrangement(shape, "bf16", CONTEXT, self_draft=precision), ROOM)
     _, held = quantised_copy(module, kind)
     assert held <= planned.draft_weights <= 1.1 * held
+
+
+def test_the_planner_counts_as_native_what_the_decoder_takes() -> None:
+    from localspec.forward.from_transformers import FAMILIES
+    from localspec.forward.weights import KNOWN_AS
+
+    renamed = {name for name, family in KNOWN_AS.items() if family in FAMILIES}
+    assert set(NATIVE_FAMILIES) == FAMILIES.keys() | renamed

@@ -135,8 +135,10 @@ def test_what_ships_is_here_and_never_the_recommendation() -> None:
     assert demo.is_here and demo.download_bytes == 0 and result.card != demo
 
 
-def test_a_windowed_model_is_not_first_where_a_longer_context_is_wanted() -> None:
-    gemma = card_of(gpu(24.0), model("google/gemma-3-4b-it"), 8192)
+def test_a_model_of_a_short_context_is_not_first_where_a_longer_one_is_wanted() -> None:
+    known = model("google/gemma-3-4b-it")
+    short = replace(known, shape=replace(known.shape, context_length=1024))
+    gemma = card_of(gpu(24.0), short, 8192)
     assert gemma.plan.context_length == 1024 and gemma.model.gated is True
     only = recommend(gpu(24.0), [replace(gemma.model, gated=False, license="MIT")], 8192)
     assert only.card is None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.errors import ModelError
-from localspec.machine.shapes import ModelShape, shape_from_config, shape_from_folder
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.shapes import ModelShape, shape_from_config
 from localspec.machine.sources import shape_from_entry
 
 KIB = 1024
@@ -144,12 +148,9 @@ def test_the_gemma_profiles_are_what_their_config_says() -> None:
 @pytest.mark.parametrize(
     ("said", "longest"),
     [
-        ({"sliding_window": 16}, 16),
-        ({"sliding_window": 16, "use_sliding_window": False}, 64),
-        ({"sliding_window": 16, "layer_types": ["full_attention"]}, 64),
-        ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, 16),
-        ({"sliding_window": None}, 64),
-        ({"sliding_window": 4096}, 64),
+        ({"sliding_window": 16}, 64),
+        ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, 64),
+        ({"rope_scaling": {"type": "yarn"}, "original_max_position_embeddings": 32}, 64),
         ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 32}, 32),
     ],
 )
@@ -338,3 +339,29 @@ def test_real_configs_give_the_table_s_totals(
         shape = shape_from_folder(folder)
         assert shape.num_params / 1e6 == pytest.approx(float(row["params_est_M"]), rel=1e-3, abs=1)
         assert shape.kv_bytes_per_token() == int(row["kv_bytes_per_token_fp16"])
+
+
+def test_a_family_that_is_not_known_is_counted_from_its_files(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128,
+              "vocab_size": 100, "tie_word_embeddings": True}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {
+        "transformer.wte.weight": torch.zeros(100, 64),
+        "transformer.h.0.attn.c_attn.weight": torch.zeros(64, 192),
+        "transformer.h.0.ln_1.weight": torch.zeros(64),
+    }
+    save_file(tensors, str(tmp_path / "model.safetensors"))
+    shape = shape_from_folder(tmp_path)
+    assert shape.num_params == 100 * 64 + 64 * 192 + 64
+    assert shape.linear_params == 64 * 192
+    assert shape.weight_bytes("fp32") == 4 * shape.num_params
+    assert (shape.context_length, shape.kv_bytes_per_token("fp32")) == (128, 2 * 2 * 64 * 4)
+
+
+def test_a_family_whose_config_says_too_little_is_refused_with_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "odd", "n_layer": 2, "n_head": 1}')
+    save_file({"a": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
+    with pytest.raises(ModelError, match="say its hidden_size and max_position_embeddings"):
+        shape_from_folder(tmp_path)

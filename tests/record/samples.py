@@ -23,6 +23,7 @@ SETTINGS = TurnSettings(
     seed=7,
     max_tokens=64,
     system_prompt="Be brief.",
+    stop='["END"]',
     context_length=2304,
 )
 INFO = SessionInfo(app_version="0.1", device="cpu", ram_total_bytes=2**34, torch="2.13.0")
@@ -90,4 +91,4 @@ def finish(
 def siblings(store: Store, message_id: int) -> list[int]:
     """The messages with the same parent, this one included, oldest first."""
     message = store.branch(message_id)[-1]
-    return list(store.sibling_groups(message.conversation_id)[message.parent_id])
+    return list(store.message_tree.sibling_groups(message.conversation_id)[message.parent_id])

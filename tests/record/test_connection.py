@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,30 @@ def test_error_inside_a_transaction_rolls_all_of_it_back(store: Store) -> None:
     assert store.step_rows(turn.turn_id) == []
     assert store.turn_rows()[0]["finish_reason"] is None
     assert store.branch(turn.message_id)[-1].state == "draft"
+
+
+class NoRollback(sqlite3.Connection):
+    """A disk that fails also while what was begun is taken back."""
+
+    is_broken = False
+
+    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+        if self.is_broken and sql in ("COMMIT", "ROLLBACK"):
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().execute(sql, *values)
+
+
+def test_a_rollback_that_fails_costs_that_write_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=NoRollback))
+    with closing(open_store(tmp_path)) as store:
+        monkeypatch.setattr(NoRollback, "is_broken", True)
+        with pytest.raises(StoreError, match="disk I/O error"):
+            store.create_conversation("lost")
+        monkeypatch.setattr(NoRollback, "is_broken", False)
+        store.create_conversation("kept")
+        assert [one.title for one in store.conversations()] == ["kept"]
 
 
 def test_snapshot_sees_one_moment(store: Store) -> None:

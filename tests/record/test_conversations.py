@@ -15,7 +15,7 @@ from localspec.record import rows
 from localspec.record.conversations import ImportedConversation, ImportedMessage
 from localspec.record.export import Scope, export
 from localspec.record.log_file import read_replies
-from localspec.record.store import ContinuedReply, Preset, Store
+from localspec.record.store import ContinuedReply, Store
 from tests.record.samples import SETTINGS, begin, finish, open_store
 
 IMPORTED = ImportedConversation(
@@ -57,7 +57,7 @@ def titles(store: Store, typed: str = "") -> list[str]:
 def everything(store: Store) -> object:
     ids = [one.id for one in store.conversations()]
     messages = [store.messages(one) for one in ids]
-    return messages, store.conversations(), store.turn_rows(), store.presets.all()
+    return messages, store.conversations(), store.turn_rows(), store.prompts.all()
 
 
 def test_pinned_come_first_then_the_newest(store: Store) -> None:
@@ -123,8 +123,8 @@ def test_a_purge_takes_text_numbers_and_index_off_the_disk(tmp_path: Path) -> No
         gone = talk(store, "zanzibar")
         talk(store, "stays")
         store.conversation_list.delete(gone)
-        assert store.conversation_list.purge() == 1
-        assert store.conversation_list.purge() == 0
+        assert store.conversation_list.purge()
+        assert not store.conversation_list.purge()
         for path in tmp_path.iterdir():
             assert b"zanzibar" not in path.read_bytes(), path.name
         with pytest.raises(StoreError, match="no conversation"):
@@ -170,7 +170,7 @@ def test_an_import_is_a_conversation_like_any_other(store: Store) -> None:
     assert store.conversation(made) is not None
     assert [one.text for one in store.branch(first.id)] == ["q", "a"]
     assert store.conversations()[-1].tip_message_id == first.id
-    assert store.sibling_groups(made)[asked.id] == (first.id, second.id)
+    assert store.message_tree.sibling_groups(made)[asked.id] == (first.id, second.id)
     assert titles(store, "b") == ["imported"]
 
 
@@ -215,12 +215,19 @@ def continued(store: Store) -> None:
     finish(store, turn, "hello again")
 
 
-def test_a_preset_of_the_same_name_is_replaced_and_names_are_one_line(store: Store) -> None:
-    for number in (1, 2):
-        store.presets.save(Preset("my  own\n", max_tokens=number))
-    assert store.presets.all() == [Preset("my own", max_tokens=2)]
-    store.presets.delete(" my own")
-    assert store.presets.all() == []
+def test_kept_settings_go_by_kind_and_name_and_names_are_one_line(store: Store) -> None:
+    for number in ("1", "2"):
+        store.prompts.save("my  own\n", {"max_tokens": number})
+    store.defaults.save("my own", {"seed": "3"})
+    assert store.prompts.all() == {"my own": {"max_tokens": "2"}}
+    store.prompts.save("other", {"seed": "4"})
+    store.prompts.rename("other", " my own")
+    store.prompts.rename("nobody", "my own")
+    assert store.prompts.all() == {"my own": {"seed": "4"}}
+    store.prompts.delete(" my own")
+    assert (store.prompts.all(), store.defaults.all()) == ({}, {"my own": {"seed": "3"}})
+    with pytest.raises(RequestError, match="needs 1 to"):
+        store.prompts.save(" ", {})
 
 
 def test_a_text_that_is_written_after_all_replaces_the_one_in_memory(store: Store) -> None:
@@ -243,8 +250,10 @@ WRITES: dict[str, Callable[[Store], object]] = {
     "purge": lambda store: store.conversation_list.purge(),
     "import": lambda store: store.conversation_list.add_imported([IMPORTED, IMPORTED]),
     "rewrite": lambda store: store.add_message(1, 1, "assistant", "rewritten"),
-    "preset": lambda store: store.presets.save(Preset("mine")),
-    "no preset": lambda store: store.presets.delete("old"),
+    "prompt": lambda store: store.prompts.save("mine", {}),
+    "no prompt": lambda store: store.prompts.delete("old"),
+    "called otherwise": lambda store: store.prompts.rename("old", "other"),
+    "settings": lambda store: store.conversation_list.keep_settings(1, {"seed": "1"}),
     "privacy": lambda store: store.keep_text(True),
 }
 
@@ -253,7 +262,8 @@ WRITES: dict[str, Callable[[Store], object]] = {
 def test_a_write_that_fails_at_any_statement_leaves_all_as_it_was(store: Store, name: str) -> None:
     talk(store, "one")
     store.conversation_list.delete(talk(store, "two"))
-    store.presets.save(Preset("old"))
+    store.prompts.save("old", {})
+    store.prompts.save("other", {"seed": "2"})
     for n in range(1, 200):
         before = everything(store), deleted(store)
         with failing_at(store, n):

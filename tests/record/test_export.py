@@ -205,6 +205,21 @@ def test_database_copy_is_sound_and_opens_as_a_log(
         assert len(copy.turn_rows()) == num_turns
 
 
+@pytest.mark.parametrize("format", ["csv", "jsonl", "sqlite"])
+def test_days_are_a_scope_too(store: Store, tmp_path: Path, format: Format) -> None:
+    """Of the conversation 1, its first turn was long ago; of 2, the only one."""
+    with closing(sqlite3.connect(str(store.path))) as conn:
+        conn.execute("UPDATE turn SET started_at_utc = '2020-01-01T00:00:00Z' WHERE id <> 3")
+        conn.commit()
+    out = tmp_path / "out"
+    export(store, Scope(since="2020-01-02"), format, out)
+    assert [row["turn_id"] for row in store.turn_rows(since="2020-01-02")] == [3]
+    if format == "csv":
+        assert [row["turn_id"] for row in csv_rows(out)] == ["3"]
+    else:
+        assert b"beta-answer" not in out.read_bytes() and b"gamma-answer" in out.read_bytes()
+
+
 def test_copy_is_made_while_a_reply_is_under_way(store: Store, tmp_path: Path) -> None:
     turn = begin(store, "delta-question")
     store.checkpoint_reply(turn.message_id, "delta-ans")

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from localspec.record.contents import Scope, read_contents
+from localspec.record.contents import Scope, reading
 from localspec.record.markdown import markdown_lines
 from localspec.record.store import Store, TurnSettings
 from tests.record.samples import (
@@ -21,7 +21,8 @@ from tests.record.samples import (
 
 
 def report(store: Store) -> list[str]:
-    return list(markdown_lines(read_contents(store, Scope())))
+    with reading(store, Scope()) as contents:
+        return list(markdown_lines(contents))
 
 
 def test_headings_and_tables_in_a_message_stay_inside_its_quote(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_settings_of_other_branches_stay_out_of_the_front(tmp_path: Path) -> Non
         finish(store, begin(store))
         finish(store, store.begin_turn(1, 1, 1, replace(SETTINGS, temperature=0.1)))
         assert front_matter(report(store))["temperature"] == 0.1
-        store.set_tip(1, 2)
+        store.message_tree.set_tip(1, 2)
         assert front_matter(report(store))["temperature"] == 0.7
 
 
@@ -95,7 +96,7 @@ def test_unknown_is_a_dash_and_zero_is_zero(tmp_path: Path) -> None:
         lines = report(store)
     settings = lines[lines.index("### Settings") + 4]
     statistics = lines[lines.index("### Statistics") + 4]
-    assert settings.count("\N{EN DASH}") == 15
+    assert settings.count("\N{EN DASH}") == 16
     assert settings.count(" 0 ") == 2
     assert set(statistics.strip("| ").split(" | ")) == {"1", "draft", "\N{EN DASH}"}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,20 @@ def blank(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def upgraded(tmp_path: Path, stop_before: str, rows: str) -> Iterator[Store]:
+    """The store over a log of the version before a migration, which these statements filled. It
+    opens without a notice, and at the end has the shape of a new one."""
+    old = tmp_path / "old.db"
+    with closing(Database(old)) as db:
+        MIGRATIONS.apply(db, stop_before=stop_before)
+        db.conn.executescript(rows)
+    with closing(Store.open(old)) as store:
+        assert store.path is not None and store.notices == ()
+        yield store
+    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
 def test_version_1_becomes_todays_with_its_rows(tmp_path: Path) -> None:
     old = tmp_path / "old.db"
     with closing(sqlite3.connect(old)) as conn:
@@ -162,34 +177,29 @@ UPDATE conversation SET tip_message_id = 4;
 
 
 def test_a_log_without_history_is_listed_found_and_gone_on_with(tmp_path: Path) -> None:
-    old = tmp_path / "old.db"
-    with closing(Database(old)) as db:
-        MIGRATIONS.apply(db, stop_before="m004_history_and_presets")
-        db.conn.executescript(VERSION_3)
-    with closing(Store.open(old)) as store:
-        assert store.path is not None and store.notices == () and store.logs_text
+    with upgraded(tmp_path, "m004_history_and_presets", VERSION_3) as store:
+        assert store.logs_text
         (row,) = store.conversation_list.rows()
         assert (row.title, row.is_pinned) == ("old", False)
         assert row.updated_at_utc == "2026-11-20T14:00:04Z"
         assert [m.text for m in store.branch(4)] == ["asked", "an\0other", "and then?"]
-        assert store.sibling_groups(1) == {None: (1,), 1: (2, 3), 3: (4,)}
+        assert store.message_tree.sibling_groups(1) == {None: (1,), 1: (2, 3), 3: (4,)}
         assert [one.id for one in store.conversation_list.rows("answer")] == [1]
         assert store.conversation_list.rows("then")[0].message_id == 4
         assert store.turn_rows()[0]["continues_message_id"] is None
-        assert store.presets.all() == []
+        assert store.prompts.all() == {}
         assert store.conversations()[0].system_prompt is None
         store.conversation_list.pin(1, True)
         store.conversation_list.delete(1)
         store.conversation_list.restore(1)
         finish(store, begin(store))
-    assert shape(old) == shape(blank(tmp_path / "new.db"))
 
 
 # What the program before speedups of whole replies wrote: those of the rounds alone.
 VERSION_5 = (
     VERSION_2.replace("5, 0, NULL", "5, 0, NULL, NULL")
     + """
-UPDATE turn SET plain_decode_ms = 18.0, speedup = 2.0;
+UPDATE turn SET plain_decode_ms = 18.0, speedup = 2.0, num_output_tokens = 8;
 INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
     VALUES (1, 1, 'assistant', 'busy', 'complete', '2026-11-20T14:00:05Z');
 INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, drafter,
@@ -200,11 +210,7 @@ INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, draft
 
 
 def test_an_old_speedup_is_of_the_rounds_and_a_turn_without_drafts_has_none(tmp_path: Path) -> None:
-    old = tmp_path / "old.db"
-    with closing(Database(old)) as db:
-        MIGRATIONS.apply(db, stop_before="m006_whole_replies_made_again")
-        db.conn.executescript(VERSION_5)
-    with closing(Store.open(old)) as store:
+    with upgraded(tmp_path, "m006_whole_replies_made_again", VERSION_5) as store:
         drafted, plain = store.turn_rows()
         assert (drafted["decode_speedup"], drafted["speedup"]) == (2.0, None)
         assert (drafted["plain_decode_ms"], drafted["reply_ms"]) == (18.0, None)
@@ -214,7 +220,74 @@ def test_an_old_speedup_is_of_the_rounds_and_a_turn_without_drafts_has_none(tmp_
         for form in ("csv", "jsonl", "markdown", "sqlite"):
             export(store, Scope(), form, tmp_path / form)
         finish(store, begin(store))
-    assert shape(old) == shape(blank(tmp_path / "new.db"))
+
+
+# The same after speedups of whole replies, whose turns have one column more.
+VERSION_7 = VERSION_5.replace("5, 0, NULL, NULL", "5, 0, NULL, NULL, NULL")
+
+
+def test_a_log_without_models_of_messages_takes_them_from_its_turns(tmp_path: Path) -> None:
+    with upgraded(
+        tmp_path,
+        "m008_models_edits_and_deleted_messages",
+        VERSION_7,
+    ) as store:
+        assert [(one.model, one.is_edited) for one in store.messages(1)] == [
+            (None, False), ("m", False), (None, False)
+        ]  # fmt: skip
+        store.message_tree.delete(2)
+        assert [row["message_id"] for row in store.turn_rows()] == [3]
+        store.message_tree.restore(1, 2)
+        finish(store, begin(store))
+
+
+def test_a_log_without_folders_takes_them_and_keeps_its_titles(tmp_path: Path) -> None:
+    with upgraded(
+        tmp_path,
+        "m010_folders_titles_and_full_contexts",
+        VERSION_7,
+    ) as store:
+        assert not store.conversation_list.entitle(1, "by a model"), "a person may have written it"
+        store.conversation_list.place(1, store.folders.add("old ones"))
+        assert store.conversation_list.rows()[0].folder_id == 1
+        store.folders.delete(1)
+        assert (store.folders.all(), store.conversation_list.rows()[0].folder_id) == ([], None)
+        finish(store, begin(store, "new"))
+        assert store.conversation_list.entitle(2, "by a model")
+        store.conversation_list.rename(2, "mine")
+        assert not store.conversation_list.entitle(2, "by a model")
+
+
+def test_an_old_reply_of_a_few_tokens_keeps_its_times_and_loses_its_speedup(
+    tmp_path: Path,
+) -> None:
+    short = VERSION_7.replace("num_output_tokens = 8", "num_output_tokens = 7")
+    busy = "UPDATE turn SET no_speedup = 'load_changed', plain_decode_ms = NULL WHERE id = 2;"
+    with upgraded(tmp_path, "m015_short_replies", short + busy) as store:
+        few, other = store.turn_rows()
+        assert (few["plain_decode_ms"], few["speedup"], few["no_speedup"]) == (
+            18.0, None, "too_short",
+        )  # fmt: skip
+        assert other["no_speedup"] == "load_changed"
+        finish(store, begin(store))
+
+
+VERSION_10 = """
+INSERT INTO preset VALUES ('Mine', 'Be "brief".', 0.7, 1.0, 40, 0.05, 1.1, 256);
+INSERT INTO conversation (title, created_at_utc, system_prompt) VALUES ('old', 't', 'as was');
+"""
+
+
+def test_an_old_preset_becomes_a_prompt_that_sets_the_other_fields_too(tmp_path: Path) -> None:
+    with upgraded(tmp_path, "m011_settings_of_chats_prompts_and_models", VERSION_10) as store:
+        assert store.prompts.all() == {
+            "Mine": {
+                "system_prompt": 'Be "brief".', "temperature": "0.7", "top_p": "1", "top_k": "40",
+                "min_p": "0.05", "repetition_penalty": "1.1", "max_tokens": "256",
+            }
+        }  # fmt: skip
+        (conversation,) = store.conversations()
+        assert (conversation.settings, conversation.system_prompt) == (None, "as was")
 
 
 def test_the_view_tells_lenient_turns_from_exact_ones(tmp_path: Path) -> None:
@@ -280,10 +353,12 @@ def test_all_own_tables_are_strict_with_foreign_keys(tmp_path: Path) -> None:
             for table in ("conversation", "message", "turn", "step")
             for row in conn.execute(f"PRAGMA foreign_key_list({table})")
         }
-    own = ("session", "conversation", "message", "turn", "step", "calibration", "preset")
+    own = ("session", "conversation", "message", "turn", "step", "calibration", "folder")
+    own += ("kept_settings",)
     assert all(strict[name] == 1 for name in own)
     assert links == {
         ("conversation", "tip_message_id", "message"),
+        ("conversation", "folder_id", "folder"),
         ("message", "conversation_id", "conversation"),
         ("message", "parent_id", "message"),
         ("turn", "session_id", "session"),

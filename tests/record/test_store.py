@@ -150,7 +150,7 @@ def test_unknown_numbers_are_null_in_the_file(store: Store) -> None:
     store.finish_turn(turn, TurnEnd(text="", finish_reason="error", error="No memory.", **unknown))
     row = store.turn_rows()[0]
     known = {"turn_id", "session_id", "conversation_id", "message_id", "started_at_utc"}
-    known |= {"finished_at_utc", "state", "finish_reason", "error", "model"}
+    known |= {"finished_at_utc", "state", "finish_reason", "error", "model", "source"}
     assert {name for name, value in row.items() if value is not None} == known
     assert raw(store, "SELECT acceptance_rate, speedup, exact FROM turn") == [(None,) * 3]
 
@@ -225,8 +225,8 @@ def test_branches_are_a_tree(store: Store) -> None:
     assert [message.parent_id for message in store.branch(follow_up)] == [None, asked, first]
     assert siblings(store, first) == siblings(store, second) == [first, second]
     assert siblings(store, asked) == [asked, edited]
-    assert store.newest_leaf(asked) == follow_up
-    assert store.newest_leaf(second) == second
+    assert store.message_tree.newest_leaf(asked) == follow_up
+    assert store.message_tree.newest_leaf(second) == second
     assert [message.id for message in store.messages(conversation)] == [1, 2, 3, 4, 5]
 
 
@@ -241,9 +241,10 @@ def test_tip_follows_the_chat_and_can_be_set(store: Store) -> None:
     conversation = store.conversations()[0]
     assert conversation.tip_message_id == turn.message_id
     asked = store.branch(turn.message_id)[0].id
-    store.set_tip(conversation.id, asked)
+    store.message_tree.set_tip(conversation.id, asked)
     store.conversation_list.rename(conversation.id, "renamed")
-    assert store.conversations() == [replace(conversation, tip_message_id=asked, title="renamed")]
+    renamed = replace(conversation, tip_message_id=asked, title="renamed", title_by="person")
+    assert store.conversations() == [renamed]
 
 
 def test_turn_rows_are_filtered_by_session_and_conversation(store: Store) -> None:
@@ -261,8 +262,8 @@ def test_turn_rows_are_filtered_by_session_and_conversation(store: Store) -> Non
         lambda store: store.add_user_message(1, 99, "x"),
         lambda store: store.add_user_message(2, 1, "message 1 is of conversation 1"),
         lambda store: store.begin_turn(99, 1, 1, SETTINGS),
-        lambda store: store.set_tip(2, 1),
-        lambda store: store.set_tip(1, 99),
+        lambda store: store.message_tree.set_tip(2, 1),
+        lambda store: store.message_tree.set_tip(1, 99),
         lambda store: store.conversation_list.rename(99, "x"),
     ],
 )

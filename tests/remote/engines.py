@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Message, Request
+from localspec.backend import Chunk, Description, Message, Request
 from localspec.errors import ContextOverflow, EngineLost, MemoryShortage
 from localspec.remote import child
 from localspec.remote.wire import Opening
@@ -153,3 +153,42 @@ def busy(report: Report) -> Playing:
     print("a library prints", flush=True)
     print("and complains", file=sys.stderr, flush=True)
     return playing(report)
+
+
+class DyingAt(FakeBackend):
+    """Ends its process at the `at`-th of all calls and chunks of all engines that count in one
+    file; not any more once a file "healed" is beside it."""
+
+    def __init__(self, script: Script, calls: Path, at: int) -> None:
+        super().__init__(script)
+        self._calls, self._at = calls, at
+
+    def _count(self) -> None:
+        with self._calls.open("a") as file:
+            file.write("x")
+        is_healed = self._calls.with_name("healed").exists()
+        if self._calls.stat().st_size == self._at and not is_healed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def describe(self) -> Description:
+        self._count()
+        return super().describe()
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+        self._count()
+        return super().count_tokens(messages)
+
+    def snapshot(self) -> dict[str, Any]:
+        self._count()
+        return super().snapshot()
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        for chunk in super().generate(request, cancel):
+            self._count()
+            yield chunk
+
+
+def dying_at(report: Report, calls: Path, at: int) -> DyingAt:
+    from tests.endurance.session import FAST
+
+    return DyingAt(FAST, calls, at)

@@ -28,10 +28,10 @@ import json, sys, threading
 from localspec.options import LoadOptions
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
-import app, localspec.web.server, localspec.chat.service
+import app, localspec.open_service, localspec.web.server, localspec.chat.service
 from localspec.backend import Message, Request
 options = LoadOptions(model=sys.argv[1], draft=sys.argv[2], context=128, dtype="float32")
-opening = Opening(app.ENGINE, {"options": options, "state": None, "past": ()})
+opening = Opening(localspec.open_service.ENGINE, {"options": options, "state": None, "past": ()})
 backend = ChildBackend.open(opening, lambda phrase: None)
 request = Request(
     (Message("user", "hello hello"),), max_tokens=24, drafter="draft_model", num_draft_tokens=3

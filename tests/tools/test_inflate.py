@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from localspec.errors import ConfigError, ModelError
 from localspec.forward.weights import load_module
 from localspec.machine.compatibility import require_compatible
-from localspec.machine.shapes import shape_from_folder
+from localspec.machine.folder_shapes import shape_from_folder
 from tests.tiny import CPU, tiny_llama
 from tools.inflate import pair as module
 from tools.inflate.pair import SIZES, Pair, Widths, inflate

@@ -88,6 +88,13 @@ def open_tab(visit: Visit, name: str) -> None:
     visit.page.get_by_role("tab", name=name, exact=True).first.click()
 
 
+def unfold_turns(visit: Visit) -> None:
+    """Open the table of turns in Stats; another test may have left it open."""
+    fold = visit.page.locator("#ls-turns details")
+    if fold.get_attribute("open") is None:
+        fold.locator("summary").click()
+
+
 def bubbles(visit: Visit, role: str = "bot") -> list[str]:
     """The texts of the messages of one side, their notes left out."""
     script = """(role) => [...document.querySelectorAll(`#ls-chat [data-testid="${role}"]`)]

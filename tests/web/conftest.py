@@ -20,12 +20,15 @@ from localspec.record.store import Store
 from localspec.web.talk.plain_markdown import MARK
 from tests import waiting
 from tests.fakes import REPLY, FakeBackend, Script, session_info
+from tests.web import witness
 
 TOKEN = "a-token-of-this-launch"
 WAIT_MS = 30_000
 VIEWPORT = {"width": 1280, "height": 850}
-# Gradio shows its form before it listens to it; the first news comes when it does.
-LISTENS = "() => window.lsBridges === 2 && Boolean(window.lsSignal)"
+# Gradio shows its form before it listens to it; the first news comes when it does. Our own scripts
+# come later still: they name the button of the settings, which they close where there is no room.
+LISTENS = """() => window.lsBridges === 2 && Boolean(window.lsSignal)
+  && Boolean(document.querySelector('#ls-settings .toggle-button[aria-expanded]'))"""
 until = partial(waiting.until, wait_s=60.0)
 
 XSS = """<script>window.__pwned = 1</script>
@@ -78,7 +81,7 @@ class Site:
         return f"{self.origin}/?token={TOKEN}"
 
     def clear(self) -> None:
-        """No reply is being written, and no chat and no preset is there."""
+        """No reply is being written, and no chat and no prompt is there."""
         service = self.service
         if service.current is not None:
             service.stop(service.current)
@@ -86,8 +89,8 @@ class Site:
         assert service.flush()
         for row in service.conversations():
             service.delete(row.id)
-        for preset in service.presets():
-            service.delete_preset(preset.name)
+        for name in service.prompts.all():
+            service.prompts.delete(name)
         self.backend.requests.clear()
         self.begin()
 
@@ -207,6 +210,7 @@ def context(browser: Any) -> Iterator[Any]:
     scripts it keeps."""
     made = browser.new_context(viewport=VIEWPORT, accept_downloads=True)
     made.set_default_timeout(WAIT_MS)
+    witness.watch(made)
     yield made
     made.close()
 
@@ -225,10 +229,16 @@ class Visit:
         self.page.wait_for_selector('#ls-strip[data-phase="ready"]', timeout=WAIT_MS)
         self.page.wait_for_function(LISTENS, timeout=WAIT_MS)
 
+    def show(self) -> None:
+        """Make it the page in front: of the others Chromium draws one frame a second, and every
+        click and most waits need frames."""
+        self.page.bring_to_front()
+
     def reload(self) -> None:
         self.page.reload()
 
     def send(self, text: str) -> None:
+        self.show()
         self.page.fill("#ls-message textarea", text)
         self.page.press("#ls-message textarea", "Enter")
 
@@ -299,6 +309,7 @@ def page(site: Site, shared_page: Visit) -> Iterator[Visit]:
     observes with is `window.observer`, which the next one ends."""
     until(lambda: site.service.current is None)
     site.begin()
+    shared_page.show()
     shared_page.page.evaluate("sessionStorage.clear(); window.observer?.disconnect()")
     shared_page.page.keyboard.press("Escape")  # what the test before has left open
     shared_page.page.get_by_role("tab", name="Chat", exact=True).first.click()
@@ -311,9 +322,16 @@ def page(site: Site, shared_page: Visit) -> Iterator[Visit]:
     assert_behaved(Visit(None, shared_page.site, errors, outside))
 
 
-@pytest.fixture(scope="module")
-def own_page(site: Site, context: Any) -> Iterator[Visit]:
+@pytest.fixture
+def own_page(module_page: Visit) -> Visit:
     """One open page for the tests of a module that change its settings or its size."""
+    module_page.show()
+    return module_page
+
+
+@pytest.fixture(scope="module")
+def module_page(site: Site, context: Any) -> Iterator[Visit]:
+    """The page behind `own_page`."""
     site.begin()
     one = new_visit(context, site)
     one.open("&c=new")
@@ -351,3 +369,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(
                 pytest.mark.filterwarnings("ignore:.*(no_silent_downcasting|The copy keyword)")
             )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any) -> Iterator[None]:
+    """A test that fails beside an open page says what the page and its server were doing."""
+    report = yield
+    given = getattr(item, "funcargs", {})
+    if report.failed and report.when != "teardown" and "browser" in given:
+        server = next((one for one in given.values() if isinstance(one, Site)), None)
+        if server is not None:
+            report.sections.append(("the server", witness.account_of_site(server)))
+        report.sections.append(("the pages", witness.account(given["browser"])))
+    return report

@@ -114,7 +114,7 @@ def test_check_15_memory_that_runs_out_at_any_step_keeps_what_was_written(place:
         assert place.store.turn_rows()[-1]["state"] == "complete"
 
 
-@pytest.mark.parametrize("at_round", [1, 8, 20])
+@pytest.mark.parametrize("at_round", [1, 8])
 def test_check_15_the_page_shows_what_was_kept_and_goes_on(place: Place, at_round: int) -> None:
     page = place.visit
     page.new_chat()
@@ -212,7 +212,7 @@ def test_check_16_a_killed_server_comes_back_with_everything_and_an_interrupt_en
         page.page.close()
 
 
-DOWNLOADS = '#ls-models [data-part="downloads"]'
+DOWNLOAD = f'#ls-models [data-download="{TARGET}"]'
 
 
 def models_page(context: Any, port: int) -> Any:
@@ -222,7 +222,7 @@ def models_page(context: Any, port: int) -> Any:
     button = page.locator(f'#ls-models button[data-act="download"][data-id="{TARGET}"]').first
     button.wait_for(state="attached")
     if not button.is_visible():
-        page.locator('#ls-models [data-part="others"] summary').click()
+        page.locator('#ls-models [data-key="others"] > summary').click()
     button.click()
     return page
 
@@ -233,7 +233,7 @@ def test_check_18_a_download_cut_at_60_percent_goes_on_by_range(
     with models_site(tmp_path, Script()) as models, serving(models.service) as port:
         models.hub.fault = "short"
         page = models_page(context, port)
-        row = page.locator(f"{DOWNLOADS} li", has_text=TARGET).first
+        row = page.locator(DOWNLOAD).first
         go_on = row.get_by_role("button", name=re.compile(r"^Continue"))
         go_on.wait_for()
         assert re.search(r"[\d.]+ of 2(\.\d)? MB|60 %|server", row.inner_text())
@@ -258,7 +258,7 @@ def test_check_18_a_full_disk_is_said_before_anything_is_fetched(
     try:
         with models_site(tmp_path, Script()) as models, serving(models.service) as port:
             page = models_page(context, port)
-            row = page.locator(f"{DOWNLOADS} li", has_text=TARGET).first
+            row = page.locator(DOWNLOAD).first
             row.get_by_text(re.compile(r"needs [\d.]+ .*B more on the disk")).wait_for()
             weights = [one for one in models.hub.requests if "model.safetensors" in one]
             assert not [one for one in weights if one.startswith("GET")], "nothing was fetched"

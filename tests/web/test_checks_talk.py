@@ -38,19 +38,18 @@ def test_check_10_regenerate_edit_and_switch_keep_every_branch(page: Visit, site
     ask(page, "echo one", "echo one")
     ask(page, "echo two", "echo two")
     old = newest(site)["message_id"]
-    page.page.click("#ls-regenerate")
+    page.page.click("#ls-chat a.ls-again")
     page.wait_for("2/2")
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     again = newest(site)["message_id"]
     assert parents_of(site, old) == parents_of(site, again) == ["echo one"] * 2 + ["echo two"] * 2
     assert again != old and set(siblings(site.store, again)) == {old, again}
 
-    page.page.locator("#ls-chat a.ls-edit").first.click()
-    page.page.wait_for_function(
-        "() => document.querySelector('#ls-message textarea').value === 'echo one'", timeout=WAIT_MS
-    )
-    page.page.fill("#ls-message textarea", "echo another one")
-    page.page.press("#ls-message textarea", "Enter")
+    page.page.locator("#ls-chat .user-row").first.hover()
+    page.page.locator("#ls-chat .user-row a.ls-edit").first.click()
+    assert page.page.input_value(".ls-editor textarea") == "echo one"
+    page.page.fill(".ls-editor textarea", "echo another one")
+    page.page.keyboard.press("Enter")
     page.wait_for("echo another one")
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     until(lambda: newest(site)["state"] == "complete")
@@ -114,6 +113,7 @@ def test_check_13_a_megabyte_is_pasted_and_the_page_answers(visit: Open, site: S
 
     assert best_of(3, click_ms, MAX_CLICK_MS) <= MAX_CLICK_MS
     page.page.wait_for_selector("#ls-chips .ls-chip", timeout=WAIT_MS)
+    page.page.locator("#ls-chips", has_not_text="reading").wait_for()  # which is not sent
     page.page.click("#ls-message .submit-button")
     page.page.wait_for_selector("dialog[open]", timeout=WAIT_MS)
     said = page.text("dialog[open]")

@@ -91,7 +91,7 @@ def test_check_12_hostile_text_runs_nothing_wherever_it_is_shown(page: Visit, si
             assert shown.count(part) >= 2, f"{part}: the source stays readable, in both bubbles"
         assert f"<script>{PWN}</script>" in page.text("#ls-history"), "the title is plain text"
         page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        page.page.get_by_title("Copy message").last.click()
+        page.page.get_by_role("button", name="Copy", exact=True).last.click()
         stored = site.store.branch(newest(site)["message_id"])[-1].text
         assert page.page.evaluate("navigator.clipboard.readText()") == stored
         page.page.locator("#ls-chat a.ls-tokens").last.click()

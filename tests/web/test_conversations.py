@@ -1,9 +1,12 @@
-"""Conversations in a real browser: branches, going on, the list, files, presets, keys, themes."""
+"""Conversations in a real browser: branches, going on, the list, files, keys, themes."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import pytest
 
+from tests.chat.test_documents import pdf, word
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -60,7 +63,9 @@ def test_the_list_renames_pins_finds_deletes_and_undoes(page: Visit, site: Site)
     page.wait_for("echo about bees", "#ls-chat")
 
 
-def test_files_travel_with_the_message_and_come_back_on_edit(page: Visit, site: Site) -> None:
+def test_files_travel_with_the_message_and_with_another_version_of_it(
+    page: Visit, site: Site
+) -> None:
     code = b"def f():\n    return '```'\n" * 30
     picture = bytes(range(256))
     page.page.set_input_files(
@@ -70,19 +75,50 @@ def test_files_travel_with_the_message_and_come_back_on_edit(page: Visit, site: 
             {"name": "x.png", "mimeType": "image/png", "buffer": picture},
         ],
     )
-    page.wait_for("x.png is not a text", "#ls-gauge-text")
-    page.send("what is this?")
     page.wait_for("x.png is not a text", "#ls-toasts")
-    assert page.page.input_value("#ls-message textarea") == "what is this?"
-    page.page.get_by_role("button", name="Remove x.png").click()
-    page.page.press("#ls-message textarea", "Enter")
+    page.wait_for("f.py\n", "#ls-chips")
+    page.wait_for("tokens", "#ls-chips")
+    assert page.page.locator(".ls-chip").count() == 1
+    page.send("what is this?")
     stand(page, 1)
     assert code.decode() in site.backend.requests[-1].messages[-1].content
     page.wait_for("f.py, 779 bytes", "#ls-chat")
-    page.page.locator("#ls-chat a.ls-edit").click()
-    page.page.locator(".ls-chip", has_text="f.py").wait_for()
-    page.page.keyboard.press("Escape")
-    assert page.page.locator(".ls-chip").count() == 0
+    page.page.locator("#ls-chat .user-row").first.hover()
+    page.page.locator("#ls-chat .user-row a.ls-edit").click()
+    page.wait_for("f.py stay attached", "#ls-chat")
+    page.page.fill("#ls-chat .ls-editor textarea", "and what is this?")
+    page.page.keyboard.press("Enter")
+    page.wait_for("2/2")
+    asked = site.backend.requests[-1].messages[-1].content
+    assert code.decode() in asked and asked.startswith("and what is this?")
+
+
+DROP = """(files) => {
+  const carried = new DataTransfer();
+  for (const [name, data] of files) {
+    const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+    carried.items.add(new File([bytes], name));
+  }
+  for (const kind of ["dragover", "drop"]) {
+    const event = new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true });
+    document.querySelector("#ls-chat").dispatchEvent(event);
+  }
+}"""
+
+
+def test_dropped_files_say_what_was_read_of_them(page: Visit, site: Site) -> None:
+    dropped = {
+        "n.txt": b"plain words",
+        "r.pdf": pdf("first page", "second page"),
+        "l.docx": word("Dear all,"),
+    }
+    page.page.evaluate(DROP, [[name, b64encode(data).decode()] for name, data in dropped.items()])
+    for said in ("r.pdf\n2 pages, ", "l.docx\n2 paragraphs, ", "n.txt\n"):
+        page.wait_for(said, "#ls-chips")
+    page.send("what do they say?")
+    stand(page, 1)
+    asked = site.backend.requests[-1].messages[-1].content
+    assert "plain words" in asked and "second page" in asked and "Dear all," in asked
 
 
 def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) -> None:
@@ -99,33 +135,6 @@ def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) 
     page.wait_for("without the 2 oldest messages", "#ls-gauge-text")
 
 
-def test_a_preset_is_saved_chosen_and_deleted_and_a_chat_keeps_its_prompt(
-    own_page: Visit, site: Site
-) -> None:
-    page = own_page
-    page.page.keyboard.press("Control+,")
-    page.page.fill("#ls-system textarea", "Be brief.")
-    page.page.click("#ls-preset-save")
-    page.page.fill("#ls-line", "Brief")
-    page.page.press("#ls-line", "Enter")
-    chosen = "document.querySelector('#ls-preset input').value === '{}'"
-    page.page.wait_for_function(chosen.format("Brief"))
-    ask(page, "echo with a prompt", 1)
-    assert site.backend.requests[-1].messages[0].content == "Be brief."
-    page.page.fill("#ls-system textarea", "")
-    page.page.click("#ls-preset input")
-    page.page.get_by_role("option", name="Brief").click()
-    prompt = "document.querySelector('#ls-system textarea').value === 'Be brief.'"
-    page.page.wait_for_function(prompt)
-    page.page.click("#ls-preset-delete")
-    page.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    page.page.wait_for_function(chosen.format(""))
-    page.page.fill("#ls-system textarea", "")
-    page.page.reload()
-    page.page.wait_for_selector("#ls-system textarea", state="attached")
-    page.page.wait_for_function(prompt)
-
-
 def test_the_keyboard_reaches_everything(page: Visit, site: Site) -> None:
     ask(page, "echo by keyboard", 1)
     page.page.evaluate("document.activeElement.blur()")
@@ -136,9 +145,9 @@ def test_the_keyboard_reaches_everything(page: Visit, site: Site) -> None:
     page.page.keyboard.press("/")
     assert page.page.evaluate("document.activeElement.tagName") == "TEXTAREA"
     page.page.keyboard.press("ArrowUp")
-    page.page.wait_for_function("document.querySelector('#ls-message textarea').value !== ''")
+    page.page.wait_for_function("document.activeElement.closest('.ls-editor') !== null")
     page.page.keyboard.press("Escape")
-    assert page.page.input_value("#ls-message textarea") == ""
+    assert page.page.locator(".ls-editor").count() == 0
     page.page.keyboard.press("Alt+KeyR")
     page.wait_for("2/2")
     page.page.keyboard.press("Alt+KeyF")
@@ -162,31 +171,6 @@ def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(page
         }"""
     )
     assert focused == "TEXTAREA"
-
-
-def test_opening_the_advanced_settings_changes_nothing(own_page: Visit, site: Site) -> None:
-    """Gradio's number fields become 0 when they are first shown, and γ = 0 drafts nothing."""
-    page = own_page
-    page.new_chat()
-    page.page.get_by_role("button", name="Open settings").click()
-    page.page.get_by_text("Advanced", exact=True).click()
-    page.page.get_by_label("Fixed γ").wait_for()
-    ask(page, "echo with a look", 1)
-    asked = site.backend.requests[-1]
-    assert asked.num_draft_tokens is None and asked.sampling.seed != 0
-    page.page.get_by_label("Fixed γ").fill("3")
-    page.page.get_by_label("Seed").fill(" 7 ")
-    ask(page, "echo with both", 2)
-    asked = site.backend.requests[-1]
-    assert (asked.num_draft_tokens, asked.sampling.seed) == (3, 7)
-    page.page.get_by_label("Seed").fill("seven")
-    page.page.get_by_label("Max tokens").fill("0")
-    page.send("echo refused")
-    page.wait_for("The seed is 'seven', but takes a whole number.", "#ls-toasts")
-    page.page.get_by_label("Seed").fill("")
-    page.page.press("#ls-message textarea", "Enter")
-    page.wait_for("Max tokens is 0, but needs at least 1.", "#ls-toasts")
-    assert page.page.input_value("#ls-message textarea") == "echo refused"
 
 
 def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
@@ -218,7 +202,7 @@ def test_a_double_click_on_everything_does_it_once(page: Visit, site: Site) -> N
     page.page.fill("#ls-message textarea", "echo once")
     page.page.dblclick("#ls-message .submit-button")
     stand(page, 1)
-    page.page.dblclick("#ls-regenerate")
+    page.page.dblclick("#ls-chat a.ls-again")
     page.wait_for("2/2")
     page.page.wait_for_timeout(500)
     assert "/3" not in page.text("#ls-chat")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from http.cookiejar import CookieJar
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from localspec.chat.service import Reply
 from localspec.errors import EngineLost
-from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
+from tests.web.conftest import WAIT_MS, Open, Site, Visit
 from tests.web.test_conversations import ask, begin, menu, stand
 
 pytestmark = pytest.mark.slow
@@ -54,13 +57,38 @@ def test_what_is_typed_stays_with_its_chat_over_a_look_elsewhere_and_a_reload(vi
     assert page.page.input_value("#ls-message textarea") == "", "what was sent is no draft"
 
 
-def test_leaving_an_edit_brings_the_draft_back(page: Visit) -> None:
+def test_what_is_typed_while_a_message_is_sent_stays_in_the_box(
+    page: Visit, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_begin, submit = threading.Event(), site.service.submit
+
+    def held(*asked: Any) -> Reply:
+        assert may_begin.wait(WAIT_MS / 1000)
+        return submit(*asked)
+
+    monkeypatch.setattr(site.service, "submit", held)
+    page.send("echo the first")
+    page.page.keyboard.type(" and more")
+    may_begin.set()
+    holds(page, " and more")
+    stand(page, 1)
+    page.reload()
+    holds(page, " and more")
+    page.page.fill("#ls-message textarea", "")
+
+
+def test_an_edit_leaves_the_draft_where_it_is(page: Visit) -> None:
     ask(page, "echo edit me", 1)
     page.page.fill("#ls-message textarea", "not sent yet")
-    page.page.locator("#ls-chat a.ls-edit").click()
-    holds(page, "echo edit me")
-    page.page.keyboard.press("Escape")
-    holds(page, "not sent yet")
+    for end in ("Escape", "Enter"):
+        page.page.locator("#ls-chat .user-row").hover()
+        page.page.locator("#ls-chat .user-row a.ls-edit").click()
+        page.page.wait_for_selector(".ls-editor textarea")
+        assert page.page.input_value(".ls-editor textarea") == "echo edit me"
+        page.page.keyboard.press(end)
+        page.page.wait_for_selector(".ls-editor", state="detached")
+        holds(page, "not sent yet")
+    page.wait_for("2/2")
 
 
 def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> None:
@@ -101,27 +129,6 @@ def test_the_menu_of_a_chat_closes_by_key_wherever_the_focus_is(page: Visit) -> 
         page.page.locator("#ls-menu").wait_for(state="detached")
 
 
-def test_a_preset_of_the_same_name_is_replaced_only_when_that_is_meant(
-    visit: Open, site: Site
-) -> None:
-    page = begin(visit)
-    page.page.keyboard.press("Control+,")
-    for prompt in ("first", "second"):
-        page.page.fill("#ls-system textarea", prompt)
-        page.page.click("#ls-preset-save")
-        page.page.fill("#ls-line", "Twice")
-        page.page.press("#ls-line", "Enter")
-        page.page.wait_for_function("document.querySelector('#ls-preset input').value === 'Twice'")
-        page.page.wait_for_timeout(500)  # the same command at once would be a double click
-    dialog = page.page.get_by_role("dialog", name="Replace the preset “Twice”?")
-    dialog.get_by_role("button", name="Keep it").click()
-    assert [one.system_prompt for one in site.service.presets()] == ["first"]
-    page.page.click("#ls-preset-save")
-    page.page.press("#ls-line", "Enter")
-    dialog.get_by_role("button", name="Replace").click()
-    until(lambda: [one.system_prompt for one in site.service.presets()] == ["second"])
-
-
 def test_a_file_of_twenty_megabytes_comes_in_and_a_broken_one_is_refused(
     page: Visit, tmp_path: Path
 ) -> None:
@@ -144,7 +151,7 @@ def test_a_copied_message_is_what_was_written(page: Visit) -> None:
     page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     ask(page, f"echo {written}", 1)
     copied = "navigator.clipboard.readText()"
-    for button in page.page.get_by_title("Copy message").all():
+    for button in page.page.locator("#ls-chat a.ls-copy").all():
         page.page.evaluate("navigator.clipboard.writeText('')")
         button.click()
         there = f"async () => (await {copied}).includes('echo')"

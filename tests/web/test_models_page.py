@@ -12,8 +12,7 @@ from tests.fakes import Script
 from tests.web.conftest import TOKEN, WAIT_MS, serving
 from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
 
-CARDS = "#ls-models .ls-mcard"
-DOWNLOADS = '#ls-models [data-part="downloads"]'
+FIRST = '#ls-models [data-part="first"]'
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +36,19 @@ def page(place: ModelsSite, context: Any) -> Iterator[Any]:
         opened.on("pageerror", lambda error: wrong.append(str(error)))
         opened.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
         opened.get_by_role("tab", name="Models").first.click(timeout=WAIT_MS)
-        opened.wait_for_selector(CARDS, timeout=WAIT_MS)
+        opened.wait_for_selector(f"{FIRST} li", timeout=WAIT_MS)
         yield opened
         opened.close()
         assert wrong == []
 
 
-def row(page: Any, model_id: str, part: str) -> Any:
-    return page.locator(f'#ls-models [data-part="{part}"] li', has_text=model_id).first
+def progress(page: Any, model_id: str) -> Any:
+    """The download in the line of its model, wherever that stands."""
+    return page.locator(f'#ls-models [data-download="{model_id}"]:visible').first
 
 
 def others(page: Any) -> None:
-    page.locator('#ls-models [data-part="others"] summary').click()
+    page.locator('#ls-models [data-key="others"] > summary').click()
 
 
 def start_download(page: Any, place: ModelsSite) -> None:
@@ -62,14 +62,19 @@ def start_download(page: Any, place: ModelsSite) -> None:
 def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
     page: Any, place: ModelsSite
 ) -> None:
-    text = page.inner_text(CARDS)
-    words = ("Target", "Drafts", "Why", "Licence", "Download", "Gain", "estimate", "disk left")
+    line = page.locator(f"{FIRST} li").first
+    assert line.bounding_box()["height"] < 90, "one line a model"
+    assert "fits, " in line.inner_text()
+    line.locator("summary").click()
+    text = line.inner_text()
+    words = ("Drafts", "Why", "Licence", "Download", "Gain", "estimate", "disk left")
     for word in words:
         assert word.lower() in text.lower(), word
     label = page.get_attribute("#ls-models .ls-mbar", "aria-label")
     assert label.startswith("Memory: target ") and "spare" in label
     widths = page.eval_on_selector_all(
-        "#ls-models .ls-mcard .ls-mbar i", "all => all.map(e => e.getBoundingClientRect().width)"
+        '#ls-models [data-part="first"] details[open] .ls-mbar i',
+        "all => all.map(e => e.getBoundingClientRect().width)",
     )
     assert len(widths) >= 4 and max(widths) > 10 * min(widths) > 0, widths
     assert "free" in page.inner_text("#ls-models .ls-mfound")
@@ -121,11 +126,11 @@ def wait_until(page: Any, until: Any) -> None:
 def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSite) -> None:
     place.hub.pace_s = 0.1
     start_download(page, place)
-    target = row(page, TARGET, "downloads")
+    target = progress(page, TARGET)
     target.get_by_text(re.compile(r"[1-9]\d* kB/s")).wait_for(timeout=WAIT_MS)
     target.get_by_role("button", name="Pause").focus()
-    before = page.inner_text(DOWNLOADS)
-    wait_until(page, lambda: page.inner_text(DOWNLOADS) != before)
+    before = target.inner_text()
+    wait_until(page, lambda: target.inner_text() != before)
     focused = page.evaluate("() => document.activeElement.dataset.act")
     assert focused == "pause", "what has the focus keeps it while the figures change"
     page.keyboard.press("Enter")
@@ -135,7 +140,7 @@ def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSi
     place.hub.pace_s = 0.0
     go_on.click()
     target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
-    row(page, DRAFT, "downloads").get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    progress(page, DRAFT).get_by_text("every file checked").wait_for(timeout=WAIT_MS)
     assert place.hub.ranges, "what had arrived was not fetched again"
     load = page.locator(f'#ls-models button[data-act="load"][data-id="{TARGET}"]').first
     load.wait_for(timeout=WAIT_MS)
@@ -154,3 +159,15 @@ def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:
     for host in ("192.0.2.7", "::ffff:192.0.2.7", "testclient", ""):
         assert not is_this_machine(SimpleNamespace(host=host))
     assert not is_this_machine(None)
+
+
+def test_a_model_clicked_in_the_switcher_is_loaded(page: Any, place: ModelsSite) -> None:
+    before = len(place.opened)
+    page.get_by_role("tab", name="Chat").first.click()
+    page.click("#ls-model")
+    menu = page.get_by_role("menu", name="Models that are ready here")
+    menu.get_by_role("menuitem", name="demo").first.click()
+    wait_until(page, lambda: len(place.opened) > before)
+    assert place.opened[-1].model == "localspec/demo"
+    page.get_by_role("tab", name="Models").first.click()
+    page.wait_for_selector(f"{FIRST} li", timeout=WAIT_MS)

@@ -58,3 +58,36 @@ def test_an_event_taken_while_the_stream_was_closing_is_answered_on_the_page(
     page.page.wait_for_function(
         "document.querySelectorAll('#ls-written .ls-footer').length === 2", timeout=WAIT_MS
     )
+
+
+# The page learns late that an event was accepted, as on a crowded machine.
+LATE_JOINS = """(() => {
+  const ask = window.fetch;
+  window.numListens = 0;
+  window.addEventListener('ls-command', (event) => {
+    window.numListens += event.detail.do === 'listen';
+  });
+  window.fetch = async (...request) => {
+    const response = await ask(...request);
+    if (String(request[0].url ?? request[0]).includes('/queue/join'))
+      await new Promise((done) => setTimeout(done, LATE_MS));
+    return response;
+  };
+})()""".replace("LATE_MS", str(LATE_MS))
+
+
+def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again(
+    visit: Open, site: Site
+) -> None:
+    page = visit()
+    page.page.add_init_script(LATE_JOINS)
+    page.open("&c=new")
+    page.send("endless steady")
+    page.wait_for("guess a few tokens")  # the stream is open
+    for is_pinned in (True, False):
+        pin(page, is_pinned)
+        page.wait_for("Pinned" if is_pinned else "Today", "#ls-history")
+    page.page.click("#ls-stop")
+    page.wait_for("stopped")
+    page.page.wait_for_timeout(3 * LATE_MS)  # the turn's own streams have ended
+    assert page.page.evaluate("window.numListens") == 0

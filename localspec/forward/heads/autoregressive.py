@@ -37,6 +37,7 @@ from localspec.forward.heads.layer import (
 )
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 from localspec.forward.tree import additive_mask
+from localspec.forward.upload import indices, uploaded
 
 DRAFT_SLOTS = 256  # for rows of a draft, beyond the text
 Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -162,7 +163,7 @@ class AutoregressiveHead:
         self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
         self._first = -1  # the text's first token, which no slot bears the name of
         self._num_pairs = 0  # slots beyond these hold rows of a draft
-        self.cache = native_cache(shape, parts.dtype, device)
+        self.cache = native_cache(shape, parts.dtype, device, is_fastest=True)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -233,11 +234,11 @@ class AutoregressiveHead:
         """
         device, mask = rows.device, None
         if bool(blocked.any()):
-            scores = torch.zeros(blocked.shape, dtype=self.cache.dtype)
-            scores.masked_fill_(blocked, float("-inf"))
+            scores = torch.zeros(blocked.shape, dtype=self.cache.dtype, device=device)
+            scores.masked_fill_(uploaded(blocked.tolist(), torch.bool, device), float("-inf"))
             ahead = self.cache.length + len(tokens) - blocked.shape[1]
-            mask = F.pad(scores.to(device), (ahead, 0))[None, None]  # [1, 1, n, all]
-        return self._run(tokens, rows, torch.tensor(places, device=device), mask)
+            mask = F.pad(scores, (ahead, 0))[None, None]  # [1, 1, n, all]
+        return self._run(tokens, rows, indices(places, device), mask)
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,7 @@ from localspec.forward.heads.files import (
 )
 from localspec.forward.heads.layer import LayerShape, llama_layout, packed_parts
 from localspec.forward.model import LanguageModel
+from localspec.forward.upload import indices
 
 KIND = "eagle"
 NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
@@ -211,7 +212,9 @@ def _third_layers(config: Settings, sizes: TargetSizes) -> tuple[int, ...]:
     the inputs of blocks 2, n / 2 and n - 3."""
     number = sizes.num_layers
     nested = config.values.get("eagle_config") or {}
-    named = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
+    places = (nested if isinstance(nested, dict) else {}, config.values)
+    found = (place.get("eagle_aux_hidden_state_layer_ids") for place in places)
+    named = next((each for each in found if each), None)
     layers = named or [1, number // 2 - 1, number - 4]
     if not isinstance(layers, list) or not all(type(i) is int and 0 <= i < number for i in layers):
         raise config.unfit(f"it reads the layers {layers} of a target that has {number} layers")
@@ -256,7 +259,7 @@ def _embedding(
         return target.embed, 0
 
     def embed(ids: Sequence[int]) -> torch.Tensor:
-        return F.embedding(torch.tensor(ids, device=table.device), table)
+        return F.embedding(indices(ids, table.device), table)
 
     return embed, table.nbytes
 

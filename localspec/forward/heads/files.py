@@ -126,6 +126,13 @@ def head_kind(folder: Path) -> str:
     if not is_published(folder):
         return str(_config(folder).get("kind"))
     config = _read_object(folder / PUBLISHED_CONFIG)
+    layout = _unread_layout(config)
+    if layout is not None:
+        raise ModelError(
+            f"{folder.name} holds a head in the layout of {layout}, which is not read yet. Choose "
+            "a Medusa head, an EAGLE head in the layout of SafeAILab (one layer, `midlayer` or "
+            "`layers.0`), or train one (python -m localspec train eagle)."
+        )
     if "medusa_num_heads" in config:
         return "medusa"
     if config.get("num_hidden_layers") == 1:  # EAGLE's one layer has the model type of its target
@@ -134,6 +141,20 @@ def head_kind(folder: Path) -> str:
         f"{folder.name} is no head that localspec knows: it holds neither {CONFIG} nor the config "
         "of a Medusa or an EAGLE head. Choose another folder for --heads."
     )
+
+
+def _unread_layout(config: Mapping[str, Any]) -> str | None:
+    """The name of a published layout that is known and not read."""
+    if "speculators_model_type" in config or "speculators_version" in config:
+        return f"speculators ({config.get('speculators_model_type', 'of an old version')})"
+    if "dflash_config" in config:
+        return "z-lab (DFlash)"
+    names = " ".join(str(name) for name in config.get("architectures") or ())
+    if "DSpark" in names:
+        return f"DeepSpec ({'DSpark' if config.get('markov_rank') else 'DFlash'})"
+    if "DFlash" in names:
+        return "DFlash"
+    return "DeepSpec (EAGLE-3)" if names.endswith("Eagle3Model") else None
 
 
 def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:

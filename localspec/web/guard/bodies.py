@@ -19,6 +19,8 @@ from localspec.web.guard.policy import MessageDict, Receive
 
 BODY_S = 30.0
 MAX_AT_ONCE = 16
+DROPPED_BYTES = 256 * 2**20  # of a body that is too long
+PAUSE_S = 0.2  # after which no more of it is waited for
 
 
 class Refused(Exception):
@@ -43,34 +45,44 @@ class Bodies:
 
     async def read(self, receive: Receive, content_length: str | None, max_bytes: int) -> bytes:
         """The whole body. Raises Refused or Gone."""
-        if content_length is not None and not _is_within(content_length, max_bytes):
-            raise Refused(413, "This is too long to be sent at once.")
+        is_long = content_length is not None and not _is_within(content_length, max_bytes)
         if self._num_reading >= self._max_at_once:
             raise Refused(503, "Too much is being sent at the same time. Try again in a moment.")
         self._num_reading += 1
         try:
             async with asyncio.timeout(self._body_s):
-                return await _collected(receive, max_bytes)
+                body = await _collected(receive, max_bytes, is_long)
         except TimeoutError:
             raise Refused(408, "This arrived too slowly and was dropped. Send it again.") from None
         finally:
             self._num_reading -= 1
+        if body is None:
+            raise Refused(413, "This is too long to be sent at once.")
+        return body
 
 
-async def _collected(receive: Receive, max_bytes: int) -> bytes:
+async def _collected(receive: Receive, max_bytes: int, is_long: bool) -> bytes | None:
+    """The body; None for one that is too long, also where its length was not said.
+
+    That one is read on, and nothing of it kept, until it ends, pauses or has DROPPED_BYTES: a
+    sender whose connection is closed while it sends is told of a reset and never sees the answer.
+    """
     parts: list[bytes] = []
     num_bytes, has_more = 0, True
-    while has_more:
-        message = await receive()
+    while has_more and num_bytes < max(DROPPED_BYTES, max_bytes + 1):
+        try:
+            message = await (asyncio.wait_for(receive(), PAUSE_S) if is_long else receive())
+        except TimeoutError:
+            break
         if message["type"] == "http.disconnect":
             raise Gone
-        part: bytes = message.get("body", b"")
-        num_bytes += len(part)
-        if num_bytes > max_bytes:  # also counts a body sent without a length
-            raise Refused(413, "This is too long to be sent at once.")
-        parts.append(part)
+        parts.append(message.get("body", b""))
+        num_bytes += len(parts[-1])
+        is_long = is_long or num_bytes > max_bytes
+        if is_long:
+            parts.clear()
         has_more = message.get("more_body", False)
-    return b"".join(parts)
+    return None if is_long else b"".join(parts)
 
 
 def refuse_files(body: bytes) -> None:

@@ -3,7 +3,7 @@
 Contract: what is not in OPEN is refused, so a route that a new Gradio or a new file of ours brings
 stays shut until it is listed here; a test compares the list with what Gradio really mounts. A part
 in braces stands for one plain name: no slash, no leading dot, nothing that could lead out of a
-folder. Uploads are shut: files attached to a message are read in the browser and sent as its text.
+folder. Uploads are shut: a file to attach is read in memory, and its text is sent with the message.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 HEALTH_PATH = "/healthz"
 LOGIN_PATH = "/login"
 IMPORT_PATH = "/import"
+READ_PATH = "/read"
 # A pasted megabyte, attachments and the JSON around them; uploads do not exist.
 MESSAGE_BYTES = 16 * 2**20
 FILE_BYTES = 64_000_000  # as chat/importing takes at most, which says so in words
@@ -46,7 +47,7 @@ def _pattern(path: str) -> str:
 OPEN = (
     # ours
     Route("GET", HEALTH_PATH, "says that the server is up, without a key"),
-    Route("GET", "/live", "the figures of the strip"),
+    Route("GET", "/live", "the figures of the line over the chat"),
     Route("GET", "/export", "what was logged, as a file"),
     Route("GET", "/tokens", "where each token of a reply came from"),
     Route("GET", "/audit", "how a replay of a reply stands"),
@@ -54,6 +55,7 @@ OPEN = (
     Route("DELETE", "/audit", "stops one", SMALL_BYTES),
     Route("GET", "/report", "figures and plots, as a file without any text of a message"),
     Route("POST", IMPORT_PATH, "conversations out of a file", FILE_BYTES, is_file=True),
+    Route("POST", READ_PATH, "the text of a file to attach", FILE_BYTES, is_file=True),
     Route("GET", "/localspec/{name}", "our script, style and icon"),
     Route("GET", "/models", "what the Models tab shows"),
     Route("POST", "/models", "what a button of that tab asks", SMALL_BYTES),

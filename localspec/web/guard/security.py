@@ -35,6 +35,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from localspec.web.guard.bodies import Bodies, Gone, Refused, refuse_files, replayed
+from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
     App,
@@ -48,8 +49,6 @@ from localspec.web.guard.policy import (
 )
 from localspec.web.guard.routes import HEALTH_PATH, LOGIN_PATH, Route, route_of
 
-# A second one of these would let two readers see two different requests.
-SINGLE = ("host", "origin", "content-length", "transfer-encoding", "cookie", "sec-fetch-site")
 SAFE_METHODS = ("GET", "HEAD")
 LOGIN_BYTES = 4 * 2**10
 TICKET_S = 120.0  # for a browser to start
@@ -90,8 +89,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._token = token
-        self._port = port
-        self._hosts = hosts
+        self._hosts = Hosts(hosts, port)
         self._password = password
         self._tries = Tries()
         self._bodies = bodies or Bodies()
@@ -112,7 +110,7 @@ class Guard:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         path, method = scope["path"], scope["method"]
-        if not self._is_our_host(scope, headers):
+        if not self._hosts.are_called(scope, headers):
             await _answer(scope, send, 403, NOT_HERE)
         elif not _is_from_our_page(scope, headers):
             await _answer(scope, send, 403, NOT_OURS)
@@ -130,20 +128,6 @@ class Guard:
             await self._pass_on(route, scope, receive, send)
 
     # where a request comes from
-
-    def _is_our_host(self, scope: Scope, headers: Headers) -> bool:
-        if any(len(headers.getlist(name)) > 1 for name in SINGLE):
-            return False
-        host = headers.get("host", "").lower()
-        return host in self._hosts or host == self._own_address(scope)
-
-    def _own_address(self, scope: Scope) -> str | None:
-        """The address this connection was made to. It is a number, so no name that another
-        person's DNS points here (DNS rebinding) can equal it."""
-        server = scope.get("server")
-        if server is None:
-            return None
-        return f"[{server[0]}]:{self._port}" if ":" in server[0] else f"{server[0]}:{self._port}"
 
     def _has_cookie(self, scope: Scope) -> bool:
         value = Request(scope).cookies.get(self._cookie, "")

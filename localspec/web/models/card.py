@@ -1,4 +1,4 @@
-"""One model as a card or a row: pair, licence, download, memory bar, gain, and its buttons.
+"""One model in a line: name, precision, size, fit and buttons; its download; its details folded.
 
 Contract: pure HTML of a Card; everything that is not ours is escaped.
 """
@@ -6,10 +6,14 @@ Contract: pure HTML of a Card; everything that is not ours is escaped.
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from localspec.chat.service import RecentGain
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.download_faults import DownloadFault
+from localspec.machine.downloads import Download, FileProgress, in_words, so_far
 from localspec.machine.hardware import gib
 from localspec.machine.hub_files import gb
 from localspec.machine.recommend import Card, ExpectedGain, Part
@@ -35,63 +39,95 @@ def button(label: str, act: str, model_id: str = "", off: bool = False, **more: 
 
 
 def precision_words(card: Card) -> str:
-    return f"{card.plan.precision}, context {card.plan.context_length:,}"
+    return str(card.plan.precision)
 
 
-def card_html(card: Card, title: str, fault: DownloadFault | None) -> str:
+@dataclass(frozen=True)
+class Around:
+    """What the lines of the models stand among. loaded: the target. lately: the gain of the last
+    replies, by model."""
+
+    downloads: Sequence[Download] = ()
+    faults: Mapping[str, DownloadFault] = field(default_factory=dict)
+    loaded: str | None = None
+    lately: Mapping[str, RecentGain] = field(default_factory=dict)
+
+
+def row_html(card: Card, around: Around, kind: str = "") -> str:
+    """A model in one line, below it the downloads it needs, and its details folded."""
+    tag = f'<span class="ls-mtag">{kind}</span> ' if kind else ""
+    fault, is_loaded = around.faults.get(card.id), card.id == around.loaded
+    its = [each for each in around.downloads if each.model_id in {part.id for part in card.parts}]
+    is_busy = any(each.state != "done" for each in its)
+    state = '<span class="ls-mtag ls-mon">loaded</span>' if is_loaded else ""
+    state += "" if is_loaded or is_busy else buttons_html(card)
+    facts = f"{precision_words(card)} · {_size_words(card)} · {fit_words(card)}"
+    name = html.escape(card.id)
+    return (
+        f'<li><div class="ls-mline"><span class="ls-mname"><b>{name}</b> {tag}'
+        f'<span class="ls-mfine">{facts}</span></span><span>{state}</span></div>'
+        f"{''.join(map(download_html, its))}{fault_html(fault) if fault else ''}"
+        f'<details data-key="about-{name}"><summary aria-label="Details of {name}">Details'
+        f"</summary>{details_html(card, around.lately.get(card.id))}</details></li>"
+    )
+
+
+def fit_words(card: Card) -> str:
+    """Whether it fits the memory that is free, in words."""
+    if card.refusal is not None:
+        return f'<span class="ls-mno">too large by {gib(-card.spare_bytes)}</span>'
+    return f"fits, {gib(card.spare_bytes)} left"
+
+
+def details_html(card: Card, lately: RecentGain | None) -> str:
     plan = card.plan
     summary = NO_DRAFTER if plan.drafter == OFF else REGISTRY[plan.drafter].summary
     drafter = html.escape(plan.draft_name or summary)
     refusal = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
     note = f'<p class="ls-mnote">{html.escape(card.model.note)}</p>' if card.model.note else ""
+    need = plan.bytes.total - plan.bytes.margin
+    asking = ""
+    if not card.is_here and not card.is_exact:
+        asking = f"<p>{button('Ask for the exact size', 'size', card.id)}</p>"
     return (
-        f'<div class="ls-mcard"><h3>{html.escape(title)}</h3><dl>'
-        f"<dt>Target</dt><dd><b>{html.escape(card.id)}</b>, {precision_words(card)}</dd>"
+        f'<div class="ls-mabout">{refusal}<dl>'
         f"<dt>Drafts</dt><dd>{drafter}</dd>"
         f"<dt>Why</dt><dd>{html.escape(plan.reason)}</dd>"
+        f"<dt>Memory</dt><dd>{gib(need)} with a context of {plan.context_length:,} tokens</dd>"
         f"<dt>Licence</dt><dd>{_license_html(card)}</dd>"
         f"<dt>Download</dt><dd>{_download_html(card)}</dd>"
-        f"<dt>Gain</dt><dd>{gain_html(card.gain)}</dd></dl>"
-        f"{bar_html(card)}{note}{refusal}{fault_html(fault) if fault else ''}"
-        f'<p class="ls-mbuttons">{buttons_html(card, is_main=True)}</p></div>'
+        f"<dt>Gain</dt><dd>{gain_html(card.gain, lately)}</dd></dl>"
+        f"{bar_html(card)}{note}{asking}</div>"
     )
 
 
-def row_html(card: Card, kind: str, is_loaded: bool = False) -> str:
-    """A model in one line, with what it would need."""
-    tag = f'<span class="ls-mtag">{kind}</span> ' if kind else ""
-    draft = f" with {html.escape(card.plan.draft_name)}" if card.plan.draft_name else ""
-    need = card.plan.bytes.total - card.plan.bytes.margin
-    facts = [
-        precision_words(card),
-        f"needs {gib(need)} of memory",
-        _size_words(card),
-        _license_html(card),
-    ]
-    if card.gain is not None and card.refusal is None:
-        facts.append(f"gain {_range(card.gain)}{'' if card.gain.is_measured else ' (estimate)'}")
-    below = f'<p class="ls-mfault">{html.escape(card.refusal)}</p>' if card.refusal else ""
-    below += f'<p class="ls-mfine">{html.escape(card.model.note)}</p>' if card.model.note else ""
-    state = '<span class="ls-mtag ls-mon">loaded</span>' if is_loaded else buttons_html(card)
+def download_html(each: Download) -> str:
+    """How far a download is, and what can be done with it."""
+    share = each.have_bytes / each.num_bytes if each.num_bytes else 0.0
+    name = html.escape(each.model_id)
+    bar = (
+        f'<div class="ls-mprogress" role="progressbar" aria-label="Download of {name}" '
+        f'aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * share:.0f}">'
+        f'<i data-grow="{1000 * share:.0f}" data-state="{each.state}"></i>'
+        f'<u data-grow="{1000 * (1 - share):.0f}"></u></div>'
+    )
+    fault = fault_html(each.fault) if each.fault else ""
     return (
-        f'<li><div class="ls-mline"><span>{tag}<b>{html.escape(card.id)}</b>{draft}<br>'
-        f'<span class="ls-mfine">{" · ".join(facts)}</span></span><span>{state}</span></div>'
-        f"{below}</li>"
+        f'<div class="ls-mdown" data-download="{name}"><div class="ls-mline"><span>{name}: '
+        f'<span class="ls-mfine">{html.escape(in_words(each))}</span></span>'
+        f"<span>{_download_buttons(each)}</span></div>"
+        f"{'' if each.state == 'done' else bar}{fault}{_files_html(each)}</div>"
     )
 
 
-def buttons_html(card: Card, is_main: bool = False) -> str:
+def buttons_html(card: Card) -> str:
     """What can be done with it now."""
-    target = card.parts[0]
-    if not card.is_here:
-        missing = [part for part in card.parts if not part.is_here]
-        what = "Download" if len(missing) == len(card.parts) else f"Download {missing[0].id}"
-        label = f"{what} ({_about(card)}{gb(card.download_bytes)})"
-        made = button(label, "download", card.id, main="1" if is_main else "")
-        if is_main and not card.is_exact:
-            made += button("Ask for the exact size", "size", card.id)
-        return made + (_load_buttons(card) if target.is_here else "")
-    return _load_buttons(card)
+    if card.is_here:
+        return _load_buttons(card)
+    missing = [part for part in card.parts if not part.is_here]
+    what = "Download" if len(missing) == len(card.parts) else "Download its draft"
+    fetch = button(what, "download", card.id, main="1")
+    return fetch + (_load_buttons(card) if card.parts[0].is_here else "")
 
 
 def _load_buttons(card: Card) -> str:
@@ -102,23 +138,22 @@ def _load_buttons(card: Card) -> str:
 
 def fault_html(fault: DownloadFault) -> str:
     text = html.escape(f"{fault.text} {fault.remedy}")
-    link = " " + _link(fault.page, "The model's page") if fault.page else ""
-    return f'<p class="ls-mfault" role="alert">{text}{link}</p>'
+    more = " " + link(fault.page, "The model's page") if fault.page else ""
+    return f'<p class="ls-mfault" role="alert">{text}{more}</p>'
 
 
-def _link(address: str, words: str) -> str:
-    return f'<a href="{html.escape(address)}" {OUTSIDE}>{words}</a>'
+def link(address: str, words: str) -> str:
+    return f'<a href="{html.escape(address)}" {OUTSIDE}>{html.escape(words)}</a>'
 
 
 def _license_html(card: Card) -> str:
     offer = card.model
-    name = html.escape(offer.license) if offer.license else "licence: see its page"
+    name = offer.license or "licence: see its page"
     address = offer.terms or offer.page
-    if address:
-        name = _link(address, name)
+    said = link(address, name) if address else html.escape(name)
     if offer.gated and offer.page:
-        name += ", " + _link(offer.page, "terms to accept on its page first")
-    return name
+        said += ", " + link(offer.page, "terms to accept on its page first")
+    return said
 
 
 def _about(card: Card) -> str:
@@ -153,7 +188,11 @@ def _part_words(part: Part) -> str:
     return f"{html.escape(part.id)}: {state}"
 
 
-def gain_html(gain: ExpectedGain | None) -> str:
+def gain_html(gain: ExpectedGain | None, lately: RecentGain | None = None) -> str:
+    """What the last replies gained; only where there are none, what is expected."""
+    if lately is not None:
+        replies = f"{lately.num_replies} replies" if lately.num_replies > 1 else "reply"
+        return f"<b>{lately.gain:.2f} times</b> the speed without drafting, in your last {replies}"
     if gain is None:
         return "none: nothing drafts"
     if gain.is_measured:
@@ -199,3 +238,34 @@ def bar_html(card: Card) -> str:
         f'<div class="ls-mbar" role="img" aria-label="Memory: {said}">{pieces}</div>'
         f'<ul class="ls-mlegend">{legend}</ul>{short}'
     )
+
+
+def _download_buttons(each: Download) -> str:
+    if each.is_under_way:
+        return button("Pause", "pause", each.model_id) + button("Cancel", "cancel", each.model_id)
+    if each.state == "done":
+        return button("Clear", "forget", each.model_id)
+    label = f"Continue ({so_far(each)})" if each.num_bytes else "Continue"
+    return button(label, "resume", each.model_id) + button("Cancel", "cancel", each.model_id)
+
+
+def _files_html(each: Download) -> str:
+    if not each.files:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(file.name)}</td><td>{gb(file.have_bytes)} of "
+        f"{gb(file.num_bytes)}</td><td>{_file_state(file)}</td></tr>"
+        for file in sorted(each.files, key=lambda one: -one.num_bytes)
+    )
+    return (
+        f'<details data-key="files-{html.escape(each.model_id)}"><summary>{len(each.files)} files'
+        f'</summary><table class="ls-mfiles"><tbody>{rows}</tbody></table></details>'
+    )
+
+
+def _file_state(file: FileProgress) -> str:
+    if file.is_checked:
+        return "checked"
+    if file.have_bytes == file.num_bytes:
+        return "here"
+    return f"{100 * file.have_bytes // file.num_bytes} %"

@@ -3,7 +3,7 @@
 Contract: `view` gives all parts of the tab as HTML; the machine is read again at most every
 READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and may return a
 sentence to show. Only models that were offered can be named; the route decides who may name a
-folder. Only the acts "download", "resume" and "size" use the network.
+folder. Only the acts "download", "resume", "size" and "search" use the network.
 
 Not here: HTML (page, card), what is recommended and why (machine.recommend).
 """
@@ -17,20 +17,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from localspec.backend import Backend
-from localspec.chat.service import ChatService
+from localspec.backend import Backend, Description
+from localspec.chat.service import ChatService, RecentGain
 from localspec.chat.tune_up import TuneUp, tune_up
 from localspec.config import settings_for
 from localspec.errors import RequestError
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.download_faults import DownloadFault
+from localspec.machine.hub_files import HubModel
+from localspec.machine.plans import DEFAULT_CONTEXT
 from localspec.machine.recommend import Card
 from localspec.options import LoadOptions
+from localspec.web.live import short
 from localspec.web.models import page
+from localspec.web.models.card import Around
 
 READ_AGAIN_S = 15.0
+MAX_WORDS = 100  # characters of a search
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-DEFAULT_CONTEXT = 8192
 
 
 class Tuning:
@@ -64,10 +68,14 @@ class ModelsController:
         self._context_length = DEFAULT_CONTEXT
         self._folder: str | None = None
         self._faults: dict[str, DownloadFault] = {}  # of dry runs
+        self._lately: Mapping[str, RecentGain] = {}
+        self._searched = ("", "")  # words and size
+        self._found: tuple[HubModel, ...] | DownloadFault | None = None
         self.tuning: Tuning | None = None
         self._acts: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
             "context": self._choose_context,
             "folder": self._choose_folder,
+            "search": self._search,
             "size": self._ask_sizes,
             "download": self._download,
             "pause": lambda said: self.catalogue.downloads.pause(self._known_download(said)),
@@ -84,18 +92,26 @@ class ModelsController:
     # what is shown
 
     def view(self) -> dict[str, Any]:
-        """{"parts": {name: html}}."""
+        """{"parts": {name: html}, "ready": [what the menu over the chat offers]}."""
         state, status, tuning = self._machine(), self._service.status(), self.tuning
-        found = state.recommendation
+        found, downloads = state.recommendation, self.catalogue.downloads.downloads
+        loaded = None if status.description is None else status.description.target
+        around = Around(downloads, self._faults, loaded, self._lately)
+        here = [card.id for card in found.here]
+        results = {each.id for each in self._results()}
         parts = {
             "found": page.found_html(state, CONTEXTS),
             "loaded": page.loaded_html(status, self._service.options),
-            "first": page.first_html(found, state.hardware.device, self._faults),
-            "near": page.near_html(found),
-            "downloads": page.downloads_html(self.catalogue.downloads.downloads),
-            "here": page.here_html(found, status.description),
+            "first": page.first_html(found, state.hardware.device, around),
+            "here": page.here_html(found, around),
+            "search": page.search_html(*self._searched),
+            "results": page.results_html(self._found, downloads, here, state.free_bytes),
+            "downloads": page.downloads_html(
+                [each for each in downloads if each.model_id not in results], self.cards()
+            ),
+            "elsewhere": page.elsewhere_html(state.others),
             "folder": page.folder_html(state),
-            "others": page.others_html(found),
+            "others": page.others_html(found, around),
             "tune": page.tune_html(
                 None if tuning is None else tuning.result,
                 tuning is not None and tuning.is_running,
@@ -103,7 +119,20 @@ class ModelsController:
                 status.description is not None,
             ),
         }
-        return {"parts": parts}
+        return {"parts": parts, "ready": self._ready(status.description)}
+
+    def _ready(self, loaded: Description | None) -> list[dict[str, Any]]:
+        """The models that are whole on this machine, each as it would be loaded."""
+        return [
+            {
+                "id": card.id,
+                "name": short(card.id),
+                "words": " · ".join(filter(None, (str(card.plan.precision), _draft_words(card)))),
+                "is_loaded": loaded is not None and card.id == loaded.target,
+            }
+            for card in self.cards()
+            if card.parts[0].is_here
+        ]
 
     def _machine(self) -> CatalogueState:
         """The machine as it was read last; read again after a while, or when something changed
@@ -119,6 +148,7 @@ class ModelsController:
             if self._state is None or is_old or seen != self._seen:
                 freed = self.freed_bytes()
                 self._state = self.catalogue.read(self._context_length, freed, folder)
+                self._lately = self._service.recent_gains()
                 self._read_s, self._seen = time.monotonic(), seen
             return self._state
 
@@ -170,7 +200,21 @@ class ModelsController:
         self._read_again()
         return None
 
+    def _search(self, said: Mapping[str, Any]) -> None:
+        words, size = str(said.get("value", "")).strip()[:MAX_WORDS], str(said.get("size", ""))
+        if size not in page.SIZES:
+            raise RequestError("The page asked for a size that is none. Choose one of its list.")
+        self._searched = words, size
+        self._found = self.catalogue.downloads.search(words, size)
+
+    def _results(self) -> tuple[HubModel, ...]:
+        return self._found if isinstance(self._found, tuple) else ()
+
     def _download(self, said: Mapping[str, Any]) -> None:
+        wanted = str(said.get("id"))
+        if wanted in {each.id for each in self._results()}:
+            self.catalogue.downloads.ask(wanted)
+            return
         card = self._card(said)
         self._faults.pop(card.id, None)
         for part in card.parts:
@@ -225,6 +269,10 @@ class ModelsController:
     def _skip(self, said: Mapping[str, Any]) -> None:
         if self.tuning is not None:
             self.tuning.task.cancel.set()
+
+
+def _draft_words(card: Card) -> str:
+    return f"draft {short(card.plan.draft_name)}" if card.plan.draft_name else ""
 
 
 def controller_of(service: ChatService) -> ModelsController:

@@ -8,9 +8,8 @@ style stands in the markup. Unknown is a dash; an estimate says so.
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from localspec.backend import Description
 from localspec.chat.service import Status
 from localspec.chat.tune_up import TEMPERATURES, TuneUp
 from localspec.chat.tune_up import in_words as tune_up_words
@@ -18,16 +17,24 @@ from localspec.core import OFF
 from localspec.drafters.registry import label_of
 from localspec.machine.catalogue import CatalogueState
 from localspec.machine.download_faults import DownloadFault
-from localspec.machine.downloads import Download, FileProgress, in_words, so_far
-from localspec.machine.hardware import found_line, gib
-from localspec.machine.hub_files import gb
-from localspec.machine.recommend import Recommendation
+from localspec.machine.downloads import Download
+from localspec.machine.found_line import found_line
+from localspec.machine.hardware import gib
+from localspec.machine.hub_files import HubModel, gb
+from localspec.machine.other_programs import OtherModel
+from localspec.machine.recommend import Card, Recommendation
+from localspec.machine.shapes import FAMILIES
 from localspec.options import LoadOptions
 from localspec.web.live import DASH, number
-from localspec.web.models.card import button, card_html, fault_html, row_html
+from localspec.web.models.card import Around, button, download_html, fault_html, link, row_html
 
 DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
 BUSY = ("loading", "restarting")
+RECOMMENDED = "recommended"
+SIZES = {  # as the hub writes a number of parameters, and in words
+    "": "Any size", "1B": "Up to 1 B", "4B": "Up to 4 B", "9B": "Up to 9 B", "15B": "Up to 15 B",
+    "35B": "Up to 35 B",
+}  # fmt: skip
 
 
 def found_html(state: CatalogueState, contexts: Sequence[int]) -> str:
@@ -74,37 +81,43 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     )
 
 
-def first_html(found: Recommendation, device: str, faults: Mapping[str, DownloadFault]) -> str:
-    """The recommended pair, or why there is none."""
+def first_html(found: Recommendation, device: str, around: Around) -> str:
+    """The recommended model and its neighbours in size that are not here yet, or why there is
+    none."""
     card = found.card
     if card is None:
         reasons = "".join(f"<li>{html.escape(each)}</li>" for each in found.reasons)
         return (
-            f"<h3>No model of the list fits {DEVICES[device]} now</h3><ul>{reasons}</ul>"
+            f"<h2>No model of the list fits {DEVICES[device]} now</h2><ul>{reasons}</ul>"
             "<p>The demo pair chats meanwhile.</p>"
         )
-    title = "Recommended pair" if card.plan.draft else "Recommended model"
-    return card_html(card, f"{title} for {DEVICES[device]}", faults.get(card.id))
+    kinds = [(card, RECOMMENDED)]
+    kinds += [(each, "smaller") for each in found.smaller]
+    kinds += [(each, "larger") for each in found.larger]
+    rows = [row_html(each, around, kind) for each, kind in kinds if not each.is_here]
+    return f"<h2>Recommended for {DEVICES[device]}</h2>{_list(rows)}" if rows else ""
 
 
-def near_html(found: Recommendation) -> str:
-    rows = [row_html(card, "smaller") for card in found.smaller]
-    rows += [row_html(card, "larger") for card in found.larger]
-    return f"<h3>Smaller and larger</h3>{_list(rows)}" if rows else ""
-
-
-def here_html(found: Recommendation, loaded: Description | None) -> str:
+def here_html(found: Recommendation, around: Around) -> str:
     """What is whole on this machine and needs no network."""
-    rows = [row_html(card, "", card.id == (loaded and loaded.target)) for card in found.here]
-    return f"<h3>On this machine</h3>{_list(rows) if rows else '<p>No model is here yet.</p>'}"
+    rows = [row_html(card, around, _kind_of(card, found)) for card in found.here]
+    return f"<h2>On this machine</h2>{_list(rows)}" if rows else ""
 
 
-def others_html(found: Recommendation) -> str:
+def _kind_of(card: Card, found: Recommendation) -> str:
+    """What is worth knowing of a model that is here: that it fits best, or whose it is."""
+    if found.card is not None and card.id == found.card.id:
+        return RECOMMENDED
+    return card.model.family if card.model.family.startswith("from ") else ""
+
+
+def others_html(found: Recommendation, around: Around) -> str:
     if not found.others:
         return ""
+    rows = [row_html(card, around) for card in found.others]
     return (
         f'<details data-key="others"><summary>All other models ({len(found.others)})</summary>'
-        f"{_list([row_html(card, '') for card in found.others])}</details>"
+        f"{_list(rows)}</details>"
     )
 
 
@@ -127,64 +140,95 @@ def folder_html(state: CatalogueState) -> str:
     )
 
 
-def downloads_html(downloads: Sequence[Download]) -> str:
-    """Nothing while there are none."""
-    if not downloads:
+def downloads_html(downloads: Sequence[Download], cards: Sequence[Card]) -> str:
+    """Those of models that stand in no other part; each of the others is in its model's line."""
+    shown = {part.id for card in cards for part in card.parts}
+    apart = [each for each in downloads if each.model_id not in shown]
+    if not apart:
         return ""
-    return f"<h3>Downloads</h3>{_list([_download_html(each) for each in downloads])}"
+    return f"<h2>Downloads</h2>{_list([f'<li>{download_html(each)}</li>' for each in apart])}"
 
 
-def _download_html(each: Download) -> str:
-    share = each.have_bytes / each.num_bytes if each.num_bytes else 0.0
-    name = html.escape(each.model_id)
-    bar = (
-        f'<div class="ls-mprogress" role="progressbar" aria-label="Download of {name}" '
-        f'aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * share:.0f}">'
-        f'<i data-grow="{1000 * share:.0f}" data-state="{each.state}"></i>'
-        f'<u data-grow="{1000 * (1 - share):.0f}"></u></div>'
-    )
-    fault = fault_html(each.fault) if each.fault else ""
-    return (
-        f'<li><div class="ls-mline"><span><b>{name}</b> <span class="ls-mfine">'
-        f"{html.escape(in_words(each))}</span></span><span>{_download_buttons(each)}</span></div>"
-        f"{bar}{fault}{_files_html(each)}</li>"
-    )
-
-
-def _download_buttons(each: Download) -> str:
-    if each.is_under_way:
-        return button("Pause", "pause", each.model_id) + button("Cancel", "cancel", each.model_id)
-    if each.state == "done":
-        return button("Clear", "forget", each.model_id)
-    label = f"Continue ({so_far(each)})" if each.num_bytes else "Continue"
-    return button(label, "resume", each.model_id) + button("Cancel", "cancel", each.model_id)
-
-
-def _files_html(each: Download) -> str:
-    if not each.files:
-        return ""
-    rows = "".join(
-        f"<tr><td>{html.escape(file.name)}</td><td>{gb(file.have_bytes)} of "
-        f"{gb(file.num_bytes)}</td><td>{_file_state(file)}</td></tr>"
-        for file in sorted(each.files, key=lambda one: -one.num_bytes)
+def search_html(words: str, most_params: str) -> str:
+    """The search of the hub: the only part that asks it for names."""
+    sizes = "".join(
+        f'<option value="{size}"{" selected" if size == most_params else ""}>{said}</option>'
+        for size, said in SIZES.items()
     )
     return (
-        f'<details data-key="files-{html.escape(each.model_id)}"><summary>{len(each.files)} files'
-        f'</summary><table class="ls-mfiles"><tbody>{rows}</tbody></table></details>'
+        '<form class="ls-msearch" data-act="search" role="search"><h2>Find a model on the hub</h2>'
+        '<span><input data-key="search" name="value" type="search" aria-label="Name of a model" '
+        f'placeholder="Name, for example Qwen3" value="{html.escape(words)}" autocomplete="off" '
+        f'spellcheck="false"><select name="size" aria-label="Size" data-key="size">{sizes}</select>'
+        '<button type="submit" class="ls-mbtn">Search</button></span></form>'
     )
 
 
-def _file_state(file: FileProgress) -> str:
-    if file.is_checked:
-        return "checked"
-    if file.have_bytes == file.num_bytes:
-        return "here"
-    return f"{100 * file.have_bytes // file.num_bytes} %"
+def results_html(
+    found: Sequence[HubModel] | DownloadFault | None,
+    downloads: Sequence[Download],
+    here: Sequence[str],
+    free_bytes: int | None,
+) -> str:
+    """What the search found, most fetched first."""
+    if found is None:
+        return ""
+    if isinstance(found, DownloadFault):
+        return fault_html(found)
+    if not found:
+        return "<p>No model with .safetensors weights has this name and size.</p>"
+    by_id = {each.model_id: each for each in downloads}
+    return _list([_result_html(one, by_id.get(one.id), here, free_bytes) for one in found])
+
+
+def _result_html(
+    one: HubModel, download: Download | None, here: Sequence[str], free_bytes: int | None
+) -> str:
+    params = DASH if one.num_params is None else f"{one.num_params / 1e9:.1f} B parameters"
+    size = "size unknown" if one.num_bytes is None else gb(one.num_bytes)
+    page = f"https://huggingface.co/{one.id}"
+    state = ""
+    if one.family is not None and one.family not in FAMILIES:
+        state = f'<span class="ls-mfine">of the family {html.escape(one.family)}: not yet</span>'
+    elif one.id in here:
+        state = '<span class="ls-mtag">on this machine</span>'
+    elif download is None:
+        state = button("Download", "download", one.id)
+    gated = " · terms to accept on its page first" if one.is_gated else ""
+    return (
+        f'<li><div class="ls-mline"><span class="ls-mname"><b>{link(page, one.id)}</b> '
+        f'<span class="ls-mfine">{params} · {size} · {_fit_of(one, free_bytes)}{gated}</span>'
+        f"</span><span>{state}</span></div>{download_html(download) if download else ''}</li>"
+    )
+
+
+def _fit_of(one: HubModel, free_bytes: int | None) -> str:
+    """By the weights alone, as published: exactly it is known when it is here."""
+    if one.num_bytes is None or free_bytes is None:
+        return "fit unknown"
+    if one.num_bytes < 0.9 * free_bytes:
+        return "should fit as published"
+    if one.num_bytes < 3.0 * free_bytes:
+        return "too large as published, perhaps in 4 bits"
+    return "too large for this machine"
+
+
+def elsewhere_html(others: Sequence[OtherModel]) -> str:
+    """What other programs keep here and cannot be loaded, with the reason."""
+    if not others:
+        return ""
+    rows = [
+        f'<li><span class="ls-mname"><b>{html.escape(one.name)}</b> <span class="ls-mfine">'
+        f"{one.program} · {gb(one.num_bytes)} · {html.escape(one.reason)}</span></span></li>"
+        for one in others
+    ]
+    title = f"Models of other programs that cannot be loaded ({len(others)})"
+    return f'<details data-key="elsewhere"><summary>{title}</summary>{_list(rows)}</details>'
 
 
 def tune_html(result: TuneUp | None, is_running: bool, error: str | None, is_loaded: bool) -> str:
     """The button, the progress, and the result."""
-    head = "<h3>Tune-up</h3>"
+    head = "<h2>Tune-up</h2>"
     if is_running:
         done = 0 if result is None else len(result.runs)
         total = 0 if result is None else result.num_planned

@@ -30,7 +30,7 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
         "self-draft",
         "guessed by the model itself or a part of it, and the model agreed",
     ),
-    "ngram": ("n-gram", "copied from where these words stood before, and the model agreed"),
+    "ngram": ("word lookup", "copied from where these words stood before, and the model agreed"),
     "corrected": ("corrected", "the model's own, in the place of a guess it refused"),
     "bonus": ("bonus", "the model's own, after guesses that were all right"),
     "plain": ("no draft", "the model's own, in a step without guesses"),
@@ -93,11 +93,6 @@ class Provenance:
 def kind_of(drafter: str) -> Kind:
     """The kind of a token that this drafter guessed."""
     return REGISTRY[drafter].token_kind if drafter in REGISTRY else "draft"
-
-
-def lookups() -> tuple[str, ...]:
-    """The drafters whose every token is copied from earlier text."""
-    return tuple(name for name in REGISTRY if kind_of(name) == "ngram")
 
 
 def provenance_of(

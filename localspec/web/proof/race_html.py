@@ -1,6 +1,6 @@
-"""The race and the distribution test as HTML. Every text of a model is escaped.
+"""The race as HTML. Every text of a model is escaped.
 
-Contract: pure; a view of chat.race or chat.distribution in, HTML out. Unknown is a dash.
+Contract: pure; a view of chat.race in, HTML out. Unknown is a dash.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from localspec.backend import TurnStats
-from localspec.chat import distribution
 from localspec.chat.audit import describe
-from localspec.chat.distribution import TrialView
 from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceView, Run
 from localspec.web.live import DASH, ENDED, credited, number
 
@@ -57,7 +55,7 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
     return (
         f'<section class="ls-lane" data-lane="{lane.name}" '
         f'data-phase="{"cut" if is_cut else lane.phase}" aria-label="{name}">'
-        f'<h3>{name} <span class="ls-lane-phase">{phase}</span></h3>'
+        f'<h2>{name} <span class="ls-lane-phase">{phase}</span></h2>'
         f'<dl class="ls-cells">{cells}</dl>'
         f'<div class="ls-lane-text" tabindex="0" role="group" aria-label="Text of {name}">'
         f"{html.escape(lane.text)}</div></section>"
@@ -129,40 +127,3 @@ def _sameness(view: RaceView) -> str:
         return "Identical: all texts are the same, token by token."
     names = "The text without drafting", "the one with drafting"
     return describe(view.difference, *names, view.is_greedy)
-
-
-def trial_html(view: TrialView) -> str:
-    """The distribution test: how far it is, then what it found."""
-    if view.phase == "failed":
-        return _failure(view.error)
-    if view.phase in ("waiting", "running"):
-        share = min(1.0, view.seconds / view.limit_s) if view.limit_s else 0.0
-        return (
-            f'<progress class="ls-progress" max="1" value="{share:.3f}" '
-            'aria-label="Time used"></progress>'
-            f'<p class="ls-formula">{view.num_replies} replies each, {view.seconds:.0f} of '
-            f"{view.limit_s:.0f} s</p>"
-        )
-    band = "low" if view.is_suspicious else "good" if view.is_telling else "none"
-    words = html.escape(distribution.sentence(view))
-    return (
-        f'<p class="ls-verdict" data-band="{band}" role="status" id="ls-trial-verdict">{words}</p>'
-        f"{_table(view)}"
-    )
-
-
-def _table(view: TrialView) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(distribution.PROMPTS[one.prompt])}</td><td>{one.place + 1}</td>"
-        f"<td>{one.num_classes}</td><td>{one.num_pooled}</td><td>{one.statistic:.1f}</td>"
-        f"<td>{number(one.p_value, digits=3)}</td><td>{number(one.holm, digits=3)}</td></tr>"
-        for one in view.comparisons
-    )
-    names = ("Prompt", "Token", "Classes", "Pooled", "χ²", "p", "p, corrected")
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return (
-        '<details class="ls-trial"><summary>Every comparison</summary>'
-        '<div class="ls-scroll" tabindex="0" role="region" aria-label="Every comparison">'
-        f'<table class="ls-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-        "</div></details>"
-    )

@@ -21,10 +21,11 @@ from localspec.chat.service import ChatService
 from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
+from localspec.record.rows import PAGE
 from localspec.web.live import DASH, labelled, number, percent, size
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
-from localspec.web.stats.selection import Selection, rounds_of, selection_of
+from localspec.web.stats.selection import WEEK, Selection, rounds_of, selection_of
 
 Row = dict[str, Any]
 SETTINGS = (
@@ -32,7 +33,12 @@ SETTINGS = (
     "num_draft_tokens_requested", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "max_tokens", "workload",
 )  # fmt: skip
-SCOPES = {"session": "this session", "conversation": "one conversation", "all": "everything logged"}
+SCOPES = {
+    "session": "this session",
+    "conversation": "one conversation",
+    WEEK: "the last 7 days",
+    "all": "everything logged",
+}
 
 
 def report_zip(service: ChatService, query: Mapping[str, str]) -> bytes:
@@ -80,7 +86,8 @@ def report_lines(
 
 
 def _filters(selection: Selection) -> str:
-    parts = [f"model {selection.model}"] if selection.model else []
+    parts = [] if selection.source == PAGE else [f"of {selection.source}"]
+    parts += [f"model {selection.model}"] if selection.model else []
     parts += [f"from {selection.since}"] if selection.since else []
     parts += [f"until {selection.until}"] if selection.until else []
     return f", {', '.join(parts)}" if parts else ""

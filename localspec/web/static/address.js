@@ -17,7 +17,7 @@ window.lsAddress = (url) => {
 window.addEventListener("popstate", () => {
   const named = Number(new URLSearchParams(location.search).get("c"));
   isByPerson = false;
-  command({ do: "open", handle: named > 0 ? named : null }, { mayRepeat: true });
+  command({ do: "open", handle: named > 0 ? named : null });
 });
 
 document.addEventListener("click", (event) => {

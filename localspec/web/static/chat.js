@@ -1,28 +1,50 @@
 // The conversation: small links under messages, following the text down, what a screen reader
 // hears, and the dialog for a context that is too small.
 import { setSide } from "./side.js";
-import { announce, byId, command, make, messageBox, onNews, question } from "./ui.js";
+import { announce, byId, command, make, messageBox, onNews, question, toast } from "./ui.js";
 
+const DONE_MS = 1500; // how long an action shows that it was done
 const NEAR_THE_END_PX = 80;
 const ASKED_MS = 1500; // a scroll this soon after a wheel, key or finger is the person's
 
-// Small links under messages (messages.py): the class names the command and the message.
+// Small buttons under messages (actions.py): the address names the command, the class the message.
 const numberIn = (link) => Number(/\bls-m-(\d+)\b/.exec(link.className)?.[1]);
-const nameIn = (link) => /\bls-(edit|show|continue|all)\b/.exec(link.className)?.[1];
+const HERE = { copy: copyMessage }; // what this page does itself; the server does the others
+
+let asked = ""; // by the click before
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a.ls-do");
   if (!link) return;
   event.preventDefault();
-  command({ do: nameIn(link), message: numberIn(link) });
+  const name = link.hash.slice(1);
+  if (HERE[name]) return HERE[name](link);
+  const what = { do: name, message: numberIn(link) };
+  const before = asked;
+  asked = JSON.stringify(what);
+  if (event.detail < 2 || asked !== before) command(what); // a double click asks once
 });
 
-export function editLast() {
-  const links = document.querySelectorAll("#ls-chat a.ls-edit");
+export function actOnLast(name, row = "") {
+  const links = document.querySelectorAll(`#ls-chat ${row} a.ls-${name}`);
   links[links.length - 1]?.click();
 }
 
+// Gradio's own button, which is not shown, has the text of the message.
+function copyMessage(link) {
+  const buttons = link.closest(".message-row")?.nextElementSibling;
+  buttons?.querySelector('[title="Copy message"]')?.click();
+  announce("Copied.");
+  link.classList.add("ls-done");
+  setTimeout(() => link.classList.remove("ls-done"), DONE_MS);
+}
+
 onNews("announce", announce);
+onNews("more", (handle) => command({ do: "open", handle })); // the next reply
+
+onNews("removed", (what) => {
+  toast("The message was deleted.", "Undo", () => command({ do: "bring_back", ...what }));
+});
 
 onNews("all", (text) => {
   const whole = make("textarea", { readOnly: true, rows: 18, className: "ls-whole", value: text });
@@ -34,7 +56,8 @@ onNews("all", (text) => {
 let isAtEnd = true;
 
 function followDown(column) {
-  const toEnd = () => { if (isAtEnd) column.scrollTop = column.scrollHeight; };
+  const staysPut = () => document.querySelector(".ls-editor") || !column.querySelector(".message-row");
+  const toEnd = () => { if (isAtEnd && !staysPut()) column.scrollTop = column.scrollHeight; };
   const jump = make("button", {
     type: "button",
     id: "ls-to-end",
@@ -73,6 +96,11 @@ function calm(column) {
     // The note under a message is no message.
     for (const note of column.querySelectorAll('[data-testid="user"]:has(p.ls-own)')) note.dataset.testid = "note";
     for (const box of column.querySelectorAll('[role="complementary"]')) box.removeAttribute("role");
+    for (const code of column.querySelectorAll('pre:not([data-language]) > code[class*="language-"]')) {
+      const language = /\blanguage-([\w+#.-]+)/.exec(code.className)?.[1];
+      if (language && language !== "none") code.parentElement.dataset.language = language;
+    }
+    for (const act of column.querySelectorAll("a.ls-act:not([role])")) act.setAttribute("role", "button");
   };
   quiet();
   new MutationObserver(quiet).observe(column, { childList: true, subtree: true });
@@ -103,11 +131,11 @@ onNews("overflow", async (news) => {
   if (news.room) choices.push([`Allow a reply of at most ${count(news.room)} tokens`, "room"]);
   if (news.left_out) {
     const noun = news.left_out === 1 ? "the oldest message" : `the ${count(news.left_out)} oldest messages`;
-    choices.push([`Go on without ${noun}`, "leave"]);
+    choices.push([`Go on without ${noun}, from now on`, "leave"]);
   }
   const chosen = await question({ title: "This does not fit the context", body, choices });
   if (chosen === "shorten" && news.is_by_system_prompt) setSide("ls-settings", true);
-  (chosen === "shorten" && news.is_by_system_prompt ? document.querySelector("#ls-system textarea") : messageBox())?.focus();
+  (chosen === "shorten" && news.is_by_system_prompt ? byId("ls-set-system_prompt") : messageBox())?.focus();
   if (chosen === "room") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { max_tokens: news.room } }));
   if (chosen === "leave") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { left_out: news.left_out } }));
 });

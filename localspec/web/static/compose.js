@@ -1,23 +1,23 @@
-// The message box: attached files, long pastes, editing an earlier message, the context gauge.
-// Files are read here and travel with the message; nothing is uploaded beforehand.
-import { bringBack, holdDraft } from "./drafts.js";
-import { asBase64, byId, command, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
+// The message box: attached files, long pastes, the context gauge.
+// The server reads each file when it is attached, and keeps nothing; its text travels with the message.
+import "./drafts.js";
+import { announce, asBase64, byId, command, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
-const MAX_FILE_BYTES = 1_000_000; // these three as in chat/attachments.py, which checks again
+const MAX_DOCUMENT_BYTES = 20_000_000; // as in chat/documents.py; these two as in chat/attachments.py
 const MAX_TOTAL_BYTES = 2_000_000;
 const MAX_FILES = 10;
 const PART_BYTES = 900_000;
 const GAUGE_MS = 350;
 
 let files = []; // {name, size, data}
-let editing = null; // the message that the next one replaces
 let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
+let going = { text: "", files: [] }; // what is being sent; what is typed meanwhile stays in the box
 
 window.lsExtras = () => {
+  going = { text: messageBox()?.value ?? "", files: [...files] };
   const added = { ...decided };
   if (files.length) added.files = files.map(({ name, data }) => ({ name, data }));
-  if (editing !== null) added.edits = editing;
   decided = {};
   return Object.keys(added).length ? JSON.stringify(added) : "";
 };
@@ -30,7 +30,7 @@ function showChips() {
       "li",
       { className: "ls-chip" },
       make("span", { textContent: file.name, title: file.name }),
-      make("small", { textContent: inWords(file.size) }),
+      make("small", { textContent: file.said || inWords(file.size) }),
       make("button", {
         type: "button",
         ariaLabel: `Remove ${file.name}`,
@@ -45,27 +45,55 @@ function showChips() {
 
 // Returns the sentence that says why a file cannot be attached, null when it can.
 function refusal(name, size) {
-  const total = files.reduce((sum, file) => sum + file.size, size);
-  if (files.length >= MAX_FILES) return `A message takes at most ${MAX_FILES} files. Remove one, or send this one first.`;
-  if (size > MAX_FILE_BYTES) return `${name} is ${inWords(size)}, but a file may have at most ${inWords(MAX_FILE_BYTES)}. Attach the part that matters.`;
-  if (total > MAX_TOTAL_BYTES) return `With ${name} the files would be ${inWords(total)}, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Attach the part that matters.`;
-  return size ? null : `${name} is empty, so it was not attached.`;
+  const total = files.reduce((sum, file) => sum + file.size, 0);
+  if (files.length > MAX_FILES || (size && files.length === MAX_FILES)) return `A message takes at most ${MAX_FILES} files. Remove one, or send this one first.`;
+  if (size > MAX_DOCUMENT_BYTES) return `${name} is ${inWords(size)}, but a file may have at most ${inWords(MAX_DOCUMENT_BYTES)}. Attach the part that matters.`;
+  if (total > MAX_TOTAL_BYTES) return `With ${name} the files would hold ${inWords(total)} of text, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Attach the part that matters.`;
+  return null;
 }
 
+// The server reads the file, whatever kind it is, and gives its text back.
 async function attach(blobs) {
   for (const blob of blobs) {
     const why = refusal(blob.name, blob.size);
     if (why) { toast(why); continue; }
-    const file = { name: blob.name, size: blob.size, data: "" };
+    const file = { name: blob.name, size: 0, said: "reading", data: null };
     files.push(file);
-    try {
-      file.data = await asBase64(blob);
-    } catch {
+    showChips();
+    const told = await readByServer(blob);
+    if (told.error) {
       files = files.filter((one) => one !== file);
-      toast(`${blob.name} could not be read. A folder cannot be attached; choose the files in it.`);
+      toast(told.error);
+    } else {
+      const text = new Blob([told.text]);
+      Object.assign(file, { name: told.name, size: text.size, said: told.said, data: await asBase64(text) });
+      announce(`${told.name}: ${told.said || inWords(text.size)}`);
+      const tooMuch = refusal(file.name, 0);
+      if (tooMuch) { files = files.filter((one) => one !== file); toast(tooMuch); }
     }
+    showChips();
   }
+}
+
+// A text that the browser has already.
+async function hold(part) {
+  const why = refusal(part.name, part.size);
+  if (why) { toast(why); return; }
+  const file = { name: part.name, size: part.size, said: "reading", data: null };
+  files.push(file);
   showChips();
+  Object.assign(file, { said: "", data: await asBase64(part) });
+  showChips();
+}
+
+async function readByServer(blob) {
+  try {
+    const headers = { "content-type": "application/octet-stream" };
+    const answer = await fetch(`/read?name=${encodeURIComponent(blob.name)}`, { method: "POST", headers, body: await blob.arrayBuffer() });
+    return await answer.json().catch(() => ({ error: `localspec refused ${blob.name}. Reload the page and attach it again.` }));
+  } catch {
+    return { error: `${blob.name} could not be read. A folder cannot be attached; choose the files in it.` };
+  }
 }
 
 // In parts that are small enough for one file each; false where it is too much for a message.
@@ -86,7 +114,7 @@ function attachText(text) {
     parts.push(new File([text.slice(start, end)], name, { type: "text/plain" }));
     start = end;
   }
-  attach(parts);
+  for (const part of parts) hold(part);
   return true;
 }
 
@@ -139,43 +167,20 @@ document.addEventListener("input", (event) => {
   gaugeSoon();
 }, { capture: true });
 
-// Editing
-
-function showEditing() {
-  const line = byId("ls-editing");
-  if (line) line.hidden = editing === null;
-}
-
-export function stopEditing() {
-  if (editing === null) return false;
-  editing = null;
-  files = [];
-  showEditing();
-  showChips();
-  holdDraft(false);
-  bringBack();
-  return true;
-}
-
-onNews("edit", ({ message, text, files: before }) => {
-  editing = message;
-  holdDraft(true);
-  files = before;
-  showChips();
-  showEditing();
-  setMessage(text);
-  messageBox()?.focus();
-});
-document.addEventListener("click", (event) => {
-  if (event.target.closest?.("#ls-edit-cancel")) { stopEditing(); messageBox()?.focus(); }
-});
-
 onNews("sent", () => {
-  files = [];
-  editing = null;
-  holdDraft(false);
-  showEditing();
+  const { text, files: sent } = going;
+  going = { text: "", files: [] };
+  files = files.filter((one) => !sent.includes(one));
   showChips();
+  const typed = messageBox()?.value ?? "";
+  if (text && typed.startsWith(text)) setMessage(typed.slice(text.length));
+});
+
+onNews("taken_back", ({ text, files: before }) => {
+  files = [...before, ...files];
+  showChips();
+  setMessage([text, messageBox()?.value].filter(Boolean).join("\n\n"));
+  messageBox()?.focus();
 });
 
 window.addEventListener("ls-decide", (event) => {
@@ -187,11 +192,11 @@ window.addEventListener("ls-decide", (event) => {
 
 let gaugeTimer = 0;
 
-export function gaugeSoon() {
+function gaugeSoon() {
   clearTimeout(gaugeTimer);
   gaugeTimer = setTimeout(() => {
     const text = messageBox()?.value ?? "";
-    command({ do: "gauge", text, files: files.map(({ name, data }) => ({ name, data })) }, { mayRepeat: true });
+    command({ do: "gauge", text, files: files.filter((one) => one.data !== null).map(({ name, data }) => ({ name, data })) });
   }, GAUGE_MS + 4 * files.reduce((sum, file) => sum + file.size, 0) / 4096);
 }
 
@@ -226,12 +231,11 @@ window.addEventListener("ls-phase", (event) => {
   if (event.detail === "ready" && byId("ls-gauge")?.hidden) gaugeSoon(); // a model is there again
 });
 onNews("announce", gaugeSoon);
-onNews("moved", () => { stopEditing(); gaugeSoon(); });
+onNews("moved", gaugeSoon);
 let isNewAsked = false;
 document.addEventListener("click", (event) => { isNewAsked ||= Boolean(event.target.closest?.("#ls-new")); });
 onNews("moved", () => {
   if (isNewAsked) messageBox()?.focus();
   isNewAsked = false;
 });
-for (const id of ["ls-settings", "ls-system"])
-  document.addEventListener("change", (event) => { if (event.target.closest?.(`#${id}`)) gaugeSoon(); });
+document.addEventListener("change", (event) => { if (event.target.closest?.("#ls-settings")) gaugeSoon(); });

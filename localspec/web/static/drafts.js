@@ -6,7 +6,6 @@ const START_MS = 100;
 const START_TRIES = 30;
 
 let shown = null; // the chat whose draft is in the box; null until the page says
-let isHeld = false; // the box holds something else: an earlier message that is being edited
 
 // A chat that is not recorded yet has no address either, and shares the draft of a new one.
 const keyOf = (handle) => `ls-draft-${handle > 0 ? handle : "new"}`;
@@ -28,17 +27,12 @@ function draft() {
   }
 }
 
-export function bringBack() {
+function bringBack() {
   if ((messageBox()?.value ?? "") !== draft()) setMessage(draft());
 }
 
-// While something else is in the box the draft stays as it was; afterwards it comes back.
-export function holdDraft(isOn) {
-  isHeld = isOn;
-}
-
 document.addEventListener("input", (event) => {
-  if (event.target === messageBox() && shown !== null && !isHeld) write(keyOf(shown), event.target.value);
+  if (event.target === messageBox() && shown !== null) write(keyOf(shown), event.target.value);
 });
 
 onNews("moved", (handle) => {
@@ -52,13 +46,14 @@ onNews("moved", (handle) => {
 
 // Gradio shows its box before it listens to it, and may put its own empty text back.
 function atStart(triesLeft) {
-  if (!isHeld && !messageBox()?.value) bringBack();
+  if (!messageBox()?.value) bringBack();
   if (triesLeft > 0) setTimeout(atStart, START_MS, triesLeft - 1);
 }
 
 onNews("sent", (handle) => {
   write(keyOf(shown), "");
   shown = handle;
+  write(keyOf(shown), messageBox()?.value ?? ""); // typed while the message was being sent
 });
 
 // A chat that was new has been recorded: what was typed meanwhile goes along.

@@ -1,9 +1,12 @@
 // Keyboard shortcuts, and the dialog that lists them. None of them takes a key that types text
 // while the person is typing.
-import { editLast } from "./chat.js";
-import { stopEditing } from "./compose.js";
+import { actOnLast } from "./chat.js";
+import "./compose.js";
+import { stopEditing } from "./edit.js";
 import { byId, make, messageBox, question } from "./ui.js";
+import { toggleSettings } from "./settings.js";
 import { setSide } from "./side.js";
+import { closeWhy } from "./strip.js";
 
 const isMac = /mac|iphone|ipad/i.test(navigator.userAgent);
 const MAIN = isMac ? "⌘" : "Ctrl";
@@ -41,21 +44,21 @@ function stop() {
 const WITH_ALT = {
   KeyN: () => byId("ls-new")?.click(),
   KeyF: () => { setSide("ls-side", true); byId("ls-search")?.focus(); },
-  KeyR: () => byId("ls-regenerate")?.click(),
-  KeyE: editLast,
+  KeyR: () => actOnLast("again"),
+  KeyE: () => actOnLast("edit", ".user-row"),
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.isComposing || document.querySelector("dialog[open]")) return;
+  if (event.isComposing || event.repeat || document.querySelector("dialog[open]")) return;
   const isPlain = !event.altKey && !event.ctrlKey && !event.metaKey;
   let react = null;
   if (event.altKey && !event.ctrlKey && !event.metaKey) react = WITH_ALT[event.code];
   else if ((event.ctrlKey || event.metaKey) && event.key === ",") {
-    react = () => setSide("ls-settings", !byId("ls-settings")?.classList.contains("open"));
+    react = toggleSettings;
   } else if (event.key === "Escape") {
-    if (stopEditing() || stop()) event.preventDefault();
+    if (stopEditing() || stop() || closeWhy()) event.preventDefault();
     return;
-  } else if (isPlain && event.key === "ArrowUp" && event.target === messageBox() && !event.target.value) react = editLast;
+  } else if (isPlain && event.key === "ArrowUp" && event.target === messageBox() && !event.target.value) react = () => actOnLast("edit", ".user-row");
   else if (isPlain && !isTyping(event.target)) {
     if (event.key === "?") react = showKeys;
     else if (event.key === "/") react = () => messageBox()?.focus();

@@ -1,18 +1,18 @@
-// Fills the live strip. Asks /live about six times a second while something happens, once a
+// Fills the line over the chat and its popover. Asks /live about six times a second while something happens, once a
 // second otherwise, and writes text only (never HTML), so nothing a model says can run here.
 const BUSY_MS = 150; // a look costs the server about 2 ms of a core that the engine may want
 const IDLE_MS = 1000;
 const AFTER_ACTION_MS = 3000;
 const SPARK_MS = 90; // of decoding between two points: less would draw the noise of single rounds
 const SPARK_POINTS = 80;
-const SPARK_WIDTH = 160;
-const SPARK_HEIGHT = 28;
-const FIGURES = ["speed", "speedup", "acceptance", "gamma", "drafter", "memory"];
+const SPARK_WIDTH = 320;
+const SPARK_HEIGHT = 44;
 const BUSY = new Set(["loading", "prefill", "decode", "queued"]);
 
 let lastActionAt = 0;
 let shownReply = null;
 let numRounds = 0;
+let numTitles = null;
 let failures = 0;
 
 const byId = (id) => document.getElementById(id);
@@ -22,7 +22,8 @@ function write(id, text) {
   if (element && element.textContent !== text) element.textContent = text;
 }
 
-// mayStart: the first of them says why no engine runs, and gets the button that starts one.
+// mayStart: the first of them says why no engine runs, and gets the button that starts one. One that
+// was read can be put away; it comes back when something else is to be said.
 function showNotices(notices, mayStart = false) {
   const box = byId("ls-notices");
   if (!box) return;
@@ -36,9 +37,20 @@ function showNotices(notices, mayStart = false) {
       words.textContent = notice;
       line.append(words);
       if (mayStart && place === 0) line.append(startButton());
+      line.append(closeButton(line));
       return line;
     }),
   );
+}
+
+function closeButton(line) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "ls-icon";
+  button.textContent = "×";
+  button.setAttribute("aria-label", "Close");
+  button.addEventListener("click", () => line.remove());
+  return button;
 }
 
 function startButton() {
@@ -55,21 +67,23 @@ function startButton() {
   return button;
 }
 
-// Off: the reason says why, this line what to do about it. The code is for style sheets and tests.
-function showOff(off) {
-  const line = byId("ls-off");
-  if (!line) return;
-  line.hidden = !off;
-  byId("ls-strip").dataset.off = off ? off.code : "";
-  if (!off) return;
-  write("ls-off-remedy", off.remedy);
-}
-
-function showHardware(words) {
-  const line = byId("ls-hardware");
+// A line that is there only where there is something to say.
+function writeOrHide(id, words) {
+  const line = byId(id);
   if (!line) return;
   line.hidden = !words;
-  write("ls-hardware", words ?? "");
+  write(id, words ?? "");
+}
+
+function showFacts(facts) {
+  const list = byId("ls-facts");
+  if (!list) return;
+  const cells = facts.flat();
+  if (list.children.length !== cells.length)
+    list.replaceChildren(...cells.map((_, place) => document.createElement(place % 2 ? "dd" : "dt")));
+  cells.forEach((text, place) => {
+    if (list.children[place].textContent !== text) list.children[place].textContent = text;
+  });
 }
 
 // Tokens per second of what came between two looks: by the engine's own clock, so that a slow
@@ -115,17 +129,21 @@ function show(state) {
     strip.dataset.phase = state.phase;
     window.dispatchEvent(new CustomEvent("ls-phase", { detail: state.phase }));
   }
-  const waiting = state.waiting ? ` (+${state.waiting} waiting)` : "";
-  write("ls-phase", state.label);
-  write("ls-clock", state.clock + waiting);
-  for (const name of FIGURES) {
-    write(`ls-${name}`, state[name]);
-    write(`ls-${name}-sub`, state[`${name}_sub`]);
+  if (state.num_titles !== numTitles) { // a chat has a new name
+    if (numTitles !== null) window.dispatchEvent(new CustomEvent("ls-titles"));
+    numTitles = state.num_titles;
   }
+  write("ls-phase", state.label);
+  for (const name of ["speed", "gain", "guesses"]) write(`ls-${name}`, state[name]);
+  byId("ls-gain").dataset.is = state.is_slower ? "slower" : state.gain.endsWith("faster") ? "faster" : "";
+  write("ls-model-name", state.model[0]);
+  write("ls-model-detail", state.model[1]);
+  byId("ls-model").title = state.model.join(" ");
   write("ls-reason", state.reason);
-  strip.toggleAttribute("data-slower", Boolean(state.is_slower));
-  showOff(state.off);
-  showHardware(state.hardware);
+  writeOrHide("ls-remedy", state.remedy);
+  writeOrHide("ls-hardware", state.hardware);
+  showFacts(state.facts);
+  if (byId("ls-demo")) byId("ls-demo").hidden = !state.is_demo;
   spark.take(state);
   showNotices(state.notices, state.may_start);
   const chat = byId("ls-chat");
@@ -162,13 +180,7 @@ function showRounds(state) {
   write("ls-rounds-sum", numRounds === 1 ? "1 check by the model." : `${numRounds} checks by the model.`);
 }
 
-function wantsRounds() {
-  const toggle = document.querySelector("#ls-show-rounds input");
-  const box = byId("ls-rounds");
-  if (!toggle || !box) return false;
-  box.classList.toggle("ls-open", toggle.checked);
-  return toggle.checked;
-}
+const wantsRounds = () => Boolean(byId("ls-rounds")?.open && !byId("ls-why").hidden);
 
 async function look() {
   let pause = IDLE_MS;
@@ -187,8 +199,8 @@ async function look() {
     if (failures > 2 && byId("ls-strip")) {
       byId("ls-strip").dataset.phase = "gone";
       write("ls-phase", "Not running");
-      write("ls-clock", "");
-      write("ls-reason", "Speculation: unknown, as nothing runs.");
+      write("ls-reason", "Nothing runs.");
+      showFacts([]);
       showNotices(["localspec does not answer any more. Start it again and open its new address."]);
     }
   }
@@ -202,6 +214,8 @@ for (const kind of ["keydown", "click"]) {
 // What is copied is what was written: without our line of figures, and without the invisible marks
 // that keep text from becoming markup (plain_markdown.py).
 const MARKS = /\u2063/g;
+const BOXES = [[/☐\u2063/g, "[ ]"], [/☑\u2063/g, "[x]"]]; // as plain_markdown.py writes them
+const bare = (text) => BOXES.reduce((so, [box, written]) => so.replace(box, written), text).replace(MARKS, "");
 const NOTES = /\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g;
 let isMessageCopied = false;
 
@@ -213,12 +227,12 @@ document.addEventListener(
 if (navigator.clipboard) {
   const writeText = navigator.clipboard.writeText.bind(navigator.clipboard);
   navigator.clipboard.writeText = (text) =>
-    writeText((isMessageCopied ? text.replace(NOTES, "") : text).replace(MARKS, ""));
+    writeText(bare(isMessageCopied ? text.replace(NOTES, "") : text));
 }
 document.addEventListener("copy", (event) => {
   const text = String(getSelection());
   if (text.search(MARKS) < 0) return;
-  event.clipboardData.setData("text/plain", text.replace(MARKS, ""));
+  event.clipboardData.setData("text/plain", bare(text));
   event.preventDefault();
 });
 

@@ -21,7 +21,8 @@ function say(text, isBad = false) {
 function place(section, text) {
   const held = document.activeElement && section.contains(document.activeElement)
     ? document.activeElement.dataset.key : null;
-  const typed = held === 'folder' ? section.querySelector('[data-key="folder"]').value : null;
+  const typed = held !== null && document.activeElement.tagName === 'INPUT'
+    ? document.activeElement.value : null;
   const open = [...section.querySelectorAll('details[open]')].map((each) => each.dataset.key);
   section.innerHTML = text;
   for (const each of section.querySelectorAll('[data-grow]')) each.style.flexGrow = each.dataset.grow;
@@ -63,7 +64,7 @@ async function look() {
 }
 
 async function act(said) {
-  say('');
+  say(said.act === 'search' ? 'Asking the hub …' : '');
   root().setAttribute('aria-busy', 'true');
   try {
     const answer = await fetch(PATH, {
@@ -100,7 +101,7 @@ document.addEventListener('submit', (event) => {
   const form = event.target.closest('#ls-models form[data-act]');
   if (!form) return;
   event.preventDefault();
-  act({ act: form.dataset.act, value: new FormData(form).get('value') });
+  act({ act: form.dataset.act, ...Object.fromEntries(new FormData(form)) });
 }, true);
 
 window.lsModels = () => {

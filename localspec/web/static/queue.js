@@ -13,7 +13,8 @@ const SETTLE_MS = 60; // Gradio has then seen the end of a stream, or opened the
 const COMPLETED = '"msg":"process_completed"';
 const EVENT_ID = /"event_id":"([^"]+)"/;
 
-const unanswered = new Set();
+const unanswered = new Set(); // accepted, its answer not read yet
+const early = new Set(); // its answer read before it was known to be accepted
 let numStreams = 0;
 const nativeFetch = window.fetch;
 
@@ -21,9 +22,14 @@ window.fetch = async (...asked) => {
   const { pathname } = new URL(asked[0].url ?? asked[0], location.href);
   if (pathname.endsWith("/queue/data")) return answerStream(new Request(...asked));
   const response = await nativeFetch.apply(window, asked);
-  if (pathname.endsWith("/queue/join") && response.ok) unanswered.add((await response.clone().json()).event_id);
+  if (pathname.endsWith("/queue/join") && response.ok) pair((await response.clone().json()).event_id, unanswered, early);
   return response;
 };
+
+// An event is accepted once and answered once; on a crowded machine either may be read first.
+function pair(id, kept, other) {
+  if (!other.delete(id)) kept.add(id);
+}
 
 async function answerStream(request) {
   numStreams += 1;
@@ -46,7 +52,7 @@ function readAlong(body, left) {
   const note = (bytes) => {
     const lines = (line + decoder.decode(bytes, { stream: true })).split("\n");
     line = lines.pop();
-    for (const each of lines) if (each.includes(COMPLETED)) unanswered.delete(EVENT_ID.exec(each)?.[1]);
+    for (const each of lines) if (each.includes(COMPLETED)) pair(EVENT_ID.exec(each)?.[1], early, unanswered);
   };
   const end = (out, error) => {
     if (!isOpen) return;
@@ -75,8 +81,9 @@ function readAlong(body, left) {
 
 function streamEnded() {
   numStreams -= 1;
+  const missing = [...unanswered]; // for what is accepted from now on Gradio itself opens a stream
   setTimeout(() => {
-    if (numStreams > 0 || unanswered.size === 0) return;
+    if (numStreams > 0 || !missing.some((id) => unanswered.has(id))) return;
     unanswered.clear(); // asked for once: an answer that the server has dropped never comes
     window.dispatchEvent(new CustomEvent("ls-command", { detail: { do: "listen" } }));
   }, SETTLE_MS);

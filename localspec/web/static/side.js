@@ -1,9 +1,9 @@
-// Both sides of the page: the list of conversations, presets, the theme, what is open.
+// Both sides of the page: the list of conversations, the theme, what is open.
 import { byPerson } from "./address.js";
+import { showMenu } from "./menu.js";
 import { askForLine, byId, command, inWords, make, onNews, question, toast } from "./ui.js";
 
 const SEARCH_MS = 180;
-const MAX_PRESET_NAME = 80; // as record/presets.py
 const NARROW_PX = 768;
 const ROOM_FOR_SETTINGS_PX = 1400;
 
@@ -14,69 +14,102 @@ const titleOf = (row) => row.querySelector(".ls-title").textContent;
 document.addEventListener("click", (event) => {
   const target = event.target;
   const row = rowOf(target);
-  if (row && target.closest(".ls-more")) showMenu(row, target.closest(".ls-more"));
+  const folder = target.closest?.("#ls-history .ls-folder");
+  if (folder && !row && target.closest(".ls-more")) showFolderMenu(folder, target.closest(".ls-more"));
+  else if (folder && target.closest("summary")) {
+    command({ do: "fold", folder: Number(folder.dataset.folder), is_collapsed: folder.firstElementChild.open });
+  } else if (target.closest?.("#ls-new-folder")) newFolder(null);
+  else if (row && target.closest(".ls-more")) menuOf(row, target.closest(".ls-more"));
   else if (row && target.closest(".ls-open")) {
     command({ do: "open", handle: handleOf(row) });
     if (window.innerWidth < NARROW_PX) setSide("ls-side", false);
   } else if (target.closest?.("#ls-new") && window.innerWidth < NARROW_PX) setSide("ls-side", false);
   else if (target.closest?.("#ls-import")) byId("ls-import-file")?.click();
   else if (target.closest?.("#ls-theme")) nextTheme();
-  else if (target.closest?.("#ls-preset-save")) savePreset();
-  else if (target.closest?.("#ls-preset-delete")) deletePreset();
 });
 
-// The menu of one conversation
+// The menus of a conversation and of a folder
 
-function showMenu(row, button) {
-  closeMenu();
+function menuOf(row, button) {
   const isPinned = row.dataset.pinned === "1";
   const handle = handleOf(row);
   const title = titleOf(row);
-  const item = (label, react) =>
-    make("button", { type: "button", role: "menuitem", textContent: label, onclick: () => { closeMenu(); react(); } });
-  const menu = make(
-    "div",
-    { id: "ls-menu", role: "menu", ariaLabel: `More: ${title}` },
-    item("Rename", async () => {
+  showMenu(button, `More: ${title}`, [
+    ["Rename", async () => {
       const wanted = await askForLine("Rename this chat", "Title", title, "Rename");
       if (wanted && wanted !== title) command({ do: "rename", handle, title: wanted });
-    }),
-    item(isPinned ? "Unpin" : "Pin to the top", () => command({ do: "pin", handle, is_pinned: !isPinned })),
-    item("Delete", () => command({ do: "delete", handle })),
-  );
-  menu.addEventListener("keydown", (event) => {
-    const items = [...menu.children];
-    const place = items.indexOf(document.activeElement);
-    if (event.key === "ArrowDown") items[(place + 1) % items.length].focus();
-    else if (event.key === "ArrowUp") items[(place + items.length - 1) % items.length].focus();
-    else if (event.key === "Tab") { closeMenu(); button.focus(); return; } // and on from there
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    }],
+    [isPinned ? "Unpin" : "Pin to the top", () => command({ do: "pin", handle, is_pinned: !isPinned })],
+    ["Move to a folder", () => command({ do: "folders", handle })],
+    ["Duplicate", () => { byPerson(); command({ do: "duplicate", handle }); }],
+    ["Export", () => exportChat(handle)],
+    ["Titles of new chats", () => command({ do: "titles" })],
+    ["When the context is full", () => command({ do: "when_full", handle })],
+    ["Delete", () => command({ do: "delete", handle })],
+  ]);
+}
+
+function showFolderMenu(section, button) {
+  const folder = Number(section.dataset.folder);
+  const name = section.querySelector("summary").textContent;
+  showMenu(button, `More: folder ${name}`, [
+    ["Rename", async () => {
+      const wanted = await askForLine("Rename this folder", "Name", name, "Rename");
+      if (wanted && wanted !== name) command({ do: "rename_folder", folder, name: wanted });
+    }],
+    ["Delete, keep its chats", () => command({ do: "delete_folder", folder })],
+  ]);
+}
+
+async function newFolder(handle) {
+  const name = await askForLine("New folder", "Name", "", "Make");
+  if (name) command({ do: "new_folder", name, handle });
+}
+
+onNews("folders", async ({ handle, folders }) => {
+  const choices = folders.map(([folder, name]) => [name, { folder }]);
+  const body = make("p", { textContent: folders.length ? "Choose a folder." : "There is no folder yet." });
+  const chosen = await question({
+    title: "Move to a folder",
+    body,
+    choices: [...choices, ["No folder", { folder: null }], ["New folder", "new", true]],
   });
-  leaveMenu = () => { closeMenu(); button.focus(); };
-  document.body.append(menu);
-  const place = button.getBoundingClientRect();
-  menu.style.left = `${Math.max(8, Math.min(place.left, window.innerWidth - menu.offsetWidth - 8))}px`;
-  menu.style.top = `${Math.min(place.bottom + 4, window.innerHeight - menu.offsetHeight - 8)}px`;
-  menu.firstChild.focus();
-  setTimeout(() => { if (menu.isConnected) document.addEventListener("click", closeMenu); });
+  if (chosen === "new") await newFolder(handle);
+  else if (chosen) command({ do: "place", handle, folder: chosen.folder });
+});
+
+onNews("titles", async (isOn) => {
+  const chosen = await question({
+    title: "Titles of new chats",
+    body: make("p", { textContent: "The model names a chat after the first reply, when it has nothing else to do; or the first words stay. A title of yours always stays." }),
+    choices: [["By the first words", false, !isOn], ["By the model", true, isOn]],
+  });
+  if (chosen !== null && chosen !== isOn) command({ do: "titles", value: chosen });
+});
+
+const WHEN_FULL = [["Keep asking", "ask"], ["Drop the oldest", "roll"], ["Stop", "stop"]];
+
+onNews("when_full", async ({ handle, value }) => {
+  const chosen = await question({
+    title: "When the context is full",
+    body: make("p", { textContent: "Ask each time, go on without the oldest messages (they stay in the chat), or stop. This chat keeps what you choose." }),
+    choices: WHEN_FULL.map(([label, name]) => [name === value ? `${label} (now)` : label, name, name === value]),
+  });
+  if (chosen && chosen !== value) command({ do: "when_full", handle, value: chosen });
+});
+
+async function exportChat(handle) {
+  const format = await question({
+    title: "Export this chat",
+    body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV has the figures; SQLite is the database." }),
+    choices: [["Markdown", "markdown", true], ["JSONL", "jsonl"], ["CSV", "csv"], ["SQLite", "sqlite"]],
+  });
+  if (!format) return;
+  const link = make("a", { href: `/export?scope=conversation&conversation=${handle}&format=${format}`, download: "" });
+  document.body.append(link);
+  link.click();
+  link.remove();
 }
-
-let leaveMenu = () => {};
-
-function closeMenu() {
-  byId("ls-menu")?.remove();
-  document.removeEventListener("click", closeMenu); // else it would close the next one as it opens
-}
-
-// Wherever the focus is, and before anything else that Escape would end.
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || !byId("ls-menu")) return;
-  event.preventDefault();
-  event.stopPropagation();
-  leaveMenu();
-}, { capture: true });
 
 onNews("deleted", ({ handle, title }) => {
   toast(`Deleted “${title}”.`, "Undo", () => command({ do: "restore", handle }));
@@ -89,7 +122,11 @@ document.addEventListener("input", (event) => {
   if (event.target.id !== "ls-search") return;
   clearTimeout(searchTimer);
   const words = event.target.value;
-  searchTimer = setTimeout(() => command({ do: "search", words }, { mayRepeat: true }), SEARCH_MS);
+  searchTimer = setTimeout(() => command({ do: "search", words }), SEARCH_MS);
+});
+
+window.addEventListener("ls-titles", () => {
+  command({ do: "search", words: byId("ls-search")?.value ?? "" });
 });
 
 const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing.py, which checks again
@@ -115,35 +152,6 @@ async function takeIn(file) {
   toast(told.imported === 1 ? "One chat was imported." : `${told.imported} chats were imported.`);
   byPerson();
   command({ do: "open", handle: told.last });
-}
-
-// Presets
-
-const chosenPreset = () => document.querySelector("#ls-preset input")?.value || "";
-
-async function savePreset() {
-  const name = await askForLine("Save these settings as a preset", "Name", chosenPreset(), "Save", MAX_PRESET_NAME);
-  if (name) command({ do: "save_preset", name });
-}
-
-onNews("preset_exists", async (name) => {
-  const isMeant = await question({
-    title: `Replace the preset “${name}”?`,
-    body: make("p", { textContent: "There is one of this name. What it holds now would be gone." }),
-    choices: [["Keep it", null], ["Replace", true, true]],
-  });
-  if (isMeant) command({ do: "save_preset", name, replace: true });
-});
-
-async function deletePreset() {
-  const name = chosenPreset();
-  if (!name) return toast("Choose the preset that is to go, then press Delete.");
-  const isMeant = await question({
-    title: `Delete the preset “${name}”?`,
-    body: make("p", { textContent: "Chats that used it keep their settings." }),
-    choices: [["Keep it", null], ["Delete", true, true]],
-  });
-  if (isMeant) command({ do: "delete_preset", name });
 }
 
 // Light and dark: as the system says, until the person says otherwise
@@ -214,13 +222,5 @@ function begin(triesLeft) {
   });
   applyTheme();
   nameToggles();
-  namePreset(400);
 }
 begin(400);
-
-// Gradio's own list has no words for nothing chosen.
-function namePreset(triesLeft) {
-  const input = document.querySelector("#ls-preset input");
-  if (input) input.placeholder = "none chosen";
-  else if (triesLeft > 0) setTimeout(namePreset, 50, triesLeft - 1);
-}

@@ -1,5 +1,5 @@
-// Saves a plot of the Stats tab as SVG or PNG, made from the picture on the page: on white, with
-// the colours of a light page, whatever the page looks like now.
+// The Stats tab. Saves a plot as SVG or PNG, made from the picture on the page: on white, with the
+// colours of a light page, whatever the page looks like now. Keeps open what a person unfolded.
 const SCALE = 2; // pixels of the PNG for one unit of the picture
 const INK = "#1f2937";
 
@@ -49,4 +49,19 @@ document.addEventListener("click", (event) => {
   const picture = standalone(plot);
   if (button.dataset.as === "png") savePng(picture, name);
   else offer(new Blob([picture.text], { type: "image/svg+xml" }), `${name}.svg`);
+});
+
+// A fold that a person opened stays open when its content is drawn anew. Gradio draws as many rows as
+// before by changing them in place, and then takes `open` away.
+document.addEventListener("click", (event) => {
+  const fold = event.target.closest?.("details.ls-fold > summary")?.parentElement;
+  const box = fold?.closest("#ls-plots-box, #ls-figures, #ls-turns");
+  if (!box) return;
+  if (!box.dataset.fold) {
+    new MutationObserver(() => {
+      const drawn = box.querySelector("details.ls-fold");
+      if (drawn && !drawn.open && box.dataset.fold === "open") drawn.open = true;
+    }).observe(box, { childList: true, subtree: true, attributeFilter: ["open"] });
+  }
+  box.dataset.fold = fold.open ? "closed" : "open"; // the click has not changed it yet
 });

@@ -1,17 +1,8 @@
 // What the page's scripts share: commands to the server, news from it, dialogs, passing messages.
 // Text only ever becomes a text node; nothing here writes HTML.
-const REPEAT_MS = 400; // the same command again within this is a double click
-
 export const byId = (id) => document.getElementById(id);
 
-let lastCommand = "";
-let lastCommandAt = -REPEAT_MS;
-
-export function command(what, { mayRepeat = false } = {}) {
-  const written = JSON.stringify(what).slice(0, 2000);
-  const now = performance.now();
-  if (!mayRepeat && written === lastCommand && now - lastCommandAt < REPEAT_MS) return;
-  [lastCommand, lastCommandAt] = [written, now];
+export function command(what) {
   // Each of the two bridges (layout.py) takes its own; one that is not there yet finds it waiting.
   if (window.lsBridges !== 2) (window.lsWaiting ||= []).push(what);
   window.dispatchEvent(new CustomEvent("ls-command", { detail: what }));

@@ -14,31 +14,36 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
+from localspec.core import OFF
 from localspec.drafters.registry import label_of
-from localspec.speculation import speedup
+from localspec.speculation import MIN_COMPARED_TOKENS, speedup
 from localspec.web.live import DASH, ENDED, badge, drafters_of, kind_words, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
+PLAIN = "without drafting"
 PAYS, LOSES = 1.03, 0.97  # speedups between them are within the error of measuring
 
 TURN_COLUMNS = (
     "Turn",
     "Drafter",
-    "T",
-    "tok/s",
-    "Speedup",
+    "Gain, whole reply",
+    "Gain, decoding",
+    "Tokens",
     "Decoding",
-    "Accepted",
-    "From draft",
+    "Tokens / s",
+    "First token",
+    "Whole reply",
+    "Guesses right",
+    "Guessed of the text",
     "Mean length",
     "γ",
-    "Tokens",
-    "First token",
-    "Ended",
+    "Temperature",
     "Kind",
+    "Ended",
     "Checked",
 )
+MAX_LINES = 100  # of the table
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,14 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
 
 
 def by_drafter(rows: Sequence[Row], rounds: Sequence[Row]) -> dict[str, Summary]:
-    """The rounds of each drafter taken together, lenient ones apart; OFF are those without a draft,
-    which have no speedup. rounds: of these turns."""
+    """The rounds of each drafter taken together, lenient ones apart; those without a draft have no
+    speedup. rounds: of these turns."""
     lenient = {row["turn_id"] for row in rows if row["exact"] is False}
     groups: dict[tuple[str, bool], list[Row]] = {}
     for one in sorted(rounds, key=lambda one: str(one["drafter"])):
         groups.setdefault((one["drafter"], one["turn_id"] in lenient), []).append(one)
     return {
-        label_of(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(members)
+        named(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(members)
         for (drafter, is_lenient), members in groups.items()
     }
 
@@ -127,7 +132,7 @@ def _of_rounds(rounds: Sequence[Row]) -> Summary:
         "exact": None, "plain_decode_ms": None, "plain_reply_ms": None, "reply_ms": None,
     }  # fmt: skip
     compared = [
-        {"plain_ms": one["plain_ms"], "round_ms": one["draft_ms"] + one["verify_ms"]}
+        {**one, "round_ms": one["draft_ms"] + one["verify_ms"]}
         for one in drafted
         if one["plain_ms"] is not None
     ]
@@ -147,8 +152,10 @@ def reached_acceptance(rounds: Sequence[Row]) -> float | None:
 
 
 def turn_table(rows: Sequence[Row]) -> list[list[Any]]:
-    """One line a turn, newest first, in the order of TURN_COLUMNS."""
-    return [_line(number_of_turn, row) for number_of_turn, row in reversed([*enumerate(rows, 1)])]
+    """One line a turn, newest first, at most MAX_LINES, in the order of TURN_COLUMNS. Tokens by the
+    time of decoding are the tokens per second."""
+    newest = [*enumerate(rows, 1)][-MAX_LINES:]
+    return [_line(number_of_turn, row) for number_of_turn, row in reversed(newest)]
 
 
 def _line(turn: int, row: Row) -> list[Any]:
@@ -156,39 +163,83 @@ def _line(turn: int, row: Row) -> list[Any]:
     return [
         turn,
         drafters_of(row),
-        number(row["temperature"], digits=2),
-        number(row["tokens_per_second"]),
         number(row["speedup"], " ×", 2),
         number(row["decode_speedup"], " ×", 2),
+        DASH if row["num_output_tokens"] is None else row["num_output_tokens"],
+        _seconds(row["decode_ms"]),
+        number(row["tokens_per_second"]),
+        _seconds(row["ttft_ms"]),
+        _seconds(row["reply_ms"]),
         percent(row["acceptance_rate"]),
         percent(row["draft_share"]),
         number(row["mean_accepted_length"], digits=2),
         number(row["mean_num_draft_tokens"]),
-        DASH if row["num_output_tokens"] is None else row["num_output_tokens"],
-        number(row["ttft_ms"], " ms", 0),
-        ENDED.get(reason, "not ended"),
+        number(row["temperature"], digits=2),
         kind_words(workload) if workload else DASH,
+        ENDED.get(reason, "not ended"),
         DASH if row["exact"] is None else badge(row) or "exact",
     ]
 
 
+def _seconds(ms: float | None) -> str:
+    return number(None if ms is None else ms / 1000.0, " s", 2)
+
+
+def named(drafter: str) -> str:
+    """As the page names a drafter, or what wrote without one."""
+    return PLAIN if drafter == OFF else label_of(drafter)
+
+
 def arm(row: Row) -> str:
     """What a turn is compared as: its drafter, lenient turns apart."""
-    return label_of(row["drafter"]) + (" (lenient)" if row["exact"] is False else "")
+    return named(row["drafter"]) + (" (lenient)" if row["exact"] is False else "")
 
 
-def verdict(gain: float | None) -> tuple[str, str]:
-    """The band of a speedup of whole replies, for colouring, and a sentence about it."""
+def verdict(
+    rows: Sequence[Row], rounds: Sequence[Row], where: str, whose: str = "your replies"
+) -> tuple[str, str]:
+    """The band of the gain of whole replies, for colouring, and a sentence about it. rounds: of the
+    newest of these turns. where, whose: which turns they are, in words."""
+    gain = _gain(rows, "plain_reply_ms", "reply_ms")
     if gain is None:
-        return "none", "No reply was compared with plain decoding yet: there is no gain to judge."
+        return "none", _why_unknown(rows)
     if gain >= PAYS:
-        return "good", f"With drafting, replies came {gain:.2f} times as fast as without it."
+        return "good", f"Drafting made {whose} {times(gain)} faster {where}{_most(rounds)}."
     if gain > LOSES:
-        return "none", f"Drafting made no difference: {gain:.2f} times the speed without it."
+        return "none", f"Drafting made no difference to the speed of {whose} {where}."
     return "low", (
-        f"With drafting, replies came at {gain:.2f} times the speed without it. Choose another "
-        "draft, or off."
+        f"Drafting made {whose} slower {where}: {times(gain)} the speed without it. Choose "
+        "another drafter, or off."
     )
+
+
+def _why_unknown(rows: Sequence[Row]) -> str:
+    if not any(row["num_output_tokens"] for row in rows):
+        return "No reply was written in this selection yet."
+    if not any(row["num_draft_tokens"] for row in rows):
+        return "Nothing was drafted in these replies, so there is no gain to tell."
+    return (
+        "No reply could be compared with writing without drafting: it was too short, the machine "
+        "was busy with something else, or the plain speed is not measured yet."
+    )
+
+
+def times(gain: float) -> str:
+    """1.4x; two digits where one would say nothing."""
+    return f"{gain:.2f}x" if abs(gain - 1.0) < 0.15 else f"{gain:.1f}x"
+
+
+def _most(rounds: Sequence[Row]) -> str:
+    """The drafter whose rounds saved the most time, as the end of a sentence."""
+    saved: dict[str, float] = {}
+    for one in rounds:
+        if one["num_draft_tokens"] and one["plain_ms"] is not None:
+            won_ms = one["plain_ms"] - one["draft_ms"] - one["verify_ms"]
+            saved[one["drafter"]] = saved.get(one["drafter"], 0.0) + won_ms
+    best = max(saved, key=lambda name: saved[name], default=None)
+    if best is None or len(saved) < 2 or saved[best] <= 0.0:
+        return ""
+    return f"; {named(best)} brought the most"
 
 
 @dataclass(frozen=True)
@@ -233,9 +284,11 @@ def seconds_saved(rows: Sequence[Row]) -> float | None:
 
 
 def _gain(rows: Sequence[Row], plain: str, took: str) -> float | None:
-    """A speedup over all rows that have one: sums before the division."""
+    """A speedup over all compared rows: sums before the division; None of too few tokens."""
     compared = [row for row in rows if row[plain] is not None]
-    return speedup(_sum(compared, plain), _sum(compared, took)) if compared else None
+    if _sum(compared, "num_output_tokens") < MIN_COMPARED_TOKENS:
+        return None
+    return speedup(_sum(compared, plain), _sum(compared, took))
 
 
 def _sum(rows: Sequence[Row], name: str) -> Any:

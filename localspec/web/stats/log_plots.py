@@ -23,6 +23,8 @@ from localspec.web.stats import figures as stats
 
 Row = Mapping[str, Any]
 MAX_ROUNDS = 300  # of γ over time: the newest
+MAX_MARKS = 300  # of speed by turn: the newest
+MAIN = ("speedup-by-drafter", "speedup-by-workload", "speed-by-turn")  # seen unasked
 SHARED = {"temperature": "temperature", "drafter": "drafter", "workload": "kind of text"}
 MAX_DRAFT_TOKENS = 8  # on the axis of the cost curves
 MEASURED_COLOUR = "#dc2626"
@@ -42,7 +44,7 @@ class Plot:
 def make_plots(
     rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | None
 ) -> list[Plot]:
-    """All that have something to show. rounds: of these rows, oldest first."""
+    """All that have something to show, those of MAIN first. rounds: of these rows, oldest first."""
     groups = {field: summaries(rows, rounds, field) for field in SHARED}
     found = [
         _speed(rows),
@@ -52,20 +54,23 @@ def make_plots(
         _waits(rows, rounds),
         *_costs(rows, rounds, loaded),
     ]
+    order = {name: place for place, name in enumerate(MAIN)}
+    found.sort(key=lambda plot: order.get(plot.name, len(order)))
     return [plot for plot in found if plot.svg]
 
 
 def _speed(rows: Sequence[Row]) -> Plot:
     by_arm: dict[str, list[tuple[float, float]]] = {}
     colours = {}
-    for turn, row in enumerate(rows, 1):
+    for turn, row in [*enumerate(rows, 1)][-MAX_MARKS:]:
         if row["tokens_per_second"] is not None:
             name = stats.arm(row)
             by_arm.setdefault(name, []).append((float(turn), row["tokens_per_second"]))
             colours[name] = None if row["exact"] is False else colour_of(row["drafter"])
     series = [Series(name, found, colours[name], is_line=False) for name, found in by_arm.items()]
     axes = Axes("Tokens per second by turn", "turn", "tokens per second")
-    return Plot("speed-by-turn", lines(axes, series), "One mark for each turn.")
+    note = f"One mark for each turn, at most the newest {MAX_MARKS}: tokens over time of decoding."
+    return Plot("speed-by-turn", lines(axes, series), note)
 
 
 def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
@@ -92,20 +97,21 @@ def summaries(rows: Sequence[Row], rounds: Sequence[Row], field: str) -> dict[st
 
 
 def _compared(groups: Mapping[str, stats.Summary], field: str) -> Plot:
+    names = ("decoding",) if field == "drafter" else ("decoding", "whole reply")
     shown = [
-        Group(label, (one.speedup, one.decode_speedup))
+        Group(label, (one.decode_speedup, one.speedup)[: len(names)])
         for label, one in groups.items()
         if one.decode_speedup is not None
     ]
     axes = Axes(
-        f"Speedup by {SHARED[field]}", SHARED[field], "times without drafting",
+        f"Gain by {SHARED[field]}", SHARED[field], "times without drafting",
         line=1.0, line_label="without drafting", y_digits=2,
     )  # fmt: skip
     note = (
-        "The time these tokens take here without drafting, divided by the time they took: of whole "
-        "replies, and of decoding alone. A whole reply is of no single drafter."
+        "Times as fast as without drafting: whole replies, and decoding alone. A whole reply is of "
+        "no single drafter."
     )
-    return Plot(f"speedup-by-{field}", bars(axes, ("whole reply", "decoding"), shown), note)
+    return Plot(f"speedup-by-{field}", bars(axes, names, shown), note)
 
 
 def _accepted(groups: Mapping[str, stats.Summary], field: str) -> Plot:

@@ -1,4 +1,7 @@
-"""The Stats tab as HTML: summary, export links, plots and waits. Pure; figures come in."""
+"""The Stats tab as HTML: verdict and plots, export links, and folded the rest.
+
+Pure; figures come in.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,41 @@ import html
 from collections.abc import Sequence
 
 from localspec.leniency import label
-from localspec.web.live import number, percent
+from localspec.web.live import DASH, counted, number, percent
 from localspec.web.stats import figures as stats
-from localspec.web.stats.log_plots import Plot
+from localspec.web.stats.log_plots import MAIN, Plot
 from localspec.web.stats.selection import Selection
 
 
-def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> str:
+def verdict_html(
+    band: str, sentence: str, summary: stats.Summary, saved_s: float | None, num_apart: int = 0
+) -> str:
+    """What drafting brought, in words. num_apart: turns that were asked for by others."""
+    apart = f"; {counted(num_apart, 'turn')} of other programs not counted" if num_apart else ""
+    return (
+        f'<p class="ls-verdict ls-said" data-band="{band}">{html.escape(sentence)} '
+        f"<small>{_basis(summary, saved_s)}{apart}</small></p>{_lenient_html(summary)}"
+    )
+
+
+def _basis(summary: stats.Summary, saved_s: float | None) -> str:
+    """What the sentence stands on."""
+    turns = counted(summary.num_turns, "turn")
+    if saved_s is None:
+        return turns
+    return f"{turns}, {number(abs(saved_s), digits=0)} s {'saved' if saved_s >= 0 else 'lost'}"
+
+
+def figures_html(summary: stats.Summary, saved_s: float | None = None) -> str:
     gamma = summary.mean_num_draft_tokens
     tiles = (
         ("Turns", str(summary.num_turns)),
         ("Tokens", str(summary.num_output_tokens)),
         ("Tokens / s", number(summary.tokens_per_second)),
-        ("Speedup", number(summary.speedup, " ×", 2)),
+        ("Gain", number(summary.speedup, " ×", 2)),
         ("Decoding", number(summary.decode_speedup, " ×", 2)),
-        ("Time saved", number(seconds_saved, " s")),
-        ("Accepted", percent(summary.acceptance_rate)),
+        ("Time saved", number(saved_s, " s")),
+        ("Guesses right", percent(summary.acceptance_rate)),
         ("Mean γ", number(gamma)),
     )
     cells = "".join(
@@ -29,18 +51,15 @@ def summary_html(summary: stats.Summary, seconds_saved: float | None = None) -> 
         f'<span class="ls-value">{value}</span></div>'
         for label, value in tiles
     )
-    band, verdict = stats.verdict(summary.speedup)
     return (
         f'<div class="ls-tiles ls-many">{cells}</div>'
-        f'<p class="ls-verdict" data-band="{band}">{verdict}</p>'
-        f"{_lenient_html(summary)}"
         '<p class="ls-formula">Mean accepted length, the model\'s own token counted: '
         f'<b id="ls-measured-length">{number(summary.mean_accepted_length, digits=2)}</b> '
         f'measured, <b id="ls-expected-length">{number(summary.expected_length, digits=2)}</b> '
         "by the formula (1 − α<sup>γ+1</sup>) / (1 − α) with "
         f"α = {number(summary.alpha, digits=2)} and γ = {number(gamma)}. Here α is the share "
         "accepted of the guesses that were checked (one after a wrong guess never is), so it lies "
-        "above the acceptance rate. The formula takes each guess as independent.</p>"
+        "above the share of right guesses. The formula takes each guess as independent.</p>"
     )
 
 
@@ -52,7 +71,7 @@ def _lenient_html(summary: stats.Summary) -> str:
     said = label(summary.num_lenient_tokens, summary.num_lenient_output_tokens)
     return (
         f'<p class="ls-lenient">{summary.num_lenient_turns} {turns} {said} by exact checking. '
-        "They are in the figures above, and marked below.</p>"
+        "They are in all figures here, and marked in the table of turns.</p>"
     )
 
 
@@ -75,16 +94,47 @@ def exports_html(selection: Selection) -> str:
 
 
 def plots_html(plots: Sequence[Plot]) -> str:
-    """Every plot with its note and its buttons; static/stats.js saves them."""
-    if not plots:
-        return '<p class="ls-empty">Nothing was measured in this selection yet.</p>'
+    """The main plots, and the others folded."""
+    main = [plot for plot in plots if plot.name in MAIN]
+    others = [plot for plot in plots if plot.name not in MAIN]
+    return _figures(main) + (folded("More plots", _figures(others)) if others else "")
+
+
+def _figures(plots: Sequence[Plot]) -> str:
+    """Each with its note and its buttons; static/stats.js saves them."""
     figures = "".join(
         f'<figure data-name="{plot.name}">{plot.svg}<figcaption>'
         f"<span>{html.escape(plot.note)}</span>{_save_button(plot, 'svg')}"
         f"{_save_button(plot, 'png')}</figcaption></figure>"
         for plot in plots
     )
-    return f'<div class="ls-plots">{figures}</div>'
+    return f'<div class="ls-plots">{figures}</div>' if plots else ""
+
+
+def folded(title: str, content: str) -> str:
+    return f'<details class="ls-fold"><summary>{title}</summary>{content}</details>'
+
+
+def turns_html(rows: Sequence[stats.Row]) -> str:
+    """The table of turns, folded. Words stand left, figures right."""
+    lines = stats.turn_table(rows)
+    if not lines:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in stats.TURN_COLUMNS)
+    body = "".join(f"<tr>{''.join(map(_cell, line))}</tr>" for line in lines)
+    newest = f"Newest {len(lines)} of {len(rows):,} turns" if len(lines) < len(rows) else "Turns"
+    return folded(
+        newest,
+        '<div class="ls-scroll" tabindex="0" role="region" aria-label="Turns">'
+        f'<table class="ls-table ls-many-columns"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>",
+    )
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    side = "" if text[:1].isdigit() or text == DASH else ' class="ls-word"'
+    return f"<td{side}>{html.escape(text)}</td>"
 
 
 def _save_button(plot: Plot, form: str) -> str:

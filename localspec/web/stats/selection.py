@@ -1,50 +1,81 @@
 """Which turns the Stats tab and the report are about.
 
-Contract: a scope (this session, one conversation, everything), then filters by model and by date.
-Dates are days in UTC, as the log has them, both ends included. Raises StoreError for a day that is
-none.
+Contract: a scope (this session, one conversation, the last seven days, everything), then filters by
+who asked (the person, unless said otherwise), by model and by date. Dates are days in UTC, as the
+log has them, both ends included. Raises StoreError for a day that is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
+from localspec.record.rows import API, PAGE
 
 ALL_MODELS = ""
+ANYONE = "anyone"
+WEEK = "week"
 MAX_TURNS_WITH_ROUNDS = 300  # the newest; the rounds of more would take seconds to read
+
+WORDS = {
+    "session": "in this session",
+    "conversation": "in this conversation",
+    WEEK: "in the last 7 days",
+}
+
+WHOSE = {PAGE: "your replies", API: "the replies to other programs", ANYONE: "all replies"}
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """scope: session, conversation or all. conversation: its stored id. since, until: days."""
+    """scope: session, conversation, week, all. conversation: its stored id. since, until: days.
+    source: who asked, PAGE for the person."""
 
     scope: str = "session"
     conversation: int | None = None
     model: str = ALL_MODELS
     since: date | None = None
     until: date | None = None
+    source: str = PAGE
 
     @property
     def query(self) -> str:
         """As a part of an address."""
-        named = asdict(self)
-        return urlencode({name: value for name, value in named.items() if value not in (None, "")})
+        unsaid = (None, "", PAGE)
+        named = {name: value for name, value in asdict(self).items() if value not in unsaid}
+        return urlencode(named)
+
+    @property
+    def words(self) -> str:
+        """As the end of a sentence about these turns."""
+        if self.model != ALL_MODELS or self.since is not None or self.until is not None:
+            return "in this selection"
+        return WORDS.get(self.scope, "so far")
 
     def rows(self, service: ChatService) -> list[Row]:
         """The turns, oldest first."""
+        return self.asked(self.of_anyone(service))
+
+    def of_anyone(self, service: ChatService) -> list[Row]:
+        """Those of all who asked."""
         return [row for row in self._scope(service) if self._includes(row)]
+
+    def asked(self, rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if self.source in (ANYONE, row["source"])]
 
     def _scope(self, service: ChatService) -> list[Row]:
         if self.scope == "all":
             return service.turn_rows()
+        if self.scope == WEEK:
+            begin = week_begin().isoformat()
+            return [row for row in service.turn_rows() if row["started_at_utc"] >= begin]
         if self.scope == "conversation":
             return [] if self.conversation is None else service.turn_rows(self.conversation)
         session_id = service.session_id
@@ -58,15 +89,14 @@ class Selection:
         return after and (self.until is None or day <= self.until.isoformat())
 
 
+def week_begin() -> date:
+    """The first of the last seven days, today included."""
+    return datetime.now(UTC).date() - timedelta(days=6)
+
+
 def rounds_of(service: ChatService, rows: Sequence[Row]) -> list[Row]:
     """The rounds of the newest of these turns, oldest first."""
     return service.rounds(list(rows)[-MAX_TURNS_WITH_ROUNDS:])
-
-
-def models_of(service: ChatService) -> list[str]:
-    """Every model that the log has turns of."""
-    rows = service.turn_rows()
-    return sorted({row["model"] for row in rows if row["model"]})
 
 
 def selection_of(query: Mapping[str, str]) -> Selection:
@@ -77,6 +107,7 @@ def selection_of(query: Mapping[str, str]) -> Selection:
         query.get("model", ALL_MODELS),
         day_of(query.get("since")),
         day_of(query.get("until")),
+        query.get("source", PAGE),
     )
 
 

@@ -14,24 +14,37 @@ import gradio as gr
 
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
+from localspec.record.rows import API, PAGE
 from localspec.web.layout import QUIET, html_box
 from localspec.web.stats import figures as stats
-from localspec.web.stats.figures import TURN_COLUMNS
 from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.panels import (
     exports_html,
+    figures_html,
+    folded,
     plots_html,
-    summary_html,
+    turns_html,
+    verdict_html,
     waits_html,
     warning_html,
 )
-from localspec.web.stats.selection import ALL_MODELS, Selection, day_of, models_of, rounds_of
+from localspec.web.stats.selection import (
+    ALL_MODELS,
+    ANYONE,
+    WEEK,
+    WHOSE,
+    Selection,
+    day_of,
+    rounds_of,
+)
 
 SCOPES = [
     ("This session", "session"),
     ("This conversation", "conversation"),
+    ("Last 7 days", WEEK),
     ("Everything", "all"),
 ]
+SOURCES = [("You", PAGE), ("Other programs", API), ("Anyone", ANYONE)]
 EVERY_MODEL = ("Every model", ALL_MODELS)
 
 
@@ -39,20 +52,31 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
     """The tab with all its components, connected. conversation: holds the handle of the
     conversation that is shown."""
 
-    def refresh(scope: str, model: str, since: str, until: str, handle: int | None) -> list[Any]:
+    def refresh(
+        scope: str, source: str, model: str, since: str, until: str, handle: int | None
+    ) -> list[Any]:
         try:
-            selection = Selection(scope, handle, model, day_of(since), day_of(until))
+            selection = Selection(scope, handle, model, day_of(since), day_of(until), source)
             found = fill(service, selection)
         except StoreError as error:
             return [gr.skip(), warning_html(str(error)), *[gr.skip()] * 5]
-        choices = [EVERY_MODEL, *((name, name) for name in models_of(service))]
+        choices = [EVERY_MODEL, *((name, name) for name in service.logged_models())]
         return [gr.update(choices=choices), "", *found]
 
     with gr.Tab("Stats", id="stats") as tab:
+        warning, summary = html_box("", "ls-stats-warning"), html_box("", "ls-summary")
         with gr.Row(elem_id="ls-stats-top"):
-            scope = gr.Radio(SCOPES, value="session", label="Show and export", elem_id="ls-scope")
+            scope = gr.Radio(SCOPES, value="all", label="Show and export", elem_id="ls-scope")
             exports = html_box("", "ls-exports")
-        with gr.Row(elem_id="ls-filters", elem_classes="ls-filters"):
+        names = ("ls-plots-box", "ls-figures", "ls-turns")
+        plots, figures, turns = (html_box("", name) for name in names)
+        with (
+            gr.Accordion("Only some models or days", open=False, elem_id="ls-filters-fold"),
+            gr.Row(elem_id="ls-filters", elem_classes="ls-filters"),
+        ):
+            source = gr.Dropdown(
+                SOURCES, value=PAGE, label="Asked by", filterable=False, elem_id="ls-stats-source"
+            )
             model = gr.Dropdown(
                 [EVERY_MODEL], value=ALL_MODELS, label="Model", filterable=False,
                 elem_id="ls-stats-model",
@@ -63,29 +87,32 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
             until = gr.Textbox(
                 label="Until day", placeholder="2026-12-31", max_lines=1, elem_id="ls-until"
             )
-        names = ("ls-stats-warning", "ls-summary", "ls-plots-box", "ls-waits")
-        warning, summary, plots, waits = (html_box("", name) for name in names)
-        turns = gr.Dataframe(
-            headers=list(TURN_COLUMNS), interactive=False, wrap=False, label="Turns",
-            elem_id="ls-turns", max_height=420,
-        )  # fmt: skip
-    inputs = [scope, model, since, until, conversation]
-    outputs = [model, warning, exports, summary, plots, waits, turns]
-    filters = (scope.input, model.input, since.submit, since.blur, until.submit, until.blur)
-    for event in (tab.select, *filters):
+    inputs = [scope, source, model, since, until, conversation]
+    outputs = [model, warning, exports, summary, plots, figures, turns]
+    chosen = [each.input for each in (scope, source, model)]
+    written = [since.submit, since.blur, until.submit, until.blur]
+    for event in (tab.select, *chosen, *written):
         event(refresh, inputs, outputs, **QUIET)
 
 
-def fill(service: ChatService, selection: Selection) -> list[Any]:
-    """Exports, summary, plots, waits and the table of these turns. Raises StoreError."""
-    rows = selection.rows(service)
+def fill(service: ChatService, selection: Selection) -> list[str]:
+    """Exports, verdict, plots, figures and the table of these turns. Raises StoreError."""
+    found = selection.of_anyone(service)
+    rows = selection.asked(found)
+    num_apart = len(found) - len(rows) if selection.source == PAGE else 0
     rounds = rounds_of(service, rows)
     plots = make_plots(rows, rounds, service.status().description)
-    summary = stats.summarise(rows, rounds)
+    summary, saved_s = stats.summarise(rows, rounds), stats.seconds_saved(rows)
+    waits = waits_html(*stats.with_and_without(rows, rounds))
     return [
         exports_html(selection),
-        summary_html(summary, stats.seconds_saved(rows)),
+        verdict_html(
+            *stats.verdict(rows, rounds, selection.words, WHOSE.get(selection.source, "")),
+            summary,
+            saved_s,
+            num_apart,
+        ),
         plots_html(plots),
-        waits_html(*stats.with_and_without(rows, rounds)),
-        gr.update(value=stats.turn_table(rows)),
+        folded("All figures", figures_html(summary, saved_s) + waits) if rows else "",
+        turns_html(rows),
     ]

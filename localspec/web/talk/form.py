@@ -1,73 +1,103 @@
-"""The settings: the fields at the side, what they mean as settings of a reply, and presets.
+"""The settings: the fields at the side, and what they mean as settings of a reply.
 
-Contract: `lay_out` returns the fields in the order of `Form`. A field may be empty while it is
-being typed, which means its default. A preset sets some of the fields.
+Contract: every field is a text, as it was typed or chosen; an empty one means its default. The
+fields are one component, whose value is JSON by the names of `Form`; static/settings.js reads and
+writes them. `panel` is what the fields have to know besides: the ways of drafting, the prompts and
+the defaults.
 
-Not here: who listens to the fields (wiring), where presets are kept (chat/journal).
+Not here: where settings are kept (chat/log_service), who listens to the fields (wiring).
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import gradio as gr
 
 from localspec.backend import LARGEST_FIXED_LENGTH
-from localspec.chat.service import ChatService, Preset, ReplySettings
+from localspec.chat.service import ChatService, ReplySettings
 from localspec.core import AUTO, OFF, TOO_LARGE_A_SEED, SamplingParams
-from localspec.drafters.registry import label_of
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
+from localspec.files import parsed
 from localspec.leniency import THRESHOLD
 from localspec.web.live import capital, labelled
 from localspec.workloads import AS_SET, EXACT
 
 LENIENT = "lenient"  # of the checking field: by the rule of its own field
 RULES = (
-    ("the drafter is sure: the kind of text's threshold", THRESHOLD),
-    ("the model finds it likely enough: typical acceptance", "typical"),
-    ("accepted up to twice as often as by exact checking: factor 2", "factor:2"),
+    (THRESHOLD, "guesses that are sure enough"),
+    ("typical", "guesses that are likely enough"),
+    ("factor:2", "guesses up to twice as often"),
 )
+MOST_STOPS, LONGEST_STOP = 16, 200  # looked for in every token's text
+NOT_LOADED = "Known once the model is loaded."
 
 
 @dataclass(frozen=True)
 class Form:
-    """The settings as the page's fields hold them; numbers may be missing while being typed. seed
-    and fixed_gamma are text: a number field of Gradio's turns "nothing" into 0."""
+    """The settings as the fields hold them."""
 
-    temperature: float | None
-    top_p: float | None
-    max_tokens: float | None
-    seed: str | None
-    system_prompt: str | None
-    drafter: str | None
-    top_k: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    fixed_gamma: str | None
-    workload: str | None = None
-    checking: str | None = None
-    lenient_rule: str | None = None
+    system_prompt: str = ""
+    temperature: str = "0.7"
+    max_tokens: str = "512"
+    drafter: str = AUTO
+    top_p: str = "1"
+    top_k: str = "0"
+    min_p: str = "0"
+    repetition_penalty: str = "1"
+    seed: str = ""
+    fixed_gamma: str = ""
+    workload: str = AUTO
+    checking: str = AS_SET
+    lenient_rule: str = THRESHOLD
+    stop: str = ""
+
+    @classmethod
+    def of(cls, kept: Mapping[str, str]) -> Form:
+        """With the defaults where nothing is kept; a field of another version is left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in kept.items() if name in known})
+
+    @classmethod
+    def read(cls, written: str | None) -> Form:
+        """The form as the page sends it. Raises RequestError."""
+        try:
+            found = parsed(written or "{}")
+            if isinstance(found, dict) and all(isinstance(one, str) for one in found.values()):
+                return cls.of(found)
+        except ValueError:
+            pass
+        raise RequestError("The settings did not arrive whole. Reload the page.")
+
+    @property
+    def data(self) -> dict[str, str]:
+        return asdict(self)
 
     def settings(self) -> ReplySettings:
         """Raises RequestError for a value out of range."""
         return ReplySettings(
             sampling=SamplingParams(
-                temperature=_or(self.temperature, 0.0),
-                top_k=_counted("Top-k", self.top_k, 0, 0),
-                top_p=_or(self.top_p, 1.0),
-                min_p=_or(self.min_p, 0.0),
-                repetition_penalty=_or(self.repetition_penalty, 1.0),
+                temperature=_number("The temperature", self.temperature, 0.0, 0, 5),
+                top_k=_whole("Top-k", self.top_k, 0, 1_000_000) or 0,
+                top_p=_number("Top-p", self.top_p, 1.0, 1e-6, 1),
+                min_p=_number("Min-p", self.min_p, 0.0, 0, 1),
+                repetition_penalty=_number(
+                    "The repetition penalty", self.repetition_penalty, 1.0, 0.1, 10
+                ),
                 seed=_whole("The seed", self.seed, 1 - TOO_LARGE_A_SEED, TOO_LARGE_A_SEED - 1),
             ),
-            max_tokens=_counted("Max tokens", self.max_tokens, 512, 1),
+            max_tokens=_whole("Max tokens", self.max_tokens, 1, 10_000_000) or 512,
             drafter=self.drafter or AUTO,
-            num_draft_tokens=_whole("The fixed γ", self.fixed_gamma, 0, LARGEST_FIXED_LENGTH),
-            system_prompt=self.system_prompt or "",
+            num_draft_tokens=_whole("The draft length", self.fixed_gamma, 0, LARGEST_FIXED_LENGTH),
+            system_prompt=self.system_prompt,
             workload=self.workload or AUTO,
             checking=self._checking(),
+            stop=_stops(self.stop),
         )
 
     def _checking(self) -> str:
@@ -76,33 +106,21 @@ class Form:
         return self.checking or AS_SET
 
 
-def preset_of(name: str, form: Form) -> Preset:
-    """The form as a preset. Raises RequestError for a value out of range."""
-    settings = form.settings()
-    sampling = settings.sampling
-    return Preset(
-        name=name,
-        system_prompt=settings.system_prompt,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        max_tokens=settings.max_tokens,
-    )
+def _stops(written: str) -> tuple[str, ...]:
+    """One a line; \\n in a line means a line break. Raises RequestError."""
+    found = tuple(line.replace("\\n", "\n") for line in written.split("\n") if line)
+    if len(found) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in found):
+        raise RequestError(
+            f"There may be {MOST_STOPS} stop strings of {LONGEST_STOP} characters each. Remove or "
+            "shorten some."
+        )
+    return found
 
 
-def with_preset(form: Form, preset: Preset) -> Form:
-    """The form with the preset's values, the other fields as they are."""
-    values = asdict(preset)
-    del values["name"]
-    return replace(form, **values)
-
-
-def _whole(name: str, written: str | None, low: int, high: int) -> int | None:
+def _whole(name: str, written: str, low: int, high: int) -> int | None:
     """A whole number out of a field that may be empty, by the name it has on the page. Raises
     RequestError."""
-    text = (written or "").strip()
+    text = written.strip()
     if not text:
         return None
     try:
@@ -111,160 +129,214 @@ def _whole(name: str, written: str | None, low: int, high: int) -> int | None:
         raise RequestError(
             f"{name} is {text[:20]!r}, but takes a whole number. Write one, or leave it empty."
         ) from None
-    if not low <= found <= high:
+    return int(_within(name, text, found, low, high))
+
+
+def _number(name: str, written: str, default: float, low: float, high: float) -> float:
+    """Raises RequestError."""
+    text = written.strip()
+    if not text:
+        return default
+    try:
+        return _within(name, text, float(text), low, high)
+    except ValueError:
         raise RequestError(
-            f"{name} is {text[:24]}, but must lie between {low} and {high}. Write a number in "
-            "this range, or leave it empty."
-        )
-    return found
+            f"{name} is {text[:20]!r}, but takes a number. Write one, or leave it empty."
+        ) from None
 
 
-def _counted(name: str, value: float | None, default: int, least: int) -> int:
-    """A count out of a number field; empty means its default. Raises RequestError for what would
-    not be used as it is shown."""
-    wanted = _or(value, default)
-    if wanted != int(wanted):
-        raise RequestError(f"{name} is {wanted:g}, but takes a whole number. Write {int(wanted)}.")
-    if wanted < least:
-        raise RequestError(f"{name} is {wanted:g}, but needs at least {least}.")
-    return int(wanted)
+def _within(name: str, text: str, found: float, low: float, high: float) -> float:
+    if low <= found <= high:  # also refuses NaN
+        return found
+    raise RequestError(
+        f"{name} is {text[:24]}, but must lie between {low:{_digits(low)}} and "
+        f"{high:{_digits(high)}}. Write a number in this range, or leave it empty."
+    )
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _digits(limit: float) -> str:
+    return "d" if isinstance(limit, int) else "g"
 
 
-class FormPage(NamedTuple):
-    """The components of the settings. fields: in the order of Form."""
-
-    fields: Sequence[gr.components.Component]
-    drafter: gr.Dropdown
-    drafter_note: gr.Markdown
-    system_prompt: gr.Textbox
+# what the fields show besides their values
 
 
-def workload_choices(service: ChatService) -> tuple[list[tuple[str, str]], list[str]]:
-    """The kinds of text that can be chosen, and the titles of those the person set to lenient."""
-    kinds = service.workloads.values()
-    choices = [("auto: by the message", AUTO), *((kind.title, kind.name) for kind in kinds)]
-    return choices, [kind.title for kind in kinds if kind.lenient]
-
-
-def drafter_choices(service: ChatService) -> tuple[list[tuple[str, str]], str]:
-    """The drafters that can be chosen, and a line about each: why it can be used or cannot."""
-    choices = [("auto: whatever is fastest", AUTO), ("off: without drafting", OFF)]
+def panel(service: ChatService, model: str | None) -> dict[str, Any]:
+    """For static/settings.js. model: whose defaults are shown; None where none is known yet."""
     loaded = service.status().description
-    if loaded is None:
-        if service.drafter not in (AUTO, OFF):  # asked for at the start, not known yet
-            choices.append((label_of(service.drafter), service.drafter))
-        return choices, "The drafters are known once the model is loaded."
-    notes = []
-    for drafter in loaded.drafters:
-        label = label_of(drafter.name)
-        if drafter.is_available:
-            choices.append((label, drafter.name))
-        mark = "" if drafter.is_available else " (not available)"
-        notes.append(f"**{capital(label)}**{mark}: {html.escape(labelled(drafter.reason))}")
-    return choices, "\n\n".join(notes)
-
-
-def lay_out(service: ChatService) -> FormPage:
-    """The fields, in the column that is open."""
-    system_prompt = gr.Textbox(
-        label="System prompt",
-        info="Stands before everything that is said in this chat.",
-        lines=2,
-        max_lines=8,
-        elem_id="ls-system",
-    )
-    temperature = gr.Slider(
-        0,
-        2,
-        value=0.7,
-        step=0.05,
-        label="Temperature",
-        info="0 always takes the likeliest word; higher is freer. γ adapts to it.",
-    )
-    top_p = gr.Slider(
-        0.05, 1, value=1.0, step=0.05, label="Top-p", info="1 leaves every word possible."
-    )
-    # No limits here: Gradio would refuse each event of the page in words of its own.
-    max_tokens = gr.Number(value=512, label="Max tokens")
-    drafter = gr.Dropdown(
-        choices=drafter_choices(service)[0],
-        value=service.drafter,
-        label="Drafter",
-        filterable=False,
-        elem_id="ls-drafter-choice",
-    )
-    drafter_note = gr.Markdown("", elem_id="ls-drafter-note")
-    made: dict[str, gr.components.Component] = {
-        "system_prompt": system_prompt,
-        "temperature": temperature,
-        "top_p": top_p,
-        "max_tokens": max_tokens,
-        "drafter": drafter,
-        **_checking(*workload_choices(service)),
-    }
-    with gr.Accordion("Advanced", open=False):
-        made |= _advanced()
-    in_order = [made[field.name] for field in fields(Form)]
-    return FormPage(in_order, drafter, drafter_note, system_prompt)
-
-
-def _checking(
-    workloads: list[tuple[str, str]], set_lenient: list[str]
-) -> dict[str, gr.components.Component]:
-    """The kind of text, and whether lenient checking is wanted."""
-    workload = gr.Dropdown(
-        choices=workloads,
-        value=AUTO,
-        label="Kind of text",
-        filterable=False,
-        info="Sets the first draft length, and the threshold where checking is lenient (chat has "
-        "none and stays exact).",
-        elem_id="ls-workload",
-    )
-    own = f" You set it to lenient for: {', '.join(set_lenient)}."
-    checking = gr.Radio(
-        choices=[("as set", AS_SET), ("exact", EXACT), ("lenient", LENIENT)],
-        value=AS_SET,
-        label="Checking",
-        info="Lenient gives up that the text is what the model alone would write: guesses it "
-        "would have refused may stay, and the reply says how many. As set is exact, unless a "
-        f"profile of yours says otherwise.{own if set_lenient else ''}",
-        elem_id="ls-checking",
-    )
-    return {"workload": workload, "checking": checking}
-
-
-def _advanced() -> dict[str, gr.components.Component]:
-    seed = gr.Textbox(
-        label="Seed",
-        info="Repeats a sampled reply, for a fixed drafter and γ only. Empty: another each time.",
-        placeholder="none",
-    )
-    gamma = gr.Textbox(
-        label="Fixed γ",
-        info="Tokens drafted in every round; 0 drafts none. Empty: chosen anew each round.",
-        placeholder="chosen",
-    )
-    top_k = gr.Number(value=0, label="Top-k", info="0: not used.")
-    min_p = gr.Slider(0, 1, value=0, step=0.01, label="Min-p", info="0: not used.")
-    penalty = gr.Slider(1, 2, value=1, step=0.05, label="Repetition penalty", info="1: not used.")
-    rule = gr.Dropdown(
-        choices=list(RULES),
-        value=THRESHOLD,
-        label="Lenient rule",
-        filterable=False,
-        info="Used only where checking is lenient.",
-        elem_id="ls-lenient-rule",
-    )
+    ways = () if loaded is None else loaded.drafters
+    listed = [(one.name, one.is_available, capital(labelled(one.reason))) for one in ways]
     return {
-        "seed": seed,
-        "fixed_gamma": gamma,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": penalty,
-        "lenient_rule": rule,
+        "ways": [dict(zip(("name", "is_ready", "reason"), one, strict=True)) for one in listed],
+        "is_loaded": loaded is not None,
+        "kernels": None if loaded is None else loaded.kernels,
+        "prompts": service.prompts.all(),
+        "model": model,
+        "defaults": defaults(service, model).data,
+        "has_defaults": model in service.defaults.all(),
     }
+
+
+def defaults(service: ChatService, model: str | None) -> Form:
+    """What a new chat begins with. A way of drafting that was asked for at the start comes before
+    the one that was kept."""
+    kept = {} if model is None else service.defaults.all().get(model, {})
+    asked = {} if service.drafter == AUTO else {"drafter": service.drafter}
+    return Form.of({**kept, **asked})
+
+
+# the fields
+
+
+def _row(name: str, label: str, control: str, help_text: str, kind: str = "") -> str:
+    """One line: the label, the field, and a help that shows on focus and hover."""
+    return (
+        f'<div class="ls-set {kind}" data-of="{name}"><label for="ls-set-{name}">{label}</label>'
+        f'{control}<span class="ls-set-help" role="tooltip" id="ls-help-of-{name}">'
+        f"{html.escape(help_text)}</span></div>"
+    )
+
+
+def _named(name: str) -> str:
+    return f'id="ls-set-{name}" name="{name}" aria-describedby="ls-help-of-{name}"'
+
+
+def _text(name: str, label: str, help_text: str, more: str = "") -> str:
+    field = f'<input type="text" autocomplete="off" spellcheck="false" {_named(name)} {more}>'
+    return _row(name, label, field, help_text)
+
+
+def _figure(name: str, label: str, top: float, step: float, help_text: str) -> str:
+    slider = (
+        f'<input type="range" min="0" max="{top:g}" step="{step:g}" data-for="{name}" '
+        f'aria-label="{label}" aria-describedby="ls-help-of-{name}">'
+    )
+    number = f'<input type="text" inputmode="decimal" autocomplete="off" {_named(name)}>'
+    return _row(name, label, slider + number, help_text, "ls-slides")
+
+
+def _choice(name: str, label: str, options: tuple[tuple[str, str], ...], help_text: str) -> str:
+    listed = "".join(
+        f'<option value="{html.escape(value)}">{html.escape(said)}</option>'
+        for value, said in options
+    )
+    return _row(name, label, f"<select {_named(name)}>{listed}</select>", help_text)
+
+
+def _way(name: str, label: str, reason: str, kind: str = "") -> str:
+    return (
+        f'<label class="ls-way {kind}"><input type="radio" name="drafter" value="{name}">'
+        f"<span><b>{html.escape(label)}</b><small>{html.escape(reason)}</small></span></label>"
+    )
+
+
+PROMPT = """<div class="ls-set ls-wide-set">
+<label for="ls-set-system_prompt">System prompt</label>
+<textarea id="ls-set-system_prompt" name="system_prompt" rows="3" autocomplete="off"
+ aria-describedby="ls-help-of-system_prompt"></textarea>
+<span class="ls-set-help" role="tooltip" id="ls-help-of-system_prompt">Told to the model before
+ everything that is said in this chat.</span>
+<div class="ls-library"><select id="ls-prompts" aria-label="Your prompts"></select>
+<button type="button" id="ls-prompt-save">Save</button>
+<button type="button" id="ls-prompt-rename" hidden>Rename</button>
+<button type="button" id="ls-prompt-delete" hidden>Delete</button></div></div>"""
+
+STOP = """<div class="ls-set ls-wide-set"><label for="ls-set-stop">Stop strings</label>
+<textarea id="ls-set-stop" name="stop" rows="1" autocomplete="off" spellcheck="false"
+ placeholder="none" aria-describedby="ls-help-of-stop"></textarea>
+<span class="ls-set-help" role="tooltip" id="ls-help-of-stop">A reply ends before any of these
+ texts. One a line; \\n means a line break.</span></div>"""
+
+ENDS = """<div class="ls-ends"><button type="button" id="ls-defaults-back">Back to the
+ defaults</button><button type="button" id="ls-defaults-save">Make these the
+ defaults</button><button type="button" id="ls-defaults-forget" hidden>Forget the
+ defaults</button><p id="ls-defaults-of"></p></div>"""
+
+
+def _speed() -> str:
+    ways = "".join(
+        _way(one.name, capital(one.label.removeprefix("the ")), NOT_LOADED)
+        for one in REGISTRY.values()
+    )
+    return (
+        '<details class="ls-set ls-speed" id="ls-speed-choice"><summary><span>Speed</span>'
+        '<span id="ls-speed-chosen">Auto</span></summary>'
+        '<fieldset><legend class="ls-sr">Speed</legend>'
+        + _way(AUTO, "Auto", "Whatever is fastest, measured as it writes.", "ls-always")
+        + _way(OFF, "Off", "The model alone, without guesses.", "ls-always")
+        + f'<p class="ls-choose">Or choose what guesses ahead</p>{ways}</fieldset></details>'
+    )
+
+
+def form_html(service: ChatService) -> str:
+    """The fields; nothing of it is a person's text."""
+    kinds = tuple((kind.name, kind.title) for kind in service.workloads.values())
+    lenient = [kind.title for kind in service.workloads.values() if kind.lenient]
+    advanced = (
+        _choice("checking", "Checking", _checkings(lenient), "Exact: every word is what the model "
+                "alone would write. Lenient: some guesses that it would have refused may stay, and "
+                "the reply says how many.")
+        + _choice("lenient_rule", "Lenient lets pass", RULES,
+                  "Used only where checking is lenient.")
+        + _choice("workload", "Kind of text", ((AUTO, "recognised"), *kinds),
+                  "By your message, or as chosen here: how many guesses it begins with, and what "
+                  "lenient checking lets pass.")
+        + _text("fixed_gamma", "Draft length", "Guesses in each round; 0 makes none. Empty: chosen "
+                "anew each round.", 'placeholder="chosen" inputmode="numeric"')
+        + _figure("top_p", "Top-p", 1, 0.05, "Only the likeliest words that make up this share "
+                  "are possible. 1: every word.")
+        + _text("top_k", "Top-k", "Only so many of the likeliest words are possible. 0: every "
+                "word.", 'inputmode="numeric"')
+        + _figure("min_p", "Min-p", 1, 0.01, "Words below this share of the likeliest one's chance "
+                  "are left out. 0: none.")
+        + _figure("repetition_penalty", "Repetition", 2, 0.05, "Above 1, words that were written "
+                  "already become less likely. 1: not used.")
+        + STOP
+        + _text("seed", "Seed", "The same seed and settings give the same reply. Empty: another "
+                "reply each time.", 'placeholder="none" inputmode="numeric"')
+        + '<p class="ls-kernels">Kernels: <span id="ls-kernels">not known yet</span></p>'
+    )  # fmt: skip
+    return (
+        '<form id="ls-form" autocomplete="off">'
+        + PROMPT
+        + _figure("temperature", "Temperature", 2, 0.05, "0 always takes the likeliest word; "
+                  "higher is freer.")
+        + _text("max_tokens", "Max tokens", "The longest reply. A token is a short piece of a "
+                "word.", 'inputmode="numeric"')
+        + _speed()
+        + f'<details id="ls-advanced"><summary>Advanced</summary>{advanced}</details>'
+        + f"{ENDS}</form>"
+    )  # fmt: skip
+
+
+def _checkings(lenient: list[str]) -> tuple[tuple[str, str], ...]:
+    """Exact by itself where no kind of text was set to lenient by the person."""
+    if not lenient:
+        return ((AS_SET, "exact"), (LENIENT, "lenient"))
+    as_set = f"lenient for {', '.join(lenient)}"
+    return ((AS_SET, as_set), (EXACT, "exact"), (LENIENT, "lenient"))
+
+
+# Values come to the fields, and go from them, through static/settings.js.
+FORM_JS = """
+window.lsSettings = { get: () => props.value, set: (written) => { props.value = written; } };
+const tell = () => window.dispatchEvent(new CustomEvent('ls-settings', { detail: props.value }));
+watch('value', tell);
+tell();
+"""
+
+
+def lay_out(service: ChatService) -> gr.HTML:
+    return gr.HTML(
+        written(defaults(service, None)),
+        html_template=form_html(service),
+        js_on_load=FORM_JS,
+        elem_id="ls-form-box",
+        padding=False,
+        apply_default_css=False,
+    )
+
+
+def written(form: Form) -> str:
+    """The component's value; never markup."""
+    return json.dumps(form.data).replace("<", "\\u003c")

@@ -3,9 +3,10 @@
 A turn takes three steps, each an event of its own: `send` (or its like) begins it, `follow` shows
 the text that grows and nothing else, `settle` shows what the log holds in the end. Following never
 blocks a thread and never slows the engine: it reads the reply's view at most twelve times a second.
-Where another conversation is chosen or another message sent, the page stops following and the reply
-goes on; what is shown next waits until the last text is sent, so that none appears in another
-conversation. When a page is gone, presence decides what becomes of its replies.
+A message sent meanwhile waits, is shown below the reply, and is followed next. Where another
+conversation is chosen, the page stops following and the reply goes on; what is shown next waits
+until the last text is sent, so that none appears in another conversation. When a page is gone,
+presence decides what becomes of its replies.
 
 Not here: components (layout), messages as Markdown (messages), the list at the side (commands).
 """
@@ -14,18 +15,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from localspec.chat.service import ChatService, Reply, ReplySettings, clean
-from localspec.errors import ContextOverflow, LocalspecError, RequestError
+from localspec.errors import ContextOverflow, LocalspecError, RequestError, StoreError
 from localspec.web.live import counted
-from localspec.web.proof.provenance import lookups
 from localspec.web.talk import sending
-from localspec.web.talk.form import Form
+from localspec.web.talk.form import Form, defaults
 from localspec.web.talk.history import history_html
-from localspec.web.talk.messages import ChatMessage, chat_messages, growing, may_be_looked_up
+from localspec.web.talk.messages import ChatMessage, chat_messages, growing, waiting
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
 
@@ -35,6 +36,7 @@ POLL_CHARACTERS = 40_000  # a text this long is read half as often, since its Ma
 SETTLE_S = 1.0  # how long the end of a reply waits for the log
 
 NOTHING = Extras()
+STOPS = "This chat stops there: its menu in the list says what is done instead."
 STILL_WRITING = "A reply is still being written. Stop it, or wait until it is complete."
 
 
@@ -43,8 +45,8 @@ class Shown:
     """What changed on the page; None leaves a part as it is.
 
     chat: the messages that stand; growing: the reply being written. handle: the conversation
-    shown, placed where `is_moved`. history: the list at the side. presets, preset: their names, and
-    the one chosen. warning: a passing message; signal: news for our scripts, as plain data.
+    shown, placed where `is_moved`. history: the list at the side. settings: what the
+    fields hold. warning: a passing message; signal: news for our scripts, as plain data.
     """
 
     chat: list[ChatMessage] | None = None
@@ -53,10 +55,7 @@ class Shown:
     is_moved: bool = False
     history: str | None = None
     is_running: bool | None = None
-    message: str | None = None
-    system_prompt: str | None = None
-    presets: list[str] | None = None
-    preset: str | None = None
+    settings: Form | None = None
     warning: str | None = None
     signal: dict[str, Any] | None = None
 
@@ -69,13 +68,16 @@ class Handlers:
         self.presence = presence or Presence(service.stop)
         self._searches: dict[str, str] = {}
         self._left_out: dict[int, int] = {}
+        self._unsent: Form | None = None
+        self._model: str | None = None
 
     # conversations
 
     def history(self, page: str, handle: int | None) -> str:
         """The list at the side, as the page last searched it."""
         search = self._searches.get(page, "")
-        return history_html(self.service.conversations(search), handle, search)
+        rows, folders = self.service.conversations(search), self.service.folders()
+        return history_html(rows, handle, search, folders=folders)
 
     def search(self, page: str, words: str) -> None:
         self._searches[page] = words
@@ -89,6 +91,11 @@ class Handlers:
         known = {row.id for row in rows}
         return int(wanted) if wanted.isdecimal() and int(wanted) in known else None
 
+    async def begin_new(self, page: str) -> Shown:
+        """Show a new chat, with the defaults."""
+        self._unsent = None
+        return await self.open(page, None)
+
     async def open(self, page: str, handle: int | None) -> Shown:
         """Show a conversation; `follow` then shows its reply if one is being written."""
         reader = await self.presence.take_over(page)
@@ -96,7 +103,7 @@ class Handlers:
             reply = self.service.running(handle) if handle is not None else None
             chat = await asyncio.to_thread(self._chat, handle, reply)
             history = await asyncio.to_thread(self.history, page, handle)
-            prompt = self._system_prompt(handle)
+            settings = await asyncio.to_thread(self.settings, handle)
         except LocalspecError as error:  # the log cannot be read
             return Shown([], [], None, True, "", is_running=False, warning=str(error))
         if reply is not None:
@@ -106,14 +113,44 @@ class Handlers:
             return Shown()
         return Shown(
             chat,
-            [],
+            self._growing(reply),
             handle,
             True,
             history,
             reply is not None,
-            system_prompt=prompt,
+            settings=settings,
             signal={"moved": handle or 0},
         )
+
+    # settings
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that is loaded, or was loaded last."""
+        loaded = self.service.status().description
+        if loaded is not None:
+            self._model = loaded.target
+        return self._model
+
+    def settings(self, handle: int | None) -> Form:
+        """What was kept for the conversation; of a new one what its page held last, else the
+        defaults of the model."""
+        usual = defaults(self.service, self.model)
+        if handle is None:
+            return self._unsent or usual
+        kept = self.service.settings_of(handle)
+        return Form.of({**usual.data, **{name: clean(value) for name, value in kept.items()}})
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the fields of a new chat still hold the defaults."""
+        return self._unsent is None
+
+    def keep(self, handle: int | None, form: Form) -> None:
+        if handle is None:
+            self._unsent = form
+        elif self.service.settings_of(handle) != form.data:
+            self.service.keep_settings(handle, form.data)
 
     # one turn
 
@@ -124,15 +161,15 @@ class Handlers:
 
         def begin(settings: ReplySettings) -> Reply | None:
             whole = extras.joined(text)
-            if handle is not None and self.service.running(handle) is not None:
-                raise RequestError(STILL_WRITING)
             if extras.edits is not None and handle is not None:
+                if self.service.running(handle) is not None:
+                    raise RequestError(STILL_WRITING)
                 return self.service.edit(handle, extras.edits, whole, settings)
             return self.service.submit(handle, whole, settings)
 
         asked = await self._ask(page, handle, text, form, extras, begin)
         if asked.handle is not None:
-            return replace(asked, message="", signal={"sent": asked.handle})
+            return replace(asked, signal={"sent": asked.handle})
         return asked
 
     async def regenerate(self, page: str, handle: int | None, form: Form) -> Shown:
@@ -174,6 +211,8 @@ class Handlers:
             whole = extras.joined(text)
             reply, settings = await asyncio.to_thread(self._begun, handle, whole, settings, begin)
         except ContextOverflow as error:
+            if self.service.when_full(handle) == "stop":
+                return Shown(warning=f"{error} {STOPS}")
             news = await asyncio.to_thread(
                 sending.overflow, self.service, handle, whole, settings, error
             )
@@ -182,15 +221,25 @@ class Handlers:
             return Shown(warning=str(error))
         if reply is None:
             return Shown(warning=refusal)
+        if extras.num_left_out:
+            self.service.decide(reply.handle, "roll")
+        if handle is None:
+            self._unsent = None
+        with suppress(StoreError):  # the journal says that the log takes nothing
+            await asyncio.to_thread(self.keep, reply.handle, form)
         if settings.num_left_out:
             self._left_out[reply.handle] = settings.num_left_out
         reader = await self.presence.take_over(page)
-        self.presence.read(page, reader, reply)
-        chat = await asyncio.to_thread(self._chat, reply.handle, reply)
+        first = self.service.running(reply.handle) or reply  # a later one waits below it
+        self.presence.asked(page, reply)
+        chat = await asyncio.to_thread(self._chat, reply.handle, first)
         history = await asyncio.to_thread(self.history, page, reply.handle)
+        # Last: what the page asked for before may still follow and settle, and would show the end
+        # of this reply before its beginning.
+        self.presence.read(page, reader, first)
         if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
             return Shown(handle=reply.handle)
-        return Shown(chat, growing(reply.view), reply.handle, True, history, is_running=True)
+        return Shown(chat, self._growing(first), reply.handle, True, history, is_running=True)
 
     def _begun(
         self,
@@ -199,12 +248,12 @@ class Handlers:
         settings: ReplySettings,
         begin: Callable[[ReplySettings], Reply | None],
     ) -> tuple[Reply | None, ReplySettings]:
-        """The reply and the settings it began with: where the person chose to go on without the
-        oldest messages, without as many as it takes by now. Raises LocalspecError."""
+        """The reply and the settings it began with: in a chat that goes on without its oldest
+        messages, without as many as it takes by now. Raises LocalspecError."""
         try:
             return begin(settings), settings
         except ContextOverflow:
-            chosen = settings.num_left_out
+            chosen = settings.num_left_out or self.service.when_full(handle) == "roll"
             fewest = sending.fitting(self.service, handle, whole, settings) if chosen else None
             if fewest is None:
                 raise
@@ -239,10 +288,10 @@ class Handlers:
         reply, shown = reader.reply, None
         try:
             while not reply.done.is_set() and self.presence.is_reading(page, reader):
-                view = reply.view
-                if view is not shown:
-                    shown = view
-                    yield growing(view)
+                view, later = reply.view, self.service.waiting(reply.handle)
+                if (view, later) != shown:
+                    shown = (view, later)
+                    yield self._growing(reply)
                 await reader.pause(_pause_s(len(view.text)))
         except (GeneratorExit, asyncio.CancelledError):
             self.presence.leave(page)
@@ -257,14 +306,32 @@ class Handlers:
             return Shown()
         reply = reader.reply
         await asyncio.to_thread(self.service.flush, SETTLE_S)
-        chat = await asyncio.to_thread(self._chat, reply.handle, None)
+        following = self.service.running(reply.handle)
+        chat = await asyncio.to_thread(self._chat, reply.handle, following)
         history = await asyncio.to_thread(self.history, page, reply.handle)
         if not self.presence.is_reading(page, reader):
             return Shown()
         news = {"announce": _ending(reply), "recorded": reply.handle}
-        return Shown(chat, [], reply.handle, True, history, is_running=False, signal=news)
+        if following is not None:
+            news["more"] = reply.handle
+        return Shown(
+            chat,
+            self._growing(following),
+            reply.handle,
+            True,
+            history,
+            is_running=following is not None,
+            signal=news,
+        )
 
     # messages for the chat component
+
+    def _growing(self, reply: Reply | None) -> list[ChatMessage]:
+        """The reply being written, and the messages of its conversation that wait for it."""
+        if reply is None:
+            return []
+        number = reply.number if reply is not self.service.current else 0
+        return [*growing(reply.view, number), *map(waiting, self.service.waiting(reply.handle))]
 
     def _chat(self, handle: int | None, reply: Reply | None) -> list[ChatMessage]:
         """The messages that stand: without the reply that is still being written."""
@@ -273,14 +340,7 @@ class Handlers:
         if not shown:
             return []
         rows = {row["message_id"]: row for row in service.turn_rows(handle)}
-        for message_id, row in rows.items():
-            counts = may_be_looked_up(row)
-            row["num_looked_up"] = service.num_from(message_id, lookups()) if counts else 0
         return chat_messages(shown, rows, is_running=reply is not None)
-
-    def _system_prompt(self, handle: int | None) -> str | None:
-        prompt = None if handle is None else self.service.system_prompt(handle)
-        return None if prompt is None else clean(prompt)
 
 
 def _pause_s(num_characters: int) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from localspec.chat.service import ConversationRow, clean
+from localspec.chat.service import ConversationRow, Folder, clean
 
 MAX_SHOWN_CONVERSATIONS = 200
 
@@ -24,17 +24,35 @@ def history_html(
     current: int | None,
     search: str = "",
     now: datetime | None = None,
+    folders: Sequence[Folder] = (),
 ) -> str:
     """The whole list. current: the conversation that is shown."""
-    if not rows:
+    if not rows and (search.strip() or not folders):
         words = f"Nothing found for “{search.strip()}”." if search.strip() else "No chats yet."
         return f'<p class="ls-none">{html.escape(clean(words))}</p>'
     shown = rows[:MAX_SHOWN_CONVERSATIONS]
     if search.strip():
         return _group("Found", shown, current)
     today = (now or datetime.now(UTC)).astimezone()
-    groups = groupby(shown, key=lambda row: _age(row, today))
-    return "".join(_group(title, group, current) for title, group in groups)
+    known = {folder.id for folder in folders}
+    lying = [row for row in shown if row.folder_id not in known]
+    groups = groupby(lying, key=lambda row: _age(row, today))
+    parts = [_folder(one, [row for row in shown if row.folder_id == one.id], current)
+             for one in folders]  # fmt: skip
+    return "".join([*parts, *(_group(title, group, current) for title, group in groups)])
+
+
+def _folder(folder: Folder, rows: Sequence[ConversationRow], current: int | None) -> str:
+    name = html.escape(clean(folder.name))
+    lines = "".join(_line(row, row.id == current) for row in rows)
+    inside = f'<ul class="ls-list">{lines}</ul>' if rows else '<p class="ls-none">No chats yet.</p>'
+    return (
+        f'<section class="ls-folder" data-folder="{folder.id}">'
+        f"<details{'' if folder.is_collapsed else ' open'}>"
+        f'<summary class="ls-group" dir="auto">{name}</summary>{inside}</details>'
+        '<button type="button" class="ls-more" aria-haspopup="menu" '
+        f'aria-label="More: folder {name}"><span aria-hidden="true">⋯</span></button></section>'
+    )
 
 
 def _group(title: str, rows: Iterable[ConversationRow], current: int | None) -> str:

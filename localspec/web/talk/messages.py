@@ -2,10 +2,10 @@
 
 Contract: nothing that a person or a model wrote becomes markup of ours (plain_markdown). Notes are
 `<p class="ls-footer">` (`ls-own` under the person's), a part of their own, so that an open code
-fence cannot swallow them and copying can leave them out (static/live.js).
-Links of class `ls-do` are small buttons: static/chat.js turns a click into a command.
+fence cannot swallow them and copying can leave them out (static/live.js). A message has its note
+whether or not a reply is being written, so that nothing moves when one begins or ends.
 
-Not here: which messages there are (chat/service), what a click does (commands).
+Not here: which messages there are (chat/service), the actions of a note (actions).
 """
 
 from __future__ import annotations
@@ -14,48 +14,59 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.chat.service import ShownMessage, TurnView, clean
-from localspec.drafters.registry import REGISTRY
-from localspec.web.live import badge, footer, percent
+from localspec.chat.service import Reply, ShownMessage, TurnView, clean
+from localspec.web.live import badge, footer, time_of_day
+from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
 from localspec.web.talk.plain_markdown import as_text
 from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
-MIN_SHARE_LOOKED_UP = 0.3  # of a reply; less is not mentioned
 
 ChatMessage = dict[str, Any]
-CAN_GO_ON = ("stopped", "interrupted")
 
 
 def chat_messages(
     shown: Sequence[ShownMessage], rows: Mapping[int | None, dict[str, Any]], is_running: bool
 ) -> list[ChatMessage]:
-    """Every message with its notes. rows: the logged turn of each reply, by message id, with
-    num_looked_up, the tokens that were copied from earlier text. is_running: a reply is under
-    way, so nothing can be edited or continued now."""
-    last = len(shown) - 1
-    return [
-        _person(message, is_running)
-        if message.role == "user"
-        else _reply(message, rows.get(message.message_id), index == last and not is_running)
-        for index, message in enumerate(shown)
-    ]
+    """Every message with its notes. rows: the logged turn of each reply, by message id.
+    is_running: a reply is under way, so the last message is not the end."""
+    found, model = [], None
+    for index, message in enumerate(shown):
+        row = rows.get(message.message_id)
+        place = Place(message, row, index == len(shown) - 1 and not is_running)
+        if message.role == "user":
+            found.append(_person(place))
+            continue
+        found.append(_reply(place, model))
+        model = message.model or model
+    return found
 
 
-def growing(view: TurnView) -> list[ChatMessage]:
-    """The bubble of a reply that is being written, or what it waits for."""
+def waiting(reply: Reply) -> ChatMessage:
+    """A message that waits until the reply before it has ended."""
+    text, files = parted(reply.pending.text)
+    notes = [_chip(name, content) for name, content in files]
+    notes += ["waiting", link("take back", reply.number, "takeback")]
+    return _text("user", text[:SHORTENED_TO], _note("ls-own", notes))
+
+
+def growing(view: TurnView, number: int = 0) -> list[ChatMessage]:
+    """The bubble of a reply that is being written, or what it waits for. number: of a reply that
+    can still be taken back."""
     if view.text:
         return [_text("assistant", view.text)]
     if view.phase == "loading":
         return [_text("assistant", "*The model is still loading; this is answered right after.*")]
     if view.phase == "queued" and view.position:
         noun = "reply" if view.position == 1 else "replies"
-        return [_text("assistant", f"*Waiting: {view.position} {noun} ahead of this one.*")]
+        note = _note("ls-footer", [link("take back", number, "takeback")]) if number else ""
+        return [_text("assistant", f"*Waiting: {view.position} {noun} ahead of this one.*", note)]
     return []
 
 
-def _person(message: ShownMessage, is_running: bool) -> ChatMessage:
+def _person(place: Place) -> ChatMessage:
+    message = place.message
     handle = message.message_id
     text, files = parted(message.text)
     notes = [_chip(name, content) for name, content in files]
@@ -63,10 +74,9 @@ def _person(message: ShownMessage, is_running: bool) -> ChatMessage:
         notes.append(f"the first {SHORTENED_TO:,} of {len(text):,} characters; all were sent")
         text = f"{text[:SHORTENED_TO]}…"
     if notes and handle is not None:
-        notes.append(_do("show all", handle, "all"))
-    if not is_running and handle is not None:
-        notes += [_do("edit", handle), _branches(message)]
-    return _text("user", text, _note(notes, "ls-own"))
+        notes.append(link("show all", handle, "all"))
+    notes += [_time(message), _branches(message)]
+    return _text("user", text, _note("ls-own", notes, place))
 
 
 def parted(text: str) -> tuple[str, list[tuple[str, str]]]:
@@ -89,7 +99,9 @@ def file_size(num_bytes: int) -> str:
     return f"{num_bytes / 1_000_000:.1f} MB"
 
 
-def _reply(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> ChatMessage:
+def _reply(place: Place, model_before: str | None) -> ChatMessage:
+    """model_before: that wrote the reply before, None for the first."""
+    message, row = place.message, place.row
     notes = []
     error = message.error or (row["error"] if row is not None else None)
     if message.state == "error":
@@ -98,42 +110,25 @@ def _reply(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> 
         notes.append(f'<p class="ls-error">{html.escape(error)}</p>')
     if row is not None and (label := badge(row)):
         notes.append(f'<p class="ls-lenient">{html.escape(label)}</p>')
-    notes.append(_note(_reply_parts(message, row, is_last)))
+    parts = [message.state] if message.state in CAN_GO_ON else []
+    if row is not None and row["num_output_tokens"]:
+        parts += [html.escape(part) for part in footer(row)]
+    parts += [_time(message), "edited" if message.is_edited else ""]
+    if model_before is not None and message.model not in (None, model_before):
+        parts.append(html.escape(str(message.model)))
+    if row is not None and row["num_output_tokens"] and message.message_id is not None:
+        parts.append(_details(message.message_id))
+    notes.append(_note("ls-footer", [*parts, _branches(message)], place))
     return _text("assistant", message.text, "\n".join(note for note in notes if note))
 
 
-def _reply_parts(message: ShownMessage, row: dict[str, Any] | None, is_last: bool) -> list[str]:
-    parts = [message.state] if message.state in CAN_GO_ON else []
-    if row is not None and row["num_output_tokens"]:
-        parts.append(html.escape(footer(row)))
-        parts.append(html.escape(_looked_up(row)))
-    if message.message_id is None:
-        return parts
-    if is_last and _can_go_on(message, row):
-        parts.append(_do("continue", message.message_id))
-    parts.append(_branches(message))
-    if row is not None and row["num_output_tokens"]:
-        link = f'<a class="ls-tokens ls-m-{message.message_id}" href="#tokens">tokens</a>'
-        parts.append(link)
-    return parts
+def _time(message: ShownMessage) -> str:
+    return time_of_day(message.created_at_utc) if message.created_at_utc else ""
 
 
-def _can_go_on(message: ShownMessage, row: dict[str, Any] | None) -> bool:
-    is_cut = row is not None and row["finish_reason"] == "length"
-    return bool(message.text) and (message.state in CAN_GO_ON or is_cut)
-
-
-def may_be_looked_up(row: dict[str, Any]) -> bool:
-    """Whether enough of a reply may have been looked up that the tokens are worth counting."""
-    share, info = row["draft_share"], REGISTRY.get(row["drafter"])
-    copies = info is not None and info.copies_text
-    return copies and share is not None and share >= MIN_SHARE_LOOKED_UP
-
-
-def _looked_up(row: dict[str, Any]) -> str:
-    """How much was looked up, where that is a good part of the reply."""
-    share = row["num_looked_up"] / row["num_output_tokens"]
-    return f"{percent(share)} looked up in earlier text" if share >= MIN_SHARE_LOOKED_UP else ""
+def _details(message_id: int) -> str:
+    """Opens the token view (static/tokens.js)."""
+    return f'<a class="ls-tokens ls-m-{message_id}" href="#tokens">details</a>'
 
 
 def _branches(message: ShownMessage) -> str:
@@ -154,14 +149,10 @@ def _arrow(sign: str, title: str, message_id: int | None) -> str:
     return f'<a class="ls-do ls-show ls-m-{message_id}" href="#show" title="{title}">{sign}</a>'
 
 
-def _do(words: str, message_id: int, name: str | None = None) -> str:
-    name = name or words
-    return f'<a class="ls-do ls-{name} ls-m-{message_id}" href="#{name}">{words}</a>'
-
-
-def _note(parts: Sequence[str], name: str = "ls-footer") -> str:
-    said = [part for part in parts if part]
-    return f'<p class="{name}">{" · ".join(said)}</p>' if said else ""
+def _note(name: str, parts: Sequence[str], place: Place | None = None) -> str:
+    said = " · ".join(part for part in parts if part)
+    acts = "" if place is None else actions_html(place)
+    return f'<p class="{name}"><span>{said}</span>{acts}</p>' if said or acts else ""
 
 
 def _text(role: str, text: str, note: str = "") -> ChatMessage:

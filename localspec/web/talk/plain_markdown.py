@@ -39,6 +39,9 @@ FORMULA = re.compile(r"(?<![\\$\w])\$(?=[^\s$])([^$\n]{1,300}?)(?<=[^\s\\])\$(?!
 LOOKS_LIKE_MATHS = re.compile(r"[\\^_=<>{}+*/]|^[A-Za-z]('|\([A-Za-z]\))?$")
 AMOUNT = re.compile(r"^\d[\d,.]*\s?([A-Za-z%]*[+*/]?|/[a-z]+)$")
 NESTED = re.compile(rf"^((?:[ ]?>[ ]?){{{MAX_NESTING}}})(?=[ ]*>)", re.MULTILINE)
+# Gradio takes the boxes of a list of tasks out of the page, so they become signs.
+TASK = re.compile(r"^([ \t>]*(?:[-*+]|\d{1,9}[.)])[ \t]+)\[([ xX])\](?=[ \t])", re.MULTILINE)
+BOXES = {" ": f"☐{MARK}", "x": f"☑{MARK}"}
 INDENTED = re.compile(rf"^[ \t]{{{4 * MAX_NESTING}}}(?=[ \t])", re.MULTILINE)
 BRACKETS = re.compile(r"[\[\]]{20,}|[*_~]{40,}")
 
@@ -52,7 +55,7 @@ def as_text(text: str) -> str:
     for is_code, group in groupby(zip(fenced, lines, strict=True), key=lambda one: one[0]):
         part = "\n".join(line for _, line in group)
         if not is_code:
-            part = _flat(formulas(part))
+            part = TASK.sub(_box, _flat(formulas(part)))
         parts.append(part if is_code and is_sure else SIGN.sub(rf"\g<0>{MARK}", part))
     return DIAGRAM.sub(rf"\1{MARK}", "\n".join(parts))
 
@@ -75,6 +78,10 @@ def _fenced(lines: Sequence[str]) -> tuple[list[bool], bool]:
             is_sure = is_sure and is_end and len(line.rstrip(" ")) - len(rest) < INDENT
             sign = "" if is_end else sign
     return found, is_sure
+
+
+def _box(match: re.Match[str]) -> str:
+    return f"{match[1]}{BOXES[match[2].lower()]}"
 
 
 def formulas(text: str) -> str:

@@ -80,6 +80,10 @@ class Presence:
     def read(self, page: str, reader: Reader, reply: Reply) -> None:
         """The page asked for this reply, or took it over by a reload; the reader reads it."""
         reader.reply = reply
+        self.asked(page, reply)
+
+    def asked(self, page: str, reply: Reply) -> None:
+        """The reply ends with the page, unless somebody reads its conversation."""
         with self._lock:
             others = [one for one in self._asked_for.get(page, []) if one is not reply]
             self._asked_for[page] = [*(one for one in others if not one.done.is_set()), reply]
@@ -144,7 +148,8 @@ class Presence:
             self._decide_in(CHECK_AGAIN_S, awaited)
 
     def _is_read(self, reply: Reply) -> bool:
-        return any(reader.reply is reply for reader in self._readers.values())
+        read = (reader.reply for reader in self._readers.values())
+        return any(one is not None and one.handle == reply.handle for one in read)
 
     def _is_expected(self, handle: int) -> bool:
         since_s = self._expected.get(handle)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.chat.attachments import Attachment, with_attachments
+from localspec.chat.rolling import fewest_left_out
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.errors import ContextOverflow, RequestError
 from localspec.files import parsed
@@ -63,6 +64,8 @@ class Extras:
 
 
 def _file(data: dict[str, Any]) -> Attachment:
+    if data["data"] is None:
+        raise RequestError(f"{data['name']} is still being read. Send again in a moment.")
     try:
         content = base64.b64decode(data["data"], validate=True)
     except binascii.Error as error:
@@ -113,21 +116,11 @@ def fitting(
     service: ChatService, handle: int | None, text: str, settings: ReplySettings
 ) -> int | None:
     """The fewest of the oldest messages without which the rest fits; None where none does."""
-    shown = service.messages(handle)
-    # What is kept begins with the person: chat formats alternate.
-    starts = [index for index, one in enumerate(shown) if index and one.role == "user"]
-    if text:
-        starts.append(len(shown))
-    low, high = 0, len(starts)
-    while low < high:
-        middle = (low + high) // 2
-        if _fits(service, handle, text, replace(settings, num_left_out=starts[middle])):
-            high = middle
-        else:
-            low = middle + 1
-    return starts[low] if low < len(starts) else None
 
+    def fits(num_left_out: int) -> bool:
+        fewer = replace(settings, num_left_out=num_left_out)
+        figures = counted(service, handle, text, fewer)
+        return figures is not None and figures["used"] + figures["reply"] <= figures["context"]
 
-def _fits(service: ChatService, handle: int | None, text: str, settings: ReplySettings) -> bool:
-    figures = counted(service, handle, text, settings)
-    return figures is not None and figures["used"] + figures["reply"] <= figures["context"]
+    roles = [one.role for one in service.messages(handle)] + ["user"] * bool(text)
+    return fewest_left_out(roles, fits)

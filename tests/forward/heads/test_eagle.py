@@ -132,6 +132,13 @@ def states(target: Any, layers: tuple[int, ...]) -> torch.Tensor:
     return torch.cat([features.rows(layer, 0, len(TEXT) - 1) for layer in layers], -1).clone()
 
 
+def test_the_layers_that_a_head_reads_are_named_inside_or_beside_its_own_settings(
+    tmp_path: Path,
+) -> None:
+    publish(tmp_path, True, eagle_config={}, eagle_aux_hidden_state_layer_ids=[2, 0, 1])
+    assert read_eagle(tmp_path, any_target()).layers == (2, 0, 1)
+
+
 @pytest.mark.parametrize("is_third", [False, True])
 @torch.no_grad()
 def test_a_published_head_says_what_its_authors_code_says(tmp_path: Path, is_third: bool) -> None:

@@ -104,3 +104,21 @@ def test_a_head_of_another_kind_and_no_head_are_refused(heads: Path, kind: str) 
         READERS[kind](heads / other, target)
     with pytest.raises(ModelError, match="no head"):
         READERS[kind](heads, target)
+
+
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [
+        ({"speculators_model_type": "eagle3", "num_hidden_layers": 1}, "speculators .eagle3."),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "z-lab .DFlash."),
+        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, "DeepSpec .DSpark."),
+        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, "DeepSpec .DFlash."),
+        ({"architectures": ["Qwen3Eagle3Model"], "num_hidden_layers": 1}, "DeepSpec .EAGLE-3."),
+    ],
+)
+def test_a_published_layout_that_is_not_read_is_named(
+    tmp_path: Path, config: dict[str, object], layout: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=f"in the layout of {layout}, which is not read yet"):
+        head_kind(tmp_path)

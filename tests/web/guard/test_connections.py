@@ -147,6 +147,17 @@ def test_a_body_longer_than_it_said_or_may_be_is_refused(connect: Connect) -> No
     assert read_all(one).startswith(b"HTTP/1.1 413")
 
 
+def test_a_sender_of_too_much_gets_the_answer_and_no_reset(connect: Connect) -> None:
+    """It sends all of it before it reads."""
+    one = connect()
+    piece, length = bytes(2**20), 70_000_000
+    one.sendall(head(one, "POST /import HTTP/1.1", content_length=str(length)))
+    for _ in range(length // len(piece)):
+        one.sendall(piece)
+    one.sendall(bytes(length % len(piece)))
+    assert read_all(one).startswith(b"HTTP/1.1 413")
+
+
 def test_a_web_socket_is_refused(connect: Connect) -> None:
     one = connect()
     handshake = {"upgrade": "websocket", "connection": "upgrade", "sec_websocket_version": "13"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,8 +20,11 @@ from localspec.machine.hardware import TorchBuild, probe
 from localspec.web.models.models_controller import ModelsController
 from tests import waiting
 from tests.fakes import Script
+from tests.gguf_files import write_gguf
 from tests.machine.fake_nvml import FakeNvml
 from tests.machine.hub_stub import Refusal
+from tests.record import samples
+from tests.tiny import tiny_llama
 from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
 
 wait = partial(waiting.until, wait_s=60.0)
@@ -63,7 +68,7 @@ def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) ->
     shown = parts(controller)
     assert place.hub.requests == []
     assert "RAM" in shown["found"] and "free" in shown["found"]
-    assert "Recommended" in shown["first"] and shown["downloads"] == ""
+    assert "recommended" in shown["first"] and shown["downloads"] == shown["results"] == ""
     reason = controller.cards()[0].plan.reason
     assert f"<dt>Why</dt><dd>{html.escape(reason)}</dd>" in shown["first"]
     assert "localspec/demo" in shown["here"], "what ships chats until something is chosen"
@@ -98,7 +103,7 @@ def test_a_click_fetches_the_pair_and_then_it_can_be_loaded(
         act(controller, "load", TARGET)
     fetched(controller)
     shown = parts(controller)
-    assert "complete" in shown["downloads"] and TARGET in shown["here"]
+    assert "complete" in shown["here"] and TARGET in shown["here"] and shown["downloads"] == ""
     assert card(controller, TARGET).is_here
     assert act(controller, "load", TARGET) is None
     options = wait(lambda: len(place.opened) > 1 and place.opened[-1])
@@ -140,6 +145,73 @@ def test_what_does_not_fit_says_what_would_and_is_loaded_only_anyway(
         act(controller, "load", TARGET)
     act(controller, "load", TARGET, anyway=True)
     assert wait(lambda: len(place.opened) > 1 and place.opened[-1]).anyway is True
+
+
+@pytest.mark.slow  # starts the process that fetches
+def test_a_search_of_the_hub_finds_by_name_and_size_and_what_it_finds_can_be_fetched_and_loaded(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    """A model that no profile names."""
+    place.service.start()
+    place.hub.models = {**place.hub.models, "else/unlisted": place.hub.models[TARGET]}
+    with pytest.raises(RequestError):
+        act(controller, "download", "else/unlisted")
+    assert act(controller, "search", value="unlisted", size="4B") is None
+    (asked,) = place.hub.searches
+    assert (asked["search"], asked["num_parameters"]) == ("unlisted", "max:4B")
+    shown = parts(controller)["results"]
+    assert "else/unlisted" in shown and "should fit as published" in shown and TARGET not in shown
+    act(controller, "download", "else/unlisted")
+    wait(lambda: controller.catalogue.downloads.find("else/unlisted").state == "done")  # type: ignore[union-attr]
+    assert "on this machine" in parts(controller)["results"]
+    assert "else/unlisted" in parts(controller)["here"]
+    act(controller, "load", "else/unlisted")
+    assert wait(lambda: len(place.opened) > 1 and place.opened[-1]).model == "else/unlisted"
+
+
+@pytest.mark.slow  # starts the process that fetches
+def test_a_search_that_fails_or_finds_nothing_says_so(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    act(controller, "search", value="no such name", size="")
+    assert "No model with .safetensors weights" in parts(controller)["results"]
+    place.hub.refusal = Refusal(401, "GatedRepo")
+    act(controller, "search", value="x", size="")
+    assert "ls-mfault" in parts(controller)["results"]
+    with pytest.raises(RequestError):
+        act(controller, "search", value="x", size="all")
+
+
+def test_what_other_programs_keep_is_named_and_loaded_where_it_can_be(
+    controller: ModelsController, place: ModelsSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    studio = tmp_path / ".lmstudio" / "models" / "someone"
+    shutil.copytree(place.hub.models[TARGET], studio / "whole")
+    (studio / "small").mkdir()
+    (studio / "small" / "small-Q4.gguf").write_bytes(bytes(2_000_000))
+    write_gguf(studio / "small" / "tiny.gguf", tiny_llama(), "Q8_0")
+    manifest = tmp_path / ".ollama/models/manifests/registry.ollama.ai/library/tiny/1b"
+    manifest.parent.mkdir(parents=True)
+    blob = tmp_path / ".ollama/models/blobs/sha256-01"
+    blob.parent.mkdir(parents=True)
+    write_gguf(blob, tiny_llama(), "Q4_0")
+    kind = "application/vnd.ollama.image.model"
+    layer = {"mediaType": kind, "size": 3_000_000, "digest": "sha256:01"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    (manifest.parent / "broken").write_text("{")
+    gone = {"mediaType": kind, "size": 4_000_000, "digest": "sha256:02"}
+    (manifest.parent / "7b").write_text(json.dumps({"layers": [gone]}))
+    shown = parts(controller)
+    assert "from LM Studio" in shown["here"] and card(controller, str(studio / "whole")).is_here
+    for file in (studio / "small" / "tiny.gguf", blob):
+        assert card(controller, str(file)).is_here
+    assert "Its weights are kept as GGUF (Q8_0)." in shown["here"]
+    assert "tiny:1b. Its weights are kept as GGUF (Q4_0)." in shown["here"]
+    for said in ("someone/small/small-Q4.gguf", "2 MB", "is no GGUF file", "tiny:7b", "4 MB"):
+        assert said in shown["elsewhere"]
+    assert "broken" not in shown["elsewhere"]
 
 
 def test_a_model_too_large_for_the_machine_says_so(controller: ModelsController) -> None:
@@ -253,3 +325,19 @@ def test_where_free_memory_is_unknown_the_plan_says_so(controller: ModelsControl
     found = probe(blind, None, TorchBuild("2.13.0", "13.0"))
     controller.catalogue.probe = lambda: found
     assert "is not known" in parts(controller)["found"]
+
+
+def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    """The estimate of a pair is never below 1; its replies were slower."""
+    assert card(controller, TARGET).gain is not None
+    store = place.service.store
+    for slower_ms in (80.0, 40.0):
+        turn = samples.begin(store, settings=replace(samples.SETTINGS, model=TARGET))
+        stats = replace(samples.STATS, plain_decode_ms=60.0, decode_ms=60.0 + slower_ms)
+        samples.finish(store, turn, stats=replace(stats, reply_ms=100.0 + slower_ms))
+    plain_ms = sum(row["plain_reply_ms"] for row in store.turn_rows())
+    act(controller, "folder", value="")  # makes it read the machine again
+    said = f"<b>{plain_ms / 320.0:.2f} times</b> the speed without drafting, in your last 2 replies"
+    assert said in parts(controller)["first"] + parts(controller)["others"] and plain_ms < 320.0

@@ -13,7 +13,7 @@ from localspec.chat.service import ReplySettings
 from localspec.core import SamplingParams
 from localspec.errors import StoreError
 from localspec.web.proof.report import report_zip
-from localspec.web.stats.selection import Selection, day_of, models_of, selection_of
+from localspec.web.stats.selection import Selection, day_of, selection_of
 from tests.web.conftest import Site, Visit, until
 
 SECRET = "my-secret-plan"
@@ -62,7 +62,7 @@ def test_a_filter_leaves_out_other_models_and_days(talked: Site) -> None:
     assert len(kept.rows(talked.service)) == 3
     assert Selection("all", model="another").rows(talked.service) == []
     assert Selection("all", until=day_of("2001-01-01")).rows(talked.service) == []
-    assert models_of(talked.service) == ["demo-12m"]
+    assert talked.service.logged_models() == ["demo-12m"]
 
 
 def test_an_address_comes_back_as_the_selection_it_was_made_from() -> None:
@@ -92,7 +92,10 @@ def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
     one.page.click("button[role=tab]:has-text('Stats')")
     one.page.get_by_text("Everything", exact=True).click()
     one.page.wait_for_selector("#ls-plots-box svg.ls-plot")
-    assert one.page.locator("#ls-summary .ls-tile").count() == 8
+    assert one.page.locator("#ls-plots-box svg.ls-plot:visible").count() <= 3
+    one.page.click("#ls-figures summary")
+    assert one.page.locator("#ls-figures .ls-tile:visible").count() == 8
+    one.page.click("#ls-plots-box summary")
     figure = "figure[data-name=gamma-over-time]"
     for form, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
         with one.page.expect_download() as waiting:
@@ -104,6 +107,7 @@ def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
     with one.page.expect_download() as waiting:
         one.page.click("a.ls-report")
     assert waiting.value.suggested_filename == "localspec-report.zip"
+    one.page.get_by_role("button", name="Only some models or days").click()
     one.page.fill("#ls-since input, #ls-since textarea", "tomorrow")
     one.page.keyboard.press("Enter")
     one.wait_for("is no day", "#ls-stats-warning")

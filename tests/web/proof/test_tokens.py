@@ -59,7 +59,7 @@ def test_arrow_keys_and_pointing_tell_outcome_and_round(page: Visit, site: Site)
     page.page.focus("#ls-tv-text")
     page.page.keyboard.press("ArrowRight")
     detail = page.text("#ls-tv-detail")
-    assert "guessed by the draft model, accepted" in detail
+    assert "guessed by the small model, accepted" in detail
     assert "80 % sure" in detail and "round 1: 5 of 5 guesses right" in detail
     page.page.hover(".ls-missed >> nth=1")
     detail = page.text("#ls-tv-detail")

@@ -8,7 +8,7 @@ import pytest
 
 from localspec.arithmetic import percentile
 from localspec.web.stats import figures as stats
-from localspec.web.stats.panels import summary_html, waits_html
+from localspec.web.stats.panels import figures_html, turns_html, verdict_html, waits_html
 
 ROW: dict[str, Any] = {
     "continues_message_id": None,
@@ -94,25 +94,51 @@ def test_alpha_counts_the_guesses_that_were_reached() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "word", "band"),
+    ("gain", "said", "band"),
     [
-        (1.8, "1.80 times as fast", "good"),
+        (1.8, "Drafting made your replies 1.8x faster so far; the small model brought the most.",
+         "good"),
+        (1.05, "Drafting made your replies 1.05x faster", "good"),
         (1.02, "no difference", "none"),
         (0.98, "no difference", "none"),
-        (0.9, "0.90 times the speed without it. Choose another draft, or off", "low"),
-        (None, "there is no gain to judge", "none"),
+        (0.9, "slower so far: 0.90x the speed without it. Choose another drafter, or off", "low"),
     ],
-)
-def test_the_verdict_is_about_the_gain(gain: float | None, word: str, band: str) -> None:
-    found, said = stats.verdict(gain)
-    assert word in said and found == band
+)  # fmt: skip
+def test_the_verdict_is_about_the_gain(gain: float, said: str, band: str) -> None:
+    """Not about acceptance, which is the higher one of the drafter that brought less."""
+    row = ROW | {"plain_reply_ms": 1000.0 * gain, "reply_ms": 1000.0, "acceptance_rate": 0.1}
+    rounds = [
+        step(1, "draft_model", 8, 2, round_ms=50.0, plain_ms=100.0),
+        step(1, "ngram", 4, 4, round_ms=20.0, plain_ms=30.0),
+        step(1, "off", 0, 0, round_ms=20.0, plain_ms=900.0),
+    ]
+    found, sentence = stats.verdict([row, OFF], rounds, "so far")
+    assert said in sentence and found == band
+
+
+def test_without_a_comparison_the_verdict_says_why() -> None:
+    busy = ROW | {"plain_reply_ms": None, "speedup": None}
+    words = ("was busy", "Nothing was drafted", "No reply was written")
+    for rows, said in zip(([busy, OFF], [OFF], [NOTHING]), words, strict=True):
+        band, sentence = stats.verdict(rows, [], "so far")
+        assert band == "none" and said in sentence
+
+
+def test_of_many_turns_the_table_has_the_newest() -> None:
+    shown = turns_html([ROW] * (stats.MAX_LINES + 7))
+    assert f"Newest {stats.MAX_LINES} of {stats.MAX_LINES + 7} turns" in shown
+    assert shown.count("<tr>") == stats.MAX_LINES + 1
 
 
 def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
     table = stats.turn_table([ROW, OFF, NOTHING])
     assert [line[0] for line in table] == [3, 2, 1]
     by_name = dict(zip(stats.TURN_COLUMNS, table[1], strict=True))
-    assert (by_name["Speedup"], by_name["Accepted"], by_name["tok/s"]) == ("–", "–", "30.0")
+    assert (by_name["Gain, whole reply"], by_name["Guesses right"], by_name["Tokens / s"]) == (
+        "–",
+        "–",
+        "30.0",
+    )
     assert "0" not in table[0][1:]
 
 
@@ -120,9 +146,10 @@ def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
     summary = stats.summarise([ROW, LENIENT, NOTHING])
     counted = (summary.num_lenient_turns, summary.num_lenient_tokens)
     assert (*counted, summary.num_lenient_output_tokens) == (1, 7, 100)
-    shown = summary_html(summary)
+    shown = verdict_html("good", "said", summary, 1.0)
     assert "1 turn was lenient: 7 of 100 tokens would have been refused" in shown
-    assert "lenient" not in summary_html(stats.summarise([ROW, NOTHING]))
+    exact = stats.summarise([ROW, NOTHING])
+    assert "lenient" not in verdict_html("good", "said", exact, None) + figures_html(exact)
     lines = [
         dict(zip(stats.TURN_COLUMNS, line, strict=True))
         for line in stats.turn_table([NOTHING, ROW, LENIENT])
@@ -134,18 +161,18 @@ def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
     ]
     assert [line["Kind"] for line in lines] == ["code", "chat", "–"]
     assert [stats.arm(row) for row in (ROW, LENIENT)] == [
-        "the draft model",
-        "the draft model (lenient)",
+        "the small model",
+        "the small model (lenient)",
     ]
 
 
 def test_guesses_are_the_drafters_that_made_them() -> None:
-    """A turn of two drafters, most of whose guesses are the draft model's."""
+    """A turn of two drafters, most of whose guesses are the small model's."""
     rounds = [
-        step(1, "draft_model", 8, 4, round_ms=50.0, plain_ms=100.0),
-        step(1, "ngram", 4, 4, round_ms=20.0, plain_ms=100.0),
+        step(1, "draft_model", 14, 7, round_ms=50.0, plain_ms=100.0),
+        step(1, "ngram", 7, 7, round_ms=20.0, plain_ms=100.0),
         step(1, "off", 0, 0, round_ms=20.0, plain_ms=20.0),
-        step(2, "ngram", 4, 0, round_ms=30.0, plain_ms=None),
+        step(2, "ngram", 7, 0, round_ms=30.0, plain_ms=None),
     ]
     found = stats.by_drafter([ROW, ROW | {"turn_id": 2}], rounds)
     seen = {
@@ -153,9 +180,9 @@ def test_guesses_are_the_drafters_that_made_them() -> None:
         for name, one in found.items()
     }
     assert seen == {
-        "the draft model": (1, 0.5, 2.0, None),
-        "n-gram lookup": (2, 0.5, 5.0, None),
-        "off": (1, None, None, None),
+        "the small model": (1, 0.5, 2.0, None),
+        "word lookup": (2, 0.5, 5.0, None),
+        "without drafting": (1, None, None, None),
     }
 
 

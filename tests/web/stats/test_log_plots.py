@@ -47,10 +47,10 @@ def test_a_turn_that_was_not_measured_has_no_mark_and_a_lenient_one_its_own() ->
     rows = [row | {"num_prompt_tokens": 9} for row in (ROW, OFF, LENIENT, NOTHING)]
     plots = {plot.name: plot.svg for plot in make_plots(rows, [], None)}
     speed = plots["speed-by-turn"]
-    assert speed.count("<title>the draft model: 1, 100</title>") == 1
+    assert speed.count("<title>the small model: 1, 100</title>") == 1
     assert (
-        "the draft model (lenient): 3, 100" in speed
-        and "off: 2, 30" in speed
+        "the small model (lenient): 3, 100" in speed
+        and "without drafting: 2, 30" in speed
         and ": 4" not in speed
     )
     assert "gamma-over-time" not in plots and "cost-curve" not in plots

@@ -25,7 +25,17 @@ from localspec.core import OFF, SamplingParams, Step
 from localspec.drafters.registry import label_of
 from localspec.errors import EngineLost
 from localspec.record.store import Store
-from localspec.web.live import DASH, footer, live_state, number, percent
+from localspec.web.live import (
+    DASH,
+    capital,
+    credited,
+    footer,
+    gain_words,
+    live_state,
+    number,
+    percent,
+    rate,
+)
 from localspec.web.proof.report import report_zip
 from localspec.web.stats import figures as stats
 from tests.chat.services import close, ended, open_service
@@ -34,7 +44,7 @@ from tests.waiting import until
 
 SCRIPT = Script(reply="One two three four five six seven eight nine ten. " * 6, round_s=0.001)
 DRAFTERS = ("draft_model", "ngram", OFF)
-KINDS = ("mixed", "off", "lenient", "cancelled", "continued", "busy", "mixed again")
+KINDS = ("mixed", "off", "lenient", "cancelled", "continued", "busy", "short", "mixed again")
 Figures = dict[str, Any]
 
 
@@ -51,8 +61,7 @@ class Mixing(FakeBackend):
         for chunk in super().generate(request, cancel):
             if is_busy:
                 unknown = replace(chunk.stats, plain_decode_ms=None, no_speedup="load_changed")
-                known = (None, *chunk.plain_ms[1:]) if chunk.plain_ms else ()
-                chunk = replace(chunk, stats=unknown, plain_ms=known)
+                chunk = replace(chunk, stats=unknown, plain_ms=())
             if request.max_tokens == 33 and chunk.stats.num_output_tokens > 15:
                 cancel.set()
             yield chunk
@@ -68,7 +77,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
     for place, kind in enumerate(KINDS):
         settings = ReplySettings(
             SamplingParams(0.7 * (place % 2), seed=place),
-            33 if kind == "cancelled" else 64,
+            {"cancelled": 33, "short": 7}.get(kind, 64),
             drafter=OFF if kind == "off" else "auto",
             checking="typical" if kind == "lenient" else "exact",
         )
@@ -105,6 +114,7 @@ def of_steps(steps: list[dict[str, Any]], reply_ms: float | None) -> Figures:
     decode_ms = sum(step["draft_ms"] + step["verify_ms"] for step in steps)
     parts = [step["plain_ms"] for step in steps]
     plain_ms = None if None in parts or not drafted else sum(parts)
+    is_short = num["num_output_tokens"] < 8
     plain_reply_ms = None
     if plain_ms is not None and reply_ms is not None:
         plain_reply_ms = reply_ms - decode_ms + plain_ms
@@ -122,9 +132,9 @@ def of_steps(steps: list[dict[str, Any]], reply_ms: float | None) -> Figures:
         "tokens_per_second": ratio(1000 * num["num_output_tokens"], decode_ms),
         "decode_ms": decode_ms,
         "plain_decode_ms": plain_ms,
-        "decode_speedup": ratio(plain_ms, decode_ms),
+        "decode_speedup": None if is_short else ratio(plain_ms, decode_ms),
         "plain_reply_ms": plain_reply_ms,
-        "speedup": ratio(plain_reply_ms, reply_ms),
+        "speedup": None if is_short else ratio(plain_reply_ms, reply_ms),
     }
 
 
@@ -157,7 +167,8 @@ def test_the_turns_are_as_different_as_they_are_called(
     assert rows["continued"]["continues_message_id"] is not None
     assert rows["busy"]["no_speedup"] == "load_changed"
     absent = [kind for kind, row in rows.items() if row["speedup"] is None]
-    assert absent == ["off", "busy"]
+    assert absent == ["off", "busy", "short"]
+    assert rows["short"]["no_speedup"] == "too_short" and rows["short"]["plain_decode_ms"]
     assert len(expected) == len(KINDS)
 
 
@@ -292,7 +303,7 @@ def test_guesses_of_the_page_are_the_drafters_of_their_steps(service: ChatServic
         compared = [step for step in its if step["plain_ms"] is not None and drafter != OFF]
         wanted["decode_speedup"] = of_steps(compared, None)["decode_speedup"]
         names = ("acceptance_rate", "decode_speedup", "num_output_tokens", "tokens_per_second")
-        check(vars(shown[label_of(drafter)]), {name: wanted[name] for name in names})
+        check(vars(shown[stats.named(drafter)]), {name: wanted[name] for name in names})
 
 
 def test_the_page_and_the_report_write_what_the_steps_say(
@@ -303,20 +314,32 @@ def test_the_page_and_the_report_write_what_the_steps_say(
     for place, row in enumerate(rows, 1):
         wanted = expected[row["turn_id"]]
         line = dict(zip(stats.TURN_COLUMNS, table[place], strict=True))
-        assert line["Speedup"] == number(wanted["speedup"], " ×", 2)
-        assert line["Decoding"] == number(wanted["decode_speedup"], " ×", 2)
-        assert line["Accepted"] == percent(wanted["acceptance_rate"])
-        assert line["tok/s"] == number(wanted["tokens_per_second"])
-        below = footer(row).split(" · ")
-        assert below[0] == f"{wanted['tokens_per_second']:.1f} tok/s"
-        gain = [part for part in below if part.endswith("×")]
-        assert gain == ([] if wanted["speedup"] is None else [f"{wanted['speedup']:.2f} ×"])
+        assert line["Gain, whole reply"] == number(wanted["speedup"], " ×", 2)
+        assert line["Gain, decoding"] == number(wanted["decode_speedup"], " ×", 2)
+        assert line["Guesses right"] == percent(wanted["acceptance_rate"])
+        assert line["Guessed of the text"] == percent(wanted["draft_share"])
+        assert line["Mean length"] == number(wanted["mean_accepted_length"], digits=2)
+        assert line["γ"] == number(wanted["mean_num_draft_tokens"])
+        assert line["Tokens"] == wanted["num_output_tokens"]
+        assert line["Decoding"] == number(wanted["decode_ms"] / 1000, " s", 2)
+        assert line["Tokens / s"] == number(wanted["tokens_per_second"])
+        assert line["Drafter"] == credited(wanted["drafted_by"])
+        below = footer(row)
+        assert below[1] == f"{rate(wanted['tokens_per_second'])} tok/s"
+        gain = [part for part in below if part.endswith("x")]
+        assert gain == ([] if wanted["speedup"] is None else [f"{wanted['speedup']:.1f}x"])
     last = expected[rows[-1]["turn_id"]]
     until(lambda: service.status().reply is not None)
-    strip = live_state(service.status())
-    assert strip["speedup"] == number(last["speedup"], " ×", 2)
-    assert strip["speedup_sub"] == f"decode {last['decode_speedup']:.2f} ×"
-    assert strip["acceptance"] == percent(last["acceptance_rate"])
+    line = live_state(service.status())
+    assert line["gain"] == gain_words(last["speedup"])
+    assert line["guesses"] == f"{percent(last['acceptance_rate'])} of guesses right"
+    facts = dict(line["facts"])
+    assert facts["Writing"] == gain_words(last["decode_speedup"])
+    its = raw(service, "SELECT * FROM step WHERE turn_id = (SELECT max(id) FROM turn)")
+    for drafter in DRAFTERS[:2]:
+        found = of_steps([step for step in its if step["drafter"] == drafter], None)
+        right = f"{found['num_accepted_tokens']} of {found['num_draft_tokens']} guesses right"
+        assert facts[capital(label_of(drafter))] == right
     packed = zipfile.ZipFile(io.BytesIO(report_zip(service, {"scope": "all"})))
     said = packed.read("report.md").decode()
     whole = totals([expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows])

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,9 @@ from localspec.chat.turn import ShownMessage
 from localspec.core import SamplingParams
 from localspec.errors import RequestError
 from localspec.record.store import Store
-from localspec.web.talk.form import Form, drafter_choices, workload_choices
-from localspec.web.talk.handlers import STILL_WRITING, Handlers, Shown
+from localspec.web.talk.commands import Commands
+from localspec.web.talk.form import Form, form_html, panel
+from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.messages import ChatMessage
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
@@ -27,7 +27,7 @@ from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
 from tests.web.conftest import scripted_pace, until
 
-FORM = Form(0.7, 0.9, 64, None, "", "auto", None, None, None, None)
+FORM = Form(top_p="0.9", max_tokens="64", top_k="", min_p="")
 
 
 @pytest.fixture
@@ -50,21 +50,31 @@ def test_a_form_with_empty_fields_means_not_used() -> None:
 
 
 def test_a_value_out_of_range_is_refused_in_words() -> None:
-    with pytest.raises(RequestError, match="temperature is 9"):
-        Form(9.0, 1, 1, None, "", "auto", None, None, None, None).settings()
+    with pytest.raises(RequestError, match="The temperature is 9, but must lie between 0 and 5"):
+        Form(temperature="9").settings()
+
+
+def test_stop_strings_are_one_a_line_and_may_hold_a_line_break() -> None:
+    assert Form().settings().stop == ()
+    assert Form(stop="\nEND\n\\n\\nYou:\n ").settings().stop == ("END", "\n\nYou:", " ")
+    with pytest.raises(RequestError, match="may be 16 stop strings of 200 characters"):
+        Form(stop=201 * "x").settings()
 
 
 @pytest.mark.parametrize(
     ("field", "written", "said"),
     [
-        ("fixed_gamma", "-1", "The fixed γ is -1, but must lie between 0 and 64"),
-        ("fixed_gamma", "two", "The fixed γ is 'two', but takes a whole number"),
+        ("fixed_gamma", "-1", "The draft length is -1, but must lie between 0 and 64"),
+        ("fixed_gamma", "two", "The draft length is 'two', but takes a whole number"),
         ("seed", str(2**63), "The seed is 9223372036854775808, but must lie"),
-        ("max_tokens", 1.5, r"Max tokens is 1\.5, but takes a whole number"),
-        ("top_k", -1.0, "Top-k is -1, but needs at least 0"),
+        ("max_tokens", "1.5", r"Max tokens is '1\.5', but takes a whole number"),
+        ("max_tokens", "0", "Max tokens is 0, but must lie between 1"),
+        ("top_p", "nan", "Top-p is nan, but must lie"),
+        ("min_p", "some", "Min-p is 'some', but takes a number"),
+        ("top_k", "-1", "Top-k is -1, but must lie between 0"),
     ],
 )
-def test_a_refusal_names_the_field_as_the_page_does(field: str, written: Any, said: str) -> None:
+def test_a_refusal_names_the_field_as_the_page_does(field: str, written: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         replace(FORM, **{field: written}).settings()
 
@@ -72,15 +82,15 @@ def test_a_refusal_names_the_field_as_the_page_does(field: str, written: Any, sa
 @pytest.mark.parametrize(
     ("checking", "rule", "asked"),
     [
-        (None, None, AS_SET),
+        ("", "", AS_SET),
         (AS_SET, "typical", AS_SET),
         ("exact", "typical", "exact"),
-        ("lenient", None, "threshold"),
+        ("lenient", "", "threshold"),
         ("lenient", "factor:2", "factor:2"),
     ],
 )
 def test_only_the_lenient_switch_asks_for_a_lenient_rule(
-    checking: str | None, rule: str | None, asked: str
+    checking: str, rule: str, asked: str
 ) -> None:
     form = replace(FORM, workload="code", checking=checking, lenient_rule=rule)
     assert (form.settings().workload, form.settings().checking) == ("code", asked)
@@ -88,19 +98,20 @@ def test_only_the_lenient_switch_asks_for_a_lenient_rule(
 
 
 def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatService) -> None:
-    choices, lenient = workload_choices(service)
-    assert [name for _, name in choices] == ["auto", "chat", "code", "json", "rework", "story"]
-    assert lenient == []
+    assert "lenient for" not in form_html(service)
     code = replace(service.workloads["code"], lenient=True)
     service.workloads = {**service.workloads, "code": code}
-    assert workload_choices(service)[1] == ["Code"]
+    html = form_html(service)
+    assert "lenient for Code" in html
+    kinds = ("auto", "chat", "code", "json", "rework", "story")
+    assert all(f'<option value="{kind}">' in html for kind in kinds)
 
 
-def test_unavailable_drafters_are_named_but_cannot_be_chosen(service: ChatService) -> None:
-    choices, note = drafter_choices(service)
-    assert [value for _, value in choices] == ["auto", "off", "draft_model", "ngram"]
-    assert [label for label, _ in choices[2:]] == ["the draft model", "n-gram lookup"]
-    assert "**The quantised copy** (not available): a 4-bit copy" in note
+def test_each_way_of_drafting_is_ready_or_says_why_not(service: ChatService) -> None:
+    told = panel(service, None)
+    ready = {way["name"]: way["is_ready"] for way in told["ways"]}
+    assert ready == {"draft_model": True, "ngram": True, "self_quant": False}
+    assert any("A 4-bit copy" in way["reason"] for way in told["ways"] if not way["is_ready"])
 
 
 def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) -> None:
@@ -113,7 +124,8 @@ def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) 
     (handle,) = service.import_conversations(json.dumps(talk).encode())
     shown = asyncio.run(handlers_of(service).open("page", handle))
     json.dumps(astuple(shown), ensure_ascii=False).encode("utf-8")
-    assert shown.system_prompt == "be \ufffd kind" and "so \ufffd it is" in str(shown.chat)
+    assert shown.settings is not None and shown.settings.system_prompt == "be \ufffd kind"
+    assert "so \ufffd it is" in str(shown.chat)
     asked = asyncio.run(handlers_of(service).send("page", handle, "and then?", FORM))
     assert asked.is_running, asked.warning
 
@@ -122,26 +134,7 @@ def handlers_of(service: ChatService) -> Handlers:
     return Handlers(service, Presence(service.stop, grace_s=0.05))
 
 
-SLOW = replace(FORM, max_tokens=512.0)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "is_mentioned"), [("ngram", True), ("chained", False), ("draft_model", False)]
-)
-def test_a_reply_mentions_what_the_log_says_was_looked_up(
-    service: ChatService, drafter: str, is_mentioned: bool
-) -> None:
-    """The fake's `chained` names no other maker: none of its tokens was a copy."""
-    handlers = handlers_of(service)
-
-    async def run() -> Shown:
-        await handlers.send("page", None, "hi", replace(FORM, drafter=drafter))
-        async for _ in handlers.follow("page"):
-            pass
-        return await handlers.settle("page")
-
-    shown = asyncio.run(run())
-    assert ("looked up in earlier text" in str(shown.chat)) is is_mentioned
+SLOW = replace(FORM, max_tokens="512")
 
 
 def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
@@ -280,7 +273,7 @@ def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None
 
     async def run() -> None:
         begun = await handlers.send("page", None, "steady: hi", FORM)
-        assert begun.chat is not None and len(begun.chat) == 1 and begun.message == ""
+        assert begun.chat is not None and len(begun.chat) == 1
         bubbles = [one async for one in handlers.follow("page")]
         assert len(bubbles) > 2 and all(len(one) <= 1 for one in bubbles)
         assert [one async for one in handlers.follow("page")] == []
@@ -291,17 +284,84 @@ def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None
     asyncio.run(run())
 
 
-def test_a_second_message_waits_for_the_reply_and_stays_in_its_box(service: ChatService) -> None:
+def test_the_end_of_a_reply_is_not_shown_before_its_beginning(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's last event may still settle while a short reply begins and ends."""
     handlers = handlers_of(service)
+    may_list, listed = threading.Event(), service.folders
+    monkeypatch.setattr(service, "folders", lambda: (may_list.wait(10), listed())[1])
 
     async def run() -> None:
+        sending = asyncio.create_task(handlers.send("page", None, "hi", FORM))
+        await asyncio.to_thread(until, lambda: service.latest and service.latest.done.is_set())
+        assert [one async for one in handlers.follow("page")] == []
+        assert await handlers.settle("page") == Shown()
+        may_list.set()
+        begun = await sending
+        assert begun.is_running and begun.chat is not None and len(begun.chat) == 1
+        settled = await handlers.settle("page")
+        assert settled.chat is not None and len(settled.chat) == 2 and not settled.is_running
+
+    asyncio.run(run())
+
+
+def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
+    service: ChatService,
+) -> None:
+    handlers = handlers_of(service)
+    commands = Commands(handlers)
+
+    async def run() -> int:
         handle = (await handlers.send("page", None, "a slow one", SLOW)).handle
-        refused = await handlers.send("page", handle, "and this", SLOW)
-        assert refused == Shown(warning=STILL_WRITING)
+        assert handle is not None
+        for text in ("and this", "and that", "and last"):
+            shown = await handlers.send("page", handle, text, SLOW)
+        assert shown.chat is not None and len(shown.chat) == 1 and shown.growing is not None
+        assert [str(one).count("#takeback") for one in shown.growing] == [1, 1, 1]
+        middle = service.waiting(handle)[1]
+        asked = {"do": "takeback", "message": middle.number}
+        back = await commands.move("page", handle, asked, FORM)
+        assert back.signal is not None and back.signal["taken_back"]["text"] == "and that"
+        assert back.growing is not None and "and that" not in str(back.growing)
         handlers.stop(handle)
+        async for _ in handlers.follow("page"):
+            pass
+        ended = await handlers.settle("page")
+        assert ended.is_running and ended.signal is not None and ended.signal["more"] == handle
+        assert ended.chat is not None and "and this" in str(ended.chat[-1])
+        refused = await commands.move("page", handle, asked, FORM)
+        assert refused.warning is not None
+        return handle
+
+    handle = asyncio.run(run())
+    until(lambda: service.running(handle) is None)
+    assert service.flush()
+    said = [one.text for one in service.messages(handle) if one.role == "user"]
+    assert said == ["a slow one", "and this", "and last"]
+
+
+def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatService) -> None:
+    handlers = handlers_of(service)
+    commands = Commands(handlers)
+
+    async def run() -> None:
+        first = (await handlers.send("page", None, "a slow one", SLOW)).handle
+        await handlers.open("page", None)
+        shown = await handlers.send("page", None, "in a new chat", SLOW)
+        assert "1 reply ahead" in str(shown.growing) and "take back" in str(shown.growing)
+        assert shown.handle is not None
+        reply = service.running(shown.handle)
+        assert reply is not None
+        asked = {"do": "takeback", "message": reply.number}
+        back = await commands.move("page", shown.handle, asked, FORM)
+        assert back.is_moved and back.handle is None
+        handlers.stop(first)
 
     asyncio.run(run())
     until(lambda: service.current is None)
+    assert service.flush()
+    assert [row.title for row in service.conversations()] == ["a slow one"]
 
 
 def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> None:
@@ -310,7 +370,7 @@ def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> 
     async def run() -> None:
         shown = await handlers.send("page", None, "word " * 9000, FORM)
         assert shown.signal is not None and shown.signal["overflow"]["context"] == 4096
-        assert shown.message is None and shown.chat is None
+        assert shown.chat is None
 
     asyncio.run(run())
     assert service.conversations() == []
@@ -336,6 +396,20 @@ def test_going_on_without_the_oldest_is_decided_once(service: ChatService) -> No
     backend = service.backend
     assert isinstance(backend, FakeBackend)
     assert [one.content[0] for one in backend.requests[-1].messages] == ["3", "S", "4"]
+
+    handle = service.conversations()[0].id
+    started_again = Handlers(service)
+    shown = asyncio.run(started_again.send("page", handle, f"5 {long}", FORM))
+    assert shown.is_running, "what was decided is kept with the chat"
+    until(lambda: not service.worker.replies)
+    service.decide(handle, "stop")
+    shown = asyncio.run(Handlers(service).send("page", handle, f"6 {long}", FORM))
+    assert shown.warning is not None and "This chat stops there" in shown.warning
+    service.decide(handle, "ask")
+    shown = asyncio.run(Handlers(service).send("page", handle, f"6 {long}", FORM))
+    assert shown.signal is not None and "overflow" in shown.signal
+    with pytest.raises(RequestError, match="one of ask, roll, stop"):
+        service.decide(handle, "cut")
 
 
 def test_the_address_chooses_the_conversation_else_the_newest(service: ChatService) -> None:

@@ -15,9 +15,10 @@ from localspec.web.talk.form import Form
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.history import history_html
 from localspec.web.talk.sending import NOT_WHOLE, Extras
+from tests.fakes import FakeBackend
 from tests.web.conftest import until
 
-FORM = Form(0.7, 0.9, 64, None, "Be kind.", "auto", None, None, None, None)
+FORM = Form(system_prompt="Be kind.", top_p="0.9", max_tokens="64")
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
@@ -93,12 +94,37 @@ def test_a_chat_is_renamed_pinned_found_deleted_and_brought_back(handlers: Handl
     assert back.handle == second and "bees" in str(back.history) and back.chat
 
 
+def test_chats_move_between_folders_and_survive_them(handlers: Handlers) -> None:
+    first, second = said(handlers, "about owls"), said(handlers, "about bees")
+    made = str(answer(handlers, second, do="new_folder", name="<Birds>", handle=first).history)
+    inside, outside = made.split("</section>", 1)
+    assert "&lt;Birds&gt;" in inside and "owls" in inside and "bees" in outside
+    news = answer(handlers, second, do="folders", handle=second).signal
+    assert news is not None
+    ((folder, _name),) = news["folders"]["folders"]
+    both = str(answer(handlers, second, do="place", handle=second, folder=folder).history)
+    assert "bees" in both.split("</section>")[0] and " open>" in both
+    answer(handlers, second, do="fold", folder=folder, is_collapsed=True)
+    named = answer(handlers, second, do="rename_folder", folder=folder, name="All")
+    assert ">All<" in str(named.history) and " open>" not in str(named.history)
+    gone = str(answer(handlers, second, do="delete_folder", folder=folder).history)
+    assert "ls-folder" not in gone and "owls" in gone and "bees" in gone
+    assert answer(handlers, second, do="new_folder", name=" ").warning is not None
+
+
+def test_a_duplicate_stands_beside_its_chat(handlers: Handlers) -> None:
+    handle = said(handlers, "about owls")
+    twin = move(handlers, None, do="duplicate", handle=handle)
+    assert twin.handle not in (None, handle) and "about owls (copy)" in str(twin.history)
+    assert twin.chat is not None and len(twin.chat) == 2
+
+
 def test_an_edit_makes_a_branch_and_arrows_lead_back(handlers: Handlers) -> None:
     handle = said(handlers, "first words")
     asked = handlers.service.messages(handle)[0].message_id
     news = answer(handlers, handle, do="edit", message=asked).signal
-    assert news == {"edit": {"message": asked, "text": "first words", "files": []}}
-    asyncio.run(handlers.send("page", handle, "other words", FORM, Extras(edits=asked)))
+    assert news == {"edit": {"message": asked, "role": "user", "text": "first words", "files": []}}
+    move(handlers, handle, do="rewrite", message=asked, text="other words")
     until(lambda: handlers.service.running(handle) is None)
     assert handlers.service.flush()
     assert handlers.service.messages(handle)[0].text == "other words"
@@ -106,10 +132,42 @@ def test_an_edit_makes_a_branch_and_arrows_lead_back(handlers: Handlers) -> None
     assert shown.chat is not None and shown.chat[0]["content"][0]["text"] == "first words"
 
 
-def test_presets_are_saved_and_deleted(handlers: Handlers) -> None:
-    assert answer(handlers, None, do="save_preset", name="Kind").presets == ["Kind"]
-    assert handlers.service.presets()[0].system_prompt == "Be kind."
-    assert answer(handlers, None, do="delete_preset", name="Kind").presets == []
+def test_a_rewritten_reply_is_labelled_and_read_by_the_next_turn(handlers: Handlers) -> None:
+    handle = said(handlers, "first words")
+    reply = handlers.service.messages(handle)[1]
+    shown = move(handlers, handle, do="rewrite", message=reply.message_id, text="Better.")
+    assert shown.chat is not None and "edited" in shown.chat[1]["content"][1]["text"]
+    assert handlers.service.messages(handle)[1].model == reply.model
+    asyncio.run(handlers.send("page", handle, "and then?", FORM))
+    until(lambda: handlers.service.running(handle) is None)
+    backend = handlers.service.backend
+    assert isinstance(backend, FakeBackend)
+    assert [one.content for one in backend.requests[-1].messages][2] == "Better."
+
+
+def test_a_message_is_deleted_brought_back_and_a_chat_forked(handlers: Handlers) -> None:
+    handle = said(handlers, "first words")
+    asked, reply = handlers.service.messages(handle)
+    gone = move(handlers, handle, do="remove", message=asked.message_id)
+    assert gone.chat is not None and len(gone.chat) == 1 and gone.signal is not None
+    back = move(handlers, handle, do="bring_back", **gone.signal["removed"])
+    assert back.chat is not None and len(back.chat) == 2
+    fork = move(handlers, handle, do="fork", message=asked.message_id)
+    assert fork.handle not in (None, handle) and fork.chat is not None and len(fork.chat) == 1
+    assert "first words (fork)" in str(fork.history)
+    last = move(handlers, fork.handle, do="remove", message=reply.message_id)
+    assert last.warning is not None, "a message of another chat is not touched"
+
+
+def test_prompts_are_saved_renamed_and_deleted(handlers: Handlers) -> None:
+    def prompts(**command: Any) -> Any:
+        news = answer(handlers, None, **command).signal
+        return news and news["panel"]["prompts"]
+
+    kind = {"system_prompt": "Be kind."}
+    assert prompts(do="save_prompt", name=" Kind\n") == {"Kind": kind}
+    assert prompts(do="rename_prompt", name="Kind", wanted="Nice") == {"Nice": kind}
+    assert prompts(do="delete_prompt", name="Nice") == {}
 
 
 def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
@@ -130,7 +188,7 @@ def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
         {"do": "pin"},
         {"do": "edit", "message": None},
         {"do": "all", "message": 10**30},
-        {"do": "save_preset", "name": " "},
+        {"do": "save_prompt", "name": " "},
         {"do": "__init__"},
     ],
 )

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.service import ShownMessage
+from localspec.web.live import time_of_day
 from localspec.web.talk.messages import (
     MAX_SHOWN_CHARACTERS,
     chat_messages,
     file_size,
-    may_be_looked_up,
     parted,
 )
 
+WRITTEN = "2026-01-02T03:04:05+00:00"
 ROW: dict[str, Any] = {
     "tokens_per_second": 62.0,
     "speedup": 2.1,
@@ -32,11 +32,12 @@ ROW: dict[str, Any] = {
     "exact": True,
     "num_lenient_tokens": 0,
     "draft_share": 0.5,
-    "num_looked_up": 0,
     "error": None,
     "finish_reason": "eos",
     "continues_message_id": None,
 }
+
+ALWAYS = ("fork", "remove")
 
 
 def person(text: str, message_id: int | None = 1, siblings: tuple[int, ...] = (1,)) -> ShownMessage:
@@ -44,7 +45,7 @@ def person(text: str, message_id: int | None = 1, siblings: tuple[int, ...] = (1
 
 
 def reply(state: str = "complete", text: str = "hello") -> ShownMessage:
-    return ShownMessage("assistant", text, state, 2, siblings=(2,))
+    return ShownMessage("assistant", text, state, 2, siblings=(2,), created_at_utc=WRITTEN)
 
 
 def notes(message: ShownMessage, row: dict[str, Any] | None = None, running: bool = False) -> str:
@@ -53,47 +54,45 @@ def notes(message: ShownMessage, row: dict[str, Any] | None = None, running: boo
     return str(parts[-1]["text"]) if len(parts) > 1 or not message.text else ""
 
 
-def test_a_reply_ends_with_its_token_link_and_a_cut_one_can_go_on() -> None:
-    link = '<a class="ls-tokens ls-m-2" href="#tokens">tokens</a></p>'
-    assert notes(reply(), ROW).endswith(link)
-    assert "ls-continue" not in notes(reply(), ROW)
+def actions(said: str) -> list[str]:
+    """The names of the actions of a row, in order."""
+    return re.findall(r'href="#(\w+)"', said.partition("ls-acts")[2])
+
+
+def test_a_reply_shows_its_figures_its_details_and_what_can_be_done() -> None:
+    said = notes(reply(), ROW)
+    clock = time_of_day(WRITTEN)
+    assert said.startswith(f'<p class="ls-footer"><span>12 tokens · 62 tok/s · 2.1x · {clock} · ')
+    assert '<a class="ls-tokens ls-m-2" href="#tokens">details</a></span>' in said
+    assert actions(said) == ["copy", "again", "edit", *ALWAYS]
     for state, reason in (("stopped", "cancelled"), ("interrupted", None), ("complete", "length")):
-        said = notes(reply(state), {**ROW, "finish_reason": reason})
-        assert 'class="ls-do ls-continue ls-m-2"' in said and said.endswith(link)
-    assert "ls-continue" not in notes(reply("stopped"), ROW, running=True)
-    assert "ls-continue" not in notes(reply("stopped", text=""), ROW)
+        cut = notes(reply(state), {**ROW, "finish_reason": reason})
+        assert actions(cut) == ["copy", "again", "edit", "continue", *ALWAYS]
+    between = actions(notes(reply("stopped"), ROW, running=True))
+    assert between == ["copy", "edit", *ALWAYS], "it is not the last"
+    assert actions(notes(reply("stopped", text=""), ROW)) == ["again", *ALWAYS]
+
+
+def test_a_model_is_named_where_another_one_wrote_the_reply_before() -> None:
+    models = {2: "demo-12m", 4: "other-1b", 6: "other-1b"}
+    shown = [replace(reply(), message_id=at, model=name) for at, name in models.items()]
+    said = [str(one["content"][-1]["text"]) for one in chat_messages(shown, {}, False)]
+    assert ["other-1b" in one for one in said] == [False, True, False]
 
 
 def test_arrows_lead_to_the_versions_before_and_after() -> None:
     said = notes(person("b", 5, (3, 5, 9)))
     assert "ls-show ls-m-3" in said and "ls-show ls-m-9" in said and ">2/3<" in said
     first = notes(person("a", 3, (3, 5)))
-    assert "ls-show ls-m-5" in first and "ls-m-3" not in first.replace("ls-edit ls-m-3", "")
+    assert "ls-show ls-m-5" in first and "ls-m-3" not in first.partition("ls-acts")[0]
     assert "ls-show" not in notes(person("only"))
 
 
-def test_nothing_can_be_edited_while_a_reply_is_written_or_before_it_is_stored() -> None:
-    assert "ls-edit ls-m-1" in notes(person("x"))
-    assert notes(person("x"), running=True) == ""
-    assert notes(person("x", None, ())) == ""
-
-
-def test_only_what_was_looked_up_is_mentioned_as_such() -> None:
-    shone = {**ROW, "num_output_tokens": 100, "num_looked_up": 64}
-    assert "64 % looked up in earlier text" in notes(reply(), shone)
-    assert "looked up" not in notes(reply(), {**shone, "num_looked_up": 10})
-    assert "looked up" not in notes(reply(), ROW)
-
-
-@pytest.mark.parametrize(
-    ("drafter", "share", "is_worth_it"),
-    [("ngram", 0.4, True), ("chained", 1.0, True), ("ngram", 0.1, False), ("eagle", 1.0, False),
-     ("lookahead", 1.0, False), ("ngram", None, False)],
-)  # fmt: skip
-def test_only_what_may_have_been_copied_is_counted(
-    drafter: str, share: float | None, is_worth_it: bool
-) -> None:
-    assert may_be_looked_up({**ROW, "drafter": drafter, "draft_share": share}) is is_worth_it
+def test_a_message_has_its_row_also_while_a_reply_is_written() -> None:
+    """A row that came and went would move the conversation."""
+    assert actions(notes(person("x"))) == ["copy", "again", "edit", *ALWAYS]
+    assert actions(notes(person("x"), running=True)) == ["copy", "edit", *ALWAYS]
+    assert notes(person("x", None, ())) == "", "not stored yet"
 
 
 def test_an_error_is_shown_as_text() -> None:

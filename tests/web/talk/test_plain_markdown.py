@@ -114,6 +114,12 @@ def test_a_formula_between_dollars_is_marked(inside: str) -> None:
     assert formulas(f"so ${inside}$ holds, $9") == f"so {MARK}${inside}${MARK} holds, $9"
 
 
+def test_tasks_of_a_list_are_boxes_and_other_brackets_stay() -> None:
+    written = as_text("- [ ] open\n  1. [X] done\n- [link](x) [ ]\n```\n- [ ] code\n```")
+    expected = f"- ☐{MARK} open\n  1. ☑{MARK} done\n- [link](x) [ ]\n```\n- [ ] code\n```"
+    assert written == expected
+
+
 def test_dollars_in_a_fence_stay_as_they_are() -> None:
     assert as_text("and\n```\n$b^2$\n```") == "and\n```\n$b^2$\n```"
 

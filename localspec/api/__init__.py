@@ -1,0 +1,1 @@
+"""The interfaces of OpenAI and Anthropic, over the queue of turns."""

@@ -1,0 +1,54 @@
+"""What an answer says of itself: tokens counted as OpenAI does, and how it was drafted.
+
+Contract: `usage_of` counts the prompt once, however many choices it was given. The accepted and
+rejected prediction tokens are those of all drafts, whoever made them. `speculation_of` is our
+extension of the interfaces: names and definitions are those of `backend.TurnStats`; unknown is
+null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from localspec.backend import TurnStats
+from localspec.chat.service import Reply
+
+OF_TURN = (
+    "drafter", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "mean_num_draft_tokens",
+    "acceptance_rate", "mean_accepted_length", "tokens_per_second", "ttft_ms", "speedup",
+    "no_speedup", "reason", "exact", "num_lenient_tokens",
+)  # fmt: skip
+
+
+def usage_of(turns: Sequence[TurnStats]) -> dict[str, Any]:
+    """In the format of chat completions."""
+    num_prompt_tokens = turns[0].num_prompt_tokens if turns else 0
+    num_output_tokens = sum(turn.num_output_tokens for turn in turns)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": turns[0].num_reused_tokens if turns else 0},
+        "completion_tokens_details": prediction_tokens(turns),
+    }
+
+
+def prediction_tokens(turns: Sequence[TurnStats]) -> dict[str, int]:
+    num_accepted = sum(turn.num_accepted_tokens for turn in turns)
+    num_drafted = sum(turn.num_draft_tokens for turn in turns)
+    return {
+        "accepted_prediction_tokens": num_accepted,
+        "rejected_prediction_tokens": num_drafted - num_accepted,
+    }
+
+
+def speculation_of(reply: Reply, stats: TurnStats) -> dict[str, Any]:
+    """How one reply was drafted; off: why nothing was. With the seed and the kind of text, by which
+    it can be made again."""
+    return {
+        **{name: getattr(stats, name) for name in OF_TURN},
+        "off": None if stats.off is None else stats.off.text,
+        "seed": reply.settings.sampling.seed,
+        "workload": reply.settings.workload,
+    }

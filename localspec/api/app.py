@@ -1,0 +1,163 @@
+"""The server of the interfaces and of /metrics: paths, and errors in the interface's own format.
+
+Contract: an application of Starlette that reads a body whole, answers one request and knows nothing
+of keys, hosts and origins: those are checked before it (web.guard.programs). A request that names a
+model which is not loaded is refused; one that names none is answered by what is loaded.
+
+Not here: what a body may hold and how an answer looks (chat_completions and its neighbours).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from localspec.api import chat_completions, completions, messages, responses
+from localspec.api.faults import Fault, Refused, fault_of
+from localspec.api.fields import Common
+from localspec.api.metrics import Metrics
+from localspec.api.replies import Asked, ask, streamed, whole_or_gone
+from localspec.backend import Request
+from localspec.chat.programs import ProgramService
+from localspec.errors import LocalspecError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def make_api(service: ProgramService) -> Starlette:
+    """The application."""
+    started, metrics = int(time.time()), Metrics(service)
+
+    async def models(http: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": _models(service, started)})
+
+    async def model(http: HttpRequest) -> Response:
+        _require_model(service, http.path_params["name"])
+        return JSONResponse(_models(service, started)[0])
+
+    async def chat(http: HttpRequest) -> Response:
+        fields = await _read(http, chat_completions.ChatFields)
+        head = _head(service, fields, "chatcmpl", "chat.completion")
+        answer = partial(chat_completions.answer, head=head)
+        events = partial(chat_completions.events, head=head, has_usage_event=fields.has_usage_event)
+        return await _replied(service, http, fields, fields.requests(), answer, events)
+
+    async def complete(http: HttpRequest) -> Response:
+        fields = await _read(http, completions.CompletionFields)
+        head = _head(service, fields, "cmpl", "text_completion")
+        answer = partial(completions.answer, head=head)
+        events = partial(completions.events, head=head, has_usage_event=fields.has_usage_event)
+        return await _replied(service, http, fields, fields.requests(), answer, events)
+
+    async def respond(http: HttpRequest) -> Response:
+        fields = await _read(http, responses.ResponseFields)
+        response = responses.Response(fields, _require_model(service, fields.model))
+        answer = partial(responses.answer, response=response)
+        events = partial(responses.events, response=response)
+        return await _replied(service, http, fields, fields.requests(), answer, events)
+
+    async def message(http: HttpRequest) -> Response:
+        fields = await _read(http, messages.MessagesFields)
+        name = _require_model(service, fields.model)
+        head = messages.MessageHead(name, fields.stop_sequences)
+        answer = partial(messages.answer, head=head)
+        events = partial(messages.events, head=head)
+        return await _replied(service, http, fields, fields.requests(), answer, events)
+
+    async def count(http: HttpRequest) -> Response:
+        fields = await _read(http, messages.CountFields)
+        _require_model(service, fields.model)
+        counted = await run_in_threadpool(service.count_tokens, fields.all_messages())
+        return JSONResponse({"input_tokens": counted})
+
+    async def show_metrics(http: HttpRequest) -> Response:
+        text = await run_in_threadpool(metrics.text)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return Starlette(
+        routes=[
+            Route("/metrics", show_metrics),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", complete, methods=["POST"]),
+            Route("/v1/responses", respond, methods=["POST"]),
+            Route("/v1/messages", message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", count, methods=["POST"]),
+        ],
+        exception_handlers={
+            error: _answer_fault
+            for error in (Refused, LocalspecError, ValidationError, HTTPException, Exception)
+        },
+    )
+
+
+async def _read(http: HttpRequest, fields: type[M]) -> M:
+    """The body. Raises ValidationError."""
+    return fields.model_validate_json(await http.body())
+
+
+async def _replied(
+    service: ProgramService,
+    http: HttpRequest,
+    fields: Common,
+    requests: Sequence[Request],
+    answer: Callable[[Asked], Coroutine[Any, Any, dict[str, Any]]],
+    events: Callable[[Asked], AsyncGenerator[bytes | None]],
+) -> Response:
+    """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
+    asked = await ask(service, requests, fields.checking)
+    if fields.stream:
+        return streamed(asked, http.url.path, events(asked))
+    return JSONResponse(await whole_or_gone(http, asked, answer(asked)))
+
+
+def _head(service: ProgramService, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
+    """Raises Refused for a model that is not loaded."""
+    name = _require_model(service, fields.model)
+    loaded = service.loaded
+    if fields.stream and kind == "chat.completion":
+        kind = "chat.completion.chunk"
+    return chat_completions.Head(prefix, kind, name, None if loaded is None else loaded.fingerprint)
+
+
+def _require_model(service: ProgramService, name: str | None) -> str:
+    """The name of the model that answers. Raises Refused."""
+    loaded = service.loaded
+    if loaded is None:  # the request loads it
+        return name or "localspec"
+    if name not in (None, loaded.target):
+        sentence = f"The model {name!r} is not loaded; {loaded.target!r} is. Name that, or none."
+        raise Refused(Fault(404, sentence, "model_not_found", "model"))
+    return loaded.target
+
+
+def _models(service: ProgramService, started: int) -> list[dict[str, Any]]:
+    """What is loaded, in vLLM's form of OpenAI's list."""
+    loaded = service.loaded
+    if loaded is None:
+        return []
+    fields = {"id": loaded.target, "object": "model", "created": started, "owned_by": "localspec"}
+    return [{**fields, "root": loaded.target, "max_model_len": loaded.context_length}]
+
+
+async def _answer_fault(http: HttpRequest, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        fault = Fault(error.status_code, f"{error.detail}: {http.method} {http.url.path}.")
+    elif isinstance(error, Refused | LocalspecError | ValidationError):
+        fault = fault_of(error)
+    else:
+        sentence = f"localspec failed by an unexpected fault ({type(error).__name__})."
+        fault = Fault(500, sentence)  # the server prints where it was raised
+    return fault.response(http.url.path)

@@ -1,0 +1,282 @@
+"""/v1/chat/completions, as OpenAI's clients speak it.
+
+Contract: `ChatFields.requests` gives the requests of all choices; `answer` and `events` the two
+forms of the result. A reply is the same, token for token, as the page's with the same messages,
+settings and seed. With several choices each has its own seed, and a stream has them one after the
+other.
+
+Source: platform.openai.com/docs/api-reference/chat.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from localspec.api.accounts import speculation_of, usage_of
+from localspec.api.faults import refusal
+from localspec.api.fields import (
+    MOST_LOGPROBS,
+    Common,
+    Fields,
+    Part,
+    StopText,
+    choices_of,
+    refuse_unless,
+    require_choices,
+    role_of,
+    stops_of,
+    text_of,
+)
+from localspec.api.pieces import Piece, Whole, pieces, whole
+from localspec.api.replies import DONE, Asked, event
+from localspec.api.tools import arguments_of, tool_of
+from localspec.backend import Logprob, Message, Request, ToolCall, TurnStats
+from localspec.core import FinishReason
+
+# Of a reply that came to its own end.
+FINISHED: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+class CalledFunction(Fields):
+    """What a call asked for."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class EarlierCall(Fields):
+    """A call of an earlier reply."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Tool(Fields):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class ChatMessage(Fields):
+    """One message. reasoning_content: of an earlier reply; models are not shown it again."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[EarlierCall] | None = None
+    tool_call_id: str | None = None
+
+    def message(self, place: int) -> Message:
+        """place: in the list of messages. Raises Refused."""
+        where = f"messages.{place}"
+        calls = tuple(
+            ToolCall(
+                call.id,
+                call.function.name,
+                arguments_of(call.function.arguments, f"{where}.tool_calls"),
+            )
+            for call in self.tool_calls or ()
+        )
+        text, role = text_of(self.content, "messages"), role_of(self.role, f"{where}.role")
+        return Message(role, text, calls, self.tool_call_id or "", self.name or "")
+
+
+class StreamOptions(Fields):
+    """include_usage: one more event, with the usage of the whole request."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChoiceFields(Common):
+    """What OpenAI's two interfaces with choices share."""
+
+    stop: StopText | list[StopText] | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def has_usage_event(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ResponseFormat(Fields):
+    """The form of the reply."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class Prediction(Fields):
+    """A text that the reply is expected to repeat in large parts."""
+
+    type: Literal["content"]
+    content: str | list[Part]
+
+
+class ChatFields(ChoiceFields):
+    """The body of a request."""
+
+    messages: list[ChatMessage]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    store: bool | None = None
+    reasoning_effort: str | None = None
+    prediction: Prediction | None = None
+
+    def requests(self) -> list[Request]:
+        """Raises RequestError, Refused."""
+        self._refuse_the_impossible()
+        messages = tuple(one.message(place) for place, one in enumerate(self.messages))
+        count = 1 if self.n is None else self.n
+        require_choices(count)
+        limit = self.max_completion_tokens or self.max_tokens
+        request = self.request(messages, limit, stops_of(self.stop))
+        if self.tool_choice != "none":
+            tools = tuple(tool_of(one.function, "tools") for one in self.tools or ())
+            request = replace(request, tools=tools)
+        if self.logprobs:
+            request = replace(request, num_logprobs=self.top_logprobs or 0)
+        if self.prediction is not None:
+            text = text_of(self.prediction.content, "prediction.content")
+            request = replace(request, prediction=text)
+        return choices_of(request, count)
+
+    def _refuse_the_impossible(self) -> None:
+        form = None if self.response_format is None else self.response_format.type
+        refuse_unless(form, (None, "text"), "response_format", "localspec has no grammars yet.")
+        refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")
+        if self.top_logprobs and not self.logprobs:
+            raise refusal("top_logprobs needs logprobs to be true.", "top_logprobs")
+        why = "localspec cannot force a call without grammars: auto or none."
+        refuse_unless(self.tool_choice, (None, "none", "auto"), "tool_choice", why)
+        refuse_unless(self.modalities, (None, ["text"]), "modalities", "localspec writes text.")
+        refuse_unless(self.reasoning_effort, (None,), "reasoning_effort", "it has no effect here.")
+
+
+class Head:
+    """What all parts of one answer have in common."""
+
+    def __init__(self, prefix: str, kind: str, model: str, fingerprint: str | None) -> None:
+        self._fields = {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def with_choices(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {**self._fields, "choices": choices, **more}
+
+
+async def answer(asked: Asked, head: Head) -> dict[str, Any]:
+    """The whole answer. Raises as `Asked.chunks`."""
+    found = [await whole(asked, reply) for reply in asked.replies]
+    choices = [
+        {
+            "index": index,
+            "message": _message(one),
+            "logprobs": _logprobs(one.logprobs),
+            "finish_reason": "tool_calls" if one.calls else FINISHED[one.finish_reason],
+            "speculation": speculation_of(one.reply, one.stats),
+        }
+        for index, one in enumerate(found)
+    ]
+    return head.with_choices(choices, usage=usage_of([one.stats for one in found]))
+
+
+async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
+    """The answer as a stream: of each choice its role, its text as it comes, its end."""
+    turns = list[TurnStats]()
+    usage = {"usage": None} if has_usage_event else {}
+    for index, reply in enumerate(asked.replies):
+        delta: dict[str, Any] = {"role": "assistant", "content": ""}
+        yield event(head.with_choices([_choice(index, delta)], **usage))
+        async with aclosing(pieces(asked, reply)) as coming:
+            async for piece in coming:
+                if piece is None:
+                    yield None
+                    continue
+                if delta := _delta(piece):
+                    choice = _choice(index, delta, logprobs=_logprobs(piece.logprobs))
+                    yield event(head.with_choices([choice], **usage))
+                if piece.finish_reason is not None:
+                    turns.append(piece.stats)
+                    reason = "tool_calls" if piece.calls else FINISHED[piece.finish_reason]
+                    last = _choice(index, {}, reason)
+                    last["speculation"] = speculation_of(reply, piece.stats)
+                    yield event(head.with_choices([last], **usage))
+    if has_usage_event:
+        yield event(head.with_choices([], usage=usage_of(turns)))
+    yield DONE
+
+
+def _message(found: Whole) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": found.text, "refusal": None}
+    if found.reasoning:
+        message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message |= {"content": found.text or None, "tool_calls": _calls(found.calls)}
+    return message
+
+
+def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": call.call_id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in calls
+    ]
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    said: dict[str, Any] = {"reasoning_content": piece.reasoning, "content": piece.text}
+    said["tool_calls"] = [{"index": n, **one} for n, one in enumerate(_calls(piece.calls))]
+    found = {name: value for name, value in said.items() if value}
+    return found if found or not piece.logprobs else {"content": ""}
+
+
+def _choice(
+    index: int,
+    delta: Mapping[str, Any],
+    finish: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(found: Sequence[Logprob]) -> dict[str, Any] | None:
+    if not found:
+        return None
+    content = [
+        {**_token(one.text, one.logprob), "top_logprobs": [_token(*each) for each in one.top]}
+        for one in found
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}

@@ -1,0 +1,123 @@
+"""/v1/completions: a text is continued as it stands, without a chat format.
+
+Contract: as chat_completions. A prompt may be a list of texts; the choices of the first come first.
+The tokens that a tokenizer begins every text with are added; control tokens may be written out.
+
+Source: platform.openai.com/docs/api-reference/completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from localspec.api.accounts import speculation_of, usage_of
+from localspec.api.chat_completions import FINISHED, ChoiceFields, Head
+from localspec.api.fields import (
+    MOST_LOGPROBS,
+    choices_of,
+    refuse_unless,
+    require_choices,
+    stops_of,
+)
+from localspec.api.replies import DONE, Asked, event
+from localspec.backend import Chunk, Logprob, Message, Request, TurnStats
+from localspec.chat.service import clean
+
+USUAL_MAX_TOKENS = 16  # OpenAI's and vLLM's
+
+
+class CompletionFields(ChoiceFields):
+    """The body of a request."""
+
+    prompt: str | list[str]
+    max_tokens: Annotated[int, Field(ge=1)] | None = USUAL_MAX_TOKENS
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def requests(self) -> list[Request]:
+        """Raises RequestError, Refused."""
+        self._refuse_the_impossible()
+        count = 1 if self.n is None else self.n
+        require_choices(count * (1 if isinstance(self.prompt, str) else len(self.prompt)))
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        found = list[Request]()
+        for prompt in prompts:
+            messages = (Message("user", clean(prompt)),)
+            request = self.request(messages, self.max_tokens, stops_of(self.stop))
+            request = replace(request, is_raw=True, num_logprobs=self.logprobs)
+            found += choices_of(request, count)
+        return found
+
+    def _refuse_the_impossible(self) -> None:
+        refuse_unless(self.echo, (None, False), "echo", "localspec returns new text only.")
+        refuse_unless(self.suffix, (None, ""), "suffix", "its models continue texts only.")
+        refuse_unless(self.best_of, (None, self.n or 1), "best_of", "all choices are returned.")
+        refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")
+
+
+async def answer(asked: Asked, head: Head) -> dict[str, Any]:
+    """The whole answer. Raises as `Asked.chunks`."""
+    choices, turns = list[dict[str, Any]](), list[TurnStats]()
+    for index, reply in enumerate(asked.replies):
+        async with aclosing(asked.chunks(reply)) as coming:
+            chunks = [chunk async for chunk in coming if chunk is not None]
+        turns.append(chunks[-1].stats)
+        text = "".join(chunk.text for chunk in chunks)
+        logprobs = [one for chunk in chunks for one in chunk.logprobs]
+        choice = _choice(index, text, _finish(chunks[-1]), _logprobs(logprobs, 0))
+        choices.append({**choice, "speculation": speculation_of(reply, turns[-1])})
+    return head.with_choices(choices, usage=usage_of(turns))
+
+
+async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
+    """The answer as a stream."""
+    turns = list[TurnStats]()
+    for index, reply in enumerate(asked.replies):
+        num_characters = 0
+        async with aclosing(asked.chunks(reply)) as coming:
+            async for chunk in coming:
+                if chunk is None:
+                    yield None
+                    continue
+                is_last = chunk.finish_reason is not None
+                if chunk.text or chunk.logprobs or is_last:
+                    logprobs = _logprobs(chunk.logprobs, num_characters)
+                    choice = _choice(index, chunk.text, _finish(chunk), logprobs)
+                    if is_last:
+                        choice["speculation"] = speculation_of(reply, chunk.stats)
+                        turns.append(chunk.stats)
+                    yield event(head.with_choices([choice]))
+                num_characters += len(chunk.text)
+    if has_usage_event:
+        yield event(head.with_choices([], usage=usage_of(turns)))
+    yield DONE
+
+
+def _finish(chunk: Chunk) -> str | None:
+    return None if chunk.finish_reason is None else FINISHED.get(chunk.finish_reason)
+
+
+def _choice(
+    index: int, text: str, finish: str | None, logprobs: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(found: Sequence[Logprob], start: int) -> dict[str, Any] | None:
+    """start: characters before the first of these tokens."""
+    if not found:
+        return None
+    offsets = [start + sum(len(one.text) for one in found[:n]) for n in range(len(found))]
+    return {
+        "tokens": [one.text for one in found],
+        "token_logprobs": [one.logprob for one in found],
+        "top_logprobs": [dict(one.top) for one in found],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,98 @@
+"""What goes wrong, in the error formats of OpenAI and Anthropic.
+
+Contract: every answer that is no reply is JSON with the sentence for a person, a type and, for
+OpenAI's clients, the field and a code. `fault_of` gives the status that the clients tell apart.
+
+Source: platform.openai.com/docs/guides/error-codes; docs.anthropic.com/en/api/errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response
+
+from localspec.errors import ContextOverflow, LocalspecError, QueueFull, RequestError
+
+MESSAGES_PATH = "/v1/messages"  # what lies there is Anthropic's
+CLOSED_BY_CLIENT = 499  # nobody reads it
+
+# By status: OpenAI's type, Anthropic's type.
+TYPES: Mapping[int, tuple[str, str]] = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("authentication_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("invalid_request_error", "not_found_error"),
+    405: ("invalid_request_error", "invalid_request_error"),
+    408: ("invalid_request_error", "invalid_request_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    503: ("server_error", "overloaded_error"),
+    504: ("server_error", "timeout_error"),
+}
+UNEXPECTED = ("server_error", "api_error")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """status: of HTTP. message: a sentence. param: the field that is wrong. code: a word for
+    programs. headers: of the answer."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self, path: str) -> dict[str, Any]:
+        """In the format of the interface that the path belongs to."""
+        for_openai, for_anthropic = TYPES.get(self.status, UNEXPECTED)
+        if path.startswith(MESSAGES_PATH):
+            return {"type": "error", "error": {"type": for_anthropic, "message": self.message}}
+        error = {"message": self.message, "type": for_openai, "param": self.param}
+        return {"error": {**error, "code": self.code}}
+
+    def response(self, path: str) -> Response:
+        return JSONResponse(self.body(path), self.status, dict(self.headers))
+
+
+class Refused(Exception):
+    """A request that is answered with a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+def refusal(message: str, param: str | None = None, status: int = 400) -> Refused:
+    return Refused(Fault(status, message, param=param))
+
+
+def fault_of(error: Exception) -> Fault:
+    """The answer to an error of ours, or to fields that cannot be read."""
+    if isinstance(error, Refused):
+        return error.fault
+    if isinstance(error, ValidationError):
+        return _invalid(error)
+    if isinstance(error, QueueFull):
+        headers = {"retry-after": str(error.retry_after_s)}
+        return Fault(429, str(error), "queue_full", headers=headers)
+    if isinstance(error, ContextOverflow):
+        return Fault(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, RequestError):
+        return Fault(400, str(error))
+    if isinstance(error, LocalspecError):
+        return Fault(503, str(error), "unavailable")
+    raise error
+
+
+def _invalid(error: ValidationError) -> Fault:
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return Fault(400, f"localspec does not know the field {param!r}.", "unknown_field", param)
+    where = f"{param}: " if param else ""
+    return Fault(400, f"{where}{first['msg']}.", param=param or None)

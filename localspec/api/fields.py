@@ -1,0 +1,155 @@
+"""The fields that the requests of all interfaces share, and the `Request` that they make.
+
+Contract: a field that is not known is refused, and so is a value that would have an effect which
+the engine does not have: nothing is ignored silently. Fields without any effect on a reply (`user`,
+`metadata`) are taken. Beside the interface's own fields there are those of vLLM (top_k, min_p,
+repetition_penalty) and ours for drafting (drafter, num_draft_tokens, leniency, workload).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from localspec.api.faults import refusal
+from localspec.backend import Message, Request, Role
+from localspec.chat.service import clean
+from localspec.core import AUTO, OFF, SamplingParams
+from localspec.drafters.registry import REGISTRY
+from localspec.errors import RequestError
+from localspec.workloads import AS_SET
+
+MOST_CHOICES = 16
+MOST_LOGPROBS = 20  # as OpenAI's
+ROLES: dict[str, Role] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+    "tool": "tool",
+}  # fmt: skip
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+StopText = Annotated[str, Field(min_length=1)]
+
+
+class Fields(BaseModel):
+    """An object of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Part(BaseModel):
+    """A part of a message's content; what is no text is refused in words."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+    text: str | None = None
+
+
+class Common(Fields):
+    """What every request may say. user, metadata, store: taken, without effect here."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    drafter: str | None = None
+    num_draft_tokens: int | None = None
+    leniency: str | None = None
+    workload: str | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "standard_only"] | None = None
+
+    @property
+    def checking(self) -> str:
+        """See workloads.decide."""
+        return AS_SET if self.leniency is None else self.leniency
+
+    def sampling(self) -> SamplingParams:
+        """Raises RequestError."""
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(0, self.top_k or 0),  # -1 is vLLM's word for none
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            seed=self.seed,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+        )
+
+    def request(
+        self, messages: tuple[Message, ...], max_tokens: int | None, stop: tuple[str, ...]
+    ) -> Request:
+        """Raises RequestError, Refused."""
+        if not messages:
+            raise refusal("There is no message to answer.", "messages")
+        drafter = self.drafter or AUTO
+        if drafter not in (AUTO, OFF, *REGISTRY):
+            known = ", ".join((AUTO, OFF, *REGISTRY))
+            raise refusal(f"There is no drafter called {drafter!r}. Known: {known}.", "drafter")
+        return Request(
+            messages=messages,
+            sampling=self.sampling(),
+            max_tokens=max_tokens,
+            stop=stop,
+            drafter=drafter,
+            num_draft_tokens=self.num_draft_tokens,
+            workload=self.workload or AUTO,
+            continues=messages[-1].role == "assistant",
+        )
+
+
+def choices_of(request: Request, count: int) -> list[Request]:
+    """The requests of several replies: where a seed is given, each has the next one."""
+    seed = request.sampling.seed
+    if seed is None:
+        return [request] * count
+    seeds = [seed + number for number in range(count)]
+    return [replace(request, sampling=replace(request.sampling, seed=one)) for one in seeds]
+
+
+def role_of(name: str, param: str) -> Role:
+    """Raises Refused."""
+    if name not in ROLES:
+        known = ", ".join(ROLES)
+        raise refusal(f"A message has the role {name!r}, but must have one of {known}.", param)
+    return ROLES[name]
+
+
+def text_of(content: str | list[Part] | None, param: str) -> str:
+    """Raises Refused for what is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return clean(content)
+    for part in content:
+        if part.type not in TEXT_PARTS or part.text is None:
+            raise refusal(
+                f"A message holds a part of type {part.type!r}, but the models that localspec "
+                "loads read text only. Send its text.",
+                param,
+            )
+    return clean("".join(part.text or "" for part in content))
+
+
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def refuse_unless(wanted: object, allowed: tuple[object, ...], param: str, why: str) -> None:
+    """Raises Refused where a field asks for what the engine cannot do."""
+    if wanted not in allowed:
+        raise refusal(f"{param} is {wanted!r}, but {why}", param)
+
+
+def require_choices(count: int) -> None:
+    if not 1 <= count <= MOST_CHOICES:
+        raise RequestError(f"n is {count}, but must lie between 1 and {MOST_CHOICES}.")

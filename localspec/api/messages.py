@@ -1,0 +1,237 @@
+"""/v1/messages, as Anthropic's clients speak it.
+
+Contract: as chat_completions; one choice. What a model thinks is a block of its own, without a
+signature. `speculation` is a field of the message, in a stream of its last event.
+
+Source: docs.anthropic.com/en/api/messages, docs.anthropic.com/en/api/messages-streaming.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from localspec.api.accounts import speculation_of
+from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
+from localspec.api.pieces import pieces, whole
+from localspec.api.replies import Asked, event
+from localspec.api.tools import arguments_of, tool_of
+from localspec.backend import Message, Request, ToolCall, TurnStats
+from localspec.core import FinishReason
+
+STOPPED: dict[FinishReason, str] = {
+    "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
+}  # fmt: skip
+
+
+APART = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # no text of the message
+
+
+class AnthropicMessage(Fields):
+    """One message."""
+
+    role: str
+    content: str | list[Part]
+
+    def messages(self, param: str) -> list[Message]:
+        """The answers of tools in it, then its text with the calls of tools. Raises Refused."""
+        parts = [] if isinstance(self.content, str) else self.content
+        answers = [
+            Message("tool", _result_in(one, param), call_id=str(_extra(one, "tool_use_id", "")))
+            for one in parts
+            if one.type == "tool_result"
+        ]
+        calls = tuple(_earlier_call(one) for one in parts if one.type == "tool_use")
+        rest = [one for one in parts if one.type not in APART]
+        text = text_of(self.content if isinstance(self.content, str) else rest, param)
+        if answers and not text:
+            return answers
+        return [*answers, Message(role_of(self.role, f"{param}.role"), text, calls)]
+
+
+class Thinking(Fields):
+    """What the model thinks is always given; no model of ours has a budget for it."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class MessagesFields(Common):
+    """The body of a request."""
+
+    messages: list[AnthropicMessage]
+    max_tokens: Annotated[int, Field(ge=1)]
+    system: str | list[Part] | None = None
+    stop_sequences: list[StopText] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+
+    def requests(self) -> list[Request]:
+        """Raises RequestError, Refused."""
+        choice = None if self.tool_choice is None else self.tool_choice.get("type")
+        cannot = "localspec cannot force a call without grammars: auto or none."
+        refuse_unless(choice, (None, "auto", "none"), "tool_choice", cannot)
+        thinking = None if self.thinking is None else self.thinking.type
+        why = "localspec's models think as their chat format says."
+        refuse_unless(thinking, (None, "disabled"), "thinking", why)
+        request = self.request(self.all_messages(), self.max_tokens, self._stops)
+        tools = () if choice == "none" else tuple(_tool(one) for one in self.tools or ())
+        return [replace(request, tools=tools)]
+
+    def all_messages(self) -> tuple[Message, ...]:
+        """The system prompt first. Raises Refused."""
+        system = text_of(self.system, "system")
+        messages = [Message("system", system)] if system else []
+        for place, one in enumerate(self.messages):
+            messages += one.messages(f"messages.{place}")
+        return tuple(messages)
+
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        return tuple(self.stop_sequences or ())
+
+
+class CountFields(Fields):
+    """The body of a request for a count of tokens."""
+
+    model: str | None = None
+    messages: list[AnthropicMessage]
+    system: str | list[Part] | None = None
+
+    def all_messages(self) -> tuple[Message, ...]:
+        """Raises Refused."""
+        asked = MessagesFields(messages=self.messages, system=self.system, max_tokens=1)
+        return asked.all_messages()
+
+
+class MessageHead:
+    """What the message is, before and after its text. stops: of the request."""
+
+    def __init__(self, model: str, stops: list[str] | None) -> None:
+        self._fields = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+        self._only_stop = stops[0] if stops is not None and len(stops) == 1 else None
+
+    def ending(self, reason: FinishReason | None, has_calls: bool = False) -> dict[str, Any]:
+        """Which of several stop strings it was is not known."""
+        stop = None if reason is None else STOPPED.get(reason)
+        stop = "tool_use" if has_calls else stop
+        text = self._only_stop if reason == "stop" else None
+        return {"stop_reason": stop, "stop_sequence": text}
+
+    def message(
+        self, content: list[dict[str, Any]], usage: dict[str, int], **more: Any
+    ) -> dict[str, Any]:
+        return {**self._fields, "content": content, **self.ending(None), "usage": usage, **more}
+
+
+def _extra(part: Part, name: str, otherwise: Any) -> Any:
+    return (part.model_extra or {}).get(name, otherwise)
+
+
+def _result_in(part: Part, param: str) -> str:
+    content = _extra(part, "content", "")
+    if isinstance(content, list):
+        content = [Part.model_validate(one) for one in content]
+    return text_of(content, param)
+
+
+def _earlier_call(part: Part) -> ToolCall:
+    text = json.dumps(_extra(part, "input", {}), ensure_ascii=False)
+    arguments = arguments_of(text, "messages")
+    return ToolCall(str(_extra(part, "id", "")), str(_extra(part, "name", "")), arguments)
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """In OpenAI's format. Raises Refused."""
+    function = {key: tool[key] for key in ("name", "description") if key in tool}
+    return tool_of({**function, "parameters": tool.get("input_schema", {})}, "tools")
+
+
+def _use(call: ToolCall) -> dict[str, Any]:
+    block = {"type": "tool_use", "id": call.call_id, "name": call.name}
+    return {**block, "input": json.loads(call.arguments)}
+
+
+async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
+    """The whole message. Raises as `Asked.chunks`."""
+    found = await whole(asked, asked.replies[0])
+    content = [{**_empty("thinking"), "thinking": found.reasoning}] if found.reasoning else []
+    if found.text or not (content or found.calls):
+        content.append({**_empty("text"), "text": found.text})
+    content += [_use(call) for call in found.calls]
+    speculation = speculation_of(found.reply, found.stats)
+    usage = _usage(found.stats)
+    ending = head.ending(found.finish_reason, bool(found.calls))
+    return {**head.message(content, usage, speculation=speculation), **ending}
+
+
+async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None]:
+    """The message as a stream: its blocks one after the other, then how it ended."""
+    reply, kind, index = asked.replies[0], "", -1
+    none_yet = {"input_tokens": 0, "output_tokens": 0}
+    yield _event("message_start", message=head.message([], none_yet))
+    async with aclosing(pieces(asked, reply)) as coming:
+        async for piece in coming:
+            if piece is None:
+                yield _event("ping")
+                continue
+            for of_kind, text in (("thinking", piece.reasoning), ("text", piece.text)):
+                if not text:
+                    continue
+                if kind != of_kind:
+                    if kind:
+                        yield _event("content_block_stop", index=index)
+                    kind, index = of_kind, index + 1
+                    block = _empty(kind)
+                    yield _event("content_block_start", index=index, content_block=block)
+                delta = {"type": f"{kind}_delta", kind: text}
+                yield _event("content_block_delta", index=index, delta=delta)
+            if piece.finish_reason is not None:
+                if kind:
+                    yield _event("content_block_stop", index=index)
+                for call in piece.calls:
+                    index += 1
+                    block = {**_use(call), "input": {}}
+                    yield _event("content_block_start", index=index, content_block=block)
+                    delta = {"type": "input_json_delta", "partial_json": call.arguments}
+                    yield _event("content_block_delta", index=index, delta=delta)
+                    yield _event("content_block_stop", index=index)
+                yield _event(
+                    "message_delta",
+                    delta=head.ending(piece.finish_reason, bool(piece.calls)),
+                    usage=_usage(piece.stats),
+                    speculation=speculation_of(reply, piece.stats),
+                )
+    yield _event("message_stop")
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _empty(kind: str) -> dict[str, Any]:
+    block = {"type": kind, kind: ""}
+    return {**block, "signature": ""} if kind == "thinking" else block
+
+
+def _usage(stats: TurnStats) -> dict[str, int]:
+    """Tokens that the cache had already are counted apart, as Anthropic does."""
+    return {
+        "input_tokens": stats.num_prompt_tokens - stats.num_reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stats.num_reused_tokens,
+        "output_tokens": stats.num_output_tokens,
+    }

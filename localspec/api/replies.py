@@ -1,0 +1,158 @@
+"""Replies as an asynchronous server reads them: chunk by chunk, until the client goes away.
+
+Contract: the engine never waits for a client. Whoever stops reading (the client went away, the
+time is over, the server ends) has the reply stopped within one round, and its place is free again.
+A reply that was stopped by somebody else, or failed, raises `Refused` with its sentence.
+
+Not here: the formats of the interfaces (chat_completions and its neighbours).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_of
+from localspec.backend import Chunk, Request
+from localspec.chat.programs import ProgramService
+from localspec.chat.service import Reply
+from localspec.errors import LocalspecError
+
+TIME_LIMIT_S = 600.0  # as the clients of OpenAI wait at most
+PING_S = 15.0  # proxies close a stream that says nothing for a minute
+
+FAILED = ("cancelled", "error", "interrupted")  # reasons of a reply that did not end by itself
+
+T = TypeVar("T")
+
+
+class Asked:
+    """The replies to one request of a client, in the order of its choices. `ask` makes it."""
+
+    def __init__(
+        self, service: ProgramService, replies: Sequence[Reply], limit_s: float = TIME_LIMIT_S
+    ) -> None:
+        self.replies = replies
+        self._service = service
+        self._limit_s = limit_s
+        self._until_s = time.monotonic() + limit_s
+
+    async def chunks(self, reply: Reply) -> AsyncGenerator[Chunk | None]:
+        """Those of one reply as they come; None where there was none for PING_S. Raises Refused
+        or LocalspecError for a reply that did not come to its own end."""
+        loop, grown, num_read = asyncio.get_running_loop(), asyncio.Event(), 0
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the server has ended meanwhile
+                loop.call_soon_threadsafe(grown.set)
+
+        reply.watch(wake)
+        while True:
+            left_s = self._until_s - time.monotonic()
+            if left_s <= 0:
+                raise Refused(Fault(504, _too_slow(self._limit_s), "timeout"))
+            try:
+                await asyncio.wait_for(grown.wait(), min(PING_S, left_s))
+            except TimeoutError:
+                yield None
+                continue
+            grown.clear()
+            is_over = reply.view.ended_s is not None  # looked at before the chunks: none follows
+            for chunk in reply.chunks_from(num_read):
+                num_read += 1
+                if chunk.finish_reason not in FAILED:
+                    yield chunk
+            if is_over:
+                _require_an_end(reply)
+                return
+
+    def stop(self) -> None:
+        """End what has not ended."""
+        for reply in self.replies:
+            if reply.view.ended_s is None:
+                self._service.stop(reply)
+
+
+def _require_an_end(reply: Reply) -> None:
+    view = reply.view
+    if reply.fault is not None:
+        raise reply.fault
+    if view.finish_reason == "cancelled":
+        raise Refused(Fault(503, "The reply was stopped on localspec's own page.", "stopped"))
+    if view.finish_reason in FAILED:
+        raise Refused(Fault(503, view.error or "The reply failed.", "engine_error"))
+
+
+def _too_slow(limit_s: float) -> str:
+    return (
+        f"The reply took longer than {limit_s:.0f} seconds and was stopped. Ask for fewer tokens."
+    )
+
+
+async def ask(service: ProgramService, requests: Sequence[Request], checking: str) -> Asked:
+    """Queue the replies to these requests: all or none. Raises LocalspecError."""
+    replies = list[Reply]()
+    try:
+        for request in requests:
+            replies.append(await run_in_threadpool(service.answer, request, checking))
+    except BaseException:
+        Asked(service, replies).stop()
+        raise
+    return Asked(service, replies)
+
+
+async def whole_or_gone(http: HttpRequest, asked: Asked, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; the replies are stopped and Refused is raised where the client goes
+    away before."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(http))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(Fault(CLOSED_BY_CLIENT, "The client went away."))
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+        asked.stop()
+
+
+async def _left(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(data: dict[str, Any], name: str | None = None) -> bytes:
+    """One event of a stream, as it is sent."""
+    return format_sse_event(data_str=json.dumps(data, ensure_ascii=False), event=name)
+
+
+DONE = format_sse_event(data_str="[DONE]")
+
+
+def streamed(asked: Asked, path: str, events: AsyncGenerator[bytes | None]) -> Response:
+    """The events as a stream. None becomes a comment that keeps the connection; an error that
+    comes after the head was sent becomes the last event."""
+
+    async def sent() -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(events):
+                async for one in events:
+                    yield KEEPALIVE_COMMENT if one is None else one
+        except (Refused, LocalspecError) as error:
+            name = "error" if path.startswith("/v1/messages") else None
+            yield event(fault_of(error).body(path), name)
+        finally:
+            asked.stop()
+
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return EventSourceResponse(sent(), headers=headers)

@@ -1,0 +1,106 @@
+"""Tools: their descriptions in a request, and the calls of them in a reply.
+
+Contract: a model is shown tools by its own chat format and writes calls as it was trained to: JSON
+between "<tool_call>" and "</tool_call>" (Hermes, Qwen), or a reply that is nothing but JSON (Llama,
+Mistral), with the name of a tool and its arguments. `Calls` holds back what may become a call until
+the end of the reply; what turns out to be none is text. Whether a model calls a tool is up to it:
+without grammars nothing can be forced.
+
+Source: the chat templates of these families.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from localspec.api.faults import refusal
+from localspec.backend import ToolCall
+from localspec.chat.reply_text import num_begun
+from localspec.files import parsed
+
+OPEN = "<tool_call>"
+BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+ARGUMENTS = ("arguments", "parameters")
+
+
+class Calls:
+    """Divides a growing reply into text and calls. names: of the tools; without any, all is
+    text."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._held = ""
+        self._is_call = False
+        self._has_said = False
+
+    def push(self, text: str) -> str:
+        """The text that is certain by now."""
+        if not self._names:
+            return text
+        self._held += text
+        if not self._is_call and not self._has_said:
+            self._is_call = self._held.lstrip()[:1] in ("{", "[")
+        if self._is_call or not (self._has_said or self._held.strip()):
+            return ""
+        place = self._held.find(OPEN)
+        self._is_call = place >= 0
+        end = place if self._is_call else len(self._held) - num_begun(self._held, OPEN)
+        said, self._held = self._held[:end], self._held[end:]
+        self._has_said = self._has_said or bool(said)
+        return said
+
+    def flush(self) -> tuple[str, tuple[ToolCall, ...]]:
+        """What was held, once no more text comes: text or calls."""
+        held, self._held = self._held, ""
+        found = calls_in(held, self._names) if held else ()
+        return ("", found) if found else (held, ())
+
+
+def calls_in(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:
+    """The calls that a text consists of; none where a part of it is no call of these tools."""
+    try:
+        if OPEN in text:
+            data = [parsed(block) for block in BLOCK.findall(text)]
+        else:
+            whole = parsed(text)
+            data = whole if isinstance(whole, list) else [whole]
+    except ValueError:
+        return ()
+    found = [_call(one, frozenset(names)) for one in data]
+    return tuple(call for call in found if call) if all(found) else ()
+
+
+def _call(data: Any, names: frozenset[str]) -> ToolCall | None:
+    if not isinstance(data, dict) or data.get("name") not in names:
+        return None
+    arguments: Any = next((data[key] for key in ARGUMENTS if key in data), {})
+    if not isinstance(arguments, dict):
+        return None
+    text = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(f"call_{secrets.token_hex(12)}", data["name"], text)
+
+
+def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+def tool_of(function: Mapping[str, Any], param: str) -> dict[str, Any]:
+    """The description that chat formats take of a function with a name. Raises Refused."""
+    if not isinstance(function.get("name"), str):
+        raise refusal("A tool is a function with a name; localspec has no others.", param)
+    return {"type": "function", "function": {"parameters": {}, **function}}
+
+
+def arguments_of(text: str, param: str) -> str:
+    """The arguments of an earlier call as JSON text of an object. Raises Refused."""
+    try:
+        is_object = isinstance(parsed(text or "{}"), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise refusal("The arguments of a tool call are no JSON object.", param)
+    return text or "{}"

@@ -1,0 +1,107 @@
+"""Titles of new chats, written by the model from the first exchange.
+
+Contract: `Titles.task` gives a job for the worker's idle time, once for each chat that has exactly
+one exchange and whose title is still its first words. The prompt begins with that exchange, so that
+the engine's cache serves the next message as if nothing had been asked between. The job gives way
+to any other; it is then tried again. A title that no person would take for one is not used. Titles
+that a person wrote are never replaced (ConversationList.entitle).
+
+Not here: the first words as a title (turn.title_of), the worker's idle time (worker).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+
+from localspec.backend import Backend, Message, Request
+from localspec.chat import branches
+from localspec.chat.turn import TITLE_LENGTH, Reply, ShownMessage, prompt_messages, title_line
+from localspec.chat.worker import Task
+from localspec.core import SamplingParams
+from localspec.record.rows import PAGE
+from localspec.record.store import Store
+
+ASK = "Write a title for this conversation: two to six words, nothing else."
+MAX_TITLE_TOKENS = 24
+MAX_TITLE_WORDS = 8
+WORD = re.compile(r"\w{4,}")
+KEY = "titles"
+
+
+class Titles:
+    """One for each service. num_made: since its start; pages look at it for news."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tried = set[int]()
+        self.num_made = 0
+        kept = store.load_state(KEY) or {}
+        self._is_on = kept.get("is_on", True) is True
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the model writes titles, also at later starts."""
+        return self._is_on
+
+    def switch(self, is_on: bool) -> None:
+        self._is_on = is_on
+        self._store.save_state(KEY, {"is_on": is_on})
+
+    def task(self, latest: Reply | None) -> Task | None:
+        """The job after this reply; None where no title is wanted."""
+        if latest is None or not self._is_on:
+            return None
+        conversation = latest.pending.conversation
+        stored_id = conversation.stored_id
+        is_listed = conversation.source == PAGE and not conversation.is_deleted
+        if stored_id is None or stored_id in self._tried or not is_listed:
+            return None
+        found = self._store.conversation(stored_id)
+        shown = branches.messages_of(self._store, conversation)
+        is_first = [one.role for one in shown] == ["user", "assistant"]
+        if found is None or found.title_by != "words" or not is_first:
+            return None
+        if shown[1].state != "complete" or not shown[1].text.strip():
+            return None
+        request = Request(
+            messages=(
+                *prompt_messages(latest.settings.system_prompt, shown),
+                Message("user", ASK),
+            ),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=MAX_TITLE_TOKENS,
+            drafter=latest.settings.drafter,
+        )
+
+        def write(backend: Backend, cancel: threading.Event) -> None:
+            self._tried.add(stored_id)
+            if not _fits(backend, request):
+                return
+            text = "".join(chunk.text for chunk in backend.generate(request, cancel))
+            if cancel.is_set():
+                self._tried.discard(stored_id)
+                return
+            title = title_from(text, shown)
+            if title is not None and self._store.conversation_list.entitle(stored_id, title):
+                self.num_made += 1
+
+        return Task("Writing a title", write, gives_way=True)
+
+
+def _fits(backend: Backend, request: Request) -> bool:
+    num_tokens = backend.count_tokens(request.messages) + MAX_TITLE_TOKENS
+    return num_tokens <= backend.describe().context_length
+
+
+def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:
+    """The title in what the model wrote; None where it is none: too long, or about something
+    else."""
+    line = next((one for one in text.strip().splitlines() if one.strip()), "")
+    line = re.sub(r"^\W*title\W*:\s*", "", line, flags=re.IGNORECASE)
+    title = title_line(line.strip(" \t\"'`*_#“”‘’«»")).rstrip(".:")
+    said = " ".join(message.text for message in exchange).casefold()
+    is_about_it = any(word in said for word in WORD.findall(title.casefold()))
+    is_short = len(title) <= TITLE_LENGTH and len(title.split()) <= MAX_TITLE_WORDS
+    return title if is_about_it and is_short and "<" not in title else None

@@ -1,0 +1,1 @@
+"""What model files are: their headers and settings, read without torch and without weights."""

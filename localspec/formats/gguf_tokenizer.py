@@ -1,0 +1,195 @@
+"""A GGUF file's vocabulary as the tokenizer.json that the model was published with.
+
+Contract: `tokenizer_of` gives the JSON of the `tokenizers` library for the kinds "gpt2" (byte-level
+BPE) and "llama" (SentencePiece BPE); the ids of any text are those of the published tokenizer. A
+vocabulary that splits text in a way that is not known here is refused: it would give other ids and
+the model would only answer worse, unseen.
+
+Source: llama.cpp's llama-vocab.cpp (the regular expressions by `tokenizer.ggml.pre`) and the
+published tokenizer.json files of the families; compared with those in tests and by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localspec.errors import ModelError
+from localspec.formats.gguf_file import GGUFHeader
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # ggml's types of a token
+SPACE = "\u2581"  # SentencePiece's
+
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# By `tokenizer.ggml.pre`: the expressions that split text, one after the other.
+SPLITS: dict[str, tuple[str, ...]] = {
+    "default": (GPT2,),
+    "gpt-2": (GPT2,),
+    "smollm": (r"\p{N}", GPT2),
+    "llama-bpe": (LLAMA3,),
+    "llama3": (LLAMA3,),
+    "llama-v3": (LLAMA3,),
+    "smaug-bpe": (LLAMA3,),
+    "falcon3": (LLAMA3,),
+    "qwen2": (QWEN2,),
+    "deepseek-r1-qwen": (QWEN2,),
+    "tekken": (TEKKEN,),
+}
+COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is put into Unicode's composed form (NFC) first
+WHOLE_WORDS = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "tekken",
+)  # a word of the vocabulary is not merged
+
+
+def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
+    """The tokenizer.json of a file that was read with its vocabulary. Raises ModelError."""
+    own = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in header.settings.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    kind, words = str(own.get("model")), own.get("tokens")
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if kind not in makers or not isinstance(words, list):
+        raise _unsuited(header, f"has a tokenizer of the kind {kind}")
+    model, rest = makers[kind](header, own, words)
+    # Rows without a word of their own ("[PAD151665]") are in no published tokenizer.
+    kinds = own.get("token_type") or ()
+    for word, its_kind in zip(words, kinds, strict=False):
+        if its_kind == UNUSED:
+            model["vocab"].pop(word, None)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(own, words),
+        "post_processor": _beginning(own, words, kind),
+        "model": model,
+        **rest,
+    }
+
+
+def _byte_level(
+    header: GGUFHeader, own: dict[str, Any], words: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    name = str(own.get("pre", "default"))
+    if name not in SPLITS:
+        raise _unsuited(header, f"splits text in the way {name!r}")
+    splits = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in SPLITS[name]
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    merges = [merge.split(" ", 1) for merge in own.get("merges") or ()]
+    model = _bpe(words, merges, ignore_merges=name in WHOLE_WORDS)
+    return model, {
+        "normalizer": {"type": "NFC"} if name in COMPOSED else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*splits, {**level, "use_regex": False}],
+        },
+        "decoder": {**level, "add_prefix_space": True, "use_regex": True},
+    }
+
+
+def _sentencepiece(
+    header: GGUFHeader, own: dict[str, Any], words: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    kinds = own.get("token_type") or ()
+    unknown = next(
+        (word for word, kind in zip(words, kinds, strict=False) if kind == UNKNOWN), None
+    )
+    begins_with_space = bool(own.get("add_space_prefix", True))
+    begin = [{"type": "Prepend", "prepend": SPACE}] if begins_with_space else []
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins_with_space else []
+    scores = own.get("scores")
+    if not isinstance(scores, list) or len(scores) != len(words):
+        raise _unsuited(header, "does not say which of its words are merged first")
+    model = _bpe(words, merges_by_score(words, scores), byte_fallback=True, fuse_unk=True)
+    decoders = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    return {**model, "unk_token": unknown}, {
+        "normalizer": {"type": "Sequence", "normalizers": [*begin, replaced]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+    }
+
+
+def merges_by_score(words: list[str], scores: list[float]) -> list[list[str]]:
+    """The merges of a SentencePiece vocabulary: every pair of words that makes a word, the one of
+    the highest score first, among equals the earlier pair."""
+    places = {word: place for place, word in enumerate(words)}
+    found = []
+    for place, word in enumerate(words):
+        pairs = [
+            (places[word[:cut]], places[word[cut:]])
+            for cut in range(1, len(word))
+            if word[:cut] in places and word[cut:] in places
+        ]
+        found += [(-scores[place], place, left, right) for left, right in sorted(pairs)]
+    found.sort(key=lambda each: each[0])
+    return [[words[left], words[right]] for _, _, left, right in found]
+
+
+def _bpe(words: list[str], merges: list[list[str]], **settings: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **settings,
+        "vocab": {word: place for place, word in enumerate(words)},
+        "merges": merges,
+    }
+
+
+def _added(own: dict[str, Any], words: list[str]) -> list[dict[str, Any]]:
+    """Tokens that are found in text before it is split: the control tokens, and words of the
+    model's own such as "<think>", which are no control tokens."""
+    kinds = own.get("token_type") or ()
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": place, "content": word, **plain, "special": kind != USER_DEFINED}
+        for place, (word, kind) in enumerate(zip(words, kinds, strict=False))
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]
+
+
+def _beginning(own: dict[str, Any], words: list[str], kind: str) -> dict[str, Any] | None:
+    """What puts the token that begins a text before it, where the model wants one."""
+    place = own.get("bos_token_id")
+    if not own.get("add_bos_token", kind == "llama") or not isinstance(place, int):
+        return None
+    word = words[place]
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [{"SpecialToken": {"id": word, "type_id": 0}}, text]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {word: {"id": word, "ids": [place], "tokens": [word]}},
+    }
+
+
+def _unsuited(header: GGUFHeader, fault: str) -> ModelError:
+    return ModelError(
+        f"{header.file.name} {fault}, which is not known here: its text would be read wrongly. "
+        "Fetch the model with .safetensors weights and a tokenizer.json instead."
+    )

@@ -1,0 +1,149 @@
+"""What `quantization_config` in a config.json says of how the weights are kept.
+
+Contract: `stored_of` gives the way of keeping as data, None where a model is kept as it computes.
+A way that cannot be read here is a ModelError that names it and what would do. Pure, of the config
+alone.
+
+Not here: reading the weights (forward.stored).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from localspec.errors import ModelError
+
+GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
+PACKED_BITS = (2, 4, 8)  # that fill a word of 32
+COMPRESSED_FORMATS = {
+    "pack-quantized": "int",
+    "int-quantized": "int",
+    "float-quantized": "float",
+    "naive-quantized": "float",
+}
+INSTEAD = (
+    "Fetch the model itself, or its copy as GGUF, AWQ, GPTQ, compressed-tensors, FP8 or "
+    "bitsandbytes."
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """method: by its name in the config. title: for a person. is_unpacked: whether the weights are
+    unpacked while loading, so that the model takes the memory of its full precision. stays: the
+    precision of what is kept as it is. group_size: of 4-bit weights that a processor can keep in
+    groups, 0 for others; num_in_groups: how many there are, None for all linear layers."""
+
+    method: str
+    title: str
+    is_unpacked: bool = True
+    stays: Literal["4-bit", "8-bit"] | None = None
+    group_size: int = 0
+    num_in_groups: int | None = None
+
+
+def stored_of(config: Mapping[str, Any], name: str) -> Stored | None:
+    """config: of config.json. name: of the model, for the message. Raises ModelError."""
+    given = config.get("quantization_config")
+    if not isinstance(given, Mapping) or not given:
+        return None
+    method = str(given.get("quant_method") or "").lower()
+    try:
+        if method not in _READ:
+            known = f"the format {method}" if method else "a format that its config does not name"
+            raise _Unread(f"in {known}, which is not read here")
+        return _READ[method](given)
+    except _Unread as error:
+        raise ModelError(f"{name} keeps its weights {error}. {INSTEAD}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"The quantization_config of {name} ({method}) cannot be understood ({error!r}). Fetch "
+            "its config.json again."
+        ) from error
+
+
+class _Unread(Exception):
+    """How the weights are kept, as the rest of a sentence."""
+
+
+def _gguf(given: Mapping[str, Any]) -> Stored:
+    kinds = given["kinds"]
+    count = sum(int(kinds.get(kind, 0)) for kind in GGUF_IN_GROUPS)
+    title = f"GGUF ({', '.join(str(kind) for kind in kinds)})"
+    return Stored("gguf", title, group_size=32 if count else 0, num_in_groups=count)
+
+
+def _awq(given: Mapping[str, Any]) -> Stored:
+    version = str(given.get("version", "gemm")).lower()
+    if int(given["bits"]) != 4 or version != "gemm":
+        raise _refused(f"AWQ of {given['bits']} bits in the layout {version}", "4 bits in gemm")
+    size = int(given["group_size"])
+    return Stored("awq", f"AWQ, 4-bit, {_groups(size)}", group_size=max(0, size))
+
+
+def _gptq(given: Mapping[str, Any]) -> Stored:
+    layout = given.get("checkpoint_format", "gptq")
+    if int(given["bits"]) not in PACKED_BITS or layout not in ("gptq", "gptq_v2"):
+        raise _refused(f"GPTQ of {given['bits']} bits in the layout {layout}", "4 or 8 bits")
+    order = ", inputs out of order" if given.get("desc_act") else ""
+    bits, size = int(given["bits"]), int(given["group_size"])
+    kept = max(0, size) if bits == 4 and not order else 0
+    return Stored("gptq", f"GPTQ, {bits}-bit, {_groups(size)}{order}", group_size=kept)
+
+
+def _compressed(given: Mapping[str, Any]) -> Stored:
+    found = set()
+    for group in given["config_groups"].values():
+        weights = group["weights"]
+        layout = str(group.get("format") or given.get("format"))
+        kind, bits = str(weights.get("type", "int")), int(weights["num_bits"])
+        if COMPRESSED_FORMATS.get(layout) != kind or bits not in (4, 8):
+            raise _refused(f"compressed-tensors {layout} ({kind}{bits})", "int4, int8 or FP8")
+        size = weights.get("group_size") or -1
+        found.add((kind, bits, int(size) if weights["strategy"] == "group" else 0))
+    if len(found) > 1 or (given.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise _refused("compressed-tensors of several kinds, or sparse", "one kind for all layers")
+    ((kind, bits, size),) = found
+    title = f"compressed {f'{bits}-bit' if kind == 'int' else 'FP8'}"
+    title += f", {_groups(size)}" if size else ""
+    is_kept = (kind, bits) == ("int", 4)
+    return Stored("compressed-tensors", title, group_size=max(0, size) if is_kept else 0)
+
+
+def _fp8(given: Mapping[str, Any]) -> Stored:
+    block = given.get("weight_block_size")
+    sizes = "" if not block else f", blocks of {' x '.join(str(size) for size in block)}"
+    return Stored(str(given["quant_method"]), f"FP8{sizes}")
+
+
+def _bitsandbytes(given: Mapping[str, Any]) -> Stored:
+    if given.get("load_in_8bit"):
+        return Stored("bitsandbytes", "bitsandbytes, 8-bit", is_unpacked=False, stays="8-bit")
+    kind = str(given.get("bnb_4bit_quant_type", "nf4"))
+    return Stored("bitsandbytes", f"bitsandbytes, {kind}", is_unpacked=False, stays="4-bit")
+
+
+def _mxfp4(given: Mapping[str, Any]) -> Stored:
+    return Stored("mxfp4", "MXFP4", is_unpacked=False)  # by transformers
+
+
+_READ: Mapping[str, Callable[[Mapping[str, Any]], Stored]] = {
+    "gguf": _gguf,
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
+}
+
+
+def _groups(size: Any) -> str:
+    return f"groups of {size}" if int(size) > 0 else "one scale a row"
+
+
+def _refused(what: str, instead: str) -> _Unread:
+    return _Unread(f"as {what}; what is read here is {instead}")

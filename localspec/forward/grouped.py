@@ -1,0 +1,109 @@
+"""Weights of few bits in groups that share a scale, and a linear layer that keeps them.
+
+Contract: `Grouped` is what a published layout stands for: whole numbers with a scale and an offset
+for each group of inputs. `Int4Linear` keeps four of their bits and computes by torch's own
+kernel, on a processor; the numbers are kept exactly, scales are rounded to the layer's precision.
+`error` is measured against the dense weight when a layer is made.
+
+Not here: reading layouts (unpack), NF4 and int8 copies (quantise).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
+MIDDLE = 8  # the number that the kernel takes for zero
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A weight is value * scale + offset. values: [out, in] whole numbers. scales, offsets:
+    [out, groups] fp32. bits: of a value. places: [in], the group of each input; None where groups
+    follow one another."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor
+    bits: int
+    places: torch.Tensor | None = None
+
+    @classmethod
+    def with_zeros(
+        cls,
+        values: torch.Tensor,
+        zeros: torch.Tensor,
+        scales: torch.Tensor,
+        bits: int,
+        places: torch.Tensor | None = None,
+    ) -> Grouped:
+        """zeros: [out, groups], the number that stands for zero."""
+        scales = scales.float()
+        return cls(values, scales, -zeros.float() * scales, bits, places)
+
+    @property
+    def group_size(self) -> int:
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether Int4Linear takes it."""
+        in_a_row = self.places is None or torch.equal(self.places.long(), self._in_a_row())
+        return self.bits == 4 and self.group_size in GROUP_SIZES and in_a_row
+
+    def dense(self) -> torch.Tensor:
+        """[out, in] fp32."""
+        places = self._in_a_row() if self.places is None else self.places.long()
+        made = self.values.float() * self.scales[:, places] + self.offsets[:, places]
+        return made.contiguous()
+
+    def rows(self, order: torch.Tensor) -> Grouped:
+        """With its outputs in another order."""
+        parts = (self.values[order], self.scales[order], self.offsets[order])
+        return Grouped(*parts, self.bits, self.places)
+
+    def _in_a_row(self) -> torch.Tensor:
+        return torch.arange(self.values.shape[1]) // self.group_size
+
+
+class Int4Linear(nn.Module):
+    """error: how far its output lies from the dense layer's, by their norm, for a row of noise."""
+
+    packed: torch.Tensor
+    scales_and_zeros: torch.Tensor
+
+    def __init__(self, weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        kernels: Any = torch.ops.aten
+        self._product: Any = kernels._weight_int4pack_mm_for_cpu
+        self.out_features, self.in_features = weight.values.shape
+        self.group_size = weight.group_size
+        lowest = 0 if int(weight.values.min()) >= 0 else -MIDDLE  # signed numbers are shifted
+        numbers = (weight.values - lowest).int().contiguous()
+        # The kernel computes (number - MIDDLE) * scale + what a number of MIDDLE stands for.
+        middles = (MIDDLE + lowest) * weight.scales + weight.offsets
+        both = torch.stack((weight.scales, middles), -1)  # [out, groups, 2]
+        self.register_buffer("packed", kernels._convert_weight_to_int4pack_for_cpu(numbers, 1))
+        self.register_buffer("scales_and_zeros", both.transpose(0, 1).contiguous().to(dtype))
+        self.bias = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+        self.error = self._measured(weight)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, self.in_features).contiguous()
+        made: torch.Tensor = self._product(
+            flat, self.packed, self.group_size, self.scales_and_zeros
+        )
+        made = made.view(*rows.shape[:-1], self.out_features)
+        return made if self.bias is None else made + self.bias
+
+    @torch.inference_mode()
+    def _measured(self, weight: Grouped) -> float:
+        noise = torch.randn(1, self.in_features, generator=torch.Generator().manual_seed(0))
+        noise = noise.to(self.scales_and_zeros.dtype)
+        wanted = noise.float() @ weight.dense().T
+        found = self(noise).float() - (0.0 if self.bias is None else self.bias.float())
+        return float((found - wanted).norm() / wanted.norm().clamp(min=1e-9))

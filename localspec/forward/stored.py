@@ -1,0 +1,169 @@
+"""Weights as published files keep them -> dense tensors under the names of transformers.
+
+Contract: `stored_weights` chooses the reader by the method of `quantization_config` in config.json;
+None where transformers reads the folder itself. Each reader is a pure function of a file's tensors
+and settings. The values are those that the format defines, computed in fp32 and rounded once to the
+precision asked for.
+
+Not here: what a format is called and which are refused (formats), building the model (weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from localspec.errors import ModelError, first_line
+from localspec.formats.gguf_file import GGUFTensor, read_header
+from localspec.formats.gguf_settings import family_of, tensor_names
+from localspec.formats.stored import stored_of
+from localspec.forward.grouped import Grouped
+from localspec.forward.unpack import GGUF_GROUPS, Unpack, awq, compressed_tensors, fp8, gptq
+
+PIECE_BYTES = 64 * 2**20  # of a tensor's stored bytes that are unpacked to fp32 at once
+
+Dense = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """dense: by transformers' names. kept: of linear layers, in the bits of the file."""
+
+    dense: Dense
+    kept: Mapping[str, Grouped]
+
+
+def stored_weights(
+    config: Mapping[str, Any], files: Sequence[Path], dtype: torch.dtype, keeps: bool = False
+) -> Weights | None:
+    """config: of config.json. files: with the weights. keeps: keep the weights of 4 bits that
+    Int4Linear takes. Raises ModelError."""
+    stored = stored_of(config, files[0].parent.name)
+    if stored is None or not stored.is_unpacked:
+        return None
+    if stored.method == "gguf":
+        return gguf_weights(config, files[0], dtype, keeps)
+    unpack, settings = READERS[stored.method], config["quantization_config"]
+    return packed_weights(files, unpack, settings, dtype, keeps)
+
+
+# -- safetensors ----------------------------------------------------------------------------
+
+
+def packed_weights(
+    files: Sequence[Path],
+    unpack: Unpack,
+    settings: Mapping[str, Any],
+    dtype: torch.dtype,
+    keeps: bool,
+) -> Weights:
+    """The weights of all layers. A layer's tensors may lie in several files."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        layers = dict[str, dict[str, Any]]()
+        for file in opened:
+            for name in file.keys():  # noqa: SIM118  (no mapping)
+                layer, _, part = name.rpartition(".")
+                layers.setdefault(layer, {})[part] = file
+        found, kept = Dense(), dict[str, Grouped]()
+        for layer, places in layers.items():
+            parts = {part: file.get_tensor(f"{layer}.{part}") for part, file in places.items()}
+            try:
+                weight = unpack(parts, settings)
+                is_kept = keeps and isinstance(weight, Grouped) and weight.is_kept
+                dense = weight.dense() if isinstance(weight, Grouped) and not is_kept else weight
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise ModelError(
+                    f"The packed weight {layer} in {files[0].parent.name} is not laid out as its "
+                    f"config.json says ({first_line(error)}). Fetch the model again, or choose "
+                    "another copy of it."
+                ) from error
+            if isinstance(dense, Grouped):
+                kept[f"{layer}.weight"] = dense
+            if dense is not None:
+                held = {} if isinstance(dense, Grouped) else {"weight": dense}
+                parts = held | {k: v for k, v in parts.items() if k == "bias"}
+            found |= {f"{layer}.{part}": _as(dtype, tensor) for part, tensor in parts.items()}
+    return Weights(found, kept)
+
+
+def _as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+READERS: dict[str, Unpack] = {
+    "awq": awq,
+    "gptq": gptq,
+    "compressed-tensors": compressed_tensors,
+    "fp8": fp8,
+    "fbgemm_fp8": fp8,
+}
+
+
+# -- GGUF -----------------------------------------------------------------------------------
+
+
+def gguf_weights(config: Mapping[str, Any], file: Path, dtype: torch.dtype, keeps: bool) -> Weights:
+    header = read_header(file)
+    names, family = tensor_names(header), family_of(header)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    found, kept = Dense(), dict[str, Grouped]()
+    for tensor in header.tensors:
+        if tensor.name not in names:
+            continue
+        name = names[tensor.name]
+        layer = name.split(".")[-2]
+        order = halves_apart(tensor.shape[0], heads.get(layer, 0) if family.is_interleaved else 0)
+        grouped = gguf_groups(tensor) if keeps and layer.endswith("_proj") else None
+        if grouped is not None:
+            kept[name] = grouped.rows(order)
+        else:
+            found[name] = gguf_values(tensor, dtype)[order]
+    return Weights(found, kept)
+
+
+def gguf_groups(tensor: GGUFTensor) -> Grouped | None:
+    """A matrix of 4 bits as its numbers; None for other kinds."""
+    if tensor.kind not in GGUF_GROUPS or len(tensor.shape) != 2:
+        return None
+    num_bytes, read = GGUF_GROUPS[tensor.kind]
+    shape = (tensor.shape[0], tensor.num_bytes // tensor.shape[0] // num_bytes, num_bytes)
+    raw = np.memmap(tensor.file, np.uint8, "r", tensor.start, shape)
+    return read(torch.from_numpy(np.array(raw)))
+
+
+def gguf_values(tensor: GGUFTensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a tensor of a file stands for, in its shape."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize, quant_shape_to_byte_shape
+
+    kind = GGMLQuantizationType[tensor.kind]
+    made = torch.empty(tensor.shape, dtype=dtype)
+    flat = made.view(-1, tensor.shape[-1])
+    row_bytes = quant_shape_to_byte_shape((1, tensor.shape[-1]), kind)[-1]
+    raw = np.memmap(tensor.file, np.uint8, "r", tensor.start, (flat.shape[0], row_bytes))
+    step = max(1, PIECE_BYTES // row_bytes)
+    for first in range(0, flat.shape[0], step):
+        rows = np.array(raw[first : first + step])  # a copy, for torch wants to own it
+        try:
+            flat[first : first + step] = torch.from_numpy(dequantize(rows, kind))
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{tensor.file.name} holds {tensor.name} as {tensor.kind}, which cannot be "
+                "unpacked here. Choose the Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of the model."
+            ) from error
+    return made
+
+
+def halves_apart(num_rows: int, num_heads: int) -> torch.Tensor:
+    """The order that puts rows of heads whose rotated pairs stand together into all first ones,
+    then all second ones; as they are for no heads."""
+    rows = torch.arange(num_rows)
+    return rows.view(num_heads, -1, 2).transpose(1, 2).flatten() if num_heads else rows

@@ -1,0 +1,36 @@
+"""The machine in one line, for the page and the terminal; unknown is said to be unknown.
+
+Not here: reading it (hardware).
+"""
+
+from __future__ import annotations
+
+from localspec.machine.hardware import Hardware, gib
+from localspec.machine.nvml import in_use
+
+
+def found_line(hardware: Hardware) -> str:
+    """ "Found RTX 4070, 12.0 GiB, 10.3 GiB free (Chrome and the desktop use 1.7)." """
+    gpu = hardware.gpu
+    if gpu is None:
+        return _without_gpu(hardware)
+    name = gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    if gpu.has_unified_memory:
+        return f"Found {name}, which shares the RAM: {_amounts(hardware)}."
+    if hardware.total_bytes is None:
+        return f"Found {name}. The driver does not say how much memory it has."
+    return f"Found {name}, {_amounts(hardware)}{in_use(gpu)}."
+
+
+def _without_gpu(hardware: Hardware) -> str:
+    cpu, cores, amounts = hardware.host.cpu_name, hardware.host.num_cpu_cores, _amounts(hardware)
+    if hardware.device == "mps":
+        return f"Found an Apple GPU ({cpu}), which shares the RAM: {amounts}."
+    noun = "core" if cores == 1 else "cores"
+    return f"No GPU that can be used: {cpu}, {cores} {noun}, RAM {amounts}."
+
+
+def _amounts(hardware: Hardware) -> str:
+    free = hardware.free_bytes
+    said = "free memory unknown" if free is None else f"{gib(free)} free"
+    return f"{gib(hardware.total_bytes)}, {said}"

@@ -1,0 +1,107 @@
+"""GGUF files as models: the file that a path names, its shape, and the folder to load it from.
+
+Contract: `gguf_of` finds the file; `shape_of_gguf` reads its header. `opened_gguf` writes the small
+files of a model folder (config, tokenizer, chat template) from the file's settings into a folder
+of localspec's own, once; the weights stay where they are, and POINTER names them. All that
+reads a model folder then reads this one. Raises ModelError.
+
+Not here: the settings themselves (formats), reading the weights (forward.stored).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import ModelError
+from localspec.files import replacing
+from localspec.formats.gguf_file import PART, POINTER, GGUFHeader, is_gguf, parts_of, read_header
+from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names
+from localspec.formats.gguf_tokenizer import tokenizer_of
+from localspec.machine.shapes import ModelShape, shape_from_config
+
+LAYOUT = "2"  # of the folders written here: another one is written anew
+PROJECTOR = "mmproj"  # in the name of a file with a vision tower, which is no model
+
+
+def gguf_of(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or the only one in a folder that is no model folder itself;
+    None where it names none. Raises ModelError where a folder holds several."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" or is_gguf(path) else None
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    found = [each for each in sorted(path.glob("*.gguf")) if is_model_file(each)]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise ModelError(f"{path} holds {len(found)} models ({names}). Name one of the files.")
+    return found[0] if found else None
+
+
+def is_model_file(file: Path) -> bool:
+    """Whether it is a model, or the first part of one: no vision tower and no further part."""
+    part = PART.match(file.stem)
+    return PROJECTOR not in file.name and (part is None or int(part["number"]) == 1)
+
+
+def shape_of_gguf(file: Path, name: str | None = None) -> ModelShape:
+    config = config_of(read_header(file))
+    return shape_from_config(config, name or title_of(file))
+
+
+def title_of(file: Path) -> str:
+    """The name to show."""
+    part = PART.match(file.stem)
+    return part["stem"] if part else file.stem
+
+
+def opened_gguf(file: Path, home: Path) -> Path:
+    """The folder to load the model of `file` from; written where it is not there yet."""
+    file = file.resolve()
+    mark = hashlib.sha256(LAYOUT.encode())
+    for part in parts_of(file):
+        found = part.stat()
+        mark.update(f"{part} {found.st_size} {found.st_mtime_ns}".encode())
+    folder = home / "gguf" / f"{title_of(file)[:60]}-{mark.hexdigest()[:8]}"
+    if not (folder / "config.json").is_file():
+        _write(folder, read_header(file, with_vocabulary=True))
+    return folder
+
+
+def _write(folder: Path, header: GGUFHeader) -> None:
+    tensor_names(header)  # raises for what could not be loaded afterwards
+    config, ends = config_of(header), end_ids_of(header)
+    written: dict[str, Any] = {
+        "tokenizer.json": tokenizer_of(header),
+        "tokenizer_config.json": _tokenizer_config(header),
+        "generation_config.json": {"eos_token_id": ends},
+        POINTER: {"file": str(header.file)},
+        "config.json": config,  # last: where it stands, the folder is whole
+    }
+    try:
+        for name, content in written.items():
+            with replacing(folder / name) as part:
+                part.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    except OSError as error:
+        raise ModelError(
+            f"The settings of {header.file.name} cannot be written to {folder} ({error.strerror}). "
+            "Make room there, or choose another folder with --home."
+        ) from error
+
+
+def _tokenizer_config(header: GGUFHeader) -> dict[str, Any]:
+    settings = header.settings
+    words = settings["tokenizer.ggml.tokens"]
+    found: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    for theirs, ours in names.items():
+        place = settings.get(f"tokenizer.ggml.{theirs}_token_id")
+        if isinstance(place, int) and place < len(words):
+            found[f"{ours}_token"] = words[place]
+    template = settings.get("tokenizer.chat_template")
+    return found if template is None else {**found, "chat_template": template}

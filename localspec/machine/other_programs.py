@@ -1,0 +1,95 @@
+"""Models that other programs keep on this machine: LM Studio's folders and Ollama's.
+
+Contract: `found_models` reads names and sizes, never weights, and raises nothing: a folder that
+cannot be read holds nothing. A model is a folder with config.json and .safetensors, or a GGUF file;
+whether it can be loaded is not told here.
+
+Source: LM Studio keeps PUBLISHER/NAME/FILES below its models folder; Ollama keeps a manifest (JSON)
+for each name and tag, whose layer of the type MODEL_LAYER is a GGUF file in blobs/.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.files import read_json
+from localspec.machine.gguf_models import is_model_file
+
+MODEL_LAYER = "application/vnd.ollama.image.model"
+OF_THE_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Linux runs it as a service
+MAX_FOUND = 200
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """place: the folder or the file to load it from. reason: why it cannot be loaded, where it was
+    tried."""
+
+    program: str
+    name: str
+    num_bytes: int
+    place: Path
+    reason: str = ""
+
+
+def found_models(home: Path | None = None) -> tuple[OtherModel, ...]:
+    """By program and name. home: of the person, None for that of this process."""
+    home = home or Path.home()
+    named = os.environ.get("OLLAMA_MODELS")
+    ollama = [Path(named)] if named else [home / ".ollama" / "models", OF_THE_SERVICE]
+    places = (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models")
+    found = [each for place in places for each in _of_lm_studio(place)]
+    found += [each for place in ollama for each in _of_ollama(place)]
+    return tuple(found[:MAX_FOUND])
+
+
+def _of_lm_studio(place: Path) -> Iterator[OtherModel]:
+    for folder in _children(place, depth=2):
+        name = f"{folder.parent.name}/{folder.name}"
+        weights = [each for each in _children(folder) if each.suffix == ".safetensors"]
+        if weights and (folder / "config.json").is_file():
+            yield OtherModel("LM Studio", name, sum(map(_size, weights)), folder)
+            continue
+        for file in _children(folder):
+            if file.suffix == ".gguf" and is_model_file(file):
+                yield OtherModel("LM Studio", f"{name}/{file.name}", _size(file), file)
+
+
+def _of_ollama(place: Path) -> Iterator[OtherModel]:
+    for manifest in _children(place / "manifests", depth=4):
+        found = _layer(manifest)
+        if found is not None:
+            digest, num_bytes = found
+            name = f"{manifest.parent.name}:{manifest.name}"
+            blob = place / "blobs" / digest.replace(":", "-")
+            yield OtherModel("Ollama", name, num_bytes, blob)
+
+
+def _layer(manifest: Path) -> tuple[str, int] | None:
+    """Digest and size of the layer with the weights."""
+    try:
+        layers = read_json(manifest)["layers"]
+        found = next(one for one in layers if one["mediaType"] == MODEL_LAYER)
+        return str(found["digest"]), int(found["size"])
+    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+        return None
+
+
+def _children(folder: Path, depth: int = 1) -> list[Path]:
+    try:
+        found = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    except OSError:
+        return []
+    if depth == 1:
+        return found
+    return [below for each in found for below in _children(each, depth - 1)]
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,68 @@
+"""The keys by which other programs may ask for replies.
+
+Contract: a key is random, shown once when it is made, and kept as its SHA-256 only, which is enough
+for a secret that nobody can guess. Any thread, and any process that has the log open: a key that
+is revoked opens nothing from then on. Raises StoreError; each call is one transaction.
+
+Not here: where a request carries its key (web.guard).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+from localspec.errors import RequestError
+from localspec.record.connection import SharedConnection
+from localspec.record.rows import now
+
+PREFIX = "sk-localspec-"  # clients of OpenAI expect sk-
+NUM_BYTES = 24
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """What is known of a key."""
+
+    name: str
+    created_at_utc: str
+
+
+class ApiKeys:
+    """Those of one log."""
+
+    def __init__(self, db: SharedConnection) -> None:
+        self._db = db
+
+    def all(self) -> list[ApiKey]:
+        """Oldest first."""
+        with self._db.reading() as tables:
+            rows = tables.rows("SELECT name, created_at_utc FROM api_key ORDER BY id")
+        return [ApiKey(**row) for row in rows]
+
+    def make(self, name: str) -> str:
+        """A new key; it can never be read again. Raises RequestError for a name in use."""
+        key = f"{PREFIX}{secrets.token_urlsafe(NUM_BYTES)}"
+        with self._db.writing() as tables:
+            if tables.rows("SELECT 1 FROM api_key WHERE name = ?", name):
+                raise RequestError(
+                    f"There is a key called {name!r} already. Revoke it, or choose another name."
+                )
+            row = {"name": name, "hash": _hashed(key), "created_at_utc": now()}
+            tables.insert("api_key", row)
+        return key
+
+    def revoke(self, name: str) -> None:
+        """Raises RequestError where there is no such key."""
+        with self._db.writing() as tables:
+            if not tables.execute("DELETE FROM api_key WHERE name = ?", name):
+                raise RequestError(f"There is no key called {name!r}.")
+
+    def opens(self, key: str) -> bool:
+        with self._db.reading() as tables:
+            return bool(tables.rows("SELECT 1 FROM api_key WHERE hash = ?", _hashed(key)))
+
+
+def _hashed(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,92 @@
+"""Settings that are kept by a name: the person's prompts, and the defaults of each model.
+
+Contract: settings are texts by the names of the page's fields; a field that is not named is left as
+it is. A name is a line of at most 1,000 characters; saving under an existing name replaces what it
+named. What can no longer be read counts as not kept. Raises RequestError, StoreError.
+
+Not here: what a field means (web), the settings of a conversation (conversations).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Literal
+
+from localspec.errors import RequestError
+from localspec.files import parsed
+from localspec.record.connection import SharedConnection, Tables
+from localspec.record.rows import clean
+
+MAX_NAME_LENGTH = 1000  # a model may be called by its path
+Kind = Literal["prompt", "model"]
+Settings = Mapping[str, str]
+
+ALL = "SELECT name, settings FROM kept_settings WHERE kind = ? ORDER BY name"
+DELETE = "DELETE FROM kept_settings WHERE kind = ? AND name = ?"
+RENAME = "UPDATE kept_settings SET name = ? WHERE kind = ? AND name = ?"
+
+
+class KeptSettings:
+    """All of one kind. A log has one for prompts and one for models."""
+
+    def __init__(self, db: SharedConnection, kind: Kind) -> None:
+        self._db = db
+        self._kind = kind
+
+    def all(self) -> dict[str, dict[str, str]]:
+        """Settings by name, in the order of the names."""
+        with self._db.reading() as tables:
+            rows = tables.rows(ALL, self._kind)
+        found = {row["name"]: settings_from(row["settings"]) for row in rows}
+        return {name: settings for name, settings in found.items() if settings is not None}
+
+    def save(self, name: str, settings: Settings) -> None:
+        with self._db.writing() as tables:
+            self._replace(tables, _name(name), written(settings))
+
+    def rename(self, name: str, wanted: str) -> None:
+        """No effect where there is none of that name; replaces what was called so."""
+        name, wanted = _name(name), _name(wanted)
+        if name == wanted:
+            return
+        with self._db.writing() as tables:
+            if tables.rows(f"{ALL.split(' ORDER')[0]} AND name = ?", self._kind, name):
+                tables.execute(DELETE, self._kind, wanted)
+                tables.execute(RENAME, wanted, self._kind, name)
+
+    def delete(self, name: str) -> None:
+        """No effect where there is none of that name."""
+        with self._db.writing() as tables:
+            tables.execute(DELETE, self._kind, _name(name))
+
+    def _replace(self, tables: Tables, name: str, settings: str) -> None:
+        tables.execute(DELETE, self._kind, name)
+        row = {"kind": self._kind, "name": name, "settings": settings}
+        tables.insert("kept_settings", row)
+
+
+def written(settings: Settings) -> str:
+    """As a column holds them."""
+    return json.dumps({name: clean(value) for name, value in settings.items()})
+
+
+def settings_from(text: str | None) -> dict[str, str] | None:
+    """The settings of a column; None for what holds none."""
+    try:
+        found = parsed(text or "")
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        return None
+    return found
+
+
+def _name(typed: str) -> str:
+    name = clean(" ".join(typed.split()))
+    if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise RequestError(
+            f"A name needs 1 to {MAX_NAME_LENGTH} characters, but this has {len(name)}. Choose "
+            "another name."
+        )
+    return name

@@ -1,0 +1,122 @@
+"""The commands for other programs: `serve` without a page, and the `keys` that it asks for.
+
+Contract: as in cli. A key is printed once, when it is made, and is nowhere to be read again.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localspec.flags import (
+    ContextFlag,
+    DrafterFlag,
+    DraftFlag,
+    DtypeFlag,
+    HeadsFlag,
+    HomeFlag,
+    JsonFlag,
+    KernelsFlag,
+    ModelFlag,
+    ProfileFlag,
+    finish,
+    to_stderr,
+)
+from localspec.options import LoadOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from localspec.record.api_keys import ApiKeys
+    from localspec.record.store import Store
+
+FIRST_KEY = "first"
+EXPOSED = (
+    "--host {host} lets other machines use this one's models with a key. The connection is not "
+    "encrypted: whoever listens on the network can read along, keys included. Elsewhere leave "
+    "--host out and use a tunnel: ssh -L {port}:127.0.0.1:{port} this-machine"
+)
+
+keys = typer.Typer(no_args_is_help=True, help="The keys by which other programs use the API.")
+KeyName = Annotated[str, typer.Argument(help="A name to tell the key by.")]
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to serve at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Pages from there may ask too; repeatable.")
+    ] = None,
+    unload_after: Annotated[
+        int, typer.Option(min=0, help="Minutes without work; 0 never lets the model go.")
+    ] = 0,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    heads: HeadsFlag = None,
+    drafter: DrafterFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    kernels: KernelsFlag = None,
+    home: HomeFlag = None,
+) -> None:
+    """Serve OpenAI's and Anthropic's interfaces, without a page."""
+    from localspec.open_service import opened_service
+    from localspec.web.guard.security import is_loopback
+    from localspec.web.server import serve_interfaces
+
+    named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    options = LoadOptions(*named, kernels=kernels)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
+    if not is_loopback(host):
+        to_stderr(EXPOSED.format(host=host, port=port))
+    with opened_service(options, 60.0 * unload_after or None) as service:
+        announce_first_key(service.api_keys)
+        serve_interfaces(service, host, port, announce, allow_origin or ())
+
+
+def announce(address: str) -> None:
+    print(f"localspec → {address}/v1", flush=True)
+
+
+def announce_first_key(api_keys: ApiKeys) -> None:
+    """Make one where there is none."""
+    if not api_keys.all():
+        to_stderr(f"Key {FIRST_KEY!r}, shown this once: {api_keys.make(FIRST_KEY)}")
+
+
+@keys.command()
+def make(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Make a key and print it, this once."""
+    with closing(_store_of(home)) as store:
+        key = store.api_keys.make(name)
+    finish({"name": name, "key": key}, "" if as_json else key, as_json)
+
+
+@keys.command("list")
+def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """The names of all keys."""
+    with closing(_store_of(home)) as store:
+        found = store.api_keys.all()
+    lines = "\n".join(f"{key.name}  made {key.created_at_utc}" for key in found)
+    result = {"keys": [{"name": key.name, "created_at_utc": key.created_at_utc} for key in found]}
+    finish(result, "" if as_json else lines or "There is no key.", as_json)
+
+
+@keys.command()
+def revoke(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Take a key back; it opens nothing from now on."""
+    with closing(_store_of(home)) as store:
+        store.api_keys.revoke(name)
+    finish({"name": name}, "" if as_json else f"{name} is revoked.", as_json)
+
+
+def _store_of(home: Path | None) -> Store:
+    """The log that holds the keys, also while another process serves it."""
+    from localspec.config import settings_for
+    from localspec.record.store import Store
+
+    return Store.open(settings_for(home).database)

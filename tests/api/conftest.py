@@ -1,0 +1,117 @@
+"""A real server of the interfaces on the fake backend, in a thread, and the real clients."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from localspec.backend import Backend, Request
+from localspec.chat.service import ChatService
+from localspec.record.store import Store
+from localspec.web.guard.connections import server_of
+from localspec.web.guard.programs import nothing_else
+from localspec.web.server import with_interfaces
+from tests.fakes import FakeBackend, Script, session_info
+from tests.waiting import until
+
+REPLY = "One two three four five six seven eight nine ten."
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
+
+
+def scripted_reply(request: Request) -> str:
+    """Answers by key word, so that one server serves all tests of a process."""
+    asked = request.messages[-1].content
+    if "endless" in asked:
+        return 200 * REPLY
+    if "weather" in asked and request.tools:
+        return f"I look.\n{CALL}\n{CALL.replace('Lima', 'Cusco')}"
+    if "think" in asked:
+        return f"<think>\nLet me see.\n</think>\n\n{REPLY}"
+    return asked if "echo" in asked else REPLY
+
+
+def scripted_pace(request: Request) -> float:
+    return 0.02 if "slow" in request.messages[-1].content else 0.0005
+
+
+@dataclass
+class Doors:
+    """A running server, and what stands behind it."""
+
+    service: ChatService
+    backend: Backend
+    port: int
+    key: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def fake(self) -> FakeBackend:
+        assert isinstance(self.backend, FakeBackend)
+        return self.backend
+
+    def openai(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=20.0)
+
+    def anthropic(self) -> Anthropic:
+        return Anthropic(base_url=self.url, api_key=self.key, max_retries=0, timeout=20.0)
+
+    def http(self, **headers: str) -> httpx.Client:
+        """Without the system's proxies, with the key."""
+        bearer = {"authorization": f"Bearer {self.key}", **headers}
+        return httpx.Client(base_url=self.url, headers=bearer, trust_env=False, timeout=20.0)
+
+
+@contextmanager
+def serving(backend: Backend, folder: Path) -> Iterator[Doors]:
+    """The interfaces over a backend, on a free port."""
+    with closing(Store.open(folder / "localspec.db")) as store, socket.socket() as bound:
+        service = ChatService(store, session_info, lambda report: backend)
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        app = with_interfaces(nothing_else, service, "127.0.0.1", port, ["http://allowed.test"])
+        server = server_of(app, timeout_graceful_shutdown=1)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        service.start()
+        # Loaded, not "ready": before that a real engine measures its costs, which a request ends.
+        until(lambda: server.started and service.lifecycle.backend is not None)
+        try:
+            yield Doors(service, backend, port, store.api_keys.make("test"))
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)
+            service.close()
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    script = Script(reply=scripted_reply, round_s=scripted_pace, prefill_s=0.0)
+    with serving(FakeBackend(script), tmp_path_factory.mktemp("doors")) as doors:
+        yield doors
+
+
+@pytest.fixture
+def doors(running: Doors) -> Doors:
+    """The server, with nothing under way."""
+    until(lambda: running.service.current is None and not running.service.worker.num_waiting)
+    running.fake.requests.clear()
+    running.fake.num_rounds = 0
+    return running
+
+
+@pytest.fixture
+def client(doors: Doors) -> Iterator[OpenAI]:
+    with doors.openai() as opened:
+        yield opened

@@ -1,0 +1,48 @@
+"""OpenAI's own client has a text continued as it stands."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai import OpenAI
+
+from localspec.backend import Message
+from tests.api.conftest import REPLY, Doors
+
+MODEL = "demo-12m"
+
+
+def test_a_text_is_continued_without_the_chat_format(client: OpenAI, doors: Doors) -> None:
+    found = client.completions.create(model=MODEL, prompt="Count:", max_tokens=400)
+    assert found.choices[0].text == REPLY and found.choices[0].finish_reason == "stop"
+    asked = doors.fake.requests[-1]
+    assert asked.is_raw and asked.messages == (Message("user", "Count:"),)
+    assert found.choices[0].speculation["drafter"] == "draft_model"  # type: ignore[attr-defined]
+
+
+def test_a_stream_spells_the_same_text_up_to_the_usual_limit(client: OpenAI, doors: Doors) -> None:
+    parts = list(client.completions.create(model=MODEL, prompt="endless", stream=True))
+    assert (200 * REPLY).startswith("".join(part.choices[0].text for part in parts))
+    assert parts[-1].choices[0].finish_reason == "length"
+    assert doors.fake.requests[-1].max_tokens == 16
+
+
+def test_every_prompt_has_its_choices(client: OpenAI) -> None:
+    found = client.completions.create(model=MODEL, prompt=["echo a", "echo b"], n=2)
+    assert [choice.text for choice in found.choices] == ["echo a"] * 2 + ["echo b"] * 2
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+
+
+def test_logprobs_have_the_places_of_their_tokens(client: OpenAI) -> None:
+    found = client.completions.create(model=MODEL, prompt="Count:", logprobs=1, max_tokens=400)
+    logprobs = found.choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens is not None and logprobs.text_offset is not None
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert REPLY[offset:].startswith(token)
+    assert logprobs.top_logprobs is not None and logprobs.top_logprobs[0] == {" one": -0.5}
+
+
+@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "."}, {"best_of": 4}, {"n": 17}])
+def test_what_cannot_be_done_is_refused(client: OpenAI, fields: dict[str, object]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=MODEL, prompt="x", **fields)  # type: ignore[call-overload]

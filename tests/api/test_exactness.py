@@ -1,0 +1,125 @@
+"""Over the API the demo pair writes what the chat writes, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from localspec.chat.service import ReplySettings
+from localspec.core import SamplingParams
+from localspec.load import open_local_backend
+from localspec.options import LoadOptions
+from tests.api.conftest import Doors, serving
+from tests.waiting import WAIT_S
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    home = tmp_path_factory.mktemp("demo")
+    backend = open_local_backend(LoadOptions(context=512, home=home), None, lambda phrase: None)
+    with serving(backend, home) as doors:
+        yield doors
+
+
+@pytest.mark.slow  # loads the demo pair
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_reply_is_the_chats_token_for_token(demo: Doors, temperature: float) -> None:
+    service, text = demo.service, "Tell me a story about a fox."
+    with demo.openai() as client:
+        found = client.chat.completions.create(
+            model="localspec/demo",
+            messages=[
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": text},
+            ],
+            temperature=temperature,
+            seed=11,
+            max_tokens=24,
+            frequency_penalty=0.5,
+            presence_penalty=-0.25,
+            extra_body={"drafter": "draft_model", "num_draft_tokens": 3},
+        )
+    sampling = SamplingParams(
+        temperature=temperature, seed=11, frequency_penalty=0.5, presence_penalty=-0.25
+    )
+    settings = ReplySettings(sampling, 24, drafter="off", system_prompt="Be brief.")
+    chat = service.submit(None, text, settings)
+    assert chat is not None and chat.done.wait(WAIT_S) and service.flush()
+    of_api, of_chat = service.turn_rows()[-2:]
+    tokens = [service.store.reply_tokens(row["message_id"]) for row in (of_api, of_chat)]
+    assert tokens[0] is not None and tokens[1] is not None
+    assert tokens[0][0] == tokens[1][0] and len(tokens[0][0]) > 4
+    assert found.choices[0].message.content == chat.view.text
+    assert of_api["num_draft_tokens"] > 0 and of_chat["num_draft_tokens"] == 0
+    assert of_api["prompt_fingerprint"] == of_chat["prompt_fingerprint"]
+
+
+@pytest.mark.slow  # loads the demo pair
+def test_a_prediction_is_drafted_and_changes_no_token(demo: Doors) -> None:
+    asked = {
+        "model": "localspec/demo",
+        "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    drafting = {"drafter": "ngram", "num_draft_tokens": 6}
+    with demo.openai() as client:
+        plain = client.chat.completions.create(**asked, extra_body=drafting)  # type: ignore[call-overload]
+        text = plain.choices[0].message.content
+        found = [
+            client.chat.completions.create(  # type: ignore[call-overload]
+                **asked, extra_body=drafting, prediction={"type": "content", "content": predicted}
+            )
+            for predicted in (text, text.replace("capital", "town"), "Something else.")
+        ]
+    assert [one.choices[0].message.content for one in found] == [text] * 3
+    details = [one.usage.completion_tokens_details for one in (plain, *found)]
+    none, whole, edited, other = (one.accepted_prediction_tokens for one in details)
+    assert whole > edited > max(none, other)
+    assert demo.service.flush()
+    logged = demo.service.store.reply_tokens(demo.service.turn_rows()[-3]["message_id"])
+    assert logged is not None and logged[1][0] == "ngram", "the first token was drafted too"
+
+
+@pytest.mark.slow  # loads the demo pair
+def test_logprobs_are_the_same_whatever_drafts_and_name_the_greedy_token_first(demo: Doors) -> None:
+    with demo.openai() as client:
+        found = [
+            client.chat.completions.create(
+                model="localspec/demo",
+                messages=[{"role": "user", "content": "What is the capital of Peru?"}],
+                temperature=0,
+                max_tokens=12,
+                logprobs=True,
+                top_logprobs=3,
+                extra_body=drafting,
+            ).choices[0]
+            for drafting in ({"drafter": "off"}, {"drafter": "draft_model", "num_draft_tokens": 4})
+        ]
+    plain, drafted = (choice.logprobs.content for choice in found if choice.logprobs)
+    assert plain == drafted and plain
+    assert all(one.token == one.top_logprobs[0].token for one in plain)
+    assert all(one.logprob == one.top_logprobs[0].logprob <= 0 for one in plain)
+
+
+@pytest.mark.slow  # loads the demo pair
+def test_a_raw_text_is_continued_where_it_ends(demo: Doors) -> None:
+    """The chat format written out is the chat."""
+    with demo.openai() as client:
+        chat = client.chat.completions.create(
+            model="localspec/demo",
+            messages=[{"role": "user", "content": "What is the capital of Peru?"}],
+            temperature=0,
+            max_tokens=12,
+        )
+        prompt = "<|im_start|>user\nWhat is the capital of Peru?<|im_end|>\n<|im_start|>assistant\n"
+        raw = client.completions.create(
+            model="localspec/demo", prompt=prompt, temperature=0, max_tokens=12
+        )
+        with pytest.raises(openai.BadRequestError, match="prompt is empty"):
+            client.completions.create(model="localspec/demo", prompt="")
+    assert raw.choices[0].text == chat.choices[0].message.content
+    assert raw.usage is not None and chat.usage is not None
+    assert raw.usage.prompt_tokens == chat.usage.prompt_tokens

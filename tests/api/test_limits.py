@@ -1,0 +1,114 @@
+"""A full queue, a fault of the engine and a time that is over are told in the API's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from localspec.api.faults import Refused
+from localspec.api.pieces import whole
+from localspec.api.replies import Asked
+from localspec.backend import Message, Request
+from localspec.chat.programs import ProgramService
+from localspec.errors import LocalspecError, QueueFull
+from tests.api.conftest import Doors, serving
+from tests.chat.services import close, open_service
+from tests.fakes import FakeBackend, Script
+from tests.waiting import until
+
+ENDLESS = Script(reply=200 * "again and ", round_s=0.01)
+ASKED = Request((Message("user", "hello"),), workload="auto")
+
+
+def test_a_full_queue_answers_with_the_time_to_wait(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, ENDLESS)
+    programs = ProgramService(service, most_waiting=2)
+    first = programs.answer(ASKED)
+    until(lambda: service.current is first)
+    waiting = [programs.answer(ASKED) for _ in range(2)]
+    with pytest.raises(QueueFull, match="2 requests wait already") as caught:
+        programs.answer(ASKED)
+    assert caught.value.retry_after_s >= 1
+    programs.stop(waiting[0])
+    waiting.append(programs.answer(ASKED))
+    for reply in (*waiting, first):
+        programs.stop(reply)
+    close(service)
+
+
+def test_a_full_queue_is_429_with_retry_after(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: ProgramService, *asked: object) -> None:
+        raise QueueFull(32, 2.0)
+
+    monkeypatch.setattr(ProgramService, "answer", full)
+    with doors.openai() as client, pytest.raises(openai.RateLimitError) as caught:
+        client.chat.completions.create(
+            model="demo-12m", messages=[{"role": "user", "content": "hello"}]
+        )
+    assert caught.value.response.headers["retry-after"] == "64"
+    assert caught.value.code == "queue_full"
+
+
+def test_under_a_load_nothing_is_lost_and_who_goes_away_frees_its_place(doors: Doors) -> None:
+    """16 clients; one in four reads the beginning of a long reply and leaves."""
+    num_before = len(doors.service.turn_rows())
+
+    def ask(number: int) -> str:
+        with doors.openai() as client:
+            if number % 4 == 0:
+                message = {"role": "user", "content": "endless and slow"}
+                stream = client.chat.completions.create(
+                    model="demo-12m",
+                    messages=[message],  # type: ignore[list-item]
+                    stream=True,
+                )
+                next(iter(stream))
+                stream.close()
+                return ""
+            found = client.chat.completions.create(
+                model="demo-12m", messages=[{"role": "user", "content": f"echo {number}"}]
+            )
+            return found.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(16) as clients:
+        texts = list(clients.map(ask, range(48)))
+    assert texts == ["" if number % 4 == 0 else f"echo {number}" for number in range(48)]
+    until(lambda: doors.service.current is None and not doors.service.worker.num_waiting)
+    assert doors.service.flush()
+    rows = doors.service.turn_rows()[num_before:]
+    reasons = [row["finish_reason"] for row in rows]
+    assert (reasons.count("eos"), reasons.count("cancelled")) == (36, 12)
+
+
+def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
+    fault = LocalspecError("The card is on fire. Cool it.")
+    backend = FakeBackend(Script(fail_at_round=0, fault=fault))
+    with (
+        serving(backend, tmp_path) as doors,
+        doors.openai() as client,
+        pytest.raises(openai.InternalServerError, match="on fire") as caught,
+    ):
+        client.chat.completions.create(
+            model="demo-12m", messages=[{"role": "user", "content": "hello"}]
+        )
+    assert caught.value.status_code == 503
+
+
+def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, ENDLESS)
+    programs = ProgramService(service)
+    reply = programs.answer(ASKED)
+    asked = Asked(programs, [reply], limit_s=0.1)
+    # In a thread: the main one may have the loop of a browser's tests.
+    with ThreadPoolExecutor() as threads, pytest.raises(Refused, match="longer than 0 seconds"):
+        threads.submit(asyncio.run, whole(asked, reply)).result()
+    asked.stop()
+    assert reply.done.wait(20)
+    assert reply.view.finish_reason == "cancelled"
+    close(service)

@@ -1,0 +1,92 @@
+"""Anthropic's own client gets messages from localspec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import anthropic
+import pytest
+from anthropic import Anthropic
+
+from localspec.backend import Message
+from tests.api.conftest import REPLY, Doors
+
+MODEL = "demo-12m"
+ASKED = [{"role": "user", "content": "Count."}]
+THINK = [{"role": "user", "content": [{"type": "text", "text": "think"}]}]
+
+
+@pytest.fixture
+def claude(doors: Doors) -> Iterator[Anthropic]:
+    with doors.anthropic() as opened:
+        yield opened
+
+
+def test_a_whole_message(claude: Anthropic, doors: Doors) -> None:
+    found = claude.messages.create(
+        model=MODEL,
+        max_tokens=300,
+        system="Be brief.",
+        messages=ASKED,  # type: ignore[arg-type]
+        stop_sequences=["eleven"],
+        extra_body={"temperature": 0.25, "top_k": 4, "drafter": "ngram", "seed": 3},
+    )
+    assert [block.text for block in found.content] == [REPLY]  # type: ignore[union-attr]
+    assert (found.stop_reason, found.stop_sequence, found.model) == ("end_turn", None, MODEL)
+    assert found.usage.output_tokens > 5 and found.usage.input_tokens > 0
+    assert found.speculation["drafter"] == "ngram"  # type: ignore[attr-defined]
+    asked = doors.fake.requests[-1]
+    assert asked.messages[0] == Message("system", "Be brief.") and asked.stop == ("eleven",)
+    assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed) == (0.25, 4, 3)
+
+
+def test_a_stream_of_a_model_that_thinks_has_two_blocks(claude: Anthropic) -> None:
+    with claude.messages.stream(
+        model=MODEL,
+        max_tokens=300,
+        messages=THINK,  # type: ignore[arg-type]
+    ) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    thinking, said = final.content
+    assert text == said.text == REPLY  # type: ignore[union-attr]
+    assert thinking.thinking == "Let me see."  # type: ignore[union-attr]
+    assert final.stop_reason == "end_turn" and final.usage.output_tokens > 5
+    whole = claude.messages.create(
+        model=MODEL,
+        max_tokens=300,
+        messages=THINK,  # type: ignore[arg-type]
+    )
+    assert [block.type for block in whole.content] == ["thinking", "text"]
+
+
+def test_a_reply_that_is_cut_says_so(claude: Anthropic) -> None:
+    found = claude.messages.create(model=MODEL, max_tokens=3, messages=ASKED)  # type: ignore[arg-type]
+    assert found.stop_reason == "max_tokens" and found.usage.output_tokens == 3
+
+
+def test_tokens_are_counted(claude: Anthropic) -> None:
+    found = claude.messages.count_tokens(model=MODEL, messages=ASKED)  # type: ignore[arg-type]
+    assert found.input_tokens > 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"max_tokens": 99_999}, anthropic.BadRequestError),
+        ({"model": "claude-9"}, anthropic.NotFoundError),
+        ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            anthropic.BadRequestError,
+        ),
+    ],
+)
+def test_errors_are_anthropics(
+    claude: Anthropic, fields: dict[str, object], error: type[anthropic.APIStatusError]
+) -> None:
+    asked = {"model": MODEL, "max_tokens": 9, "messages": ASKED, **fields}
+    with pytest.raises(error) as caught:
+        claude.messages.create(**asked)  # type: ignore[call-overload]
+    body = caught.value.body
+    assert isinstance(body, dict) and body["type"] == "error" and body["error"]["message"]

@@ -1,0 +1,55 @@
+"""OpenAI's own client gets responses from localspec."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from openai import OpenAI
+
+from localspec.backend import Message
+from tests.api.conftest import REPLY, Doors
+
+MODEL = "demo-12m"
+
+
+def test_a_whole_response(client: OpenAI, doors: Doors) -> None:
+    found = client.responses.create(
+        model=MODEL, input="Count.", instructions="Be brief.", max_output_tokens=300
+    )
+    assert found.output_text == REPLY and found.status == "completed"
+    assert found.usage is not None and found.usage.output_tokens > 5
+    assert found.speculation["exact"] is True  # type: ignore[attr-defined]
+    wanted = (Message("system", "Be brief."), Message("user", "Count."))
+    assert doors.fake.requests[-1].messages == wanted
+
+
+def test_a_stream_has_every_event_that_the_client_puts_together(client: OpenAI) -> None:
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "think"}]}]
+    with client.responses.stream(model=MODEL, input=items) as stream:  # type: ignore[arg-type]
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed" and kinds.count("response.output_text.delta") > 3
+    assert final.output_text == REPLY
+    assert [item.type for item in final.output] == ["reasoning", "message"]
+
+
+def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
+    found = client.responses.create(model=MODEL, input="Count.", max_output_tokens=3)
+    assert found.status == "incomplete" and found.incomplete_details is not None
+    assert found.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"previous_response_id": "resp_1"},
+        {"store": True},
+        {"tools": [{"type": "web_search"}]},
+        {"text": {"format": {"type": "json_object"}}},
+        {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
+    ],
+)
+def test_what_cannot_be_done_is_refused(client: OpenAI, fields: dict[str, object]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(**{"model": MODEL, "input": "x", **fields})  # type: ignore[call-overload]

@@ -1,0 +1,118 @@
+"""Tools are shown to the model in its own format, and its calls come apart from its text."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from openai import OpenAI
+
+from localspec.api.tools import Calls, calls_in
+from localspec.backend import Message, ToolCall
+from tests.api.conftest import CALL, Doors
+
+MODEL = "demo-12m"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "weather?"}], "tools": [TOOL]}
+
+
+def divided(text: str, size: int, names: tuple[str, ...] = ("weather",)) -> tuple[str, list[str]]:
+    calls, said = Calls(names), ""
+    for at in range(0, len(text), size):
+        said += calls.push(text[at : at + size])
+    rest, found = calls.flush()
+    return said + rest, [call.arguments for call in found]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "said", "arguments"),
+    [
+        (CALL, "", ['{"city": "Lima"}']),
+        (f"I look. {CALL}", "I look. ", ['{"city": "Lima"}']),
+        (CALL.removesuffix("</tool_call>"), "", ['{"city": "Lima"}']),
+        ('{"name": "weather", "parameters": {"city": "Lima"}}', "", ['{"city": "Lima"}']),
+        ('[{"name": "weather", "arguments": {}}]', "", ["{}"]),
+        ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+        ('[1] is a note, "<tool" no call.', '[1] is a note, "<tool" no call.', []),
+        ("<tool_call>{broken", "<tool_call>{broken", []),
+        ("A text.", "A text.", []),
+        (" ", " ", []),
+    ],
+)
+def test_calls_are_found_wherever_the_text_is_cut(
+    text: str, said: str, arguments: list[str], size: int
+) -> None:
+    assert divided(text, size) == (said, arguments)
+
+
+def test_without_tools_all_is_text() -> None:
+    assert divided(CALL, 2, ()) == (CALL, [])
+    assert calls_in(CALL, ()) == ()
+
+
+def test_a_whole_answer_and_a_stream_have_the_same_calls(client: OpenAI, doors: Doors) -> None:
+    choice = client.chat.completions.create(**ASKED).choices[0]  # type: ignore[call-overload]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "I look.\n"
+    called = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls]
+    assert called == [("weather", '{"city": "Lima"}'), ("weather", '{"city": "Cusco"}')]
+    assert doors.fake.requests[-1].tools == (TOOL,)
+    parts = list(client.chat.completions.create(**ASKED, stream=True))  # type: ignore[call-overload]
+    streamed = [call for part in parts for call in part.choices[0].delta.tool_calls or ()]
+    assert [(one.function.name, one.function.arguments) for one in streamed] == called
+    assert [one.index for one in streamed] == [0, 1]
+    assert parts[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_answer_of_a_tool_goes_back_to_the_model(client: OpenAI, doors: Doors) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Sun."},
+    ]
+    client.chat.completions.create(**{**ASKED, "messages": messages})  # type: ignore[call-overload]
+    asked = doors.fake.requests[-1].messages
+    assert asked[1] == Message("assistant", "", (ToolCall("call_1", "weather", "{}"),))
+    assert asked[2] == Message("tool", "Sun.", call_id="call_1")
+    assert doors.service.flush()
+    row = doors.service.turn_rows()[-1]
+    logged = [one.text for one in doors.service.store.branch(row["message_id"])]
+    assert logged[:3] == ["hello", "weather({})", "Sun."]
+
+
+def test_a_call_cannot_be_forced(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="without grammars"):
+        client.chat.completions.create(**ASKED, tool_choice="required")  # type: ignore[call-overload]
+    unasked = client.chat.completions.create(**ASKED, tool_choice="none")  # type: ignore[call-overload]
+    assert unasked.choices[0].finish_reason == "stop"
+
+
+def test_anthropics_client_calls_and_answers(doors: Doors) -> None:
+    tool = {"name": "weather", "description": "Of a city.", "input_schema": SCHEMA}
+    asked = {"model": MODEL, "max_tokens": 300, "tools": [tool]}
+    question = {"role": "user", "content": "weather?"}
+    with doors.anthropic() as client:
+        found = client.messages.create(**asked, messages=[question])  # type: ignore[call-overload]
+        with client.messages.stream(**asked, messages=[question]) as stream:  # type: ignore[arg-type]
+            streamed = stream.get_final_message()
+        uses = [block for block in found.content if block.type == "tool_use"]
+        results = [
+            {"type": "tool_result", "tool_use_id": uses[0].id, "content": "Sun."},
+            {"type": "text", "text": "Well?"},
+        ]
+        reply = {"role": "assistant", "content": [block.model_dump() for block in found.content]}
+        after = {"role": "user", "content": results}
+        client.messages.create(**asked, messages=[question, reply, after])  # type: ignore[call-overload]
+    assert found.stop_reason == streamed.stop_reason == "tool_use"
+    assert [use.input for use in uses] == [{"city": "Lima"}, {"city": "Cusco"}]
+    assert [block.input for block in streamed.content if block.type == "tool_use"] == [
+        use.input for use in uses
+    ]
+    shown = doors.fake.requests[-1]
+    assert shown.tools[0]["function"]["parameters"] == SCHEMA
+    assert [one.role for one in shown.messages] == ["user", "assistant", "tool", "user"]
+    called = shown.messages[1].tool_calls
+    assert [json.loads(one.arguments)["city"] for one in called] == ["Lima", "Cusco"]

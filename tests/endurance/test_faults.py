@@ -1,0 +1,235 @@
+"""A fault at every call of a session: of memory, of the model, of SQLite, of the disk, of the
+engine's process. Nothing that was taken or shown is lost, and the next turn works."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from localspec.backend import Backend, Chunk, Request
+from localspec.chat.local import LocalBackend
+from localspec.load import open_local_backend
+from localspec.options import LoadOptions
+from localspec.remote.child import ChildBackend
+from tests.endurance.session import Fault, play
+from tests.remote.engines import forked_quickly, opening
+from tests.tally import Tally
+
+Report = Callable[[str], None]
+NUM_PERSISTENT = 40  # calls for which a fault lasts that does not pass at once
+
+
+def never() -> BaseException:
+    return AssertionError("this fault never strikes")
+
+
+# SQLite
+
+
+class Watched(sqlite3.Connection):
+    """Asks `fault` before every statement on a file."""
+
+    fault: Fault
+
+    def __init__(self, database: str, *arguments: Any, **named: Any) -> None:
+        super().__init__(database, *arguments, **named)
+        self._is_of_file = database != ":memory:"
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        if self._is_of_file:
+            self.fault.strike()
+        return super().execute(*arguments)
+
+
+@pytest.fixture
+def watch_sqlite(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault], None]]:
+    real = sqlite3.connect
+
+    def watch(fault: Fault) -> None:
+        watched = type("WatchedByOne", (Watched,), {"fault": fault})
+        monkeypatch.setattr(sqlite3, "connect", partial(real, factory=watched))
+
+    yield watch
+
+
+LOCKED, FULL, BROKEN = "database is locked", "database or disk is full", "disk I/O error"
+
+
+def test_a_fault_of_sqlite_at_any_statement_loses_nothing(
+    tmp_path: Path, watch_sqlite: Callable[[Fault], None], tally: Tally
+) -> None:
+    counted = Fault(never, at=10**9)
+    watch_sqlite(counted)
+    play(tmp_path, counted)
+    tally.figures.append(f"{counted.num_calls} statements")
+    cases = [
+        (at, words, num)
+        for at in range(1, counted.num_calls + 1)
+        for words in (LOCKED, FULL, BROKEN)
+        for num in (1, NUM_PERSISTENT)
+    ]
+    for at, words, num in tally.some(cases, quick=12, whole=600):
+        folder = tmp_path / f"{at}-{words[:6]}-{num}"
+        folder.mkdir()
+        fault = Fault(lambda said=words: sqlite3.OperationalError(said), at, num)
+        watch_sqlite(fault)
+        with tally.case(f"{words!r} at statement {at} and the {num - 1} after it"):
+            play(folder, fault)
+
+
+# a disk that fills up
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a small disk")
+def test_a_disk_that_is_full_at_any_size_loses_nothing(tmp_path: Path, tally: Tally) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options: str) -> bool:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    if not mount("size=64k"):
+        pytest.skip("a small disk cannot be made here: mounting is not permitted")
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+    for pages in tally.some(range(4, 200, 2), quick=3):
+        with tally.case(f"a disk of {4 * pages} KiB"):
+            assert mount(f"size={4 * pages}k")
+
+            class Freed(Fault):
+                def heal(self) -> None:
+                    mount("remount,size=64m")
+
+            try:
+                play(disk, Freed(never))
+            finally:
+                subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+# the model and its memory
+
+
+class EveryOperation(TorchDispatchMode):
+    """Every operation of torch allocates."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._fault.strike()
+        return func(*args, **(kwargs or {}))
+
+
+class Hit:
+    """The local backend whose forwards, or operations, ask `fault`; nothing is measured, so that
+    the calls are the same every time."""
+
+    def __init__(self, backend: LocalBackend, fault: Fault, is_each_operation: bool) -> None:
+        self._backend, self._fault, self._is_each = backend, fault, is_each_operation
+        if not is_each_operation:
+            target: Any = backend.loaded.engine.target
+            forward = target.forward
+
+            def faulty(*arguments: Any, **named: Any) -> Any:
+                fault.strike()
+                return forward(*arguments, **named)
+
+            target.forward = faulty
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def calibrate(self, cancel: threading.Event) -> Iterator[str]:
+        return iter(())
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        chunks = self._backend.generate(request, cancel)
+        return self._watched(chunks) if self._is_each else chunks
+
+    def _watched(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        while True:
+            with EveryOperation(self._fault):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+
+def short_of_cuda() -> BaseException:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def short_of_memory() -> BaseException:
+    return MemoryError()
+
+
+def wrong() -> BaseException:
+    return RuntimeError("shape '[1, 2]' is invalid for input of size 3")
+
+
+FAULTS = (short_of_cuda, short_of_memory, wrong)
+
+
+def play_locally(
+    folder: Path, fault: Fault, options: LoadOptions, is_each_operation: bool = False
+) -> None:
+    def open_backend(report: Report) -> Backend:
+        backend = open_local_backend(options, None, report)
+        return Hit(backend, fault, is_each_operation)  # type: ignore[return-value]
+
+    play(folder, fault, open_backend, max_tokens=4)
+
+
+@pytest.mark.parametrize("is_each_operation", [False, True], ids=["forward", "allocation"])
+def test_a_fault_of_the_model_at_any_call_loses_nothing(
+    tmp_path: Path, options: LoadOptions, tally: Tally, is_each_operation: bool
+) -> None:
+    counted = Fault(never, at=10**9)
+    play_locally(tmp_path, counted, options, is_each_operation)
+    tally.figures.append(f"{counted.num_calls} calls")
+    cases = [(at, make) for at in range(1, counted.num_calls + 1) for make in FAULTS]
+    for at, make in tally.some(cases, quick=2, whole=120):
+        folder = tmp_path / f"{at}-{make.__name__}"
+        folder.mkdir()
+        with tally.case(f"{make.__name__} at call {at}"):
+            play_locally(folder, Fault(make, at), options, is_each_operation)
+
+
+# the engine's process
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_an_engine_that_dies_at_any_call_costs_its_turn_alone(tmp_path: Path, tally: Tally) -> None:
+    """Calls are counted by the lines of a file, so that the engine after it lives."""
+    with forked_quickly():
+        _play_in_a_child(tmp_path, 10**9)
+        num_calls = len((tmp_path / "calls").read_text())
+        tally.figures.append(f"{num_calls} calls")
+        for at in tally.some(range(1, num_calls + 1), quick=1):
+            folder = tmp_path / str(at)
+            folder.mkdir()
+            with tally.case(f"dies at call {at}"):
+                _play_in_a_child(folder, at)
+
+
+def _play_in_a_child(folder: Path, at: int) -> None:
+    def open_backend(report: Report) -> Backend:
+        return ChildBackend.open(opening("dying_at", calls=folder / "calls", at=at), report)
+
+    class Healed(Fault):
+        def heal(self) -> None:
+            (folder / "healed").touch()
+
+    play(folder, Healed(never), open_backend)

@@ -1,0 +1,90 @@
+"""A GGUF file's header is read as the gguf package wrote it, and a damaged one is named."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader
+
+from localspec.errors import ModelError
+from localspec.formats.gguf_file import is_gguf, read_header
+from tests.gguf_files import vocabulary_of, write_gguf
+from tests.tiny import tiny_llama
+
+VOCABULARY = vocabulary_of(
+    {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}, "added_tokens": []}, "gpt-2"
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_gguf(tmp_path / "tiny.gguf", tiny_llama(), "Q8_0", describe=VOCABULARY)
+    return tmp_path / "tiny.gguf"
+
+
+def test_settings_and_tensors_are_those_of_the_packages_own_reader(file: Path) -> None:
+    header, reader = read_header(file, with_vocabulary=True), GGUFReader(file)
+    own = {key: field.contents() for key, field in reader.fields.items() if "GGUF." not in key}
+    assert header.settings == own
+    assert [(t.name, t.kind, t.start, t.num_bytes) for t in header.tensors] == [
+        (t.name, t.tensor_type.name, t.data_offset, t.n_bytes) for t in reader.tensors
+    ]
+    assert [t.shape for t in header.tensors] == [tuple(t.shape[::-1]) for t in reader.tensors]
+
+
+def test_lists_of_words_are_only_counted_unless_asked_for(file: Path) -> None:
+    assert read_header(file).settings["tokenizer.ggml.tokens"] == 3
+    assert read_header(file, with_vocabulary=True).settings["tokenizer.ggml.merges"] == ["a b"]
+
+
+def test_the_kinds_are_named_by_the_weights_they_hold(file: Path) -> None:
+    assert list(read_header(file).kinds) == ["Q8_0"]
+
+
+def test_a_file_that_changed_is_read_again(file: Path) -> None:
+    first = read_header(file)
+    write_gguf(file, tiny_llama(num_layers=1), describe=VOCABULARY)
+    assert len(read_header(file).tensors) < len(first.tensors)
+
+
+def test_a_file_is_known_by_its_first_bytes(file: Path, tmp_path: Path) -> None:
+    blob = file.rename(tmp_path / "sha256-0123")
+    assert is_gguf(blob)
+    (tmp_path / "other").write_bytes(b"PK\x03\x04")
+    assert not is_gguf(tmp_path / "other")
+    assert not is_gguf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (b"", "is damaged: it has 0 bytes"),
+        (b"GGUF" + b"\xff" * 40, "is GGUF of version 4294967295"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60) + b"\xff" * 40, "header cannot be read"),
+        (b"nothing of the kind, but long enough", "is no GGUF file"),
+    ],
+)
+def test_a_damaged_header_is_named(raw: bytes, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    with pytest.raises(ModelError, match=fault):
+        read_header(tmp_path / "bad.gguf")
+
+
+def test_a_file_cut_short_is_damaged(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="fewer than its header promises"):
+        read_header(file)
+
+
+def test_the_parts_of_a_model_are_read_as_one(file: Path, tmp_path: Path) -> None:
+    one = file.rename(tmp_path / "big-00001-of-00002.gguf")
+    with pytest.raises(ModelError, match=r"1 of the 2 parts of big are missing.*00002-of-00002"):
+        read_header(one)
+    write_gguf(tmp_path / "big-00002-of-00002.gguf", tiny_llama(num_layers=1))
+    header = read_header(one)
+    assert {tensor.file.name for tensor in header.tensors} == {
+        "big-00001-of-00002.gguf",
+        "big-00002-of-00002.gguf",
+    }

@@ -1,0 +1,169 @@
+"""A GGUF file is found, planned, written out as a model folder and answered with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from localspec.backend import Message, Request
+from localspec.chat.template import ChatTemplate
+from localspec.config import PROJECT_FOLDER
+from localspec.core import OFF, SamplingParams
+from localspec.errors import ModelError
+from localspec.forward.fingerprint import fingerprint
+from localspec.load import open_local_backend
+from localspec.machine.compatibility import read_token_map
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf
+from localspec.machine.hardware import probe
+from localspec.machine.plan_report import make_plans
+from localspec.machine.sources import resolve
+from localspec.options import LoadOptions
+from localspec.placement import Place, needed_bytes
+from tests.gguf_files import vocabulary_of, write_gguf
+from tests.tiny import tiny_llama
+
+DRAFT = PROJECT_FOLDER / "assets" / "demo" / "draft"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped draft as a GGUF file of BF16, with its tokenizer and its template."""
+    file = tmp_path_factory.mktemp("gguf") / "demo-draft.gguf"
+    module: Any = LlamaForCausalLM(LlamaConfig.from_pretrained(DRAFT))
+    module.load_state_dict(load_file(str(DRAFT / "model.safetensors")), strict=False)
+    tokenizer = json.loads((DRAFT / "tokenizer.json").read_text("utf-8"))
+    template = (DRAFT / "chat_template.jinja").read_text("utf-8")
+    write_gguf(file, module, "BF16", describe=vocabulary_of(tokenizer, "smollm", template, (2, 0)))
+    return file
+
+
+def test_its_shape_is_that_of_the_model_it_was_made_from(demo: Path) -> None:
+    found, wanted = shape_of_gguf(demo), shape_from_folder(DRAFT)
+    assert found.stored_as == "GGUF (BF16)"
+    assert found.num_params == wanted.num_params
+    assert found.kv_bytes(100) == wanted.kv_bytes(100)
+    assert found.context_length == wanted.context_length
+
+
+def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
+    demo: Path, tmp_path: Path
+) -> None:
+    shutil.copy(demo, tmp_path / "one.gguf")
+    shutil.copy(demo, tmp_path / "mmproj-one.gguf")  # a vision tower is no model
+    assert gguf_of(tmp_path) == tmp_path / "one.gguf"
+    assert gguf_of(DRAFT) is None
+    shutil.copy(demo, tmp_path / "two.gguf")
+    with pytest.raises(ModelError, match=r"holds 2 models \(one.gguf, two.gguf\)"):
+        gguf_of(tmp_path)
+
+
+def test_its_token_map_template_and_end_ids_are_the_models(demo: Path, tmp_path: Path) -> None:
+    folder = opened_gguf(demo, tmp_path)
+    assert read_token_map(demo) == read_token_map(folder) == read_token_map(DRAFT)
+    found, wanted = ChatTemplate.load(folder), ChatTemplate.load(DRAFT)
+    assert found.end_ids == wanted.end_ids
+    messages = (Message("user", "Hello, you."), Message("assistant", "Yes?"), Message("user", "Go"))
+    assert found.decode(found.render(messages)) == wanted.decode(wanted.render(messages))
+
+
+def test_it_answers_as_the_folder_it_was_made_from(demo: Path, tmp_path: Path) -> None:
+    def weights(place: Path) -> Any:
+        options = LoadOptions(model=str(place), home=tmp_path, context=128)
+        backend = open_local_backend(options, None, lambda phrase: None)
+        prompt = ChatTemplate.load(DRAFT).render((Message("user", "Tell me of the sea."),))
+        return backend._engine.target.forward(prompt)  # the tokenizers split digits otherwise
+
+    found, wanted = weights(demo), weights(DRAFT)
+    assert torch.equal(found, wanted)
+
+
+def test_a_reply_is_written_from_the_file_alone(demo: Path, tmp_path: Path) -> None:
+    options = LoadOptions(model=str(demo), draft=str(demo), home=tmp_path, context=128)
+    backend = open_local_backend(options, None, lambda phrase: None)
+    assert backend.describe().target == "demo-draft"
+    request = Request((Message("user", "Hi"),), SamplingParams(seed=1), 8, drafter=OFF)
+    chunks = list(backend.generate(request, threading.Event()))
+    assert "".join(chunk.text for chunk in chunks)
+    assert chunks[-1].error is None
+
+
+def test_it_is_planned_by_what_it_holds(demo: Path) -> None:
+    report = make_plans(LoadOptions(model=str(demo), draft=str(demo)), vram_gib=8)
+    best = report.plans[0]
+    assert best.target.name == "demo-draft"
+    assert "Its weights are kept as GGUF (BF16), and unpacked" in best.reason
+    wanted = make_plans(LoadOptions(model=str(DRAFT)), vram_gib=8).plans[0]
+    assert best.bytes.target_weights == wanted.bytes.target_weights
+
+
+def test_in_4_bits_on_a_processor_it_is_counted_and_told_as_it_is_kept(tmp_path: Path) -> None:
+    tokenizer = json.loads((DRAFT / "tokenizer.json").read_text("utf-8"))
+    module = tiny_llama(vocab_size=6144)
+    describe = vocabulary_of(tokenizer, "smollm", "{{ messages[0].content }}", (2,))
+    write_gguf(tmp_path / "q4.gguf", module, "Q4_0", describe=describe)
+    options = LoadOptions(model=str(tmp_path / "q4.gguf"), home=tmp_path, context=64, dtype="4-bit")
+    backend = open_local_backend(options, None, lambda phrase: None)
+    told = [each for each in backend.describe().notices if "as they are" in each]
+    assert len(told) == 1 and "by at most 0." in told[0]
+    folder = opened_gguf(tmp_path / "q4.gguf", tmp_path)
+    dtype = backend._engine.target.embed([0]).dtype
+    place = Place(probe(), torch.device("cpu"), dtype, 4, 64)
+    held = backend.describe().target_bytes
+    cache = shape_from_folder(folder).kv_bytes(64, "fp32")
+    assert needed_bytes(folder, place) - cache == pytest.approx(held, rel=0.05)
+
+
+def test_a_plan_says_what_is_done_to_the_files_weights(demo: Path) -> None:
+    report = make_plans(LoadOptions(model=str(demo)), vram_gib=8)
+    said = {each.precision: each.reason for each in report.plans}
+    assert "unpacked while loading" in said["bf16"]
+    assert "quantised a second time" in said["4-bit"]
+
+
+def test_its_settings_are_written_once_and_again_when_the_file_changes(
+    demo: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.gguf"
+    shutil.copy(demo, file)
+    first = opened_gguf(file, tmp_path)
+    written = (first / "config.json").stat().st_mtime_ns
+    assert opened_gguf(file, tmp_path) == first
+    assert (first / "config.json").stat().st_mtime_ns == written
+    write_gguf(file, tiny_llama(), describe=vocabulary_of(
+        {"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []}, "gpt-2"))  # fmt: skip
+    assert opened_gguf(file, tmp_path) != first
+
+
+def test_a_file_that_was_moved_is_still_the_same_model(demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    moved = Path(shutil.copy(demo, tmp_path / "other"))
+    first, second = opened_gguf(demo, tmp_path), opened_gguf(moved, tmp_path)
+    assert first != second
+    assert fingerprint(first) == fingerprint(second)
+
+
+def test_a_family_without_a_reader_is_named_with_what_would_do(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "odd.gguf", tiny_llama(), family="gemma3")
+    with pytest.raises(
+        ModelError, match=r"of the family gemma3.*Fetch the model with .safetensors"
+    ):
+        resolve(LoadOptions(model=str(tmp_path / "odd.gguf"), home=tmp_path))
+
+
+def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> None:
+    import numpy as np
+
+    file = tmp_path / "odd.gguf"
+    write_gguf(file, tiny_llama(), describe=lambda writer: writer.add_tensor(
+        "blk.0.attn_sinks.weight", np.zeros(4, np.float32)))  # fmt: skip
+    with pytest.raises(ModelError, match=r"not known to have, first blk.0.attn_sinks.weight"):
+        opened_gguf(file, tmp_path)

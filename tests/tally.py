@@ -1,0 +1,54 @@
+"""Counts the cases of a test that tries many faults, and what was lost in them.
+
+A test that asks for the fixture `tally` has two sizes: a few cases in the suite, all of them with
+`python -m tests --endurance`, which runs these tests alone and prints a line for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+PROPERTY = "tally"  # under this name the counts are reported
+MAX_SHOWN = 10
+
+T = TypeVar("T")
+
+
+@dataclass
+class Tally:
+    """is_whole: all cases are tried. figures: what was measured, for the report."""
+
+    is_whole: bool
+    num_cases: int = 0
+    losses: list[str] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+
+    def size(self, quick: int, whole: int) -> int:
+        return whole if self.is_whole else quick
+
+    def some(self, cases: Sequence[T], quick: int, whole: int | None = None) -> list[T]:
+        """So many of the cases, spread evenly; whole None: all of them."""
+        wanted = self.size(quick, len(cases) if whole is None else whole)
+        step = max(1.0, len(cases) / wanted)
+        return [cases[int(place * step)] for place in range(min(wanted, len(cases)))]
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """One case; whatever it raises is a loss, and the other cases still run."""
+        self.num_cases += 1
+        try:
+            yield
+        except Exception as error:
+            self.losses.append(f"{name}: {type(error).__name__}: {error}")
+
+    @property
+    def told(self) -> str:
+        """The counts and figures in one line."""
+        return ", ".join((f"{self.num_cases} cases, {len(self.losses)} losses", *self.figures))
+
+    def check(self) -> None:
+        assert self.num_cases, "no case was tried"
+        assert not self.losses, "\n".join([self.told, *self.losses[:MAX_SHOWN]])

@@ -1,0 +1,223 @@
+"""Everything that a card runs, on fake tensors: devices and types agree, and the host seldom waits.
+
+Numbers, streams and real captures are not covered: see fake_card.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from localspec.core import SamplingParams
+from localspec.drafters.chunk import ChunkedDraft
+from localspec.drafters.parts import Parts
+from localspec.drafters.registry import REGISTRY, drafter_class
+from localspec.drafters.self_quant import SelfQuantDrafter
+from localspec.engine.engine import Engine
+from localspec.forward.cache import KVCache
+from localspec.forward.decoder import Decoder
+from localspec.forward.from_transformers import take_over
+from localspec.forward.graphs import CapturedDecoder, Work, shapes
+from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
+from localspec.forward.quantise import Twin
+from localspec.machine.shapes import shape_from_config
+from tests.drafters.random_heads import KINDS as HEAD_KINDS
+from tests.drafters.random_heads import head_for
+from tests.fake_card import CUDA, Traffic, fake_card, fake_module, memory_of_card
+from tests.forward.tracing import UncapturedPool
+from tests.tiny import Plans, tiny_llama
+
+DTYPE = torch.bfloat16
+PROMPT = tuple([5, 6, 7, 8] * 10)
+LENGTH = 4
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, seed=1)
+PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.2, seed=1)
+
+# Times that the host waits for the card in a round of LENGTH draft tokens. Where the host chooses
+# the next node, or the head's next token, it waits once for each step.
+READS = {
+    "ngram": 1,
+    "lookahead": 2,
+    "draft_model": 2,
+    "chained": 2,
+    "self_quant": 2,
+    "early_exit": 2,
+    "medusa": 2,
+    "draft_tree": 1 + LENGTH,
+    "eagle": 1 + LENGTH,
+    "mtp": 1 + LENGTH,
+}
+
+
+def target_module() -> Any:
+    return tiny_llama(num_layers=3)
+
+
+def test_every_drafter_has_a_budget() -> None:
+    """But one, which reads the draft's text as it goes, on the host."""
+    assert set(READS) == REGISTRY.keys() - {"cross_tokenizer"}
+
+
+def on_card(num_layers: int, capacity: int = 64) -> Decoder:
+    module = fake_module(tiny_llama(num_layers=num_layers), DTYPE)
+    return take_over(module, KVCache(kv_shape(module.config, capacity), DTYPE, CUDA))
+
+
+def drafter_on(name: str, parts: Parts) -> Any:
+    if name == "self_quant":  # without its kernels, which are not torch's
+        twin = Twin(parts.target.with_linears(lambda linear: linear), 0)  # type: ignore[attr-defined]
+        return SelfQuantDrafter(twin.model, 0, ChunkedDraft.of(twin.model, parts))
+    return drafter_class(name).build(parts)
+
+
+def parts_on_card(captures: bool, heads: dict[str, Any]) -> Parts:
+    """captures: as on CUDA; without, as on an Apple GPU."""
+    target, draft = on_card(3), on_card(1)
+    if not captures:
+        return Parts(target, draft, heads=heads)
+    pool = UncapturedPool()
+    return Parts(
+        CapturedDecoder(target, pool), CapturedDecoder(draft, pool), pool=pool, heads=heads
+    )
+
+
+def rounds_of(name: str, parts: Parts, sampling: SamplingParams, traffic: Traffic) -> None:
+    """A prompt and two rounds; `traffic` holds those of the second, which finds all as it stays."""
+    engine = Engine(parts.target, {name: drafter_on(name, parts)})
+    sequence = engine.start(PROMPT, sampling, 64, frozenset())
+    engine.prefill(sequence, threading.Event())
+    rounds = engine.decode(sequence, Plans((name, LENGTH)), threading.Event())
+    next(rounds)
+    traffic.clear()
+    next(rounds)
+    rounds.close()
+    parts.target.cache.rollback(0)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
+    heads = {name: head_for(name, target_module)} if name in HEAD_KINDS else {}
+    with fake_card(number=0.9) as traffic:
+        parts, uncaptured = parts_on_card(True, heads), parts_on_card(False, heads)
+        for sampling in (GREEDY, SAMPLED, PENALISED):
+            rounds_of(name, parts, sampling, traffic)
+            assert not traffic.uploads, "the host waits while its memory is copied"
+            assert sum(traffic.reads.values()) <= READS[name], traffic.reads
+        rounds_of(name, uncaptured, SAMPLED, traffic)
+        assert not traffic.uploads
+
+
+class WatchedPool(UncapturedPool):
+    """Runs the work that would be recorded, and counts what a capture would not survive."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self.num_captures = 0
+
+    def capture(self, work: Work) -> Work:
+        self._traffic.clear()
+        work()
+        assert not self._traffic.reads and not self._traffic.uploads, "a capture would fail"
+        self.num_captures += 1
+        return work
+
+
+def test_every_graph_body_stays_on_the_card() -> None:
+    with fake_card() as traffic:
+        pool = WatchedPool(traffic)
+        target, draft = on_card(2), on_card(1)
+        target.follow([0, -1])
+        step = CapturedDecoder(target, pool)
+        chunks = ChunkedDraft(draft, draft.vocab_size, pool)
+        for sampling in (SAMPLED, PENALISED):
+            chunks.want(sampling)
+        for each in (step, chunks):
+            assert len(list(each.capture())) > 0 and each.notice is None
+        assert len(step.captured) == len(shapes(64)) and pool.num_captures > len(step.captured)
+        logits = step.forward([1, 2, 3], [-1, 0, 0])
+        assert (logits.shape, logits.dtype, logits.device) == ((3, 64), torch.float32, CUDA)
+
+
+def test_a_long_window_is_recorded_whole_and_in_parts_and_the_faster_one_is_kept() -> None:
+    with fake_card() as traffic:
+        pool, decoder = WatchedPool(traffic), on_card(1, capacity=512)
+        step = CapturedDecoder(decoder, pool)
+        assert len(list(step.capture())) == len(shapes(512)) and step.notice is None
+        assert pool.num_captures == len(shapes(256)) + 2 * len(shapes(256))
+
+
+def test_a_long_prompt_waits_once_for_each_piece_and_uploads_without_a_wait() -> None:
+    with fake_card() as traffic:
+        target = on_card(2, capacity=4096)
+        engine = Engine(target, {})
+        sequence = engine.start(tuple([3] * 2001), GREEDY, 8, frozenset())
+        traffic.clear()
+        engine.prefill(sequence, threading.Event())
+        assert target.cache.length == 2000
+        assert sum(traffic.reads.values()) == -(-2000 // PREFILL_CHUNK)
+        assert not traffic.uploads
+
+
+# -- memory ---------------------------------------------------------------------------------
+
+QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32}
+QWEN3_4B = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32}
+QWEN3_06B = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    # Weights of fewer than 10 MB share segments, which stay while a part of them is in use.
+    [(QWEN3_8B, 1.1), (QWEN3_4B, 1.1), (QWEN3_06B, 1.25)],
+    ids=["8B", "4B", "0.6B"],
+)
+def test_loading_reserves_little_more_than_the_weights(sizes: dict[str, int], most: float) -> None:
+    """Fused weights need larger blocks than the ones they are made of: what is freed is no use for
+    the next layer's, and is to be given back."""
+    config = Qwen3Config(
+        num_hidden_layers=12, num_key_value_heads=8, head_dim=128, vocab_size=20_000, **sizes
+    )
+    with torch.device("meta"):
+        module = Qwen3ForCausalLM(config).to(DTYPE)
+    with fake_card(), memory_of_card() as memory:
+        fake_module(module, DTYPE)
+        weights = memory.used
+        cache = KVCache(kv_shape(config, 64), DTYPE, CUDA)
+        decoder = take_over(module, cache, is_emptied=True)
+        del module
+        assert memory.used < 1.01 * weights + cache.kv_bytes
+        assert memory.reserved < most * weights
+        assert memory.most_reserved < 1.3 * weights
+        assert decoder.weight_bytes <= memory.used
+
+
+def test_the_plan_counts_what_loading_allocates() -> None:
+    """Target, draft and caches, within 5 %; the rest of a plan is set aside, not loaded."""
+    context, counted, held = 4096, 0, list[Any]()
+    common = {"num_hidden_layers": 4, "num_key_value_heads": 8, "head_dim": 128}
+    configs = [Qwen3Config(**common, **sizes) for sizes in (QWEN3_8B, QWEN3_06B)]
+    configs[1].tie_word_embeddings = True
+    with torch.device("meta"):
+        modules = [Qwen3ForCausalLM(config) for config in configs]
+    with fake_card(), memory_of_card() as memory:
+        while modules:
+            module = fake_module(modules.pop(), DTYPE)
+            shape = shape_from_config(module.config.to_dict(), "a model")
+            cache = KVCache(kv_shape(module.config, context), DTYPE, CUDA)
+            held.append(take_over(module, cache, is_emptied=True))
+            counted += shape.weight_bytes("bf16") + shape.kv_bytes(context)
+        assert abs(memory.used - counted) < 0.05 * counted
+
+
+def test_the_path_over_transformers_uploads_without_a_wait_too() -> None:
+    with fake_card(number=0.9) as traffic:
+        module = fake_module(tiny_llama(num_layers=2), DTYPE)
+        target = CausalLM(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA))
+        for sampling in (GREEDY, SAMPLED):
+            rounds_of("ngram", Parts(target), sampling, traffic)
+            assert not traffic.uploads and sum(traffic.reads.values()) <= READS["ngram"]

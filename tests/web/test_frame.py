@@ -1,0 +1,170 @@
+"""The frame of the chat: one line, its popover, the first screen, and nothing that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fakes import REPLY
+from tests.web.checks import ask, newest
+from tests.web.conftest import VIEWPORT, WAIT_MS, Site, Visit
+
+pytestmark = pytest.mark.slow
+
+# Where each standing message lies in the column, and where the line, the column and the message box
+# lie in the window, frame by frame; kept are the places that were ever left.
+WATCH_PLACES = """() => {
+  const column = document.querySelector('#ls-chat');
+  const places = () => {
+    const top = column.getBoundingClientRect().top - column.scrollTop;
+    const found = {};
+    column.querySelectorAll('#ls-written .message-row').forEach((row, place) => {
+      const box = row.getBoundingClientRect();
+      found[`message ${place}`] = [box.top - top, box.left, box.width];
+    });
+    for (const id of ['ls-strip', 'ls-chat', 'ls-compose']) {
+      const box = document.getElementById(id).getBoundingClientRect();
+      found[id] = [box.top, box.left, box.width, box.height];
+    }
+    return found;
+  };
+  const seen = window.places = {moved: {}, frames: 0, began: null};
+  const first = places();
+  const look = () => {
+    if (window.places !== seen) return;
+    seen.frames += 1;
+    const now = places();
+    for (const [name, place] of Object.entries(first)) {
+      const by = now[name] ? Math.max(...place.map((one, n) => Math.abs(one - now[name][n]))) : 1e9;
+      if (by > 0) seen.moved[name] = Math.max(by, seen.moved[name] ?? 0);
+    }
+    const text = document.querySelector('#ls-growing .bot .message-content');
+    const end = [...column.querySelectorAll('#ls-written .bot-row')].at(-1)
+      ?.querySelector('.message-content');
+    const top = column.getBoundingClientRect().top - column.scrollTop;
+    const place = (box) => [box.top - top, box.left];
+    if (text) seen.growing = place(text.getBoundingClientRect());
+    else if (seen.growing && end) seen.ended = place(end.getBoundingClientRect());
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+
+
+def watched(page: Visit, act: Any) -> dict[str, Any]:
+    """What moved while `act` asks for a reply and waits for its end."""
+    page.page.evaluate(WATCH_PLACES)
+    act()
+    page.page.wait_for_function("window.places.ended", timeout=WAIT_MS)
+    found = dict(page.page.evaluate("({...window.places})"))
+    page.page.evaluate("window.places = null")
+    return found
+
+
+@pytest.fixture
+def narrow(page: Visit) -> Iterator[Visit]:
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.locator("#ls-side.open").wait_for(state="detached")
+    yield page
+    page.page.set_viewport_size(VIEWPORT)
+    page.page.get_by_role("button", name="Open conversations").click()
+
+
+def stands_still(page: Visit) -> None:
+    ask(page, "first")
+    for message in ("steady: second", "a third"):
+        seen = watched(page, lambda said=message: ask(page, said))
+        assert seen["frames"] > 10
+        assert seen["moved"] == {}, "in px"
+        assert seen["ended"] == seen["growing"], "the text stays where it grew"
+
+
+def test_nothing_moves_while_a_reply_begins_runs_and_ends(page: Visit) -> None:
+    stands_still(page)
+
+
+def test_nothing_moves_on_a_narrow_page_of_which_most_is_the_conversation(narrow: Visit) -> None:
+    stands_still(narrow)
+    share = "document.querySelector('#ls-chat').clientHeight / innerHeight"
+    assert narrow.page.evaluate(share) >= 0.6
+    assert narrow.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
+    ask(page, "steady: hello")
+    page.wait_for("% of guesses right", "#ls-guesses")
+    cut = """() => [...document.querySelectorAll('#ls-strip *, #ls-tabs [role=tab]')]
+      .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1
+        && getComputedStyle(one).display !== 'inline').map((one) => one.id || one.className)"""
+    assert page.page.evaluate(cut) == []
+    assert page.page.evaluate("document.querySelector('#ls-strip').offsetHeight") == 40
+    page.page.get_by_role("tab", name="Stats", exact=True).first.click()
+    page.page.locator("#ls-strip").wait_for(state="hidden")
+    page.page.get_by_role("tab", name="Chat", exact=True).first.click()
+
+
+def test_the_popover_says_why_stays_where_it_was_put_and_goes_by_escape(
+    page: Visit, site: Site
+) -> None:
+    button = page.page.get_by_role("button", name="How fast, and why")
+    button.focus()
+    page.page.keyboard.press("Enter")
+    popover = page.page.get_by_role("dialog", name="How fast, and why")
+    popover.locator("summary").click()
+    ask(page, "steady: show me")
+    assert popover.is_visible(), "it stays while a reply is written"
+    row = newest(site)
+    right = f"{row['num_accepted_tokens']} of {row['num_draft_tokens']} guesses right"
+    page.wait_for(right, "#ls-facts")
+    assert "Drafting by the small model" in page.text("#ls-reason")
+    assert len(str(page.page.get_attribute("#ls-spark-line", "points")).split()) >= 2
+    page.wait_for(f"{row['num_steps']} checks", "#ls-rounds-sum")
+    assert page.page.inner_text("#ls-rounds-text") == REPLY
+    titles = page.page.eval_on_selector_all("#ls-rounds-text .ls-round", "s => s.map(x => x.title)")
+    guessed = sum(int(one.split(": ")[1].split(" ")[0]) for one in titles if "guessed" in one)
+    assert guessed == row["num_accepted_tokens"]
+    was = popover.bounding_box()
+    page.page.get_by_role("heading", name="How fast, and why").hover()
+    page.page.mouse.down()
+    page.page.mouse.move(400, 300)
+    page.page.mouse.move(was["x"] - 10, was["y"] + 60)
+    page.page.mouse.up()
+    popover.get_by_role("button", name="Move").press("ArrowLeft")
+    put = popover.bounding_box()
+    assert put["x"] < was["x"] - 30 and put["y"] > was["y"] + 20
+    page.reload()
+    popover.wait_for()
+    is_there = """([x, y]) => {
+      const box = document.getElementById('ls-why').getBoundingClientRect();
+      return box.x === x && box.y === y;
+    }"""
+    page.page.wait_for_function(is_there, arg=[put["x"], put["y"]])  # when the sides have come in
+    popover.get_by_role("button", name="Close").focus()
+    page.page.keyboard.press("Escape")
+    popover.wait_for(state="hidden")
+    assert page.page.evaluate("document.activeElement.id") == "ls-why-open"
+
+
+def test_an_example_stands_in_the_box_and_the_first_screen_goes_with_the_first_message(
+    page: Visit, site: Site
+) -> None:
+    assert page.page.locator(".ls-example").count() == 4
+    page.page.get_by_role("button", name="Rewrite a note").click()
+    text = page.page.input_value("#ls-message textarea")
+    assert text.startswith("Rewrite this note") and "14 March" in text
+    page.page.keyboard.press("Enter")
+    page.wait_for("only sooner.")
+    assert site.backend.requests[-1].messages[-1].content == text
+    assert not page.page.locator(".ls-welcome").is_visible()
+
+
+def test_the_switcher_leads_to_the_models(page: Visit) -> None:
+    page.page.click("#ls-model")
+    menu = page.page.get_by_role("menu", name="Models that are ready here")
+    menu.get_by_role("menuitem", name="More models…").click()
+    page.page.locator("#ls-models").wait_for()
+    assert (
+        page.page.get_by_role("tab", name="Models").first.get_attribute("aria-selected") == "true"
+    )

@@ -1,0 +1,158 @@
+"""The settings in a real browser: kept for each chat, defaults, prompts, ways of drafting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
+from tests.web.test_conversations import ask, begin
+from tests.web.test_kept import open_chat
+
+pytestmark = pytest.mark.slow
+
+SPEED = "#ls-speed-choice summary"
+
+
+def opened(visit: Open) -> Visit:
+    page = begin(visit)
+    page.new_chat()  # without what was set for one that was never sent
+    page.page.wait_for_function("!!document.querySelector('#ls-defaults-of')?.textContent")
+    page.page.keyboard.press("Control+,")  # too narrow to begin with the panel
+    return page
+
+
+def field(page: Visit, name: str) -> Any:
+    return page.page.locator(f"#ls-set-{name}")
+
+
+def holds(page: Visit, name: str, value: str) -> None:
+    page.page.wait_for_function(
+        "([id, value]) => document.getElementById(id)?.value === value",
+        arg=[f"ls-set-{name}", value],
+        timeout=WAIT_MS,
+    )
+
+
+def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_model(
+    visit: Open, site: Site
+) -> None:
+    page = opened(visit)
+    field(page, "temperature").fill("0.3")
+    field(page, "system_prompt").fill("Be brief.")
+    page.page.click("#ls-advanced summary")
+    field(page, "seed").fill(" 7 ")
+    field(page, "fixed_gamma").fill("3")
+    field(page, "stop").fill("END\n###")
+    ask(page, "echo settled", 1)
+    asked = site.backend.requests[-1]
+    assert asked.messages[0].content == "Be brief."
+    assert (asked.sampling.temperature, asked.sampling.seed, asked.num_draft_tokens) == (0.3, 7, 3)
+    assert asked.stop == ("END", "###")
+
+    page.page.click("#ls-new")
+    holds(page, "temperature", "0.7")
+    assert [field(page, name).input_value() for name in ("seed", "system_prompt")] == ["", ""]
+    field(page, "max_tokens").fill("40")
+    page.page.click("#ls-defaults-save")
+    page.wait_for("Defaults of demo-12m", "#ls-defaults-of")
+    ask(page, "echo by default", 1)
+    assert site.backend.requests[-1].num_draft_tokens is None
+    open_chat(page, "echo settled")
+    holds(page, "temperature", "0.3")
+    assert field(page, "max_tokens").input_value() == "512"
+    assert field(page, "stop").input_value() == "END\n###"
+    field(page, "max_tokens").fill("99")
+    until(lambda: site.service.settings_of(newest(site, "settled"))["max_tokens"] == "99")
+    page.reload()
+    holds(page, "max_tokens", "99")
+    holds(page, "system_prompt", "Be brief.")
+    page.page.click("#ls-new")
+    holds(page, "max_tokens", "40")
+    page.page.keyboard.press("Control+,")
+    page.page.click("#ls-defaults-forget")
+    page.page.locator("#ls-defaults-forget").wait_for(state="hidden")
+    page.page.click("#ls-defaults-back")
+    holds(page, "max_tokens", "512")
+    field(page, "max_tokens").fill("0")
+    page.send("echo refused")
+    page.wait_for("Max tokens is 0, but must lie between 1", "#ls-toasts")
+    assert page.page.input_value("#ls-message textarea") == "echo refused"
+
+
+def newest(site: Site, title: str) -> int:
+    return next(row.id for row in site.service.conversations() if title in row.title)
+
+
+def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site: Site) -> None:
+    page = opened(visit)
+    dialog = page.page.get_by_role("dialog")
+
+    def save(text: str, name: str) -> None:
+        field(page, "system_prompt").fill(text)
+        page.page.click("#ls-prompt-save")
+        page.page.fill("#ls-line", name)
+        page.page.press("#ls-line", "Enter")
+
+    save("first", "Twice")
+    page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Twice'")
+    save("second", "Twice")
+    dialog.get_by_role("button", name="Keep it").click()
+    assert site.service.prompts.all() == {"Twice": {"system_prompt": "first"}}
+    save("second", "Twice")
+    dialog.get_by_role("button", name="Replace").click()
+    page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Twice'")
+    assert site.service.prompts.all() == {"Twice": {"system_prompt": "second"}}
+    field(page, "system_prompt").fill("")
+    page.page.select_option("#ls-prompts", "Twice")
+    holds(page, "system_prompt", "second")
+    page.page.click("#ls-prompt-rename")
+    page.page.fill("#ls-line", "Once")
+    page.page.press("#ls-line", "Enter")
+    page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Once'")
+    page.page.click("#ls-prompt-delete")
+    dialog.get_by_role("button", name="Delete").click()
+    until(lambda: site.service.prompts.all() == {})
+    assert field(page, "system_prompt").input_value() == "second"
+
+
+def test_ways_of_drafting_are_listed_with_reasons_and_the_list_closes_when_it_is_left(
+    visit: Open, site: Site
+) -> None:
+    page = opened(visit)
+    is_open = "document.querySelector('#ls-speed-choice').open"
+    page.page.click(SPEED)
+    shown = page.page.locator("#ls-speed-choice .ls-way:visible")
+    named = [text.split("\n")[0] for text in shown.all_inner_texts()]
+    assert named == ["Auto", "Off", "Word lookup", "Small model", "Compressed copy"]
+    assert "Not ready. A 4-bit copy needs" in shown.last.inner_text()
+    assert shown.last.locator("input").is_disabled()
+    for key in ("Escape", "Tab"):
+        assert page.page.evaluate(is_open)
+        page.page.keyboard.press(key)
+        page.page.keyboard.press(key)
+        page.page.wait_for_function(f"!{is_open}")
+        page.page.click(SPEED)
+    shown.filter(has_text="Off").click()
+    page.page.wait_for_function(f"!{is_open}")
+    assert page.page.inner_text("#ls-speed-chosen") == "Off"
+    page.send("plainly")
+    until(lambda: [one.drafter for one in site.backend.requests][-1:] == ["off"])
+
+
+def test_the_panel_belongs_to_the_chat_and_leaves_a_narrow_page_by_escape(visit: Open) -> None:
+    page = opened(visit)
+    panel = page.page.locator("#ls-settings .sidebar-content")
+    page.page.get_by_role("tab", name="Stats").click()
+    panel.wait_for(state="hidden")
+    page.page.get_by_role("tab", name="Chat", exact=True).click()
+    panel.wait_for()
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.locator("#ls-settings:not(.open)").wait_for(state="attached")
+    page.page.focus("#ls-message textarea")
+    page.page.keyboard.press("Control+,")
+    page.page.wait_for_function("document.activeElement.name === 'system_prompt'")
+    page.page.keyboard.press("Escape")
+    page.page.locator("#ls-settings:not(.open)").wait_for(state="attached")
+    assert page.page.evaluate("document.activeElement.matches('#ls-message textarea')")
