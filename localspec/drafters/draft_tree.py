@@ -53,7 +53,7 @@ class DraftTreeDrafter(DraftModelDrafter):
         if size == 0:
             return Proposal()
         catch_up(self.model, sequence.tokens)
-        tree = TreeGrowth(plan.growth or USUAL, size)
+        tree = TreeGrowth(plan.growth or USUAL, size, end_ids=sequence.end_ids)
         steps = _Steps(self.model, sequence, tree)
         try:
             return self._grown(sequence, tree, steps)

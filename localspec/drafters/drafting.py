@@ -33,7 +33,8 @@ MAX_PENDING = 8  # tokens that the first draft step takes along; more are prefil
 
 
 class Drafting:
-    """The tokens drafted so far after `sequence`, at most plan.num_draft_tokens.
+    """The tokens drafted so far after `sequence`, at most plan.num_draft_tokens; a draft ends with
+    the end of the text.
 
     vocab_size: of the target. Families pad their vocabularies differently, and an id that the
     target does not have can never be named. share: of the noise.
@@ -72,8 +73,10 @@ class Drafting:
         index = len(self.tokens)
         self.tokens.append(token)
         self._confidences.append(confidence)
+        if self.is_full or token in self.sequence.end_ids:
+            return False
         keep_drafting = self.plan.keep_drafting
-        return not self.is_full and (keep_drafting is None or keep_drafting(index, confidence))
+        return keep_drafting is None or keep_drafting(index, confidence)
 
     def proposal(self) -> Proposal:
         return chain(tuple(self.tokens), tuple(self._confidences))

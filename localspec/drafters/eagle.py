@@ -59,7 +59,9 @@ class _Draft:
         self._plan = plan
         self._head = head
         self._growth = plan.growth or USUAL
-        self._tree = TreeGrowth(self._growth, plan.num_draft_tokens, max_opened=WIDTH)
+        self._tree = TreeGrowth(
+            self._growth, plan.num_draft_tokens, max_opened=WIDTH, end_ids=sequence.end_ids
+        )
         self._outputs = root  # [1 + rows, d], the root's and those of the rows so far
         self._rows = {ROOT: 0}  # node -> its place among them
 

@@ -147,7 +147,7 @@ class LookaheadDrafter(DrafterBase):
         columns = self._columns(tokens, width)
         growth = plan.growth or usual_growth(LEAST_WORTH, 0.0, size)
         branches = Branches(self._pool, tuple(tokens[1 - GRAM :]), growth.chance)
-        tree = TreeGrowth(growth, size, branches)
+        tree = TreeGrowth(growth, size, branches, end_ids=sequence.end_ids)
         tree.grow(size - width * LEVELS)
         leaves = _open_window(tree, columns)
         tree.grow()  # a node that is in both leaves room for another

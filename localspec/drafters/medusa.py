@@ -60,7 +60,7 @@ class MedusaDrafter(DrafterBase):
         row = self._features.rows(LAST, newest, newest + 1)  # [1, d]
         logits = self._heads.logits(row, self._target.head)  # [K, V]
         size = plan.num_draft_tokens
-        return grown(guesses(logits, sequence, size), size, plan.growth)
+        return grown(guesses(logits, sequence, size), size, plan.growth, sequence.end_ids)
 
 
 @torch.inference_mode()
@@ -73,10 +73,17 @@ def guesses(logits: torch.Tensor, sequence: Sequence, max_nodes: int) -> list[Le
     return likeliest(torch.softmax(logits, dim=-1), min(MAX_BRANCHES, max_nodes))
 
 
-def grown(levels: Several[Level], max_nodes: int, growth: Growth | None) -> Proposal:
-    """The most valuable tree of at most `max_nodes` nodes. levels[k]: guesses for depth k + 1."""
+def grown(
+    levels: Several[Level],
+    max_nodes: int,
+    growth: Growth | None,
+    end_ids: frozenset[int] = frozenset(),
+) -> Proposal:
+    """The most valuable tree of at most `max_nodes` nodes. levels[k]: guesses for depth k + 1.
+    end_ids: tokens that end a text."""
     prices = growth or usual_growth(0.0, 0.0, max_nodes)
-    tree = TreeGrowth(prices, max_nodes, HeadGuesses(levels, prices.chance))
+    root = HeadGuesses(levels, prices.chance)
+    tree = TreeGrowth(prices, max_nodes, root, end_ids=end_ids)
     tree.grow()
     found = tree.proposal(num_steps=1)
     return found if found.tokens else Proposal()

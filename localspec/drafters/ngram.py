@@ -71,28 +71,33 @@ class NgramDrafter(DrafterBase):
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         place = self._lookup.follow(sequence.tokens, sequence.prediction)
-        size = plan.num_draft_tokens
+        size, end_ids = plan.num_draft_tokens, sequence.end_ids
         if plan.growth is not None:
-            return best_tree(self._lookup, place, size, plan.growth)
-        found = best_chain(self._lookup, place, size)
+            return best_tree(self._lookup, place, size, plan.growth, end_ids)
+        found = best_chain(self._lookup, place, size, end_ids)
         return replace(found, num_steps=1) if found.tokens else found
 
 
-def best_chain(lookup: Lookup, place: Place, size: int) -> Proposal:
-    """At most `size` tokens, each the likeliest after those before it."""
+def best_chain(lookup: Lookup, place: Place, size: int, end_ids: frozenset[int]) -> Proposal:
+    """At most `size` tokens up to the end of the text, each the likeliest after those before it."""
     tokens, confidences = list[int](), list[float]()
     while len(tokens) < size and (followers := lookup.followers(place)):
         count, _, token = followers[0]
         total = count if len(followers) == 1 else sum(each[0] for each in followers)
         tokens.append(token)
         confidences.append((count - discount_of(length_of(place), len(followers))) / total)
+        if token in end_ids:
+            break
         place = lookup.after(place, token)
     return chain(tuple(tokens), confidences=tuple(confidences))
 
 
-def best_tree(lookup: Lookup, place: Place, size: int, growth: Growth) -> Proposal:
+def best_tree(
+    lookup: Lookup, place: Place, size: int, growth: Growth, end_ids: frozenset[int]
+) -> Proposal:
     """The nodes that are worth more than they cost, at most `size`, best first."""
-    tree = TreeGrowth(growth, size, Continuations(lookup, place, growth.chance))
+    root = Continuations(lookup, place, growth.chance)
+    tree = TreeGrowth(growth, size, root, end_ids=end_ids)
     tree.grow()
     found = tree.proposal(num_steps=1)
     return found if found.tokens else Proposal()

@@ -7,7 +7,8 @@ What may follow a node comes from its `Children`, one token after another, the b
 Where children are free (a lookup, Medusa's heads), `below` gives them as soon as a node is added.
 Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one step, and
 none when what they are expected to bring does not pay for a step; `open` sets their children. A
-candidate waits for a step that is expected to bring a better one.
+candidate waits for a step that is expected to bring a better one. Nothing follows the end of the
+text.
 
 A draft is dropped where it is not worth all that it costs.
 
@@ -87,7 +88,7 @@ class Node:
 class TreeGrowth:
     """A tree of at most `num_nodes` nodes under the prices of `growth`.
 
-    root: what may follow the root, where all children are free.
+    root: what may follow the root, where all children are free. end_ids: tokens that end a text.
     """
 
     def __init__(
@@ -96,11 +97,13 @@ class TreeGrowth:
         num_nodes: int,
         root: Children | None = None,
         max_opened: int = MAX_OPENED,
+        end_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.nodes = list[Node]()
         self._growth = growth
         self._num_nodes = min(num_nodes, len(growth.node_prices))
         self._max_opened = max_opened
+        self._end_ids = end_ids
         self._is_free = root is not None
         self._open = dict[int, Children]()
         self._index = dict[tuple[int, int], int]()  # parent and token -> node
@@ -136,7 +139,7 @@ class TreeGrowth:
             if token is None:
                 continue
             node = self._add(parent, token, confidence, -minus_worth)
-            below = children.below(token)
+            below = None if token in self._end_ids else children.below(token)
             if below is None:
                 bar = self._best_expected()
             elif node not in self._open:
@@ -147,7 +150,7 @@ class TreeGrowth:
         room = min(self._max_opened, self._num_nodes - len(self.nodes))
         if room <= 0 or self._is_free:
             return []
-        unopened = [node for node in range(len(self.nodes)) if node not in self._open]
+        unopened = [node for node in range(len(self.nodes)) if self._may_open(node)]
         best = sorted(unopened, key=lambda node: -self.nodes[node].worth)[:room]
         typical = self._typical
         gains = {
@@ -209,6 +212,9 @@ class TreeGrowth:
         """What the best child behind an unopened node is expected to be worth."""
         best = max((self.nodes[node].worth for node in self.wanted()), default=0.0)
         return self._typical * best
+
+    def _may_open(self, node: int) -> bool:
+        return node not in self._open and self.nodes[node].token not in self._end_ids
 
     def _worth(self, node: int) -> float:
         return 1.0 if node == ROOT else self.nodes[node].worth

@@ -352,18 +352,21 @@ class AdaptivePolicy:
         lesson = Lesson(*known, num_quiet=self._quiet_rounds)
         self._controller.note(self._situation, sequence, lesson)
         if self._prices is not None:
-            self._account(step, plan, self._prices.plain_ms)
+            # Plain decoding needs a round for the end of the text too, which is no output.
+            num_tokens = step.num_output_tokens + (sequence.finish_reason == "eos")
+            self._account(step, plan, num_tokens, self._prices.plain_ms)
         self._quiet_rounds, self._quiet_ms = 0, 0.0
 
-    def _account(self, step: Step, plan: DraftPlan, plain_ms: float) -> None:
-        """Enter a round into the budget, and see whether drafting has fallen behind."""
+    def _account(self, step: Step, plan: DraftPlan, num_tokens: int, plain_ms: float) -> None:
+        """Enter a round of so many tokens into the budget, and see whether drafting has fallen
+        behind."""
         controller, budget, took_ms = self._controller, self._budget, step.round_ms
-        gained = step.num_output_tokens - took_ms / plain_ms
+        gained = num_tokens - took_ms / plain_ms
         budget.earn((took_ms + self._quiet_ms) / plain_ms)
         if plan.drafter != OFF:
             budget.drafted(gained)
         if self._is_exploring:
-            budget.explored((step.num_output_tokens / self._going_rate - took_ms) / plain_ms)
+            budget.explored((num_tokens / self._going_rate - took_ms) / plain_ms)
         elif plan.drafter != OFF and self._may_be_off:
             self._behind -= gained
             if self._behind > FALLEN_BEHIND:

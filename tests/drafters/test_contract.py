@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, chain
+from localspec.core import OFF, DraftPlan, Growth, Proposal, SamplingParams, chain
 from localspec.drafters.parts import Parts
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
@@ -142,6 +142,24 @@ def test_proposals_are_well_formed(name: str, temperature: float) -> None:
         if proposal.confidences is not None:
             assert len(proposal.confidences) == len(proposal.tokens)
             assert all(0.0 < c <= 1.0 + 1e-6 for c in proposal.confidences)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"lookahead", "cross_tokenizer"}))
+def test_nothing_is_drafted_behind_the_end_of_the_text(name: str) -> None:
+    """It costs time, and where the target would go on there it looks like drafts that are right.
+    Lookahead's window is no guess: it gathers what may follow at other places. A draft of another
+    vocabulary ends with that vocabulary's special tokens."""
+    for growth in (None, Growth(lambda confidence: confidence, (0.0,) * 8, 0.0)):
+        plan, ends = DraftPlan(name, 8, growth=growth), set[int]()
+        for _ in range(2):
+            set_up = stage((name,))
+            sequence = set_up.engine.start(PROMPT, SamplingParams(), 20, frozenset(ends))
+            set_up.engine.prefill(sequence, threading.Event())
+            proposal = set_up.drafters[name].propose(sequence, plan)
+            parents = {proposal.tokens[parent] for parent in proposal.parents if parent >= 0}
+            assert ends or parents or growth is None, "without an end something follows"
+            assert not ends & parents
+            ends = parents
 
 
 @pytest.mark.parametrize("name", NAMES)
