@@ -149,8 +149,8 @@ def test_nothing_is_drafted_behind_the_end_of_the_text(name: str) -> None:
     """It costs time, and where the target would go on there it looks like drafts that are right.
     Lookahead's window is no guess: it gathers what may follow at other places. A draft of another
     vocabulary ends with that vocabulary's special tokens."""
-    for growth in (None, Growth(lambda confidence: confidence, (0.0,) * 8, 0.0)):
-        plan, ends = DraftPlan(name, 8, growth=growth), set[int]()
+    for growth in (None, Growth(lambda confidence: confidence, (0.0,) * 15, 0.0)):
+        plan, ends = DraftPlan(name, 15, growth=growth), set[int]()
         for _ in range(2):
             set_up = stage((name,))
             sequence = set_up.engine.start(PROMPT, SamplingParams(), 20, frozenset(ends))
