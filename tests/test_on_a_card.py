@@ -38,8 +38,8 @@ GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, seed=1)
 PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.2, seed=1)
 
-# Times that the host waits for the card in a round of LENGTH draft tokens. Where the host chooses
-# the next node, or the head's next token, it waits once for each step.
+# Times that the host waits for the card in a round, whatever the draft's length: once for the draft
+# where the card makes it, and once for the target's choices.
 READS = {
     "ngram": 1,
     "lookahead": 2,
@@ -48,9 +48,9 @@ READS = {
     "self_quant": 2,
     "early_exit": 2,
     "medusa": 2,
-    "draft_tree": 1 + LENGTH,
-    "eagle": 1 + LENGTH,
-    "mtp": 1 + LENGTH,
+    "draft_tree": 2,
+    "eagle": 2,
+    "mtp": 2,
 }
 
 

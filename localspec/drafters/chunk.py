@@ -3,8 +3,8 @@
 Contract: `ChunkedDraft.propose` drafts what `drafting.autoregress` would. The host reads tokens and
 confidences once a draft, under a stop rule once in RULED_SIZE tokens. The rule is asked about one
 token after the other, and a draft ends with the first token that fails: what was made beyond it is
-dropped unseen. A chunk that has no graph yet runs uncaptured. `propose` is None at the context's
-end; the caller then drafts token by token.
+dropped unseen. `levels` also gives what else may stand at each place. A chunk that has no graph
+yet runs uncaptured. `propose` is None at the context's end; the caller then drafts token by token.
 
 Which cuts a graph makes is fixed (`Cuts`), because sorting a vocabulary that nobody cuts would cost
 time. Their values, the temperature and the noise are inputs, so that one graph serves every
@@ -21,12 +21,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
-from localspec.drafters.drafting import Drafting, fitted
+from localspec.drafters.drafting import Drafting, Level, fitted, level_of
 from localspec.drafters.parts import Parts
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
@@ -37,7 +37,6 @@ from localspec.forward.static import Window, undisturbed, windows, zero_beyond
 from localspec.forward.upload import indices, pinned
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
-RULED_SIZE = 2  # under a stop rule, which wastes what is drawn beyond its stop
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
 AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
 KNOBS = 4  # where the settings begin in a chunk's input
@@ -100,7 +99,7 @@ class _Key:
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What all chunks share. summary: [2, 8] fp32, tokens and confidences, is written; noise:
+    """What all chunks share. summary: [2, 8, K] fp32, tokens and confidences, is written; noise:
     [8, V] fp32, is read; seen: [V], the tokens under a penalty, is read and grows."""
 
     summary: torch.Tensor
@@ -170,13 +169,17 @@ class StaticChunk:
             logits = torch.where(seen, repelled(logits, knobs[4:]), logits)
         noise = self._buffers.noise[step : step + 1]
         scores = perturbed(logits, warp_with(self._cuts, knobs), noise, self._share)
-        confidence, token = torch.softmax(scores[0], dim=-1).max(dim=-1, keepdim=True)  # [1] each
-        token = token.clamp(max=self._last_id)
-        self._buffers.summary[0, step : step + 1].copy_(token)
-        self._buffers.summary[1, step : step + 1].copy_(confidence)
+        row, summary = torch.softmax(scores[0], dim=-1), self._buffers.summary
+        if summary.shape[2] == 1:  # a maximum takes less time than the largest few
+            confidences, tokens = row.max(dim=-1, keepdim=True)  # [1] each
+        else:
+            confidences, tokens = row.topk(summary.shape[2])  # [K] each
+        tokens = tokens.clamp(max=self._last_id)
+        summary[0, step].copy_(tokens)
+        summary[1, step].copy_(confidences)
         if self._cuts.penalty:
-            seen.index_fill_(0, token, True)
-        return token
+            seen.index_fill_(0, tokens[:1], True)
+        return tokens[:1]
 
 
 @dataclass(frozen=True)
@@ -189,11 +192,17 @@ class _Ready:
 
 class ChunkedDraft:
     """Drafts with `model` in chunks that are captured in idle time. target_vocab_size, share: see
-    Drafting."""
+    Drafting. num_children: tokens that `levels` gives for each place."""
 
     def __init__(
-        self, model: Decoder, target_vocab_size: int, pool: GraphPool, share: float = 1.0
+        self,
+        model: Decoder,
+        target_vocab_size: int,
+        pool: GraphPool,
+        share: float = 1.0,
+        num_children: int = 1,
     ) -> None:
+        self._num_children = min(num_children, target_vocab_size)
         self._vocab_size = target_vocab_size
         self._pool = pool
         self._share = share
@@ -202,11 +211,11 @@ class ChunkedDraft:
         self.use(model)
 
     @classmethod
-    def of(cls, model: LanguageModel, parts: Parts, share: float = 1.0) -> ChunkedDraft | None:
+    def of(cls, model: LanguageModel, parts: Parts, num_children: int = 1) -> ChunkedDraft | None:
         """The captured draft loop of a model; None where nothing is captured."""
         if parts.pool is None or not isinstance(model, Decoder):
             return None
-        return cls(model, parts.target.vocab_size, parts.pool, share)
+        return cls(model, parts.target.vocab_size, parts.pool, num_children=num_children)
 
     def use(self, model: Decoder) -> None:
         """Draft with this model from now on; its graphs are made anew."""
@@ -261,39 +270,43 @@ class ChunkedDraft:
     def draft_on(self, draft: Drafting) -> None:
         """Draft until the draft ends, after the last token of sequence and draft, which is not in
         the cache yet."""
+        pending, goes_on = self._pending(draft), not draft.is_full
+        while goes_on:
+            _, goes_on = self._taken(draft, pending)
+            pending = draft.tokens[-1:]
+
+    @torch.inference_mode()
+    def levels(self, draft: Drafting) -> list[Level]:
+        """Draft all at once, and give for each place the likeliest few tokens after those that were
+        drafted for the places before it."""
+        found, _ = self._taken(draft, self._pending(draft))
+        return [level_of(*level) for level in zip(*found, strict=True)]
+
+    def _pending(self, draft: Drafting) -> list[int]:
+        """The tokens that the first step reads."""
         self.want(draft.sequence.sampling)
         pending = [*draft.sequence.tokens, *draft.tokens][self.model.cache.length :]
         if len(pending) > FIRST_WIDTH:
             prefill(self.model, pending[:-1])
             pending = pending[-1:]
-        goes_on = not draft.is_full
-        while goes_on:
-            count = draft.plan.num_draft_tokens - len(draft.tokens)
-            if draft.plan.keep_drafting is not None:
-                count = min(count, RULED_SIZE)
-            goes_on = self._taken(draft, pending, count)
-            pending = draft.tokens[-1:]
+        return pending
 
-    def _taken(self, draft: Drafting, pending: list[int], count: int) -> bool:
-        """Make `count` tokens, read them, and add those that count; whether the draft goes on."""
-        cache = self.model.cache
-        tokens, confidences = self._made(draft, pending, count).tolist()  # the one copy
-        kept, goes_on = 0, True
-        while goes_on and kept < count:
-            if math.isnan(confidences[kept]):  # a damaged draft costs time, never correctness
-                goes_on = False
-                break
-            goes_on = draft.add(int(tokens[kept]), confidences[kept])
-            kept += 1
-        if kept:
-            with cache.append([*pending, *draft.tokens[len(draft.tokens) - kept : -1]]):
+    def _taken(self, draft: Drafting, pending: list[int]) -> tuple[list[Any], bool]:
+        """Make tokens, read them, and add those that count: tokens and confidences [2, count, K],
+        and whether the draft goes on."""
+        cache, num_before = self.model.cache, len(draft.tokens)
+        found = self._made(draft, pending, draft.num_unread).tolist()  # the one copy
+        tokens, confidences = ([place[0] for place in each] for each in found)
+        goes_on = draft.take_all(tokens, confidences)
+        if added := draft.tokens[num_before:]:
+            with cache.append([*pending, *added[:-1]]):
                 pass  # their slots are written already
-        if any(map(math.isnan, confidences)):
+        if any(map(math.isnan, confidences)):  # a damaged draft costs time, never correctness
             zero_beyond(cache)
-        return goes_on
+        return found, goes_on
 
     def _made(self, draft: Drafting, pending: list[int], count: int) -> torch.Tensor:
-        """`count` tokens and their confidences, [2, count], by the largest chunks that fit."""
+        """`count` tokens and their confidences, [2, count, K], by the largest chunks that fit."""
         sequence, buffers, found = draft.sequence, self._buffer(), list[torch.Tensor]()
         cuts, start, done = cuts_of(sequence.sampling), self.model.cache.length, len(draft.tokens)
         if cuts.penalty:
@@ -303,13 +316,13 @@ class ChunkedDraft:
             ready = self._ready(_Key(cuts, self._bucket(draft), size))
             if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
                 buffers.noise[:size].copy_(noise_after(sequence, range(done, done + size)))
-            newest = found[-1][0, -1:] if found else None
+            newest = found[-1][0, -1, :1] if found else None
             ready.chunk.fill(pending, start, sequence.sampling, newest)
             ready.replay()
             found.append(buffers.summary[:, :size].clone())
             start += size if found[1:] else len(pending) + size - 1
             done += size
-        return torch.cat(found, dim=-1)
+        return torch.cat(found, dim=1)
 
     def _bucket(self, draft: Drafting) -> int:
         """The shortest window that holds the whole draft."""
@@ -367,7 +380,7 @@ class ChunkedDraft:
         if self._buffers is None:
             device, most = self.model.device, max(SIZES)
             self._buffers = _Buffers(
-                summary=torch.zeros(2, most, device=device),
+                summary=torch.zeros(2, most, self._num_children, device=device),
                 noise=torch.zeros(most, self._vocab_size, device=device),
                 seen=torch.zeros(self._vocab_size, dtype=torch.bool, device=device),
             )

@@ -9,6 +9,10 @@ The draft's cache holds slots in a row, and a forward sees all of them. So befor
 cache is cut down to the path that all wanted nodes have in common, and the nodes beyond it are run
 again beside the new ones: none on a chain, a few on a tree.
 
+Where a device captures, reading each step would cost more than it brings. There one chunk drafts
+the chain of the likeliest tokens (chunk), and the tree is that chain with the other candidates of
+each place beside it.
+
 Not here: which nodes (tree_growth), drafting a chain (draft_model), acceptance (engine.verify).
 """
 
@@ -20,10 +24,20 @@ from typing import Self
 import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import catch_up, chances, likeliest, room_of
+from localspec.drafters.drafting import Drafting, Level, catch_up, chances, likeliest, room_of
 from localspec.drafters.parts import Parts
-from localspec.drafters.tree_growth import ROOT, USUAL_NODES, Ranked, TreeGrowth
+from localspec.drafters.tree_growth import (
+    ROOT,
+    SMOOTHING,
+    USUAL_NODES,
+    USUAL_TYPICAL,
+    Known,
+    Ranked,
+    TreeGrowth,
+    steps_that_pay,
+)
 from localspec.forward.graphs import Capturing
 from localspec.forward.model import LanguageModel
 from localspec.forward.upload import indices
@@ -39,26 +53,49 @@ class DraftTreeDrafter(DraftModelDrafter):
     name = "draft_tree"
     shapes_itself = True
 
+    def __init__(
+        self, model: LanguageModel, target_vocab_size: int, chunks: ChunkedDraft | None = None
+    ) -> None:
+        super().__init__(model, target_vocab_size, chunks)
+        self._typical = USUAL_TYPICAL
+
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        return cls(parts.loaded_draft(), parts.target.vocab_size)
+        model = parts.loaded_draft()
+        chunks = ChunkedDraft.of(model, parts, num_children=NUM_CHILDREN)
+        return cls(model, parts.target.vocab_size, chunks)
 
     @property
     def captures(self) -> tuple[Capturing, ...]:
-        """None of its own: `draft_model` captures the model's steps."""
-        return ()
+        """Its own chunks; `draft_model` captures the model's steps."""
+        return () if self.chunks is None else (self.chunks,)
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         size = plan.shortened(room_of(self.model, sequence)).num_draft_tokens
         if size == 0:
             return Proposal()
         catch_up(self.model, sequence.tokens)
-        tree = TreeGrowth(plan.growth or USUAL, size, end_ids=sequence.end_ids)
+        growth = plan.growth or USUAL
+        if self.chunks is not None:
+            return self._beside_a_chain(sequence, growth, size, self.chunks)
+        tree = TreeGrowth(growth, size, end_ids=sequence.end_ids)
         steps = _Steps(self.model, sequence, tree)
         try:
             return self._grown(sequence, tree, steps)
         finally:
             steps.keep_a_path()
+
+    def _beside_a_chain(
+        self, sequence: Sequence, growth: Growth, size: int, chunks: ChunkedDraft
+    ) -> Proposal:
+        num_steps = steps_that_pay(self._typical, growth, size)
+        draft = Drafting(sequence, DraftPlan(self.name, num_steps), self.target_vocab_size)
+        tree = TreeGrowth(
+            growth, size, _chained(chunks.levels(draft), growth), end_ids=sequence.end_ids
+        )
+        tree.grow()
+        self._typical += SMOOTHING * (tree.typical - self._typical)
+        return tree.proposal(num_steps)
 
     def _grown(self, sequence: Sequence, tree: TreeGrowth, steps: _Steps) -> Proposal:
         num_steps, wanted = 0, [ROOT]
@@ -72,6 +109,14 @@ class DraftTreeDrafter(DraftModelDrafter):
             tree.grow()
             wanted = tree.wanted()
         return tree.proposal(num_steps)
+
+
+def _chained(levels: Several[Level], growth: Growth) -> Known:
+    """levels: the candidates of each place; the first of them have children."""
+    found = Known((), (), {})
+    for tokens, confidences in reversed(levels):
+        found = Known(tokens, confidences, dict.fromkeys(tokens[:1], found), growth.chance)
+    return found
 
 
 class _Steps:

@@ -24,11 +24,13 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core import DraftPlan, Proposal, Sequence, chain
-from localspec.engine.sampling import peaks, scores
+from localspec.engine.sampling import noise_after, peaks, perturbed, repelled, scores, warp_of
 from localspec.forward.model import LanguageModel, prefill
+from localspec.forward.upload import indices
 
 Level = tuple[list[int], list[float]]  # tokens, chances
 HEAD_SHARE = 0.6  # of the noise, for heads and early exits
+RULED_SIZE = 2  # tokens read at once under a stop rule, which wastes those beyond its stop
 MAX_PENDING = 8  # tokens that the first draft step takes along; more are prefilled before it
 
 
@@ -62,11 +64,25 @@ class Drafting:
         """The same after each of the drafted `texts`: [n, V_draft] -> [n, V]."""
         return chances(logits, self._vocab_size, self.sequence, texts, self._share)
 
+    @property
+    def num_unread(self) -> int:
+        """How many tokens to make before the host reads them, where a read is a wait."""
+        missing = self.plan.num_draft_tokens - len(self.tokens)
+        return missing if self.plan.keep_drafting is None else min(missing, RULED_SIZE)
+
     def take(self, row: torch.Tensor) -> bool:
         """Take the next token from its row; False when the draft ends here."""
         (confidence,), (token,) = peaks(row[None])
         # A damaged draft costs time, never correctness.
         return not math.isnan(confidence) and self.add(token, confidence)
+
+    def take_all(self, tokens: Several[float], confidences: Several[float]) -> bool:
+        """Take tokens that were made without a word of the stop rule, up to the first at which the
+        draft ends; False when it ends among them."""
+        for token, confidence in zip(tokens, confidences, strict=True):
+            if math.isnan(confidence) or not self.add(int(token), confidence):
+                return False
+        return True
 
     def add(self, token: int, confidence: float) -> bool:
         """Add a token; False when the draft ends here."""
@@ -94,16 +110,48 @@ def chances(
     return torch.softmax(scores(fitted(logits, vocab_size), sequence, texts, share), dim=-1)
 
 
+class Unread:
+    """What may follow drafted tokens that only the device knows, as `chances` says it of tokens
+    that the host knows. Presence and frequency penalties are left to the target."""
+
+    def __init__(self, sequence: Sequence, vocab_size: int, device: torch.device, share: float):
+        self._sequence = sequence
+        self._share = share
+        self._seen: torch.Tensor | None = None  # [n, V], the tokens under a repetition penalty
+        if sequence.sampling.repetition_penalty != 1.0:
+            seen = torch.zeros(1, vocab_size, dtype=torch.bool, device=device)
+            self._seen = seen.index_fill_(1, indices([*{*sequence.tokens}], device), True)
+
+    def chances(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
+        """How likely each token is to be chosen after `depth` drafted ones: [n, V] -> [n, V]."""
+        warp = warp_of(self._sequence.sampling)
+        if self._seen is not None:
+            changed = repelled(logits, self._sequence.sampling.repetition_penalty)
+            logits = torch.where(self._seen, changed, logits)
+        if warp.temperature:
+            noise = noise_after(self._sequence, [depth])  # [1, V]
+            logits = perturbed(logits, warp, noise, self._share)
+        return torch.softmax(logits, dim=-1)
+
+    def follow(self, tokens: torch.Tensor, parents: torch.Tensor) -> None:
+        """The next rows come after these tokens [n], each below a row of the last ones [n]."""
+        if self._seen is not None:
+            self._seen = self._seen.index_select(0, parents).scatter(1, tokens[:, None], True)
+
+
 def likeliest(chances: torch.Tensor, count: int) -> list[Level]:
     """The `count` likeliest tokens of each row, [n, V], with their chances; one host copy."""
     best = chances.topk(min(count, chances.shape[-1]), dim=-1)
     both = torch.stack((best.indices.to(best.values.dtype), best.values)).tolist()
-    found = list[Level]()
-    for tokens, heights in zip(*both, strict=True):
-        # A damaged draft gives NaN: it costs time, never correctness.
-        pairs = [(int(t), c) for t, c in zip(tokens, heights, strict=True) if c > 0.0]
-        found.append(([token for token, _ in pairs], [c for _, c in pairs]))
-    return found
+    return [level_of(tokens, heights) for tokens, heights in zip(*both, strict=True)]
+
+
+def level_of(tokens: Several[float], heights: Several[float]) -> Level:
+    """Tokens as the device names them, and those of their chances that are any."""
+    # A damaged draft gives NaN: it costs time, never correctness.
+    pairs = [(int(token), height) for token, height in zip(tokens, heights, strict=True)]
+    kept = [(token, height) for token, height in pairs if height > 0.0]
+    return [token for token, _ in kept], [height for _, height in kept]
 
 
 def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:

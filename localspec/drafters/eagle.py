@@ -4,6 +4,10 @@ Contract: a tree grows best-first: each step is one forward of the head, in whic
 far get children. What the head wrote for a draft is erased when the draft is done; accepted tokens
 are read anew with the target's own states.
 
+Where the host would wait for each step it reads the tree when it is whole: the steps that are
+expected to pay run one after the other, in each of which the WIDTH likeliest texts that end in the
+step before get children (as in EAGLE-2). What of it is worth its place is decided as elsewhere.
+
 Not here: how the head follows the text (head_drafter), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 """
@@ -12,11 +16,20 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, Sequence
-from localspec.drafters.drafting import HEAD_SHARE, chances, likeliest
+from localspec.core import DraftPlan, Growth, Proposal, Sequence
+from localspec.drafters.drafting import HEAD_SHARE, Unread, chances, level_of, likeliest
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts
-from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
+from localspec.drafters.tree_growth import (
+    ROOT,
+    SMOOTHING,
+    USUAL_TYPICAL,
+    Known,
+    Ranked,
+    TreeGrowth,
+    steps_that_pay,
+    usual_growth,
+)
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import KIND, read_eagle
 from localspec.forward.upload import indices
@@ -31,6 +44,7 @@ class EagleDrafter(HeadDrafter):
 
     name = KIND
     shapes_itself = True
+    _typical = USUAL_TYPICAL
 
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
@@ -44,9 +58,20 @@ class EagleDrafter(HeadDrafter):
         assert self._target.cache.length == len(tokens) - 1, "the target has read all but the root"
         root = self._head.start(tokens, self._features)  # [1, d]
         try:
+            if self._reads_once:
+                return self._whole(sequence, plan, root)
             return _Draft(sequence, plan, self._head, root).grow()
         finally:
             self._head.forget(len(tokens) - 1)
+
+    def _whole(self, sequence: Sequence, plan: DraftPlan, root: torch.Tensor) -> Proposal:
+        growth, most = plan.growth or USUAL, min(plan.num_draft_tokens, self._head.room // WIDTH)
+        num_steps = steps_that_pay(self._typical, growth, most)
+        children = _known(_beam(self._head, sequence, root, num_steps), growth)
+        tree = TreeGrowth(growth, plan.num_draft_tokens, children, end_ids=sequence.end_ids)
+        tree.grow()
+        self._typical += SMOOTHING * (tree.typical - self._typical)
+        return tree.proposal(num_steps)
 
 
 class _Draft:
@@ -89,7 +114,7 @@ class _Draft:
             places.append(len(self._sequence.tokens) - 2 + len(path))
         tokens = [tree.nodes[node].token for node in nodes]
         outputs = self._outputs.index_select(0, indices(parents, self._outputs.device))
-        made = self._head.branch(tokens, outputs, places, blocked)
+        made = self._head.branch(tokens, outputs, places, blocked if blocked.any() else None)
         self._outputs = torch.cat((self._outputs, made))
         return made
 
@@ -101,3 +126,52 @@ class _Draft:
         levels = likeliest(rows, min(NUM_CHILDREN, self._plan.num_draft_tokens))
         for node, level in zip(nodes, levels, strict=True):
             self._tree.open(node, Ranked(*level, self._growth.chance))
+
+
+Step = list[list[float]]  # rows of tokens, chances, and the candidate of the step before
+
+
+@torch.inference_mode()
+def _beam(
+    head: AutoregressiveHead, sequence: Sequence, root: torch.Tensor, num_steps: int
+) -> list[Step]:
+    """The candidates of every step, read at once. root: [1, d]."""
+    unread: Unread | None = None
+    outputs, found, origin = root, list[torch.Tensor](), root.new_zeros(1, dtype=torch.float32)
+    worth, seen = torch.ones(1, device=root.device), None
+    for depth in range(num_steps):
+        logits = head.logits(outputs)  # [n, V]
+        unread = unread or Unread(sequence, logits.shape[1], root.device, HEAD_SHARE)
+        best = unread.chances(logits, depth).topk(min(NUM_CHILDREN, logits.shape[1]))  # [n, c]
+        found.append(torch.cat((best.indices.float(), best.values, origin[:, None]), dim=1))
+        if depth + 1 == num_steps:
+            break
+        texts = (best.values * worth[:, None]).flatten()
+        worth, chosen = texts.topk(min(WIDTH, len(texts)))
+        parents = chosen // best.values.shape[1]
+        tokens = best.indices.flatten().index_select(0, chosen)
+        unread.follow(tokens, parents)
+        own = torch.eye(len(chosen), dtype=torch.bool, device=root.device)
+        seen = own if seen is None else torch.cat((seen.index_select(0, parents), own), dim=1)
+        places = [len(sequence.tokens) - 1 + depth] * len(chosen)
+        outputs = head.branch(tokens, outputs.index_select(0, parents), places, ~seen)
+        origin = chosen.float()
+    rows = iter(torch.cat(found).tolist())  # the one copy
+    return [[next(rows) for _ in each] for each in found]
+
+
+def _known(steps: list[Step], growth: Growth) -> Known:
+    """What may follow the root, by the candidates of every step."""
+    below = dict[int, Known]()  # of the candidates of a step, those that have children
+    for step in reversed(steps):
+        made, count = dict[int, Known](), len(step[0]) // 2
+        for at, (*row, origin) in enumerate(step):
+            tokens, heights = level_of(row[:count], row[count:])
+            children = {
+                token: below[at * count + place]
+                for place, token in enumerate(tokens)
+                if at * count + place in below
+            }
+            made[int(origin)] = Known(tokens, heights, children, growth.chance)
+        below = made
+    return below[0]

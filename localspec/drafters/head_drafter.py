@@ -16,9 +16,13 @@ from localspec.forward.model import LanguageModel
 
 
 class HeadDrafter(DrafterBase):
-    """Drafts with a head that reads the hidden states of `target`."""
+    """Drafts with a head that reads the hidden states of `target`. reads_once: whether the host
+    reads a draft when it is whole, None for where each read would be a wait."""
 
-    def __init__(self, target: LanguageModel, parts: HeadParts) -> None:
+    def __init__(
+        self, target: LanguageModel, parts: HeadParts, reads_once: bool | None = None
+    ) -> None:
+        self._reads_once = target.device.type != "cpu" if reads_once is None else reads_once
         self._target = target
         self._head = AutoregressiveHead(parts, target.cache.shape.capacity)
         self._features = target.follow(self._head.layers)

@@ -4,7 +4,8 @@ Contract: a node's worth is the estimated chance that it is accepted, the produc
 along its path. `grow` adds the best candidate while its worth exceeds the price of its place.
 What may follow a node comes from its `Children`, one token after another, the best first.
 
-Where children are free (a lookup, Medusa's heads), `below` gives them as soon as a node is added.
+Where children are free (a lookup, Medusa's heads) or known already (`Known`), `below` gives them as
+soon as a node is added.
 Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one step, and
 none when what they are expected to bring does not pay for a step; `open` sets their children. A
 candidate waits for a step that is expected to bring a better one. Nothing follows the end of the
@@ -19,7 +20,7 @@ Source: best-first growth by expected acceptance as in OPT-Tree (arXiv 2406.1727
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
@@ -29,11 +30,22 @@ from localspec.core import Growth, Proposal
 ROOT = -1
 MAX_OPENED = 4  # nodes extended in one step
 USUAL_NODES = 16
+USUAL_TYPICAL = 0.8  # chance of a first child, before any tree was grown
+SMOOTHING = 0.2  # of the typical chance, for each tree
 
 
 def usual_growth(node_price: float, step_price: float, size: int = USUAL_NODES) -> Growth:
     """Prices where nothing was measured, with each confidence taken as the chance."""
     return Growth(lambda confidence: confidence, (node_price,) * size, step_price)
+
+
+def steps_that_pay(typical: float, growth: Growth, most: int) -> int:
+    """How many steps to run before anything is read of them, one at least. typical: chance of a
+    first child, as of the last trees."""
+    num_steps, worth = 1, typical * typical
+    while num_steps < most and worth > growth.step_price:
+        num_steps, worth = num_steps + 1, worth * typical
+    return num_steps
 
 
 class Children(Protocol):
@@ -83,6 +95,24 @@ class Node:
     parent: int
     confidence: float
     worth: float
+
+
+class Known(Ranked):
+    """Known tokens, with what may follow those of them that are in `children`, and nothing after
+    the others."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        confidences: Sequence[float],
+        children: Mapping[int, Known],
+        order: Callable[[float], float] | None = None,
+    ) -> None:
+        super().__init__(tokens, confidences, order)
+        self._children = children
+
+    def below(self, token: int) -> Known:
+        return self._children.get(token) or Known((), (), {})
 
 
 class TreeGrowth:
@@ -152,7 +182,7 @@ class TreeGrowth:
             return []
         unopened = [node for node in range(len(self.nodes)) if self._may_open(node)]
         best = sorted(unopened, key=lambda node: -self.nodes[node].worth)[:room]
-        typical = self._typical
+        typical = self.typical
         gains = {
             node: self.nodes[node].worth * typical - self._price(place)
             for place, node in enumerate(best)
@@ -199,7 +229,7 @@ class TreeGrowth:
         return node
 
     @property
-    def _typical(self) -> float:
+    def typical(self) -> float:
         """Chance of a first child, by those seen in this round."""
         return self._sum_first / len(self._open) if self._open else 1.0
 
@@ -211,7 +241,7 @@ class TreeGrowth:
     def _best_expected(self) -> float:
         """What the best child behind an unopened node is expected to be worth."""
         best = max((self.nodes[node].worth for node in self.wanted()), default=0.0)
-        return self._typical * best
+        return self.typical * best
 
     def _may_open(self, node: int) -> bool:
         return node not in self._open and self.nodes[node].token not in self._end_ids

@@ -179,7 +179,7 @@ class Decoder:
         return Output(logits, hidden)
 
     @torch.inference_mode()
-    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+    def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         return F.embedding(indices(ids, self.device), self.weights.embedding)  # [n, d]
 
     def unpadded_layers(

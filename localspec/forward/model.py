@@ -49,8 +49,8 @@ class LanguageModel(Protocol):
         """Logits of normalised rows: [n, d] -> [n, V] fp32."""
         ...
 
-    def embed(self, ids: Sequence[int]) -> torch.Tensor:
-        """Input embeddings: [n, d]."""
+    def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Input embeddings: [n, d]. ids: [n], on the device where they are a tensor."""
         ...
 
     @property
@@ -122,7 +122,7 @@ class CausalLM:
         return scaled(products.float(), self.module.config)
 
     @torch.inference_mode()
-    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+    def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.module.get_input_embeddings()(indices(ids, self.device))
         return rows
 

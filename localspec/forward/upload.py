@@ -23,5 +23,6 @@ def uploaded(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 
 def indices(places: Any, device: torch.device) -> torch.Tensor:
-    """Ids or places on `device`, int64. A list as an index would be copied with a wait."""
-    return uploaded(places, torch.int64, device)
+    """Ids or places on `device`, int64. A list as an index would be copied with a wait. A tensor
+    is there already."""
+    return places if isinstance(places, torch.Tensor) else uploaded(places, torch.int64, device)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from localspec.core import DraftPlan, Growth, Proposal, SamplingParams
 from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
+from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
 from localspec.training.recipe import make_recipe
@@ -24,10 +24,12 @@ from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_ca
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 
 
-def engine_with_head(folder: Path, make: Any = with_cache) -> tuple[Engine, EagleDrafter]:
+def engine_with_head(
+    folder: Path, make: Any = with_cache, reads_once: bool = False
+) -> tuple[Engine, EagleDrafter]:
     target = make(tiny_llama())
     write_random(folder, target)
-    drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
+    drafter = EagleDrafter(target, read_eagle(folder, target), reads_once)
     return Engine(target, {"eagle": drafter}), drafter
 
 
@@ -91,9 +93,12 @@ def test_a_text_of_one_token_has_no_pair_and_no_draft(tmp_path: Path) -> None:
 # -- what is proposed -------------------------------------------------------------------------
 
 
-def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_once", [False, True])
+def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(
+    tmp_path: Path, reads_once: bool
+) -> None:
     """Each path of the tree, drafted again as a chain of its own, gives the same confidences."""
-    engine, drafter = engine_with_head(tmp_path)
+    engine, drafter = engine_with_head(tmp_path, with_cache, reads_once)
     plan = DraftPlan("eagle", 40, growth=growth(0.0, 0.0))
     proposal = proposed(engine, drafter, PROMPT, plan)
     assert max(depths(proposal.parents)) >= 3 and not proposal.is_chain
@@ -106,13 +111,32 @@ def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(tmp_pat
         drafter._head.forget(count - 1)
         hidden = drafter._head.read(list(PROMPT), features)
         for depth, step in enumerate(path[:-1]):
-            seen = torch.zeros(1, depth + 1, dtype=torch.bool)
             token = proposal.tokens[step]
-            hidden = drafter._head.branch([token], hidden, [count + depth], seen)
+            hidden = drafter._head.branch([token], hidden, [count + depth], None)
         row = drafter._head.logits(hidden).softmax(-1)[0]
         assert float(row[proposal.tokens[node]]) == pytest.approx(
             proposal.confidences[node], abs=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SamplingParams(1.0, seed=3), SamplingParams(0.7, repetition_penalty=1.5, seed=3)],
+    ids=str,
+)
+def test_a_tree_read_at_once_has_the_chances_of_one_read_step_by_step(
+    tmp_path: Path, sampling: SamplingParams
+) -> None:
+    """They may differ in shape."""
+    early, late = dict[tuple[int, ...], float](), dict[tuple[int, ...], float]()
+    for reads_once, found in ((False, early), (True, late)):
+        set_up = engine_with_head(tmp_path, with_cache, reads_once)
+        plan = DraftPlan("eagle", 40, growth=growth(0.0, 0.0))
+        proposal = proposed(*set_up, PROMPT, plan, sampling)
+        found |= dict(zip(proposal.texts, proposal.confidences or (), strict=True))
+    both = early.keys() & late.keys()
+    assert max(map(len, both)) >= 2 and len(both) > 10
+    assert [late[text] for text in both] == pytest.approx([early[text] for text in both], abs=1e-5)
 
 
 def test_a_penalty_on_what_was_written_moves_the_guess(tmp_path: Path) -> None:
@@ -160,8 +184,9 @@ def test_the_draft_follows_the_seed(tmp_path: Path) -> None:
     assert one.tokens != other.tokens
 
 
-def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path) -> None:
-    engine, drafter = engine_with_head(tmp_path)
+@pytest.mark.parametrize("reads_once", [False, True])
+def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path, reads_once: bool) -> None:
+    engine, drafter = engine_with_head(tmp_path, with_cache, reads_once)
     wanted = play(engine, PROMPT, Plans(("off", 0)), 10).tokens
     logits = drafter._head.logits
     drafter._head.logits = lambda hidden: logits(hidden) * float("nan")  # type: ignore[method-assign]

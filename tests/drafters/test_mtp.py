@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localspec.core import DraftPlan, SamplingParams, Sequence
+from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.mtp import MtpDrafter
 from localspec.drafters.parts import Parts
@@ -21,7 +21,7 @@ from localspec.forward.heads.mtp import read_mtp
 from tests.drafters.random_mtp import write_random
 from tests.drafters.stages import assert_chosen
 from tests.forward.heads.test_mtp import shipped, write
-from tests.tiny import Plans, play, tiny_llama, turn_of, with_cache
+from tests.tiny import GREEDY, Plans, play, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7, 41)
 
@@ -37,9 +37,9 @@ def sequence_of(*tokens: int, sampling: SamplingParams | None = None) -> Sequenc
     return turn_of(tokens or PROMPT, sampling or SamplingParams())
 
 
-def built(folder: Path, target: Decoder | None = None) -> tuple[MtpDrafter, Decoder]:
-    target = target or with_cache(tiny_llama())
-    return MtpDrafter.build(Parts(target, heads={"mtp": folder})), target
+def built(folder: Path, reads_once: bool = False) -> tuple[MtpDrafter, Decoder]:
+    target = with_cache(tiny_llama())
+    return MtpDrafter(target, read_mtp(folder, target), reads_once), target
 
 
 def at_root(target: Decoder, sequence: Sequence) -> None:
@@ -148,11 +148,30 @@ def test_a_token_is_what_the_target_would_choose_by_the_modules_logits(
 
 
 def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> None:
-    drafter, target = built(folder)
-    sequence = sequence_of()
-    at_root(target, sequence)
-    plan = DraftPlan("mtp", 6, keep_drafting=lambda index, confidence: index < 2)
-    assert len(drafter.propose(sequence, plan).tokens) == 3
+    for reads_once in (False, True):
+        drafter, target = built(folder, reads_once)
+        sequence = sequence_of()
+        at_root(target, sequence)
+        plan = DraftPlan("mtp", 6, keep_drafting=lambda index, confidence: index < 2)
+        assert len(drafter.propose(sequence, plan).tokens) == 3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SamplingParams(1.0), SamplingParams(0.7, top_k=5, repetition_penalty=1.5)],
+    ids=str,
+)
+def test_a_draft_read_at_once_is_the_draft_read_token_by_token(
+    folder: Path, sampling: SamplingParams
+) -> None:
+    found = list[Proposal]()
+    for reads_once in (False, True):
+        drafter, target = built(folder, reads_once)
+        sequence = sequence_of(sampling=sampling)
+        at_root(target, sequence)
+        found.append(drafter.propose(sequence, DraftPlan("mtp", 5)))
+    assert found[0].tokens == found[1].tokens and len(found[0].tokens) == 5
+    assert found[0].confidences == pytest.approx(found[1].confidences, abs=1e-5)
 
 
 def test_without_a_state_before_the_root_it_has_nothing_to_say(folder: Path) -> None:

@@ -9,7 +9,8 @@ drafting supply alike; `HeadParts` is a head as read from a folder.
 the name of token i + 1: `reuse` keeps the pairs that belong to a text by their longest common
 prefix, `read` appends those that are missing from the target's own states. Rows of a draft come
 after them by `extend` or `branch`, from outputs of the head; the next `reuse` or `forget` erases
-them, so that no pair of a text is made of guesses.
+them, so that no pair of a text is made of guesses. So their slots bear no names, and their tokens
+may be known on the device alone.
 
 Not here: the networks and their folders (eagle, mtp), which tokens to draft (drafters).
 """
@@ -37,9 +38,12 @@ from localspec.forward.heads.layer import (
 )
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 from localspec.forward.tree import additive_mask
-from localspec.forward.upload import indices, uploaded
+from localspec.forward.upload import indices
 
 DRAFT_SLOTS = 256  # for rows of a draft, beyond the text
+NO_NAME = -1  # of a slot that holds a row of a draft
+Tokens = Sequence[int] | torch.Tensor  # ids; a tensor lies on the device
+Embed = Callable[[Tokens], torch.Tensor]
 Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -118,7 +122,7 @@ class HeadParts:
     layers: tuple[int, ...]
     network: Network
     output: OutputHead
-    embed: Callable[[Sequence[int]], torch.Tensor]
+    embed: Embed
     frequencies: torch.Tensor
     rope_scale: float
     dtype: torch.dtype
@@ -214,31 +218,33 @@ class AutoregressiveHead:
         return made[-1:]
 
     @torch.inference_mode()
-    def extend(self, token: int, rows: torch.Tensor) -> torch.Tensor:
-        """Append the next row of a chain: the output before it [1, d] -> its own, [1, d]."""
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Append the next row of a chain: the output before it [1, d] -> its own, [1, d]. token: a
+        tensor is [1]."""
         length = self.cache.length
-        return self._run([token], rows, slice(length, length + 1), None)
+        tokens = token if isinstance(token, torch.Tensor) else [token]
+        return self._run(tokens, rows, slice(length, length + 1), None)
 
     @torch.inference_mode()
     def branch(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         rows: torch.Tensor,
         places: Sequence[int],
-        blocked: torch.Tensor,
+        blocked: torch.Tensor | None,
     ) -> torch.Tensor:
         """Append rows of a tree: tokens, their parents' outputs [n, d], their positions.
 
-        blocked: [n, m] bool on the host, which of the last m rows, these n the last among them, a
-        row does not see. Returns their outputs, [n, d].
+        blocked: [n, m] bool on the device, which of the last m rows, these n the last among them,
+        a row does not see; None where every row sees all. Returns their outputs, [n, d].
         """
-        device, mask = rows.device, None
-        if bool(blocked.any()):
-            scores = torch.zeros(blocked.shape, dtype=self.cache.dtype, device=device)
-            scores.masked_fill_(uploaded(blocked.tolist(), torch.bool, device), float("-inf"))
-            ahead = self.cache.length + len(tokens) - blocked.shape[1]
+        mask = None
+        if blocked is not None:
+            scores = torch.zeros(blocked.shape, dtype=self.cache.dtype, device=rows.device)
+            scores.masked_fill_(blocked, float("-inf"))
+            ahead = self.cache.length + len(rows) - blocked.shape[1]
             mask = F.pad(scores, (ahead, 0))[None, None]  # [1, 1, n, all]
-        return self._run(tokens, rows, indices(places, device), mask)
+        return self._run(tokens, rows, indices(places, rows.device), mask)
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -247,15 +253,17 @@ class AutoregressiveHead:
 
     def _run(
         self,
-        tokens: Sequence[int],
+        tokens: Tokens,
         rows: torch.Tensor,
         places: slice | torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """mask: added to the scores, [1, 1, n, all]; None where every row sees all."""
         cos, sin = self._rotation.at(places)
-        with self.cache.append(tokens) as start:
-            cached = cached_attention(self.cache, start, len(tokens), self._num_heads, mask)
+        count = len(tokens)
+        names = [NO_NAME] * count if isinstance(tokens, torch.Tensor) else tokens
+        with self.cache.append(names) as start:
+            cached = cached_attention(self.cache, start, count, self._num_heads, mask)
 
             def attend(
                 queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor

@@ -14,7 +14,7 @@ SafeAILab/EAGLE model/cnets.py and cnets1.py; layer indices as vLLM and SGLang r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from localspec.errors import first_line
 from localspec.forward.features import LAST
 from localspec.forward.from_transformers import ROTATIONS
 from localspec.forward.heads.autoregressive import (
+    Embed,
     HeadParts,
     HeadShape,
     Layer,
     Network,
     OutputHead,
+    Tokens,
 )
 from localspec.forward.heads.files import (
     PUBLISHED_CONFIG,
@@ -251,14 +253,12 @@ def _third_layout(layer: LayerShape, num_read: int, draft_vocab_size: int) -> La
     }
 
 
-def _embedding(
-    table: torch.Tensor | None, target: LanguageModel
-) -> tuple[Callable[[Sequence[int]], torch.Tensor], int]:
+def _embedding(table: torch.Tensor | None, target: LanguageModel) -> tuple[Embed, int]:
     """The target's embedding where the head has none or the same; and the bytes of its own."""
     if table is None or torch.equal(table, target.embed(range(target.vocab_size))):
         return target.embed, 0
 
-    def embed(ids: Sequence[int]) -> torch.Tensor:
+    def embed(ids: Tokens) -> torch.Tensor:
         return F.embedding(indices(ids, table.device), table)
 
     return embed, table.nbytes
