@@ -1,6 +1,6 @@
 """The target drafts for itself, quantised, in its own KV cache.
 
-Contract: a copy of the target with 4-bit or int8 layers drafts as a draft model does, from where
+Contract: a copy of the target with 4-bit layers drafts as a draft model does, from where
 the target's cache stands. So it needs no prefill, no catching up and no second cache, and holds the
 quantised weights only. It writes slots after `sequence.tokens[:-1]` and leaves them there: the
 engine's rollback before verification erases them, and verification writes each slot anew with the
@@ -21,7 +21,7 @@ from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.model import LanguageModel
-from localspec.forward.quantise import Kind, cheapest_kind, quantised_twin
+from localspec.forward.quantise import quantised_twin
 
 
 class SelfQuantDrafter(DraftModelDrafter):
@@ -37,15 +37,9 @@ class SelfQuantDrafter(DraftModelDrafter):
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
-        """Quantise by whichever format is cheaper here. Raises ModelError, MemoryShortage."""
-        twin = quantised_twin(parts.target, cheapest_kind(parts.target))
+        """Quantise a copy now. Raises ModelError where that cannot be done, MemoryShortage."""
+        twin = quantised_twin(parts.target)
         return cls(twin.model, twin.weight_bytes, ChunkedDraft.of(twin.model, parts))
-
-    @classmethod
-    def of(cls, target: LanguageModel, kind: Kind) -> Self:
-        """Quantise a copy of the target now. Raises ModelError where that cannot be done."""
-        twin = quantised_twin(target, kind)
-        return cls(twin.model, twin.weight_bytes)
 
     @property
     def memory_bytes(self) -> int:

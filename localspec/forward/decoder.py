@@ -102,6 +102,9 @@ class Decoder:
         self.weights = weights
         self.cache = cache
         self.is_fastest = is_fastest or not cache.has_transposed_keys
+        of_blocks = weights.linears[:-1]
+        self._pads_blocks = not self.is_fastest and not _are_invariant(of_blocks)
+        self._pads_head = not self.is_fastest and not _are_invariant([weights.head])
         self.device = weights.embedding.device
         self.vocab_size = weights.embedding.shape[0]
 
@@ -121,11 +124,12 @@ class Decoder:
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits of normalised rows: [n, d] -> [n, V] fp32."""
-        return self.weights.head(self._padded(rows))[: rows.shape[0]].float()
+        made = self.weights.head(padded(rows) if self._pads_head else rows)
+        return made[: rows.shape[0]].float()
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Decoder:
-        """A decoder over the same cache with other linear layers in its blocks; all else is
-        shared. It is as fast as it can be: what it is for is drafting."""
+        """A decoder over the same cache with other linear layers; all else is shared. It is as fast
+        as it can be: what it is for is drafting."""
         blocks = tuple(
             replace(
                 block,
@@ -136,7 +140,8 @@ class Decoder:
             )
             for block in self.weights.blocks
         )
-        return Decoder(replace(self.weights, blocks=blocks), self.cache, is_fastest=True)
+        weights = replace(self.weights, blocks=blocks, head=change(self.weights.head))
+        return Decoder(weights, self.cache, is_fastest=True)
 
     def forward(
         self,
@@ -216,13 +221,12 @@ class Decoder:
         end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `unpadded_layers`, for as many rows as keep their bits the same (row_bits)."""
+        if not self._pads_blocks:
+            return self.unpadded_layers(rows, cos, sin, attend, keep, first, end)
         size = rows.shape[0]
-        inputs = (self._padded(rows), self._padded(cos), self._padded(sin))
+        inputs = (padded(rows), padded(cos), padded(sin))
         made, hidden = self.unpadded_layers(*inputs, attend, keep, first, end)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
-
-    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows if self.is_fastest else padded(rows)
 
     def _continue(
         self,
@@ -282,3 +286,7 @@ class Decoder:
             hidden[LAST] = self.weights.final_norm(rows)
             return self.head(hidden[LAST][first:])
         return self.head(self.weights.final_norm(rows[first:]))
+
+
+def _are_invariant(linears: Sequence[Linear]) -> bool:
+    return all(linear.has_invariant_rows for linear in linears)

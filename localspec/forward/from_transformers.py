@@ -22,7 +22,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Block, Decoder, Weights
 from localspec.forward.model import window_of
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.weight_layout import fused, packed
+from localspec.forward.weight_layout import ModuleLinear, fused, packed
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,10 @@ def _block(layer: Any, family: _Family, eps: float, is_emptied: bool) -> Block:
         is_rotated=bool(getattr(attention, "use_rope", True)),  # transformers' own, SmolLM3
     )
     if is_emptied:
-        _empty([*qkv, *gate_up, attention.o_proj, feed_forward.down_proj])
+        sources = (qkv, [attention.o_proj], gate_up, [feed_forward.down_proj])
+        for linear, layers in zip(made.linears, sources, strict=True):
+            if not isinstance(linear, ModuleLinear):  # that one computes with the modules
+                _empty(layers)
     return made
 
 
@@ -157,10 +160,9 @@ def _empty(layers: list[Any]) -> None:
 
     On a GPU their memory goes back to the driver: torch would keep it, and fused weights need
     larger blocks than those that were freed."""
-    plain = [layer for layer in layers if type(layer) is nn.Linear]
-    for layer in plain:
-        layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
-    if any(layer.weight.device.type == "cuda" for layer in plain):
+    for layer in layers:
+        layer.weight = nn.Parameter(layer.weight.data.new_empty(0), requires_grad=False)
+    if any(layer.weight.device.type == "cuda" for layer in layers):
         torch.cuda.empty_cache()
 
 

@@ -5,7 +5,7 @@ for each group of inputs. `Int4Linear` keeps four of their bits and computes by 
 kernel, on a processor; the numbers are kept exactly, scales are rounded to the layer's precision.
 `error` is measured against the dense weight when a layer is made.
 
-Not here: reading layouts (unpack), NF4 and int8 copies (quantise).
+Not here: reading layouts (unpack), which layers of a copy are quantised (quantise).
 """
 
 from __future__ import annotations
@@ -45,6 +45,16 @@ class Grouped:
         scales = scales.float()
         return cls(values, scales, -zeros.float() * scales, bits, places)
 
+    @classmethod
+    def rounded(cls, weight: torch.Tensor, group_size: int) -> Grouped:
+        """Of 4 bits: the nearest of 16 even steps from the least to the largest of each group.
+        weight: [out, in]."""
+        groups = weight.float().view(weight.shape[0], -1, group_size)
+        least = groups.amin(-1)
+        scales = ((groups.amax(-1) - least) / 15).clamp(min=1e-9)
+        values = ((groups - least[..., None]) / scales[..., None]).round().clamp(0, 15)
+        return cls(values.flatten(1).int(), scales, least, 4)
+
     @property
     def group_size(self) -> int:
         return self.values.shape[1] // self.scales.shape[1]
@@ -75,6 +85,7 @@ class Int4Linear(nn.Module):
 
     packed: torch.Tensor
     scales_and_zeros: torch.Tensor
+    has_invariant_rows = True
 
     def __init__(self, weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()

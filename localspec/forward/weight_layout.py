@@ -12,7 +12,7 @@ packed layout. Which is faster for one row depends on the processor and on wheth
 its cache. So a pass of one row through all packed layers is timed in both layouts, which takes
 about a second. CPU only.
 
-Not here: quantised formats (quantise), the layers' order (decoder).
+Not here: quantised formats (nf4, grouped), the layers' order (decoder).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from localspec.forward.nf4 import Nf4Linear
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
@@ -42,6 +44,12 @@ class Linear(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
+    @property
+    def has_invariant_rows(self) -> bool:
+        """Whether a row has the same bits at every width, at 1 too, where a packed layer has
+        others (row_bits)."""
+        ...
+
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -57,10 +65,12 @@ class Linear(Protocol):
 class PlainLinear:
     """The product as torch does it: any device, any precision."""
 
+    has_invariant_rows = False
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight = weight  # [out, in]
         self.bias = bias
-        self.weight_bytes = _bytes(weight, bias)
+        self.weight_bytes = bytes_of(weight, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self.weight, self.bias)
@@ -78,6 +88,8 @@ class PackedLinear:
     single_row_weight: the plain weight as well, for one row at a time; None where memory or time
     are better without it (`tune`)."""
 
+    has_invariant_rows = False
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
         self._packed: torch.Tensor = kernels._reorder_linear_weight(
@@ -89,7 +101,7 @@ class PackedLinear:
         self.single_row_weight: torch.Tensor | None = None
         self.in_features: int = weight.shape[1]
         self.dtype = weight.dtype
-        self._packed_bytes = _bytes(weight, bias)
+        self._packed_bytes = bytes_of(weight, bias)
 
     @property
     def weight_bytes(self) -> int:
@@ -124,11 +136,14 @@ def _single_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 class ModuleLinear:
-    """Layers of one input in another format (NF4, int8), by their modules; the outputs of several
-    stand side by side."""
+    """Layers of one input in another format (4 bits in groups, LLM.int8), by their modules; the
+    outputs of several stand side by side."""
 
     def __init__(self, modules: Sequence[Any], weight_bytes: int) -> None:
         self._modules = tuple(modules)
+        self.has_invariant_rows = all(
+            getattr(module, "has_invariant_rows", False) for module in modules
+        )
         self.weight_bytes = weight_bytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -157,10 +172,13 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 def fused(layers: Sequence[Any]) -> Linear:
     """Linear modules of one input as one product; one by one where their format forbids it."""
-    # Subclasses are another format (4-bit, 8-bit): their weights cannot be stacked.
+    # Subclasses are another format (4-bit, 8-bit).
     if any(type(layer) is not nn.Linear for layer in layers):
+        joined = Nf4Linear.of_modules(layers)
+        if joined is not None:
+            return joined
         tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
-        return ModuleLinear(layers, _bytes(*tensors))
+        return ModuleLinear(layers, bytes_of(*tensors))
     weights = [layer.weight.detach() for layer in layers]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     return packed(weight, _stacked_bias(layers))
@@ -197,7 +215,7 @@ def _as_module(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     return layer
 
 
-def _bytes(*tensors: torch.Tensor | None) -> int:
+def bytes_of(*tensors: torch.Tensor | None) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 

@@ -208,6 +208,9 @@ def _quantised_by(
         return {}
     from transformers import BitsAndBytesConfig
 
+    from localspec.forward.nf4 import library
+
+    library()  # before transformers imports it: it would look for kernels on a model hub
     untyped: Any = BitsAndBytesConfig
     config = untyped(
         load_in_4bit=bits == 4,

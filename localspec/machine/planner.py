@@ -37,7 +37,7 @@ from localspec.machine.plans import (
     Refusal,
     bytes_of,
 )
-from localspec.machine.shapes import ModelShape, Precision
+from localspec.machine.shapes import ModelShape
 from localspec.speculation import Measurement
 
 # Context lengths tried below the wanted one.
@@ -88,10 +88,8 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
     for candidate in request.drafts:
         with_draft = [replace(each, drafter=DRAFT_MODEL, draft=candidate.shape) for each in base]
         yield DRAFT_MODEL, _draft_objection(request, candidate) or with_draft
-    # On a CPU whichever of int8 and NF4 is measured cheaper runs: plan for the larger.
-    copy: Precision = "8-bit" if request.room.device == "cpu" else "4-bit"
     whole = [each for each in base if each.precision == request.full]
-    with_copy = [replace(each, drafter=SELF_QUANT, self_draft=copy) for each in whole]
+    with_copy = [replace(each, drafter=SELF_QUANT, self_draft="4-bit") for each in whole]
     yield SELF_QUANT, _self_draft_objection(request) or with_copy
     for drafter in (*(info.name for info in planned() if info.needs == "nothing"), OFF):
         yield drafter, [replace(each, drafter=drafter) for each in base]

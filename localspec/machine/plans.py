@@ -180,7 +180,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     kept_in = kv_precision(full, room.device)
     draft_weights = draft.weight_bytes(full) if draft else 0
     if plan.self_draft is not None:
-        draft_weights = target.quantised_bytes(plan.self_draft)
+        draft_weights = target.copy_bytes
     is_quantised = plan.precision not in FULL_BYTES or plan.self_draft is not None
     activations = _activation_bytes(target, plan.context_length, full, is_quantised)
     if draft is not None:

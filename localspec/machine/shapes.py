@@ -178,9 +178,14 @@ class ModelShape:
         kept = self.num_params - self.linear_params
         return kept * FULL_BYTES[full] + self.quantised_bytes(precision)
 
+    @property
+    def copy_bytes(self) -> int:
+        """Of a self-draft: linear layers and output head in 4 bits. It shares everything else with
+        its target."""
+        return self.quantised_bytes("4-bit") + int(self.vocab_size * self.hidden_size * NF4_BYTES)
+
     def quantised_bytes(self, precision: Precision) -> int:
-        """Bytes of the linear layers alone at 8 or 4 bits: what a self-draft adds, since it
-        shares everything else with its target."""
+        """Bytes of the linear layers alone at 8 or 4 bits."""
         if precision == "4-bit":
             tables = self.num_layers * MATRICES_PER_LAYER * NF4_TABLE_BYTES
             return int(self.linear_params * NF4_BYTES) + tables

@@ -27,12 +27,13 @@ from localspec.engine.engine import Engine
 from localspec.engine.policy import policy_of
 from localspec.errors import NumericsError
 from localspec.forward.decoder import Decoder
-from localspec.forward.quantise import Kind
+from localspec.forward.model import LanguageModel
+from localspec.forward.quantise import Kind, quantised_twin
 from tests.tiny import tiny_llama, turn_of, with_cache
 
 NAME = SelfQuantDrafter.name
 PROMPT = (3, 1, 4, 1, 5)
-# A text of many tokens; drafts are rejected now and then in int8, often in NF4.
+# A text of many tokens; drafts are rejected now and then.
 SEED = 2
 
 
@@ -73,13 +74,18 @@ def decoded(engine: Engine, policy: Policy, sequence: Sequence | None = None) ->
     return sequence.tokens
 
 
-def engine_of(kind: Kind, seed: int = SEED) -> tuple[Engine, SelfQuantDrafter]:
+def drafter_of(target: LanguageModel, kind: Kind = "int4") -> SelfQuantDrafter:
+    twin = quantised_twin(target, kind)
+    return SelfQuantDrafter(twin.model, twin.weight_bytes)
+
+
+def engine_of(kind: Kind = "int4", seed: int = SEED) -> tuple[Engine, SelfQuantDrafter]:
     target = with_cache(tiny_llama(seed))
-    drafter = SelfQuantDrafter.of(target, kind)
+    drafter = drafter_of(target, kind)
     return Engine(target, {NAME: drafter}), drafter
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", ["int4", "nf4"])
 def test_greedy_output_is_that_of_plain_decoding(kind: Kind) -> None:
     engine, _ = engine_of(kind)
     plain = decoded(engine, Fixed(OFF, 0))
@@ -93,18 +99,18 @@ def test_greedy_output_is_that_of_plain_decoding(kind: Kind) -> None:
     assert rejected > 0 and any(step.num_accepted_tokens for step in steps)
 
 
-def test_an_int8_copy_is_accepted_most_of_the_time() -> None:
+def test_a_copy_is_accepted_more_often_than_not() -> None:
     """Over three models, since one greedy text meets few contexts. Seeds 0, 1, 2."""
     policy = Fixed(NAME, 4)
     for seed in (0, 1, 2):
-        engine, _ = engine_of("int8", seed)
+        engine, _ = engine_of(seed=seed)
         for temperature in (0.0, 0.7):
             decoded(engine, policy, turn(temperature=temperature))
-    assert policy.acceptance_rate > 0.8
+    assert policy.acceptance_rate > 0.5  # of 64 tokens that are about as likely
 
 
 def test_the_cache_is_shared_and_stands_at_the_root_each_round() -> None:
-    engine, drafter = engine_of("int8")
+    engine, drafter = engine_of()
     assert drafter.model.cache is engine.target.cache
     looks = list[int]()
 
@@ -119,7 +125,7 @@ def test_the_cache_is_shared_and_stands_at_the_root_each_round() -> None:
 
 
 def test_after_a_turn_every_slot_is_the_targets_own() -> None:
-    engine, _ = engine_of("int8")
+    engine, _ = engine_of()
     tokens = decoded(engine, Fixed(NAME, 4))
     after = engine.target.forward(tokens[-1:])
     engine.target.cache.rollback(0)
@@ -130,24 +136,23 @@ def test_after_a_turn_every_slot_is_the_targets_own() -> None:
 def test_the_target_answers_bit_for_bit_as_before() -> None:
     target = with_cache(tiny_llama(SEED))
     before = target.forward(PROMPT)
-    drafter = SelfQuantDrafter.of(target, "int8")
+    drafter = drafter_of(target)
     decoded(Engine(target, {NAME: drafter}), Fixed(NAME, 4))
     target.cache.rollback(0)
     assert torch.equal(target.forward(PROMPT), before)
 
 
 def test_memory_is_the_quantised_weights_and_no_cache() -> None:
-    engine, drafter = engine_of("int8")
+    engine, drafter = engine_of()
     assert isinstance(drafter.model, Decoder)
-    blocks = drafter.model.weights.blocks
-    own = sum(linear.weight_bytes for block in blocks for linear in block.linears)
+    own = sum(linear.weight_bytes for linear in drafter.model.weights.linears)
     assert drafter.memory_bytes == own
     assert 0 < drafter.memory_bytes < engine.target.weight_bytes
 
 
 def test_a_full_context_has_nothing_to_propose() -> None:
     target = with_cache(tiny_llama(), capacity=8)
-    drafter = SelfQuantDrafter.of(target, "int8")
+    drafter = drafter_of(target)
     assert drafter.signal(turn(prompt=(1,) * 7)) == "model"
     assert drafter.signal(turn(prompt=(1,) * 8)) is None
     target.forward((1,) * 6)
@@ -160,7 +165,7 @@ def test_a_target_that_returns_no_numbers_is_named_by_its_own_check() -> None:
     with torch.no_grad():
         module.model.embed_tokens.weight[PROMPT[-1]] = float("nan")
     target = with_cache(module)
-    drafter = SelfQuantDrafter.of(target, "int8")
+    drafter = drafter_of(target)
     with pytest.raises(NumericsError):
         decoded(Engine(target, {NAME: drafter}), Fixed(NAME, 4))
 
@@ -180,7 +185,7 @@ def controller_with(
 
 
 def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
-    engine, drafter = engine_of("int8")
+    engine, drafter = engine_of()
     plain = decoded(engine, Fixed(OFF, 0))
     # A large bf16 target on a processor: 45 ms a token, the copy 13 ms.
     controller = controller_with(drafter, plain_ms=45.0, wide_ms=47.0, draft_step_ms=13.0)
@@ -200,7 +205,7 @@ def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
 def test_a_step_as_dear_as_the_targets_own_is_left_with_a_reason(
     draft_step_ms: float, reason: str
 ) -> None:
-    _, drafter = engine_of("int8")
+    _, drafter = engine_of()
     # A tiny target: its step is mostly overhead, which the copy has as well.
     controller = controller_with(drafter, 1.7, 1.8, draft_step_ms)
     policy = policy_of(controller, SamplingParams(), AUTO, None)

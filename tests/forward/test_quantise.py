@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,23 +12,17 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from localspec.errors import ModelError
-from localspec.forward import quantise
-from localspec.forward.quantise import (
-    Int8Linear,
-    Kind,
-    cheapest_kind,
-    quantised_copy,
-    quantised_twin,
-)
-from localspec.forward.weight_layout import TIMED_PASSES
+from localspec.forward import nf4
+from localspec.forward.grouped import Int4Linear
+from localspec.forward.quantise import Kind, kind_for, quantised_copy, quantised_twin
 from tests.tiny import on_transformers, tiny_llama, with_cache
 
-KINDS: tuple[Kind, ...] = ("nf4", "int8")
+KINDS: tuple[Kind, ...] = ("nf4", "int4")
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
 def narrow_llama() -> Any:
-    """In shapes that NF4 cannot take: its rows are no whole blocks of 64."""
+    """In shapes that cannot be quantised: its rows are no whole groups of 64."""
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=32,
@@ -83,16 +76,15 @@ def test_the_original_answers_bit_for_bit_as_before(kind: Kind) -> None:
 def test_everything_but_the_layers_is_shared(kind: Kind) -> None:
     module = tiny_llama()
     copy, _ = quantised_copy(module, kind)
-    own = {id(tensor) for tensor in copy.parameters()} - {id(t) for t in module.parameters()}
-    assert copy.lm_head.weight is module.lm_head.weight
+    assert {id(tensor) for tensor in copy.parameters()} <= {id(t) for t in module.parameters()}
     assert copy.model.embed_tokens.weight is module.model.embed_tokens.weight
     assert copy.model.norm.weight is module.model.norm.weight
-    assert len(own) == (0 if kind == "int8" else 2 * 7)  # int8 weights lie in packed objects
-    assert type(copy.model.layers[0].mlp.up_proj) is not nn.Linear
-    assert type(module.model.layers[0].mlp.up_proj) is nn.Linear
+    for path in ("lm_head", "model.layers.0.mlp.up_proj"):
+        assert type(copy.get_submodule(path)) is not nn.Linear
+        assert type(module.get_submodule(path)) is nn.Linear
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int8", 0.05)])
+@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int4", 0.3)])
 def test_a_copy_answers_nearly_as_its_original(kind: Kind, limit: float) -> None:
     for module in (tiny_llama(), biased_qwen()):
         wanted = logits_of(module)
@@ -102,7 +94,7 @@ def test_a_copy_answers_nearly_as_its_original(kind: Kind, limit: float) -> None
         assert 0.0 < difference < limit  # 0 would mean that nothing was quantised
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int8", 0.05)])
+@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int4", 0.3)])
 def test_a_native_twin_answers_nearly_as_its_original(kind: Kind, limit: float) -> None:
     model = with_cache(tiny_llama())
     twin = quantised_twin(model, kind)
@@ -118,57 +110,32 @@ def test_bf16_goes_in_and_comes_out(kind: Kind) -> None:
     assert logits_of(quantised_copy(module, kind)[0]).dtype == torch.bfloat16
 
 
-def test_bytes_are_those_of_the_quantised_layers_alone() -> None:
-    module = tiny_llama()
-    linears = [m for m in module.model.modules() if type(m) is nn.Linear]
-    weights = sum(linear.weight.numel() for linear in linears)
-    rows = sum(linear.out_features for linear in linears)
-    int8 = quantised_copy(module, "int8")[1]
-    assert weights + 4 * rows <= int8 <= 2 * weights + 16 * rows
-    nf4 = quantised_copy(module, "nf4")[1]
-    table = 64 * len(linears)  # the 16 values of NF4, once a layer
-    assert weights // 2 + weights // 32 <= nf4 <= weights // 2 + weights // 16 + table
+@pytest.mark.parametrize(("kind", "scale_bits"), [("nf4", (16, 32)), ("int4", (64, 64))])
+def test_bytes_are_those_of_the_quantised_layers_alone(
+    kind: Kind, scale_bits: tuple[int, int]
+) -> None:
+    module = tiny_llama()  # fp32; scales of NF4 are bf16 on a processor
+    weights = sum(m.weight.numel() for m in module.modules() if type(m) is nn.Linear)
+    held = quantised_copy(module, kind)[1]
+    least, most = (weights * (4 + bits / 64) / 8 for bits in scale_bits)
+    assert least <= held <= most
 
 
-def test_every_nf4_tensor_is_counted() -> None:
-    copy, declared = quantised_copy(biased_qwen(), "nf4")
-    measured = 0
-    for layer in copy.model.modules():
-        if type(layer).__name__ == "Linear4bit":
-            tensors = [*layer.parameters(), *vars(layer.weight.quant_state).values()]
-            held = {t.data_ptr(): t.nbytes for t in tensors if isinstance(t, torch.Tensor)}
-            measured += sum(held.values())
-    assert measured > 0
-    assert declared >= measured
+def test_nf4_is_taken_where_a_kernel_multiplies_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = list[str]()
+    for is_there in (True, False):
+        monkeypatch.setattr(
+            nf4.library().functional, "has_avx512bf16", lambda there=is_there: there
+        )
+        kinds.append(kind_for(torch.device("cpu")))
+    assert kinds == ["nf4", "int4"] and kind_for(torch.device("cuda")) == "nf4"
+    with pytest.raises(ModelError, match="no proven 4-bit path on mps"):
+        kind_for(torch.device("mps"))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory after malloc_trim")
-def test_int8_takes_no_more_memory_than_it_declares() -> None:
-    """24 layers of 1024 x 1024 in a process of their own; 2 MiB for everything else."""
-    script = (
-        "import ctypes, psutil, torch\n"
-        "from localspec.forward.quantise import Int8Linear\n"
-        "def held():\n"
-        "    ctypes.CDLL('libc.so.6').malloc_trim(0)\n"
-        "    return psutil.Process().memory_info().rss\n"
-        "linear, row = torch.nn.Linear(1024, 1024), torch.ones(1, 1024)\n"
-        "with torch.inference_mode():\n"
-        "    Int8Linear(linear)(row)\n"
-        "    before = held()\n"
-        "    layers = [Int8Linear(linear) for _ in range(24)]\n"
-        "    [layer(row) for layer in layers]\n"
-        "    print(held() - before, sum(layer.weight_bytes for layer in layers))\n"
-    )
-    command = [sys.executable, "-c", script]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    measured, declared = (int(word) for word in output.split())
-    assert 24 * 2**20 * 0.8 < measured < declared + 2 * 2**20
-
-
-def test_shapes_that_nf4_cannot_take_are_refused_with_a_remedy() -> None:
+def test_shapes_that_no_kernel_takes_are_refused_with_a_remedy() -> None:
     for model in (on_transformers(narrow_llama(), 16), with_cache(narrow_llama(), 16)):
-        with pytest.raises(ModelError, match=r"Only 0% .* NF4 takes layers of 64 .* another draft"):
+        with pytest.raises(ModelError, match=r"Only 0% .* take layers of 64 .* another draft"):
             quantised_twin(model, "nf4")
 
 
@@ -187,21 +154,21 @@ def test_a_copy_cannot_be_saved() -> None:
 
 
 def test_kernels_that_answer_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Int8Linear, hidden: torch.Tensor) -> torch.Tensor:
+    def broken(self: Int4Linear, hidden: torch.Tensor) -> torch.Tensor:
         return torch.ones(*hidden.shape[:-1], self.out_features)
 
-    monkeypatch.setattr(Int8Linear, "forward", broken)
+    monkeypatch.setattr(Int4Linear, "forward", broken)
     with pytest.raises(ModelError, match=r"off from the layer they stand for"):
-        quantised_copy(tiny_llama(), "int8")
+        quantised_copy(tiny_llama(), "int4")
 
 
 def test_a_missing_operator_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(linear: nn.Linear) -> torch.Tensor:
-        raise AttributeError("no operator quantize_per_channel")
+    def absent(*_: object) -> None:
+        raise AttributeError("no operator _weight_int4pack_mm_for_cpu")
 
-    monkeypatch.setattr(quantise, "_per_row_int8", absent)
-    with pytest.raises(ModelError, match=r"int8 kernels do not run here .* another drafter"):
-        quantised_copy(tiny_llama(), "int8")
+    monkeypatch.setattr(Int4Linear, "forward", absent)
+    with pytest.raises(ModelError, match=r"int4 kernels do not run here .* another drafter"):
+        quantised_copy(tiny_llama(), "int4")
 
 
 def test_damaged_weights_are_refused() -> None:
@@ -213,14 +180,6 @@ def test_damaged_weights_are_refused() -> None:
             quantised_copy(module, kind)
 
 
-def test_values_that_are_not_numbers_pass_through_an_int8_layer() -> None:
-    layer = Int8Linear(nn.Linear(64, 32))
-    with torch.inference_mode():
-        out = layer(torch.full((1, 2, 64), float("nan")))
-    assert out.shape == (1, 2, 32)
-    assert bool(out.isnan().all())
-
-
 @pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_is_logged_on_import() -> None:
     """`kernels` stands in for the package by which bitsandbytes would ask a hub."""
@@ -229,8 +188,8 @@ def test_nothing_is_fetched_and_nothing_is_logged_on_import() -> None:
         "trap = types.ModuleType('kernels')\n"
         "trap.get_kernel = lambda *a, **k: print('ASKED')\n"
         "sys.modules['kernels'] = trap\n"
-        "from localspec.forward.quantise import _bitsandbytes\n"
-        "_bitsandbytes()\n"
+        "from localspec.forward.nf4 import library\n"
+        "library()\n"
         "assert sys.modules['kernels'] is trap\n"
         "print('done')\n"
     )
@@ -238,34 +197,3 @@ def test_nothing_is_fetched_and_nothing_is_logged_on_import() -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["done"]
     assert found.stderr == ""
-
-
-def clock_of(*pass_times: float) -> Iterator[float]:
-    """A clock by which each format's passes take the given time, NF4's first."""
-    now = 0.0
-    for seconds in pass_times:
-        for _ in range(TIMED_PASSES + 1):
-            yield now
-            now += seconds
-            yield now
-
-
-@pytest.mark.parametrize("make", [with_cache, on_transformers])
-@pytest.mark.parametrize(
-    ("nf4_s", "int8_s", "kind"), [(0.002, 0.003, "nf4"), (0.003, 0.002, "int8")]
-)
-def test_the_cheaper_format_is_chosen(make: Any, nf4_s: float, int8_s: float, kind: Kind) -> None:
-    ticks = clock_of(nf4_s, int8_s)
-    assert cheapest_kind(make(tiny_llama()), clock=lambda: next(ticks)) == kind
-
-
-def test_a_format_that_cannot_be_used_leaves_the_choice_to_the_other() -> None:
-    assert cheapest_kind(on_transformers(narrow_llama(), 16)) == "int8"
-
-
-def test_a_timed_part_stands_for_the_whole() -> None:
-    """NF4 cannot take the odd layer; its time counts for that layer as well."""
-    module = tiny_llama()
-    module.model.layers[0].mlp.odd = nn.Linear(60, 8 * 1024, bias=False)
-    ticks = clock_of(0.002, 0.003)
-    assert cheapest_kind(on_transformers(module), clock=lambda: next(ticks)) == "int8"

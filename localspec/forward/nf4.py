@@ -1,0 +1,166 @@
+"""Linear layers in NF4: 4 bits a weight, one scale for 64 inputs, by the kernels of bitsandbytes.
+
+Contract: `Nf4Linear` meets weight_layout.Linear. It is made of a dense weight, or of layers of one
+input that were loaded quantised, whose rows become one product. The kernels are called without the
+library's own layer around them, which takes longer than a small product does.
+
+On a processor with instructions for bf16 the weights are laid out anew for a kernel that serves any
+number of rows, and a row has the same bits beside others as alone. Other processors have no kernel
+that multiplies with NF4 (`has_kernel`). On CUDA the library's kernel serves few rows, and for many
+it unpacks the weight.
+
+Not here: which layers are quantised (quantise), loading (weights).
+Source: NF4 in QLoRA (arXiv 2305.14314).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from localspec.errors import ModelError
+
+BLOCK = 64  # inputs that share one scale
+ROWS = 32  # outputs that the processor's kernel takes at a time
+
+
+class Nf4Linear:
+    """packed: as bitsandbytes packs them, [out * in / 2, 1], or laid out for the processor,
+    [out, in / 2]. scales: fp32, [out * in / BLOCK], or bf16, [in / BLOCK, out]."""
+
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        scales: torch.Tensor,
+        shape: tuple[int, int],
+        bias: torch.Tensor | None,
+    ) -> None:
+        self.out_features, self.in_features = self._shape = shape
+        self._packed, self._scales, self.bias = packed, scales, bias
+        held = (packed, scales, bias)
+        self.weight_bytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+        self.has_invariant_rows = packed.device.type == "cpu"
+        kernels: Any = torch.ops.bitsandbytes
+        self._product, self._settings = kernels.gemm_4bit.default, [BLOCK, "nf4"]
+        if packed.device.type == "cpu":
+            values = _functional().get_4bit_type("nf4", device=packed.device)
+            self._product, self._settings = kernels.gemv_4bit.default, [values, BLOCK]
+
+    @classmethod
+    def of_weight(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Nf4Linear:
+        """weight: [out, in], quantised now."""
+        library()
+        shape = (weight.shape[0], weight.shape[1])
+        packed, scales = torch.ops.bitsandbytes.quantize_4bit.default(
+            weight.contiguous(), BLOCK, "nf4", torch.uint8
+        )
+        return cls(*_laid_out(packed, scales, shape), shape, bias)
+
+    @classmethod
+    def of_modules(cls, layers: Sequence[Any]) -> Nf4Linear | None:
+        """Layers of bitsandbytes that read the same input, as one; None for another format."""
+        states: list[Any] = [getattr(layer.weight, "quant_state", None) for layer in layers]
+        if any(s is None or s.quant_type != "nf4" or s.blocksize != BLOCK for s in states):
+            return None
+        device = layers[0].weight.device
+        if not has_kernel(device) or any(s.shape[1] % BLOCK for s in states):
+            return None
+        if device.type == "cpu" and any(s.shape[0] % ROWS for s in states):
+            return None
+        # Blocks lie along the input: rows of several layers stand one after the other.
+        parts = [_parts(layer.weight, s) for layer, s in zip(layers, states, strict=True)]
+        packed = torch.cat([packed for packed, _ in parts])
+        scales = torch.cat([scales for _, scales in parts], 1 if device.type == "cpu" else 0)
+        shape = (sum(s.shape[0] for s in states), states[0].shape[1])
+        return cls(packed, scales, shape, _joined_bias(layers, states))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self._product(
+            rows, self._packed, self._shape, self._scales, *self._settings
+        )
+        return made if self.bias is None else made.add_(self.bias)
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self(rows).add_(residual)
+
+    def dense(self) -> None:
+        return None
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether NF4 weights are multiplied with as they are, not unpacked at every step."""
+    if device.type != "cpu":
+        return device.type == "cuda"
+    return bool(_functional().has_avx512bf16())
+
+
+def _laid_out(
+    packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the device's kernel reads them. packed, scales: as bitsandbytes makes them."""
+    if packed.device.type != "cpu":
+        return packed, scales
+    functional = _functional()
+    code = functional.get_4bit_type("nf4", device=packed.device)
+    state = functional.QuantState(scales, shape, code, BLOCK, "nf4", torch.bfloat16)
+    laid_out, state = functional._convert_weight_packed_for_cpu(packed, state, ROWS)
+    return laid_out, state.absmax
+
+
+def _parts(weight: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one layer; on a processor its first forward has laid them out already, perhaps."""
+    packed: torch.Tensor = weight.data
+    if getattr(state, "packing_format_for_cpu", False):
+        return packed, state.absmax
+    packed = packed.view(torch.uint8).view(-1, 1)
+    scales = state.absmax
+    if state.nested:  # scales of scales
+        scales = _functional().dequantize_blockwise(scales, state.state2) + state.offset
+    return _laid_out(packed, scales.float(), (state.shape[0], state.shape[1]))
+
+
+def _joined_bias(layers: Sequence[Any], states: Sequence[Any]) -> torch.Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    like = next(layer.bias.detach() for layer in layers if layer.bias is not None)
+    return torch.cat(
+        [
+            like.new_zeros(state.shape[0]) if layer.bias is None else layer.bias.detach()
+            for layer, state in zip(layers, states, strict=True)
+        ]
+    )
+
+
+def _functional() -> Any:
+    return library().functional
+
+
+def library() -> Any:
+    """bitsandbytes, imported without letting it look for compiled kernels on a model hub. Raises
+    ModelError where it cannot be."""
+    if "bitsandbytes" in sys.modules:
+        return sys.modules["bitsandbytes"]
+    missing = object()
+    kernels: Any = sys.modules.get("kernels", missing)
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    level = logger.level
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes its import fail: no network
+    logger.setLevel(logging.ERROR)  # it would warn of that
+    try:
+        return import_module("bitsandbytes")
+    except ImportError as error:
+        raise ModelError(
+            f"NF4 needs the package bitsandbytes, which cannot be imported ({error}). Install "
+            "the versions in requirements.txt, or choose another drafter."
+        ) from error
+    finally:
+        logger.setLevel(level)
+        if kernels is missing:
+            del sys.modules["kernels"]
+        else:
+            sys.modules["kernels"] = kernels
