@@ -32,9 +32,9 @@ TO_ADDRESS = """(handle) => {
   place(handle > 0 ? `/?c=${handle}` : '/?c=new');
   return handle;
 }"""
-# Files and decisions travel with the message; static/compose.js keeps them.
+# The text, and the files and decisions that travel with it; static/compose.js keeps them.
 WITH_EXTRAS = """(conversation, message, extras, settings) =>
-  [conversation, message, window.lsExtras ? window.lsExtras() : '', settings]"""
+  [conversation, ...(window.lsMessage ? window.lsMessage() : [message, '']), settings]"""
 MODELS_OPENED = "() => { if (window.lsModels) window.lsModels(); }"
 MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # several may run at once
 

@@ -10,16 +10,24 @@ const MAX_FILES = 10;
 const PART_BYTES = 900_000;
 const GAUGE_MS = 350;
 
+const isBox = (element) => element?.matches?.("#ls-message textarea");
+
 let files = []; // {name, size, data}
 let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
+let meant = ""; // the text as it stood when a person sent it: Gradio reads the box only a moment later
 let going = { text: "", files: [] }; // what is being sent; what is typed meanwhile stays in the box
 
-window.lsExtras = () => {
-  going = { text: messageBox()?.value ?? "", files: [...files] };
+const keepMeant = () => { meant = messageBox()?.value ?? ""; };
+document.addEventListener("keydown", (event) => { if (isBox(event.target) && event.key === "Enter") keepMeant(); }, { capture: true });
+document.addEventListener("click", (event) => { if (event.target.closest?.("#ls-message .submit-button")) keepMeant(); }, { capture: true });
+
+// The message that is sent now, and what goes with it, as the server reads them.
+window.lsMessage = () => {
+  going = { text: meant, files: [...files] };
   const added = { ...decided };
   if (files.length) added.files = files.map(({ name, data }) => ({ name, data }));
   decided = {};
-  return Object.keys(added).length ? JSON.stringify(added) : "";
+  return [meant, Object.keys(added).length ? JSON.stringify(added) : ""];
 };
 
 // Files
@@ -144,8 +152,6 @@ document.addEventListener("drop", (event) => {
 });
 
 // Long text goes into a file before the box, or Gradio behind it, has to lay it out.
-const isBox = (element) => element?.matches?.("#ls-message textarea");
-
 document.addEventListener("paste", (event) => {
   if (!isBox(event.target)) return;
   const pasted = [...(event.clipboardData?.files || [])];
