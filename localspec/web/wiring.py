@@ -35,6 +35,7 @@ TO_ADDRESS = """(handle) => {
 # The text, and the files and decisions that travel with it; static/compose.js keeps them.
 WITH_EXTRAS = """(conversation, message, extras, settings) =>
   [conversation, ...(window.lsMessage ? window.lsMessage() : [message, '']), settings]"""
+NOT_SENT = "() => window.lsNotSent?.()"
 MODELS_OPENED = "() => { if (window.lsModels) window.lsModels(); }"
 MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # several may run at once
 
@@ -95,7 +96,7 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
         try:
             added, form = Extras.of(extras), Form.read(settings)
         except LocalspecError as error:
-            return _updates(Shown(warning=str(error)))
+            return _updates(Shown(warning=str(error), signal={"unsent": True}))
         sent = handlers.send(_page(request), _handle(handle), text, form, added)
         return _updates(await sent)
 
@@ -128,9 +129,11 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
 
     shown, asked = _outputs(page), [page.conversation, page.settings]
     sent = [page.conversation, page.message, page.extras, page.settings]
+    submitted = page.message.submit(send, sent, shown, js=WITH_EXTRAS, **MANY)
+    submitted.failure(None, None, None, js=NOT_SENT, api_visibility="private")
     begun = [
         blocks.load(open_page, None, shown, **QUIET),
-        page.message.submit(send, sent, shown, js=WITH_EXTRAS, **QUIET),
+        submitted,
         page.new_chat.click(new, None, shown, **MANY),
         page.mover.click(move, asked, shown, **MANY),
     ]

@@ -57,24 +57,47 @@ def test_what_is_typed_stays_with_its_chat_over_a_look_elsewhere_and_a_reload(vi
     assert page.page.input_value("#ls-message textarea") == "", "what was sent is no draft"
 
 
-def test_what_is_typed_while_a_message_is_sent_stays_in_the_box(
-    page: Visit, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_begin, submit = threading.Event(), site.service.submit
+@pytest.fixture
+def may_begin(site: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, the server answers no message."""
+    event, submit = threading.Event(), site.service.submit
 
     def held(*asked: Any) -> Reply:
-        assert may_begin.wait(WAIT_MS / 1000)
+        assert event.wait(WAIT_MS / 1000)
         return submit(*asked)
 
     monkeypatch.setattr(site.service, "submit", held)
+    return event
+
+
+def test_what_is_typed_while_a_message_is_sent_stays_in_the_box(
+    page: Visit, may_begin: threading.Event
+) -> None:
     page.send("echo the first")
     page.page.keyboard.type(" and more")
     may_begin.set()
     holds(page, " and more")
     stand(page, 1)
+    assert page.text("#ls-chat .user").strip().startswith("echo the first\n")
     page.reload()
     holds(page, " and more")
     page.page.fill("#ls-message textarea", "")
+
+
+def test_what_is_sent_while_a_message_is_sent_follows_it_and_a_second_enter_sends_nothing(
+    page: Visit, site: Site, may_begin: threading.Event
+) -> None:
+    page.send("echo the first")
+    for text in ("", " and the next", "", ""):
+        page.page.keyboard.type(text)
+        page.page.keyboard.press("Enter")
+    may_begin.set()
+    stand(page, 2)
+    holds(page, "")
+    assert [one.messages[-1].content for one in site.backend.requests[-2:]] == [
+        "echo the first",
+        " and the next",
+    ]
 
 
 def test_an_edit_leaves_the_draft_where_it_is(page: Visit) -> None:

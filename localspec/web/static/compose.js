@@ -14,20 +14,34 @@ const isBox = (element) => element?.matches?.("#ls-message textarea");
 
 let files = []; // {name, size, data}
 let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
-let meant = ""; // the text as it stood when a person sent it: Gradio reads the box only a moment later
-let going = { text: "", files: [] }; // what is being sent; what is typed meanwhile stays in the box
+// What is being sent, {text, files}, as it stood when a person sent it: Gradio reads the box only a
+// moment later, and what is typed meanwhile stays there. null while nothing is being sent.
+let going = null;
+let isMore = false; // what was typed meanwhile was sent too: it follows when the first has arrived
 
-const keepMeant = () => { meant = messageBox()?.value ?? ""; };
-document.addEventListener("keydown", (event) => { if (isBox(event.target) && event.key === "Enter") keepMeant(); }, { capture: true });
-document.addEventListener("click", (event) => { if (event.target.closest?.("#ls-message .submit-button")) keepMeant(); }, { capture: true });
+const inBox = () => ({ text: messageBox().value, files: [...files] });
+
+function send(event) {
+  if (window.lsBridges !== 2) return; // Gradio does not listen yet
+  if (going) {
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    isMore ||= messageBox().value !== going.text;
+  } else going = inBox();
+}
+document.addEventListener("keydown", (event) => {
+  if (isBox(event.target) && event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+}, { capture: true });
+document.addEventListener("click", (event) => { if (event.target.closest?.("#ls-message .submit-button")) send(event); }, { capture: true });
 
 // The message that is sent now, and what goes with it, as the server reads them.
 window.lsMessage = () => {
-  going = { text: meant, files: [...files] };
+  going ??= inBox();
+  const { text, files: sent } = going;
   const added = { ...decided };
-  if (files.length) added.files = files.map(({ name, data }) => ({ name, data }));
+  if (sent.length) added.files = sent.map(({ name, data }) => ({ name, data }));
   decided = {};
-  return [meant, Object.keys(added).length ? JSON.stringify(added) : ""];
+  return [text, Object.keys(added).length ? JSON.stringify(added) : ""];
 };
 
 // Files
@@ -174,13 +188,28 @@ document.addEventListener("input", (event) => {
 }, { capture: true });
 
 onNews("sent", () => {
+  if (!going) return; // decided in a dialog of an edit
   const { text, files: sent } = going;
-  going = { text: "", files: [] };
+  const isNext = isMore;
+  notGoing();
   files = files.filter((one) => !sent.includes(one));
   showChips();
   const typed = messageBox()?.value ?? "";
   if (text && typed.startsWith(text)) setMessage(typed.slice(text.length));
+  if (isNext) submitBox();
 });
+
+function notGoing() {
+  going = null;
+  isMore = false;
+}
+window.lsNotSent = notGoing; // no answer came
+onNews("unsent", notGoing);
+
+// Gradio takes what was put into the box with its next change of the page.
+function submitBox() {
+  setTimeout(() => document.querySelector("#ls-message .submit-button")?.click());
+}
 
 onNews("taken_back", ({ text, files: before }) => {
   files = [...before, ...files];
@@ -191,7 +220,7 @@ onNews("taken_back", ({ text, files: before }) => {
 
 window.addEventListener("ls-decide", (event) => {
   decided = event.detail;
-  document.querySelector("#ls-message .submit-button")?.click();
+  submitBox();
 });
 
 // The gauge: tokens are counted by the model's own tokenizer, when typing pauses

@@ -157,7 +157,8 @@ class Handlers:
     async def send(
         self, page: str, handle: int | None, text: str, form: Form, extras: Extras = NOTHING
     ) -> Shown:
-        """Send a message, or another version of one. An unusable message stays in its box."""
+        """Send a message, or another version of one. An unusable message stays in its box. The news
+        is `sent`, with the handle, or `unsent`."""
 
         def begin(settings: ReplySettings) -> Reply | None:
             whole = extras.joined(text)
@@ -170,7 +171,7 @@ class Handlers:
         asked = await self._ask(page, handle, text, form, extras, begin)
         if asked.handle is not None:
             return replace(asked, signal={"sent": asked.handle})
-        return asked
+        return replace(asked, signal={**(asked.signal or {}), "unsent": True})
 
     async def regenerate(self, page: str, handle: int | None, form: Form) -> Shown:
         """Another reply to the last message."""
