@@ -210,7 +210,7 @@ DEEP = {
 
 def test_check_12_deep_and_long_text_leaves_the_page_usable(page: Visit, site: Site) -> None:
     pace, site.backend.script.round_s = site.backend.script.round_s, 0.001
-    site.backend.script.reply = lambda request: request.messages[-1].content[:3000]
+    site.backend.script.reply = lambda request: request.messages[-1].content[:1000]
     site.backend.script.context_length = 200_000
     try:
         ask(page, "the service learns of the longer context", "")

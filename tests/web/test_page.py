@@ -34,7 +34,7 @@ def test_every_format_of_the_log_is_downloaded_from_the_stats_tab(
     ask(page, "What is speculative decoding?")
     row = newest(site)
     page.page.get_by_role("tab", name="Stats").click()
-    page.page.get_by_text("This conversation").click()
+    page.page.get_by_label("This conversation").click()
     unfold_turns(page)
     page.wait_for(f"{row['tokens_per_second']:.1f}", "#ls-turns")
     exported = {}
@@ -109,7 +109,7 @@ def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(
     assert page.page.locator("#ls-chat .ls-lenient").count() == 1
 
     page.page.get_by_role("tab", name="Stats").click()
-    page.page.get_by_text("This conversation").click()
+    page.page.get_by_label("This conversation").click()
     page.wait_for(f"1 turn was lenient: {counted} tokens", "#ls-summary")
     unfold_turns(page)
     page.wait_for(badge, "#ls-turns")

@@ -313,10 +313,10 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     commands = Commands(handlers)
 
     async def run() -> int:
-        handle = (await handlers.send("page", None, "a slow one", SLOW)).handle
+        handle = (await handlers.send("page", None, "a steady one", FORM)).handle
         assert handle is not None
         for text in ("and this", "and that", "and last"):
-            shown = await handlers.send("page", handle, text, SLOW)
+            shown = await handlers.send("page", handle, text, FORM)
         assert shown.chat is not None and len(shown.chat) == 1 and shown.growing is not None
         assert [str(one).count("#takeback") for one in shown.growing] == [1, 1, 1]
         middle = service.waiting(handle)[1]
@@ -338,7 +338,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     until(lambda: service.running(handle) is None)
     assert service.flush()
     said = [one.text for one in service.messages(handle) if one.role == "user"]
-    assert said == ["a slow one", "and this", "and last"]
+    assert said == ["a steady one", "and this", "and last"]
 
 
 def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatService) -> None:
