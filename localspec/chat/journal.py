@@ -182,7 +182,7 @@ class PendingTurn:
 
 class Journal:
     """The writer. All methods may be called from any thread; none waits for a slow disk but
-    `add`, which waits until the person's message is committed or cannot be."""
+    `add`, which waits until the person's message is committed or cannot be, and `take_back`."""
 
     def __init__(self, store: Store, session_info: Callable[[], SessionInfo]) -> None:
         self.session_id: int | None = None  # in the log; None until the first turn began
@@ -255,8 +255,8 @@ class Journal:
 
     def take_back(self, turn: PendingTurn) -> None:
         """Forget a turn that was not begun, its message too; what waits behind it follows what was
-        before it. Raises StoreError."""
-        self._writer.submit(partial(self._drop, turn)).result(COMMIT_WAIT_S)
+        before it. Raises StoreError; then nothing has changed."""
+        self._writer.submit(partial(self._drop, turn)).result()
 
     def update(self) -> None:
         """Write what changed on pending turns (their settings or their end), soon."""
@@ -326,6 +326,8 @@ class Journal:
         self._failure = None
 
     def _drop(self, turn: PendingTurn) -> None:
+        stored = [one for one in (turn.reply_id, turn.prompt_id) if one is not None]
+        self._store.message_tree.delete(*stored)
         conversation = turn.conversation
         with self._lock:
             self._pending.remove(turn)
@@ -334,9 +336,6 @@ class Journal:
                     later.after, later.parent_id = turn.after, turn.parent_id
             if conversation.tip is turn:
                 conversation.tip = turn.after if turn.after in self._pending else None
-        for message_id in (turn.reply_id, turn.prompt_id):
-            if message_id is not None:
-                self._store.message_tree.delete(message_id)
 
     def _guard(self, write: Callable[[], None]) -> bool:
         """Whether the write succeeded. A failure becomes the notice; a bug is also logged."""

@@ -330,11 +330,11 @@ class ChatService(LogService):
         with self._submitting:
             found = [one for one in self.worker.replies if one.number == number]
             is_ours = found and found[0].pending.conversation.is_named(handle)
-            if not is_ours or not self.worker.take_back(found[0]):
+            drop = partial(self.journal.take_back, found[0].pending) if is_ours else None
+            if drop is None or not self.worker.take_back(found[0], drop):
                 raise RequestError(
                     "This message is being answered already. Stop the reply, then edit the message."
                 )
-            self.journal.take_back(found[0].pending)
             if not self.messages(handle):
                 self.delete(handle)
         return found[0].pending.text

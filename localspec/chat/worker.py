@@ -142,10 +142,16 @@ class Worker:
         if self._withdraw(reply):
             self._finish(reply, "cancelled")
 
-    def take_back(self, reply: Reply) -> bool:
-        """Drop a reply that still waits, as if it had never been asked for; False once it began."""
+    def take_back(self, reply: Reply, drop: Callable[[], None]) -> bool:
+        """Drop a reply that still waits, as if it had never been asked for; False once it began.
+        drop: takes it out of the log; where that fails, the reply waits again."""
         if not self._withdraw(reply):
             return False
+        try:
+            drop()
+        except BaseException:
+            self.queue(reply)
+            raise
         reply.cancel.set()
         reply.done.set()
         return True

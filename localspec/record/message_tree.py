@@ -55,19 +55,12 @@ class MessageTree:
         with self._db.reading() as tables:
             return [row["message_id"] for row in tables.rows(queries.CONTINUED, message_id)]
 
-    def delete(self, message_id: int) -> None:
-        """Take a message out of the tree. The newest branch beside or above it is used then, where
-        it was the end of the one in use."""
+    def delete(self, *message_ids: int) -> None:
+        """Take messages out of the tree, in this order. The newest branch beside or above one is
+        used then, where it was the end of the one in use."""
         with self._db.writing() as tables:
-            message = _message(tables, message_id)
-            children = tables.rows(queries.CHILDREN, message_id)
-            for child in children:
-                tables.update("message", child["id"], {"parent_id": message["parent_id"]})
-            for part in _parts(tables, message_id):
-                found = [child["id"] for child in children] if part == message_id else []
-                row = {"deleted_at_utc": now(), "children_ids": json.dumps(found)}
-                tables.update("message", part, row)
-            _move_tip(tables, message)
+            for message_id in message_ids:
+                _delete(tables, message_id)
 
     def restore(self, conversation_id: int, message_id: int) -> None:
         """Undo `delete`: what followed the message, and is still where it was put, follows it."""
@@ -134,6 +127,18 @@ def _message(tables: Tables, message_id: int) -> dict[str, Any]:
     if not rows:
         raise missing("message", message_id)
     return rows[0]
+
+
+def _delete(tables: Tables, message_id: int) -> None:
+    message = _message(tables, message_id)
+    children = tables.rows(queries.CHILDREN, message_id)
+    for child in children:
+        tables.update("message", child["id"], {"parent_id": message["parent_id"]})
+    for part in _parts(tables, message_id):
+        found = [child["id"] for child in children] if part == message_id else []
+        row = {"deleted_at_utc": now(), "children_ids": json.dumps(found)}
+        tables.update("message", part, row)
+    _move_tip(tables, message)
 
 
 def _parts(tables: Tables, message_id: int, are_deleted: bool = False) -> list[int]:

@@ -335,3 +335,27 @@ def test_every_message_that_waits_is_on_disk_at_once_and_in_its_place(tmp_path: 
     assert [one.state for one in branch if one.role == "assistant"] == ["stopped"] * 3
     assert len(service.store.turn_rows()) == 3
     close(service)
+
+
+def test_a_message_that_cannot_be_taken_back_whole_stays_whole_and_is_answered(
+    tmp_path: Path,
+) -> None:
+    service, _ = open_service(tmp_path, Script(round_s=0.02))
+    first = service.submit(None, "first", ReplySettings())
+    assert first is not None
+    second = service.submit(first.handle, "second", ReplySettings())
+    third = service.submit(first.handle, "third", ReplySettings())  # gives the second a place
+    assert second is not None and third is not None
+    refuse = (  # its reply can still be marked, its message cannot
+        "CREATE TRIGGER refuse BEFORE UPDATE OF deleted_at_utc ON message WHEN new.role = 'user' "
+        "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    )
+    with closing(sqlite3.connect(tmp_path / "localspec.db")) as other, other:
+        other.execute(refuse)
+    with pytest.raises(StoreError):
+        service.take_back(first.handle, second.number)
+    service.stop(first)
+    assert second.done.wait(60) and third.done.wait(60) and service.flush()
+    logged = [one.state for one in service.store.messages(first.handle) if one.role == "assistant"]
+    assert sorted(logged) == ["complete", "complete", "stopped"]
+    close(service)
