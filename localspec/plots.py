@@ -33,7 +33,7 @@ COMPARED = 'stroke-opacity="0.75" stroke-dasharray="5 4"'
 @dataclass(frozen=True)
 class Axes:
     """What stands around a plot. y_top: a fixed upper end. line: a level to compare with. y_digits:
-    of the values written at bars."""
+    of the values written at bars. width: in pixels, at the size of text it is made for."""
 
     title: str
     x_label: str
@@ -42,6 +42,7 @@ class Axes:
     line: float | None = None
     line_label: str = ""
     y_digits: int = 0
+    width: int = WIDTH
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,21 @@ def lines(axes: Axes, series: Sequence[Series]) -> str:
     x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(0.0, axes.y_top or max(ys))
     if all(float(x).is_integer() for x in xs):  # turns and rounds have no halves
         x_ticks = [tick for tick in x_ticks if tick.is_integer()]
-    low, high = min(xs), max(xs)
-    frame = _Frame(low, high if high > low else low + 1.0, y_ticks[-1])
-    parts = [_levels(frame, axes, y_ticks)]
-    parts += [_x_tick(frame, tick, _short(tick)) for tick in x_ticks if low <= tick <= high]
     coloured = [
         replace(one, colour=one.colour or COLOURS[place % len(COLOURS)])
         for place, one in enumerate(drawn)
     ]
-    parts += [_series(frame, one, place) for place, one in enumerate(coloured)]
     signs = [(one.name, _sign(one, place)) for place, one in enumerate(coloured)]
-    return _svg(axes, frame, [_legend(signs), *parts])
+    legend, more = _legend(signs, axes)
+    low, high = min(xs), max(xs)
+    frame = _Frame(
+        low, high if high > low else low + 1.0, y_ticks[-1],
+        top=TOP + more, height=HEIGHT + more, width=axes.width,
+    )  # fmt: skip
+    parts = [legend, _grid(frame, y_ticks), _level(frame, axes)]
+    parts += [_x_tick(frame, tick, _short(tick)) for tick in x_ticks if low <= tick <= high]
+    parts += [_series(frame, one, place) for place, one in enumerate(coloured)]
+    return _svg(axes, frame, parts)
 
 
 def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
@@ -104,12 +109,16 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
         return ""
     highs = [each[1] for group in groups for each in group.intervals if each]
     top = axes.y_top or max([*values, *highs, axes.line or 0.0])
-    labels = _wrapped([group.label for group in groups])
-    more = LINE * (max(map(len, labels)) - 1)
+    labels = _wrapped([group.label for group in groups], axes.width)
+    below = LINE * (max(map(len, labels)) - 1)
     high = _ticks(0.0, top)[-1]
-    frame = _Frame(0.0, float(len(groups)), high, height=HEIGHT + more, margin_bottom=BOTTOM + more)
     signs = [(name, _box(0, -3, 14, 9, place)) for place, name in enumerate(names)]
-    parts = [_legend(signs) if len(names) > 1 else "", _levels(frame, axes, _ticks(0.0, top))]
+    legend, above = _legend(signs if len(names) > 1 else [], axes)
+    frame = _Frame(
+        0.0, float(len(groups)), high, top=TOP + above, height=HEIGHT + above + below,
+        margin_bottom=BOTTOM + below, width=axes.width,
+    )  # fmt: skip
+    parts = [legend, _grid(frame, _ticks(0.0, top))]
     share = min(0.3, 0.8 / len(names))
     for place, group in enumerate(groups):
         middle, y = frame.x(place + 0.5), frame.bottom + 16
@@ -122,12 +131,12 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
                 x = frame.x(begin + index * share), frame.x(begin + (index + 0.92) * share)
                 label = f"{group.label}, {names[index]}: {value:.4g}"
                 parts.append(_bar(frame, x, value, interval, index, label, axes.y_digits))
-    return _svg(axes, frame, parts)
+    return _svg(axes, frame, [*parts, _level(frame, axes)])
 
 
-def _wrapped(labels: Sequence[str]) -> list[list[str]]:
+def _wrapped(labels: Sequence[str], width: int) -> list[list[str]]:
     """Each label in lines that fit beside the others."""
-    room = int((WIDTH - LEFT - RIGHT) / len(labels) / LETTER)
+    room = int((width - LEFT - RIGHT) / len(labels) / LETTER)
     return [textwrap.wrap(one, max(1, room), break_long_words=False) or [""] for one in labels]
 
 
@@ -164,7 +173,7 @@ def stacked(plots: Sequence[str], origin: str = "") -> str:
         return ""
     parts, y = [], 0
     for plot in drawn:
-        height = _height(plot)
+        _, height = _size(plot)
         parts.append(plot.replace("<svg ", f'<svg y="{y}" height="{height}" ', 1))
         y += height
     for line in filter(None, origin.split("\n")):
@@ -183,14 +192,15 @@ def stacked(plots: Sequence[str], origin: str = "") -> str:
 def standalone(svg: str) -> str:
     """The plot as a file: with its size, and on white."""
     head, _, rest = svg.partition(">")
-    size = f' width="{WIDTH}" height="{_height(svg)}"'
+    width, height = _size(svg)
+    size = f' width="{width}" height="{height}"'
     return f'{head}{size}><rect width="100%" height="100%" fill="#ffffff"/>{rest}'
 
 
-def _height(svg: str) -> int:
-    found = re.search(r'viewBox="0 0 \d+ (\d+)"', svg)
+def _size(svg: str) -> tuple[int, int]:
+    found = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
     assert found is not None, "not a plot of this module"
-    return int(found[1])
+    return int(found[1]), int(found[2])
 
 
 @dataclass(frozen=True)
@@ -205,10 +215,11 @@ class _Frame:
     top: int = TOP
     height: int = HEIGHT
     margin_bottom: int = BOTTOM
+    width: int = WIDTH
 
     @property
     def right(self) -> int:
-        return WIDTH - self.margin_right
+        return self.width - self.margin_right
 
     @property
     def bottom(self) -> int:
@@ -245,18 +256,22 @@ def _rule(x1: float, x2: float, y1: float, y2: float, style: str) -> str:
     )
 
 
-def _levels(frame: _Frame, axes: Axes, ticks: Sequence[float]) -> str:
-    """The horizontal grid with its numbers, and the level to compare with."""
+def _grid(frame: _Frame, ticks: Sequence[float]) -> str:
+    """Horizontal lines with their numbers."""
     parts = []
     for tick in ticks:
         y = frame.y(tick)
         parts.append(_rule(frame.left, frame.right, y, y, FAINT))
         parts.append(_text(frame.left - 7, y + 4, _short(tick), "end"))
-    if axes.line is not None:
-        y = frame.y(axes.line)
-        parts.append(_rule(frame.left, frame.right, y, y, COMPARED))
-        parts.append(_text(frame.right - 2, y - 5, axes.line_label, "end"))
     return "".join(parts)
+
+
+def _level(frame: _Frame, axes: Axes) -> str:
+    """The level to compare with; the legend names it."""
+    if axes.line is None:
+        return ""
+    y = frame.y(axes.line)
+    return _rule(frame.left, frame.right, y, y, COMPARED)
 
 
 def _x_tick(frame: _Frame, value: float, label: str) -> str:
@@ -332,16 +347,18 @@ def _path(points: str, series: Series, place: int) -> str:
     )
 
 
-def _legend(signs: Sequence[tuple[str, str]]) -> str:
-    """Each name behind its sign, in as many lines as it takes."""
+def _legend(signs: Sequence[tuple[str, str]], axes: Axes) -> tuple[str, int]:
+    """Each name behind its sign, the level to compare with last, in as many lines as it takes; and
+    the height of those that have no room over the plot."""
+    level = [(axes.line_label, _rule(0, 18, 1, 1, COMPARED))] if axes.line_label else []
     parts, x, y = [], float(LEFT), 36
-    for name, sign in signs:
+    for name, sign in [*signs, *level]:
         length = 36 + LETTER * len(name)
-        if x + length > WIDTH and x > LEFT:
+        if x + length > axes.width and x > LEFT:
             x, y = float(LEFT), y + 15
         parts.append(f'<g transform="translate({x:.0f} {y})">{sign}{_text(22, 5, name)}</g>')
         x += length
-    return "".join(parts)
+    return "".join(parts), max(0, y - 51)
 
 
 def _svg(axes: Axes, frame: _Frame, parts: Sequence[str]) -> str:
@@ -349,7 +366,7 @@ def _svg(axes: Axes, frame: _Frame, parts: Sequence[str]) -> str:
     y_label = _text(0, 0, axes.y_label, "middle")
     return (
         '<svg class="ls-plot" xmlns="http://www.w3.org/2000/svg" '
-        f'viewBox="0 0 {WIDTH} {frame.height}" color="#1f2937" '
+        f'viewBox="0 0 {frame.width} {frame.height}" color="#1f2937" '
         f'font-family="system-ui, sans-serif" font-size="11.5" role="img" aria-label="{title}">'
         f'<g fill="currentColor"><text x="{min(frame.left, LEFT)}" y="20" font-size="14" '
         f'font-weight="600">{title}</text>{"".join(parts)}'

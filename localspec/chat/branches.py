@@ -5,7 +5,7 @@ branches stay as they are. A function that makes a `PendingTurn` writes nothing:
 to the journal. Walks are loops, so a deep conversation needs no deep stack.
 
     follow_up     a new message after the tip
-    regenerated   another reply to the last message
+    regenerated   another reply to the message before it
     continued     a sibling of the last reply that begins with its text; the old one is then not a
                   branch of its own any more, but keeps its turn with its numbers
 
@@ -59,12 +59,17 @@ def follow_up(store: Store, conversation: OpenConversation, text: str) -> Pendin
     return PendingTurn(conversation, text, parent_id=parent_id, after=tip)
 
 
-def regenerated(store: Store, conversation: OpenConversation) -> PendingTurn | None:
-    """None where there is no message of the person's."""
+def regenerated(
+    store: Store, conversation: OpenConversation, message_id: int | None = None
+) -> PendingTurn | None:
+    """Another reply in the place of this one, None: of the last. None where there is no message of
+    the person's. Raises RequestError as `message_of`."""
     tip = conversation.tip
-    if tip is not None:
+    if message_id is not None:
+        message_of(store, conversation, message_id)
+    elif tip is not None:
         return PendingTurn(conversation, tip.text, asked_by=tip.asked_by or tip)
-    stored = _path(store, _stored_tip(store, conversation))
+    stored = _path(store, message_id or _stored_tip(store, conversation))
     while stored and stored[-1].role == "assistant":
         stored.pop()
     if not stored:

@@ -212,10 +212,13 @@ class ChatService(LogService):
                 conversation = self.journal.conversation(handle)
             return self._ask(branches.follow_up(self.store, conversation, text), settings)
 
-    def regenerate(self, handle: int, settings: ReplySettings) -> Reply | None:
-        """Queue another reply to the conversation's last message; the earlier one stays stored.
-        None while a reply is being written, or where there is nothing to answer."""
-        return self._answer_again(handle, branches.regenerated, settings)
+    def regenerate(
+        self, handle: int, settings: ReplySettings, message_id: int | None = None
+    ) -> Reply | None:
+        """Queue another reply beside this one, None: beside the last. None while a reply is being
+        written, or where there is nothing to answer."""
+        again = partial(branches.regenerated, message_id=message_id)
+        return self._answer_again(handle, again, settings)
 
     def proceed(self, handle: int, settings: ReplySettings) -> Reply | None:
         """Continue the last reply, whatever ended it; the result is one text with the old one. None
@@ -308,12 +311,10 @@ class ChatService(LogService):
     def num_tokens(self, text: str) -> int | None:
         """Of a text, by the model's own tokenizer; None while it cannot count."""
         backend = self.lifecycle.backend
-        if backend is None:
-            return None
-        try:
-            return backend.count_tokens((Message("user", clean(text)),))
-        except (EngineLost, RequestError):
-            return None
+        with suppress(EngineLost, RequestError):
+            if backend is not None:
+                return backend.count_tokens((Message("user", clean(text)),))
+        return None
 
     def import_conversations(self, data: bytes) -> list[int]:
         """Store the conversations of an exported file, all or none; the new handles. Raises
@@ -330,8 +331,7 @@ class ChatService(LogService):
         with self._submitting:
             found = [one for one in self.worker.replies if one.number == number]
             is_ours = found and found[0].pending.conversation.is_named(handle)
-            drop = partial(self.journal.take_back, found[0].pending) if is_ours else None
-            if drop is None or not self.worker.take_back(found[0], drop):
+            if not is_ours or not self.worker.take_back(found[0]):
                 raise RequestError(
                     "This message is being answered already. Stop the reply, then edit the message."
                 )

@@ -142,13 +142,13 @@ class Worker:
         if self._withdraw(reply):
             self._finish(reply, "cancelled")
 
-    def take_back(self, reply: Reply, drop: Callable[[], None]) -> bool:
-        """Drop a reply that still waits, as if it had never been asked for; False once it began.
-        drop: takes it out of the log; where that fails, the reply waits again."""
+    def take_back(self, reply: Reply) -> bool:
+        """Drop a reply that still waits and its turn, as if it had never been asked for; False once
+        it began. Raises StoreError; then it waits again."""
         if not self._withdraw(reply):
             return False
         try:
-            drop()
+            self._journal.take_back(reply.pending)
         except BaseException:
             self.queue(reply)
             raise

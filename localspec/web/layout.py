@@ -231,8 +231,8 @@ def side() -> tuple[gr.Button, gr.HTML]:
 
 
 def settings(service: ChatService) -> gr.HTML:
-    """The settings, at the right; static/side.js closes them where there is no room."""
-    with gr.Sidebar(width=312, position="right", elem_id="ls-settings"):
+    """The settings, at the right; closed, unless the person left them open (static/side.js)."""
+    with gr.Sidebar(width=312, position="right", open=False, elem_id="ls-settings"):
         html_box('<h2 class="ls-settings-title">Settings</h2>', "ls-settings-head")
         return form.lay_out(service)
 

@@ -319,7 +319,7 @@ def footer(row: Mapping[str, Any]) -> list[str]:
     if row["tokens_per_second"] is not None:
         parts.append(f"{rate(row['tokens_per_second'])} tok/s")
     if row["speedup"] is not None:
-        parts.append(f"{row['speedup']:.1f}x")
+        parts.append(gain_words(row["speedup"]))
     elif not row["num_draft_tokens"]:
         parts.append("without drafting")
     return parts

@@ -125,6 +125,22 @@ def test_arrows_of_replies_lead_to_each_of_them(service: ChatService) -> None:
         assert service.messages(handle)[1].siblings == siblings
 
 
+def test_a_reply_in_the_middle_is_written_again_on_a_branch_of_its_own(
+    service: ChatService,
+) -> None:
+    handle = ask(service, "one").handle
+    ask(service, "two", handle)
+    old = texts(service, handle)
+    middle = id_at(service, handle, 1)
+    ended(service, service.regenerate(handle, SETTINGS, middle))
+    assert len(texts(service, handle)) == 2 and len(service.messages(handle)[1].siblings) == 2
+    service.show_branch(handle, middle)
+    assert texts(service, handle) == old
+    other = ask(service, "elsewhere").handle
+    with pytest.raises(RequestError):
+        service.regenerate(other, SETTINGS, middle)
+
+
 @pytest.mark.parametrize("text", ["", " \n", "\t"])
 def test_an_empty_edit_does_nothing(service: ChatService, text: str) -> None:
     handle = ask(service, "one").handle
@@ -174,9 +190,9 @@ def test_a_double_click_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     service, _ = open_service(tmp_path, Script(reply=WHOLE, round_s=0.05))
     handle = ask(service, "one").handle
 
-    def slowly(*asked: Any) -> PendingTurn | None:
+    def slowly(*asked: Any, **more: Any) -> PendingTurn | None:
         time.sleep(0.05)
-        return regenerated(*asked)
+        return regenerated(*asked, **more)
 
     monkeypatch.setattr("localspec.chat.branches.regenerated", slowly)
     found: list[Reply | None] = []

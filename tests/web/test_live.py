@@ -217,7 +217,7 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 
 def test_the_line_under_a_reply() -> None:
-    assert footer(ROW) == ["100 tokens", "100 tok/s", "1.8x"]
+    assert footer(ROW) == ["100 tokens", "100 tok/s", "1.8x faster"]
     assert footer(OFF) == ["90 tokens", "30 tok/s", "without drafting"]
     assert footer({**ROW, "continues_message_id": 3})[0] == "100 tokens more", (
         "the new part's alone"

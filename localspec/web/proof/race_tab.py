@@ -103,7 +103,7 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
 
     def drafters() -> Any:
         choices = [(label_of(name), name) for name in runs.drafters()]
-        return gr.update(choices=[("auto", AUTO), *choices])
+        return gr.update(choices=[("Auto", AUTO), *choices])
 
     with gr.Tab("Race", id="race") as tab:
         prompt, temperature, max_tokens, drafter = _race_form()
@@ -134,7 +134,7 @@ def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.Dropdown]:
             value=128, minimum=8, maximum=2048, precision=0, label="Max tokens", min_width=110
         )
         drafter = gr.Dropdown(
-            [("auto", AUTO)], value=AUTO, label="Drafter", filterable=False, min_width=150,
+            [("Auto", AUTO)], value=AUTO, label="Drafter", filterable=False, min_width=150,
             elem_id="ls-race-drafter",
         )  # fmt: skip
     return prompt, temperature, max_tokens, drafter

@@ -6,6 +6,7 @@ import { askForLine, byId, command, inWords, make, onNews, question, toast } fro
 const SEARCH_MS = 180;
 const NARROW_PX = 768;
 const ROOM_FOR_SETTINGS_PX = 1400;
+const KEPT = "ls-settings"; // whether they were left open, over a reload
 
 const rowOf = (element) => element.closest?.("#ls-history .ls-row");
 const handleOf = (row) => Number(row.dataset.handle);
@@ -193,6 +194,8 @@ export function setSide(name, isOpen) {
   if (sideIsOpen(name) !== isOpen) byId(name)?.querySelector(".toggle-button")?.click();
 }
 
+let isBegun = false;
+
 function nameToggles() {
   for (const [name, said] of [["ls-side", "conversations"], ["ls-settings", "settings"]]) {
     const toggle = byId(name)?.querySelector(".toggle-button");
@@ -203,7 +206,9 @@ function nameToggles() {
     toggle.title = label;
     toggle.setAttribute("aria-expanded", String(sideIsOpen(name)));
     byId(name).querySelector(".sidebar-content")?.toggleAttribute("inert", !sideIsOpen(name));
+    if (name === "ls-settings" && isBegun) localStorage.setItem(KEPT, sideIsOpen(name) ? "open" : "");
   }
+  isBegun = true;
 }
 
 function begin(triesLeft) {
@@ -214,7 +219,7 @@ function begin(triesLeft) {
   }
   for (const side of sides)
     new MutationObserver(nameToggles).observe(side, { attributes: true, attributeFilter: ["class"] });
-  if (window.innerWidth < ROOM_FOR_SETTINGS_PX) setSide("ls-settings", false);
+  if (window.innerWidth >= ROOM_FOR_SETTINGS_PX && localStorage.getItem(KEPT)) setSide("ls-settings", true);
   if (window.innerWidth < NARROW_PX) setSide("ls-side", false);
   // Made narrow, or turned upright, the page would lie under its sides.
   window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {

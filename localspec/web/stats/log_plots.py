@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -30,6 +31,8 @@ MAX_DRAFT_TOKENS = 8  # on the axis of the cost curves
 MEASURED_COLOUR = "#dc2626"
 
 Points = Mapping[str, float]  # ms by tokens of context
+
+_axes = partial(Axes, width=440)  # three beside each other on a desk, one on a phone
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ def _speed(rows: Sequence[Row]) -> Plot:
             by_arm.setdefault(name, []).append((float(turn), row["tokens_per_second"]))
             colours[name] = None if row["exact"] is False else colour_of(row["drafter"])
     series = [Series(name, found, colours[name], is_line=False) for name, found in by_arm.items()]
-    axes = Axes("Tokens per second by turn", "turn", "tokens per second")
-    note = f"One mark for each turn, at most the newest {MAX_MARKS}: tokens over time of decoding."
+    axes = _axes("Tokens per second by turn", "turn", "tokens per second")
+    note = f"One mark a turn, of the newest {MAX_MARKS}: tokens by the time of decoding."
     return Plot("speed-by-turn", lines(axes, series), note)
 
 
@@ -103,14 +106,13 @@ def _compared(groups: Mapping[str, stats.Summary], field: str) -> Plot:
         for label, one in groups.items()
         if one.decode_speedup is not None
     ]
-    axes = Axes(
+    axes = _axes(
         f"Gain by {SHARED[field]}", SHARED[field], "times without drafting",
         line=1.0, line_label="without drafting", y_digits=2,
     )  # fmt: skip
-    note = (
-        "Times as fast as without drafting: whole replies, and decoding alone. A whole reply is of "
-        "no single drafter."
-    )
+    note = "How many times as fast as without drafting: decoding alone, and whole replies."
+    if field == "drafter":
+        note = "How many times as fast as without drafting: the rounds of each drafter."
     return Plot(f"speedup-by-{field}", bars(axes, names, shown), note)
 
 
@@ -120,7 +122,7 @@ def _accepted(groups: Mapping[str, stats.Summary], field: str) -> Plot:
         for label, one in groups.items()
         if one.acceptance_rate is not None
     ]
-    axes = Axes(f"Acceptance by {SHARED[field]}", SHARED[field], "%", y_top=100)
+    axes = _axes(f"Acceptance by {SHARED[field]}", SHARED[field], "%", y_top=100)
     note = "Accepted of what was guessed, and how much of the text was guessed."
     names = ("accepted of the guesses", "guessed of the text")
     return Plot(f"acceptance-by-{field}", bars(axes, names, shown), note)
@@ -136,7 +138,7 @@ def _gamma(rounds: Sequence[Row]) -> Plot:
     accepted = [(float(place), float(one["num_accepted_tokens"])) for place, one in newest]
     is_used = any(value for _, value in drafted)
     series = [Series("γ, guessed", drafted), Series("accepted", accepted)] if is_used else []
-    axes = Axes("Draft length γ over time", "round", "tokens in a round")
+    axes = _axes("Draft length γ over time", "round", "tokens in a round")
     note = (
         f"The newest {len(newest)} rounds: how many tokens were guessed, and how many were right."
     )
@@ -152,7 +154,7 @@ def _waits(rows: Sequence[Row], rounds: Sequence[Row]) -> Plot:
         Group(f"P{100 * share:.0f}", [waits.between_tokens[i] for _, waits in known])
         for i, share in enumerate(stats.SHARES)
     ]
-    axes = Axes("Wait between tokens", "percentile", "ms", y_digits=1)
+    axes = _axes("Wait between tokens", "percentile", "ms", y_digits=1)
     note = (
         "Tokens of one round arrive together: with drafting most waits are 0 and the rounds stand "
         "in the upper percentiles."
@@ -177,7 +179,7 @@ def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | Non
         Series(label_of(curve.drafter), [*enumerate(curve.round_ms)], colour_of(curve.drafter))
         for curve in curves
     ]
-    axes = Axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", "ms")
+    axes = _axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", "ms")
     note = "Measured on this machine: one check of γ + 1 tokens and γ steps of the drafter."
     return [Plot("cost-curve", lines(axes, series), note), _break_even(rows, rounds, curves)]
 
@@ -191,7 +193,7 @@ def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[Cos
     if measured.alpha is not None and measured.mean_num_draft_tokens is not None:
         point = (measured.mean_num_draft_tokens, 100 * measured.alpha)
         series.append(Series("measured", [point], MEASURED_COLOUR, is_line=False))
-    axes = Axes(
+    axes = _axes(
         "Acceptance needed to break even", "draft length γ", "% of guesses checked", y_top=100
     )
     note = (

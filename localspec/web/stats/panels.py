@@ -31,7 +31,8 @@ def _basis(summary: stats.Summary, saved_s: float | None) -> str:
     turns = counted(summary.num_turns, "turn")
     if saved_s is None:
         return turns
-    return f"{turns}, {number(abs(saved_s), digits=0)} s {'saved' if saved_s >= 0 else 'lost'}"
+    seconds = "under a second" if abs(saved_s) < 1.0 else f"{abs(saved_s):,.0f} s"
+    return f"{turns}, {seconds} {'saved' if saved_s >= 0 else 'lost'}"
 
 
 def figures_html(summary: stats.Summary, saved_s: float | None = None) -> str:

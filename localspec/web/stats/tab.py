@@ -68,10 +68,10 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
         with gr.Row(elem_id="ls-stats-top"):
             scope = gr.Radio(SCOPES, value="all", label="Show and export", elem_id="ls-scope")
             exports = html_box("", "ls-exports")
-        names = ("ls-plots-box", "ls-figures", "ls-turns")
-        plots, figures, turns = (html_box("", name) for name in names)
         with (
-            gr.Accordion("Only some models or days", open=False, elem_id="ls-filters-fold"),
+            gr.Accordion(
+                "Filter by who asked, model or day", open=False, elem_id="ls-filters-fold"
+            ),
             gr.Row(elem_id="ls-filters", elem_classes="ls-filters"),
         ):
             source = gr.Dropdown(
@@ -87,6 +87,8 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
             until = gr.Textbox(
                 label="Until day", placeholder="2026-12-31", max_lines=1, elem_id="ls-until"
             )
+        names = ("ls-plots-box", "ls-figures", "ls-turns")
+        plots, figures, turns = (html_box("", name) for name in names)
     inputs = [scope, source, model, since, until, conversation]
     outputs = [model, warning, exports, summary, plots, figures, turns]
     chosen = [each.input for each in (scope, source, model)]

@@ -42,9 +42,13 @@ def _can_go_on(place: Place) -> bool:
     return place.is_last and place.message.role == "assistant" and is_open
 
 
+def _can_be_answered(place: Place) -> bool:
+    return place.is_last or place.message.role == "assistant"
+
+
 ACTIONS = (
     Action("copy", "Copy", lambda place: bool(place.message.text)),
-    Action("again", "Answer again", lambda place: place.is_last),
+    Action("again", "Answer again", _can_be_answered),
     Action("edit", "Edit", lambda place: bool(place.message.text)),
     Action("continue", "Continue", lambda place: bool(place.message.text) and _can_go_on(place)),
     Action("fork", "Fork the chat from here", lambda place: True),

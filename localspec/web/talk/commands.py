@@ -78,7 +78,7 @@ class Commands:
         if name == "continue":
             return await self._handlers.proceed(page, handle, form)
         if name == "again":
-            return await self._handlers.regenerate(page, handle, form)
+            return await self._handlers.regenerate(page, handle, form, _whole(command, "message"))
         try:
             if name == "rewrite" and handle is not None:
                 return await self._rewrite(page, handle, command, form)

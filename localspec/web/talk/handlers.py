@@ -173,10 +173,13 @@ class Handlers:
             return replace(asked, signal={"sent": asked.handle})
         return replace(asked, signal={**(asked.signal or {}), "unsent": True})
 
-    async def regenerate(self, page: str, handle: int | None, form: Form) -> Shown:
-        """Another reply to the last message."""
+    async def regenerate(
+        self, page: str, handle: int | None, form: Form, message_id: int | None = None
+    ) -> Shown:
+        """Another reply in the place of this one, None: of the last."""
         refusal = "There is nothing to answer again, or a reply is being written."
-        return await self._answer_again(page, handle, form, self.service.regenerate, refusal)
+        begin = partial(self.service.regenerate, message_id=message_id)
+        return await self._answer_again(page, handle, form, begin, refusal)
 
     async def proceed(self, page: str, handle: int | None, form: Form) -> Shown:
         """Go on with the last reply where it ended."""

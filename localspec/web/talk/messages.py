@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, TurnView, clean
-from localspec.web.live import badge, footer, time_of_day
+from localspec.web.live import badge, footer, short, time_of_day
 from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
 from localspec.web.talk.plain_markdown import as_text
 from localspec.workloads import FILE
@@ -31,15 +31,11 @@ def chat_messages(
 ) -> list[ChatMessage]:
     """Every message with its notes. rows: the logged turn of each reply, by message id.
     is_running: a reply is under way, so the last message is not the end."""
-    found, model = [], None
+    found = []
     for index, message in enumerate(shown):
         row = rows.get(message.message_id)
         place = Place(message, row, index == len(shown) - 1 and not is_running)
-        if message.role == "user":
-            found.append(_person(place))
-            continue
-        found.append(_reply(place, model))
-        model = message.model or model
+        found.append(_person(place) if message.role == "user" else _reply(place))
     return found
 
 
@@ -99,8 +95,7 @@ def file_size(num_bytes: int) -> str:
     return f"{num_bytes / 1_000_000:.1f} MB"
 
 
-def _reply(place: Place, model_before: str | None) -> ChatMessage:
-    """model_before: that wrote the reply before, None for the first."""
+def _reply(place: Place) -> ChatMessage:
     message, row = place.message, place.row
     notes = []
     error = message.error or (row["error"] if row is not None else None)
@@ -113,9 +108,8 @@ def _reply(place: Place, model_before: str | None) -> ChatMessage:
     parts = [message.state] if message.state in CAN_GO_ON else []
     if row is not None and row["num_output_tokens"]:
         parts += [html.escape(part) for part in footer(row)]
-    parts += [_time(message), "edited" if message.is_edited else ""]
-    if model_before is not None and message.model not in (None, model_before):
-        parts.append(html.escape(str(message.model)))
+    parts += [_time(message), html.escape(short(message.model or ""))]
+    parts += ["edited"] if message.is_edited else []
     if row is not None and row["num_output_tokens"] and message.message_id is not None:
         parts.append(_details(message.message_id))
     notes.append(_note("ls-footer", [*parts, _branches(message)], place))
