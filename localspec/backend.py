@@ -77,6 +77,7 @@ class Request:
     probability of each output token; None: neither. prediction: a text that the reply is expected
     to repeat in large parts, as the old version of a file to be edited; it only feeds drafts.
     tools: descriptions of functions, in OpenAI's format, that the chat format is to show the model.
+    grammar: what the reply is held to (see chat.grammars), "" for any text.
     """
 
     messages: tuple[Message, ...]
@@ -93,6 +94,7 @@ class Request:
     num_logprobs: int | None = None
     prediction: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
+    grammar: str = ""
 
     @property
     def system_prompt(self) -> str:

@@ -10,6 +10,7 @@ Not here: algorithms; the types of a turn for the page and the log (backend).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -81,6 +82,16 @@ class Noise(Protocol):
         ...
 
 
+class Grammar(Protocol):
+    """What the reply of one turn may be. A state is named by the tokens of the reply up to it, so
+    nothing is advanced or rolled back by the caller."""
+
+    def masks(self, reply: SequenceOf[int], texts: SequenceOf[SequenceOf[int]]) -> list[bytes]:
+        """Which tokens may follow `reply` and each of the drafted `texts`: one bit a token, the
+        lowest bit of the first byte is token 0. All may follow a text that itself may not be."""
+        ...
+
+
 class Sequence:
     """The tokens of one turn: the rendered prompt, then everything decoded.
 
@@ -88,7 +99,7 @@ class Sequence:
     max_tokens. The end-of-text id stays in `tokens` (the next turn's prompt repeats it) but is
     no output token. noise: what every choice of the turn is made with; greedy turns need none.
     num_logprobs: see backend.Request. prediction: tokens that may look like those to come, for the
-    drafters that look texts up.
+    drafters that look texts up. grammar: what the reply is held to, None for any text.
     """
 
     def __init__(
@@ -100,6 +111,7 @@ class Sequence:
         noise: Noise,
         num_logprobs: int | None = None,
         prediction: tuple[int, ...] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         assert prompt, "a sequence needs at least one prompt token"
         self.tokens = list(prompt)
@@ -110,7 +122,13 @@ class Sequence:
         self.noise = noise
         self.num_logprobs = num_logprobs
         self.prediction = prediction
+        self.grammar = grammar
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def reply(self) -> list[int]:
+        """The tokens decoded so far."""
+        return self.tokens[self.prompt_length :]
 
     @property
     def num_remaining(self) -> int:

@@ -74,6 +74,7 @@ HOMES = {
     "gradio": ("web",),
     "fastapi": ("web", "api"),
     "starlette": ("web", "api"),
+    "llguidance": ("chat.grammars",),
     "pydantic": ("api",),
     "prometheus_client": ("api",),
     "uvicorn": ("web",),

@@ -34,6 +34,7 @@ from localspec.api.fields import (
     stops_of,
     text_of,
 )
+from localspec.api.formats import called, held, schema_of
 from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
@@ -65,6 +66,19 @@ class Tool(Fields):
 
     type: Literal["function"]
     function: dict[str, Any]
+
+
+class ToolName(Fields):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ToolName
 
 
 class ChatMessage(Fields):
@@ -137,7 +151,7 @@ class ChatFields(ChoiceFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     store: bool | None = None
@@ -152,9 +166,7 @@ class ChatFields(ChoiceFields):
         require_choices(count)
         limit = self.max_completion_tokens or self.max_tokens
         request = self.request(messages, limit, stops_of(self.stop))
-        if self.tool_choice != "none":
-            tools = tuple(tool_of(one.function, "tools") for one in self.tools or ())
-            request = replace(request, tools=tools)
+        request = self._held(request)
         if self.logprobs:
             request = replace(request, num_logprobs=self.top_logprobs or 0)
         if self.prediction is not None:
@@ -162,14 +174,24 @@ class ChatFields(ChoiceFields):
             request = replace(request, prediction=text)
         return choices_of(request, count)
 
+    def _held(self, request: Request) -> Request:
+        """With its tools, and held to its format or to a call. Raises Refused."""
+        choice, form = self.tool_choice, self.response_format
+        tools = [tool_of(one.function, "tools") for one in self.tools or () if choice != "none"]
+        if isinstance(choice, NamedTool):
+            return held(request, "tools", None, tools, called(tools, choice.function.name))
+        known = ("none", "auto", "required")
+        refuse_unless(choice, (None, *known), "tool_choice", f"must be one of {', '.join(known)}.")
+        if choice == "required":
+            return held(request, "tools", None, tools, called(tools, None))
+        fields = None if form is None else {**(form.json_schema or {}), "type": form.type}
+        schema = schema_of(fields, "response_format")
+        return held(request, "response_format", schema, tools)
+
     def _refuse_the_impossible(self) -> None:
-        form = None if self.response_format is None else self.response_format.type
-        refuse_unless(form, (None, "text"), "response_format", "localspec has no grammars yet.")
         refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs needs logprobs to be true.", "top_logprobs")
-        why = "localspec cannot force a call without grammars: auto or none."
-        refuse_unless(self.tool_choice, (None, "none", "auto"), "tool_choice", why)
         refuse_unless(self.modalities, (None, ["text"]), "modalities", "localspec writes text.")
         refuse_unless(self.reasoning_effort, (None,), "reasoning_effort", "it has no effect here.")
 

@@ -12,13 +12,13 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from localspec.api.accounts import speculation_of
 from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
+from localspec.api.formats import called, held
 from localspec.api.pieces import pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
@@ -76,15 +76,18 @@ class MessagesFields(Common):
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
-        choice = None if self.tool_choice is None else self.tool_choice.get("type")
-        cannot = "localspec cannot force a call without grammars: auto or none."
-        refuse_unless(choice, (None, "auto", "none"), "tool_choice", cannot)
+        choice = "auto" if self.tool_choice is None else self.tool_choice.get("type")
+        known = ("auto", "none", "any", "tool")
+        refuse_unless(choice, known, "tool_choice", f"must be one of {', '.join(known)}.")
         thinking = None if self.thinking is None else self.thinking.type
         why = "localspec's models think as their chat format says."
         refuse_unless(thinking, (None, "disabled"), "thinking", why)
         request = self.request(self.all_messages(), self.max_tokens, self._stops)
-        tools = () if choice == "none" else tuple(_tool(one) for one in self.tools or ())
-        return [replace(request, tools=tools)]
+        tools = [_tool(one) for one in self.tools or () if choice != "none"]
+        if self.tool_choice is None or choice not in ("any", "tool"):
+            return [held(request, "tools", None, tools)]
+        name = self.tool_choice.get("name") if choice == "tool" else None
+        return [held(request, "tools", None, tools, called(tools, name))]
 
     def all_messages(self) -> tuple[Message, ...]:
         """The system prompt first. Raises Refused."""

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from localspec.api.accounts import prediction_tokens, speculation_of
 from localspec.api.fields import Common, Fields, Part, refuse_unless, role_of, text_of
+from localspec.api.formats import held, schema_of
 from localspec.api.pieces import Whole, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.backend import Message, Request, TurnStats
@@ -65,7 +66,13 @@ class ResponseFields(Common):
                 refuse_unless(item.type, ("message",), f"input.{place}.type", why)
                 role = role_of(item.role, f"input.{place}.role")
                 messages.append(Message(role, text_of(item.content, f"input.{place}.content")))
-        return [self.request(tuple(messages), self.max_output_tokens, ())]
+        request = self.request(tuple(messages), self.max_output_tokens, ())
+        return [held(request, "text.format", schema_of(self.format, "text.format"))]
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """Of the reply."""
+        return (self.text or {}).get("format") or {"type": "text"}
 
     def _refuse_the_impossible(self) -> None:
         kept = "localspec keeps no responses. Send the whole conversation."
@@ -75,8 +82,6 @@ class ResponseFields(Common):
         refuse_unless(self.background, (None, False), "background", kept)
         refuse_unless(self.tools, (None, []), "tools", "localspec does not call tools yet.")
         refuse_unless(self.tool_choice, (None, "none", "auto"), "tool_choice", "there are none.")
-        form = (self.text or {}).get("format") or {"type": "text"}
-        refuse_unless(form, ({"type": "text"},), "text.format", "localspec has no grammars yet.")
         effort = {name: value for name, value in (self.reasoning or {}).items() if value}
         refuse_unless(effort, ({},), "reasoning", "it has no effect here.")
         refuse_unless(self.include, (None, []), "include", "localspec adds nothing on request.")
@@ -114,7 +119,7 @@ class Response:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": asked.format},
             "tool_choice": "auto",
             "tools": [],
             "top_p": sampling.top_p,

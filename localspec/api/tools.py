@@ -3,8 +3,8 @@
 Contract: a model is shown tools by its own chat format and writes calls as it was trained to: JSON
 between "<tool_call>" and "</tool_call>" (Hermes, Qwen), or a reply that is nothing but JSON (Llama,
 Mistral), with the name of a tool and its arguments. `Calls` holds back what may become a call until
-the end of the reply; what turns out to be none is text. Whether a model calls a tool is up to it:
-without grammars nothing can be forced.
+the end of the reply; what turns out to be none is text. Whether a model calls a tool is up to it,
+unless the request forces a call (formats).
 
 Source: the chat templates of these families.
 """

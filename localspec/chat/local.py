@@ -32,6 +32,7 @@ from localspec.backend import (
 )
 from localspec.chat import off_reasons
 from localspec.chat.context_room import max_tokens_of
+from localspec.chat.grammars import Grammars
 from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import (
     ReplyText,
@@ -44,7 +45,7 @@ from localspec.chat.reply_text import (
     start_of,
 )
 from localspec.chat.template import ChatTemplate
-from localspec.core import AUTO, OFF, Policy, Round, SamplingParams, Sequence
+from localspec.core import AUTO, OFF, Grammar, Policy, Round, SamplingParams, Sequence
 from localspec.engine.acceptance import bucket_of
 from localspec.engine.costs import Costs
 from localspec.engine.plain_baseline import PlainBaseline
@@ -99,6 +100,7 @@ class LocalBackend:
         self._engine = loaded.engine
         self._controller = loaded.controller
         self._texts = TokenTexts(loaded.template)
+        self._grammars = Grammars(loaded.template, loaded.engine.target.vocab_size)
         self._baselines: dict[Costs, PlainBaseline] = {}  # of greedy rounds, and of drawing ones
 
     def describe(self) -> Description:
@@ -139,7 +141,8 @@ class LocalBackend:
             start = start_of(template, request.messages, request.continues, begun, tools)
         max_tokens = max_tokens_of(self, request, len(start.prompt), context_length)
         text = ReplyText(template.detokenizer(), request.stop, start)
-        return self._turn(request, start, max_tokens, text, started_s, cancel)
+        grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
+        return self._turn(request, start, max_tokens, text, grammar, started_s, cancel)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -211,6 +214,7 @@ class LocalBackend:
         start: Start,
         max_tokens: int,
         text: ReplyText,
+        grammar: Grammar | None,
         started_s: float,
         cancel: threading.Event,
     ) -> Iterator[Chunk]:
@@ -232,6 +236,7 @@ class LocalBackend:
                 self.loaded.template.end_ids,
                 request.num_logprobs,
                 predicted(self.loaded.template, start, request.prediction),
+                grammar,
             )
             prefilled = self._engine.prefill(sequence, cancel)
             policy = policy_of(

@@ -125,6 +125,14 @@ class ChatTemplate:
         """Text of all tokens, without control tokens."""
         return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
 
+    @property
+    def vocab_size(self) -> int:
+        return int(self._encoder.get_vocab_size(with_added_tokens=True))
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return str(self._encoder.to_str())
+
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._encoder)
 

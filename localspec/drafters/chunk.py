@@ -262,9 +262,9 @@ class ChunkedDraft:
         return draft.proposal()
 
     def serves(self, draft: Drafting) -> bool:
-        """Whether a window holds the whole draft."""
+        """Whether a window holds the whole draft, and no grammar asks the host about each token."""
         end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
-        return end <= self.model.cache.shape.capacity
+        return draft.sequence.grammar is None and end <= self.model.cache.shape.capacity
 
     @torch.inference_mode()
     def draft_on(self, draft: Drafting) -> None:

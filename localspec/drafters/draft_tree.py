@@ -76,7 +76,7 @@ class DraftTreeDrafter(DraftModelDrafter):
             return Proposal()
         catch_up(self.model, sequence.tokens)
         growth = plan.growth or USUAL
-        if self.chunks is not None:
+        if self.chunks is not None and sequence.grammar is None:
             return self._beside_a_chain(sequence, growth, size, self.chunks)
         tree = TreeGrowth(growth, size, end_ids=sequence.end_ids)
         steps = _Steps(self.model, sequence, tree)

@@ -24,7 +24,15 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core import DraftPlan, Proposal, Sequence, chain
-from localspec.engine.sampling import noise_after, peaks, perturbed, repelled, scores, warp_of
+from localspec.engine.sampling import (
+    masked,
+    noise_after,
+    peaks,
+    perturbed,
+    repelled,
+    scores,
+    warp_of,
+)
 from localspec.forward.model import LanguageModel, prefill
 from localspec.forward.upload import indices
 
@@ -107,12 +115,14 @@ def chances(
 ) -> torch.Tensor:
     """How likely each token of the target is to be chosen after `sequence` and each of the drafted
     `texts`: logits [n, V_draft] -> [n, V]. The peak of a row is the draft's own choice."""
-    return torch.softmax(scores(fitted(logits, vocab_size), sequence, texts, share), dim=-1)
+    logits = masked(fitted(logits, vocab_size), sequence, texts)
+    return torch.softmax(scores(logits, sequence, texts, share), dim=-1)
 
 
 class Unread:
     """What may follow drafted tokens that only the device knows, as `chances` says it of tokens
-    that the host knows. Presence and frequency penalties are left to the target."""
+    that the host knows. Presence and frequency penalties are left to the target. A grammar asks the
+    host about each token, so a turn with one is drafted otherwise."""
 
     def __init__(self, sequence: Sequence, vocab_size: int, device: torch.device, share: float):
         self._sequence = sequence

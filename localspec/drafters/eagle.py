@@ -58,7 +58,7 @@ class EagleDrafter(HeadDrafter):
         assert self._target.cache.length == len(tokens) - 1, "the target has read all but the root"
         root = self._head.start(tokens, self._features)  # [1, d]
         try:
-            if self._reads_once:
+            if self._reads_once and sequence.grammar is None:
                 return self._whole(sequence, plan, root)
             return _Draft(sequence, plan, self._head, root).grow()
         finally:

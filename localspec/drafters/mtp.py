@@ -39,7 +39,7 @@ class MtpDrafter(HeadDrafter):
             return Proposal()
         state = self._head.start(sequence.tokens, self._features)  # [1, d]
         try:
-            if self._reads_once:
+            if self._reads_once and sequence.grammar is None:
                 self._draft_unread(draft, state)
                 return draft.proposal()
             while draft.take(draft.row(self._head.logits(state)[0])):

@@ -24,6 +24,7 @@ from localspec.core import (
     TARGET,
     Drafter,
     DraftPlan,
+    Grammar,
     Outcome,
     Policy,
     Proposal,
@@ -36,7 +37,7 @@ from localspec.core import (
 from localspec.engine.lenient import allowed
 from localspec.engine.logprobs import logprobs_of
 from localspec.engine.noise import GumbelNoise
-from localspec.engine.sampling import choices, scores
+from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
@@ -66,12 +67,15 @@ class Engine:
         end_ids: frozenset[int],
         num_logprobs: int | None = None,
         prediction: tuple[int, ...] = (),
+        grammar: Grammar | None = None,
     ) -> Sequence:
         """A turn's sequence with the noise of its seed, which only a greedy turn may lack."""
         is_fixed = sampling.seed is not None or sampling.temperature == 0.0
         assert is_fixed, "whoever makes a request draws its seed, so that it can be logged"
         noise = GumbelNoise(sampling.seed or 0, self.target.vocab_size, self.target.device)
-        return Sequence(prompt, sampling, max_tokens, end_ids, noise, num_logprobs, prediction)
+        return Sequence(
+            prompt, sampling, max_tokens, end_ids, noise, num_logprobs, prediction, grammar
+        )
 
     def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
         """Bring the target's cache to all tokens but the root, keeping what earlier turns left.
@@ -149,7 +153,9 @@ class Engine:
 
     def _judge(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
         rule = sequence.sampling.leniency
-        found = scores(logits, sequence, [(), *proposal.texts])
+        texts = [(), *proposal.texts]
+        logits = masked(logits, sequence, texts)
+        found = scores(logits, sequence, texts)
         if rule is None or not proposal.tokens:
             return verify(proposal, choices(found))
         return verify(proposal, choices(found), allowed(rule, proposal, sequence, logits, found))

@@ -32,14 +32,16 @@ def allowed(
     logits: torch.Tensor,
     scores: torch.Tensor,
 ) -> list[bool]:
-    """Of each draft token. logits, scores: [1 + n, V], of the target. One host copy at most."""
+    """Of each draft token. logits, scores: [1 + n, V], of the target, -inf where a grammar forbids
+    a token: no rule allows that. One host copy at most."""
     device = logits.device
     rows = indices([parent + 1 for parent in proposal.parents], device)
     tokens = indices(proposal.tokens, device)
     match rule:
         case Threshold(threshold):
             confidences = proposal.confidences or (0.0,) * len(proposal.tokens)
-            return [confidence > threshold for confidence in confidences]
+            may_be: list[bool] = (logits[rows, tokens] > -math.inf).tolist()
+            return [c > threshold and may for c, may in zip(confidences, may_be, strict=True)]
         case Typical(epsilon, delta):
             histories = ([*sequence.tokens, *text] for text in ([], *proposal.texts))
             p = distributions(logits, sequence.sampling, histories, sequence.prompt_length)

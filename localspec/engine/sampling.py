@@ -2,7 +2,8 @@
 
 Contract: `scores` serves target and draft alike: the next token is the one with the largest score,
 its logit plus the temperature times the turn's noise at its place (engine.noise). Greedy is
-temperature 0, the case without noise. Order of the warps: penalties (repetition: CTRL, arXiv
+temperature 0, the case without noise. Order of the warps: the mask of a
+grammar (`masked`, which target and draft apply before), penalties (repetition: CTRL, arXiv
 1909.05858; presence and frequency: OpenAI's), temperature, top-k, top-p (arXiv 1904.09751), min-p
 (arXiv 2407.01082). A token that they leave out scores -inf. `distributions` gives the probabilities
 that the choice follows.
@@ -60,6 +61,20 @@ def scores(
     if sampling.temperature == 0.0:
         return logits
     return perturbed(logits, warp, noise_after(sequence, [len(text) for text in texts]), share)
+
+
+def masked(
+    logits: torch.Tensor, sequence: core.Sequence, texts: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Logits [n, V], -inf where the turn's grammar lets no such token follow `sequence` and each of
+    the drafted `texts`; the same tensor where there is no grammar."""
+    if sequence.grammar is None:
+        return logits
+    rows = sequence.grammar.masks(sequence.reply, texts)
+    packed = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
+    packed = packed.view(len(rows), -1, 1).to(logits.device)  # [n, V / 8, 1]
+    bits = packed >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+    return logits.masked_fill(bits.view(len(rows), -1)[:, : logits.shape[-1]] == 0, -math.inf)
 
 
 def noise_after(sequence: core.Sequence, depths: Sequence[int]) -> torch.Tensor:

@@ -46,7 +46,7 @@ def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
         {"previous_response_id": "resp_1"},
         {"store": True},
         {"tools": [{"type": "web_search"}]},
-        {"text": {"format": {"type": "json_object"}}},
+        {"text": {"format": {"type": "xml"}}},
         {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
     ],
 )

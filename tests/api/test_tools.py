@@ -10,6 +10,7 @@ from openai import OpenAI
 
 from localspec.api.tools import Calls, calls_in
 from localspec.backend import Message, ToolCall
+from localspec.chat.grammars import grammar_of
 from tests.api.conftest import CALL, Doors
 
 MODEL = "demo-12m"
@@ -83,9 +84,19 @@ def test_the_answer_of_a_tool_goes_back_to_the_model(client: OpenAI, doors: Door
     assert logged[:3] == ["hello", "weather({})", "Sun."]
 
 
-def test_a_call_cannot_be_forced(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="without grammars"):
-        client.chat.completions.create(**ASKED, tool_choice="required")  # type: ignore[call-overload]
+def test_a_call_is_up_to_the_model_unless_it_is_forced(client: OpenAI, doors: Doors) -> None:
+    def grammar(**fields: object) -> str:
+        client.chat.completions.create(**ASKED, **fields)  # type: ignore[call-overload]
+        assert doors.fake.requests[-1].tools == (TOOL,), "the model is shown all of them"
+        return doors.fake.requests[-1].grammar
+
+    forced = grammar_of(functions=[TOOL["function"]])
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert grammar(tool_choice="required") == grammar(tool_choice=named) == forced
+    assert grammar(tool_choice="auto") == ""
+    for choice in ({**named, "function": {"name": "clock"}}, "whatever"):
+        with pytest.raises(openai.BadRequestError, match="tool_choice"):
+            grammar(tool_choice=choice)
     unasked = client.chat.completions.create(**ASKED, tool_choice="none")  # type: ignore[call-overload]
     assert unasked.choices[0].finish_reason == "stop"
 
@@ -106,12 +117,14 @@ def test_anthropics_client_calls_and_answers(doors: Doors) -> None:
         reply = {"role": "assistant", "content": [block.model_dump() for block in found.content]}
         after = {"role": "user", "content": results}
         client.messages.create(**asked, messages=[question, reply, after])  # type: ignore[call-overload]
+        client.messages.create(**asked, messages=[question], tool_choice={"type": "any"})  # type: ignore[call-overload]
     assert found.stop_reason == streamed.stop_reason == "tool_use"
     assert [use.input for use in uses] == [{"city": "Lima"}, {"city": "Cusco"}]
     assert [block.input for block in streamed.content if block.type == "tool_use"] == [
         use.input for use in uses
     ]
-    shown = doors.fake.requests[-1]
+    *_, shown, forced = doors.fake.requests
+    assert forced.grammar == grammar_of(functions=[forced.tools[0]["function"]])
     assert shown.tools[0]["function"]["parameters"] == SCHEMA
     assert [one.role for one in shown.messages] == ["user", "assistant", "tool", "user"]
     called = shown.messages[1].tool_calls

@@ -1,0 +1,67 @@
+"""Formats of replies, over every interface that has them: held to, or refused before anything is
+decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from localspec.chat.grammars import ANY_OBJECT, grammar_of
+from tests.api.conftest import Doors
+
+MODEL = "demo-12m"
+ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}]}
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+def format_of(schema: object) -> dict[str, object]:
+    named = {"name": "City", "schema": schema, "strict": True}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def test_a_format_reaches_the_engine(client: OpenAI, doors: Doors) -> None:
+    schema = {**City.model_json_schema(), "additionalProperties": False}
+    formats = (None, {"type": "text"}, {"type": "json_object"}, format_of(schema))
+    for form in formats:
+        fields = {} if form is None else {"response_format": form}
+        client.chat.completions.create(**ASKED, **fields)
+    sent = [request.grammar for request in doors.fake.requests]
+    assert sent == ["", "", grammar_of(ANY_OBJECT), grammar_of(schema)]
+
+
+def test_a_format_of_responses_reaches_the_engine_and_is_repeated(
+    client: OpenAI, doors: Doors
+) -> None:
+    form = {"type": "json_schema", "name": "City", "schema": ANY_OBJECT, "strict": True}
+    found = client.responses.create(model=MODEL, input="x", text={"format": form})  # type: ignore[call-overload]
+    assert doors.fake.requests[-1].grammar == grammar_of(ANY_OBJECT)
+    assert found.text.format.type == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"type": "json_schema"}, "holds no schema"),
+        (format_of("object"), "holds no schema"),
+        (format_of({"type": "strange"}), "cannot hold a reply to this schema: .*strange"),
+        (format_of({"$ref": "https://example.com/x"}), "cannot hold a reply to this schema"),
+    ],
+)
+def test_a_format_that_cannot_be_held_to_is_refused_before_anything_is_decoded(
+    client: OpenAI, doors: Doors, form: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=said) as of_chat:
+        client.chat.completions.create(**ASKED, response_format=form)
+    flat = {"type": form["type"], "name": "x", **form.get("json_schema", {})}
+    with pytest.raises(openai.BadRequestError, match=said) as of_response:
+        client.responses.create(model=MODEL, input="x", text={"format": flat})  # type: ignore[call-overload]
+    assert [of_chat.value.param, of_response.value.param] == ["response_format", "text.format"]
+    assert doors.fake.requests == []
