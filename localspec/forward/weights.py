@@ -42,6 +42,7 @@ COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
 # How far the native decoder's logits may lie from transformers', by their norm: only rounding.
 AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+TOWERS = ("vision_tower", "audio_tower", "multi_modal_projector")  # beside a text model
 # Families that transformers knows by another name: the code in their folders is not needed.
 KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -173,12 +174,20 @@ def load_module(
     module, info = opened
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
         raise weights_missing(folder.name, missing)
+    drop_towers(module)
     if bits is not None or is_kept:  # placed while loading; bitsandbytes refuses to be moved again
         return module.eval().requires_grad_(False)
     try:
         return module.to(device).eval().requires_grad_(False)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+
+
+def drop_towers(module: Any) -> None:
+    """Free what a model has for images and sound, which nothing here gives it."""
+    for name in TOWERS:
+        if getattr(module.base_model, name, None) is not None:
+            setattr(module.base_model, name, None)
 
 
 def _opener(

@@ -44,7 +44,8 @@ FULL_PRECISIONS: Mapping[str, Precision] = {
 MAX_VERIFY_WIDTH = 16
 # fp32 rows held at once while verifying: logits, a graph's own, two of noise, scores, a temporary.
 LOGITS_COPIES = 6
-# Captured graphs of the target, the draft and its chunks. An upper bound: capturing stops there.
+# Captured graphs of the target, the draft and its chunks, as far as the native decoder runs them.
+# An upper bound: capturing stops there.
 GRAPHS_BYTES = 512 * MIB
 # The prompt is read in chunks of this many tokens (6.1: 512 to 1,024).
 PREFILL_CHUNK = 512
@@ -186,6 +187,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     if draft is not None:
         used_by_draft = _activation_bytes(draft, plan.context_length, full, is_quantised=False)
         activations = max(activations, used_by_draft)
+    is_captured = any(each.family in NATIVE_FAMILIES for each in (target, draft) if each)
     return PlanBytes(
         target_weights=target.weight_bytes(plan.precision, full),
         draft_weights=draft_weights,
@@ -193,7 +195,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         draft_kv=draft.kv_bytes(plan.context_length, kept_in) if draft else 0,
         logits=MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES,
         activations=activations + (CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0),
-        graphs=GRAPHS_BYTES if room.device == "cuda" else 0,
+        graphs=GRAPHS_BYTES if room.device == "cuda" and is_captured else 0,
         runtime=room.runtime_bytes,
         margin=room.margin_bytes,
     )

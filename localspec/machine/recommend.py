@@ -5,8 +5,9 @@ wanted context, and gives cards; a model that does not fit is a card too, with t
 sentence on what would fit. Sizes of downloads are exact where the hub was asked, else computed
 from the shape and marked so. Unknown stays None.
 
-The first card: of open licence and free to fetch without an agreement; on a GPU a pair rather than
-a lone model; then the largest, since size is the only measure of quality between families. On a
+The first card: of open licence and free to fetch without an agreement; then the largest, since size
+is the only measure of quality between families. On a GPU a draft counts as much as DRAFT_WORTH
+times the size. On a
 processor models are limited to what it reads in time.
 
 A gain that was not measured is a range: the best draft length under careful and under hopeful
@@ -38,13 +39,13 @@ from localspec.options import LoadOptions
 from localspec.speculation import Measurement, best_speedup
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
-# Weights are published in 16 bits; the tokenizer and configurations beside them.
-PUBLISHED: Precision = "bf16"
+# The tokenizer and configurations beside the weights.
 SMALL_FILES_BYTES = 12_000_000
 # A processor reads each weight once a token: at the 20 GB/s that common memory gives, this many
 # bytes allow some five tokens a second. An assumption, not a measurement.
 MOST_BYTES_ON_CPU = 4_000_000_000
 NUM_ALTERNATIVES = 2
+DRAFT_WORTH = 2.25  # a draft about doubles the speed, as half the size would
 
 LONGEST_DRAFT = 8
 ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}  # careful, hopeful
@@ -211,10 +212,11 @@ def _is_for_anyone(card: Card) -> bool:
     return is_open and "Coder" not in card.id
 
 
-def _rank(snapshot: Snapshot, card: Card, cards: Sequence[Card]) -> tuple[bool, float, int]:
+def _rank(snapshot: Snapshot, card: Card, cards: Sequence[Card]) -> tuple[float, int]:
     """Larger is better; sizes alike to two digits are equal, and then the later family wins."""
     is_pair = card.plan.drafter == DRAFT_MODEL and snapshot.room.device != "cpu"
-    return is_pair, float(f"{_size(card):.1e}"), cards.index(card)
+    worth = DRAFT_WORTH if is_pair else 1.0
+    return worth * float(f"{_size(card):.1e}"), cards.index(card)
 
 
 # -- one card -------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:
         return Part(shape.name, snapshot.cached[shape.name], True, True)
     if shape.name in snapshot.exact:
         return Part(shape.name, snapshot.exact[shape.name], True, False)
-    return Part(shape.name, shape.weight_bytes(PUBLISHED) + SMALL_FILES_BYTES, False, False)
+    return Part(shape.name, shape.published_bytes + SMALL_FILES_BYTES, False, False)
 
 
 # -- the gain -------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class ModelShape:
     """One decoder. intermediate_size: width of the dense MLP; for a mixture of experts
     `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`.
     context_length: the longest that can be used here. extra_params: weights beside the decoder (a
-    vision tower) that are loaded with it and never shrunk. stored_as: how the file keeps the
+    vision tower), which are fetched with it and not kept. stored_as: how the file keeps the
     weights, where that is another way than they are computed in. kept_as: the precision of a model
     that stays as its files keep it, and kept_bytes, what they take. counted: of a family whose
     layers are not known here."""
@@ -170,12 +170,13 @@ class ModelShape:
         return max(experts, self.intermediate_size if not self.num_expert_layers else 0)
 
     def weight_bytes(self, precision: Precision, full: Precision = "bf16") -> int:
-        """Bytes of all weights. full: what the unquantised part is kept in."""
+        """Bytes of all weights that stay loaded. full: what the unquantised part is kept in."""
         if precision == self.kept_as:
             return self.kept_bytes
+        num_params = self.num_params - self.extra_params
         if precision in FULL_BYTES:
-            return self.num_params * FULL_BYTES[precision]
-        kept = self.num_params - self.linear_params
+            return num_params * FULL_BYTES[precision]
+        kept = num_params - self.linear_params
         return kept * FULL_BYTES[full] + self.quantised_bytes(precision)
 
     @property
@@ -183,6 +184,11 @@ class ModelShape:
         """Of a self-draft: linear layers and output head in 4 bits. It shares everything else with
         its target."""
         return self.quantised_bytes("4-bit") + int(self.vocab_size * self.hidden_size * NF4_BYTES)
+
+    @property
+    def published_bytes(self) -> int:
+        """Of the weights as they are published, in 16 bits."""
+        return self.num_params * FULL_BYTES["bf16"]
 
     def quantised_bytes(self, precision: Precision) -> int:
         """Bytes of the linear layers alone at 8 or 4 bits."""

@@ -442,3 +442,23 @@ def test_full_weights_stay_pages_of_their_file_until_they_are_copied_to_a_device
     spans = [(int(start, 16), int(end, 16)) for start, end in ranges]
     places = [parameter.data_ptr() for parameter in module.parameters()]
     assert all(any(start <= place < end for start, end in spans) for place in places)
+
+
+def test_a_tower_for_images_is_not_kept(tmp_path: Path) -> None:
+    """The text model answers as it does beside the tower."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    whole = Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    ).eval()
+    whole.save_pretrained(str(tmp_path))
+    kept = load_module(tmp_path, torch.float32, CPU)
+    towers = ("vision_tower", "multi_modal_projector")
+    assert not any(part in name for name in kept.state_dict() for part in towers)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(kept(input_ids=ids).logits, whole(input_ids=ids).logits)

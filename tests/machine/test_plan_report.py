@@ -225,37 +225,6 @@ def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings
                     assert small.num_params < find_model(entry.id, profiles).shape.num_params
 
 
-# What someone who runs such models takes on a card of so many GiB that draws the screen too.
-TAKEN = {
-    (6, "Qwen/Qwen3-4B"): ("4-bit", "ngram", 4096),
-    (8, "Qwen/Qwen3-4B"): ("4-bit", "draft_model", 4096),
-    (12, "Qwen/Qwen3-4B"): ("4-bit", "draft_model", 8192),
-    (12, "Qwen/Qwen3-8B"): ("4-bit", "draft_model", 8192),
-    (12, "meta-llama/Llama-3.1-8B-Instruct"): ("4-bit", "draft_model", 8192),
-    (12, "google/gemma-3-4b-it"): ("bf16", "draft_model", 4096),
-    (16, "Qwen/Qwen3-4B"): ("bf16", "draft_model", 8192),
-    (16, "Qwen/Qwen3-8B"): ("4-bit", "draft_model", 8192),
-    (16, "Qwen/Qwen3-14B"): ("4-bit", "draft_model", 8192),
-    (16, "google/gemma-3-12b-it"): ("4-bit", "draft_model", 8192),
-    (24, "Qwen/Qwen3-8B"): ("bf16", "draft_model", 8192),
-    (24, "Qwen/Qwen3-14B"): ("4-bit", "draft_model", 8192),
-    (24, "meta-llama/Llama-3.1-8B-Instruct"): ("bf16", "draft_model", 8192),
-}
-DESKTOP_GIB = 0.6
-
-
-@pytest.mark.parametrize(("card_gib", "model"), TAKEN)
-def test_the_first_plan_is_what_an_expert_takes(
-    settings: Settings, card_gib: int, model: str
-) -> None:
-    assert GPU.gpu is not None
-    hardware = replace(GPU, gpu=replace(GPU.gpu, has_display=True, num_cuda_cores=5888))
-    free = 0.98 * card_gib - DESKTOP_GIB
-    best = make_plans(LoadOptions(model=model), settings, free, hardware).plans[0]
-    wanted = TAKEN[card_gib, model]
-    assert (best.precision, best.drafter, best.context_length) == wanted, best.reason
-
-
 # -- measurements and text ------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ def model(name: str) -> AvailableModel:
     return next(each for each in MODELS if each.id == name)
 
 
-@pytest.mark.parametrize("gib", [6.0, 8.0, 10.3, 16.0, 24.0, 48.0, 80.0])
+@pytest.mark.parametrize("gib", [8.0, 10.3, 16.0, 24.0, 48.0, 80.0])
 def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     card = first(gpu(gib))
     assert card.plan.draft is not None and card.plan.drafter == "draft_model"

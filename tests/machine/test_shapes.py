@@ -127,8 +127,11 @@ GEMMA_4B = {
 
 @pytest.mark.slow  # imports transformers
 def test_the_counts_of_gemma_3_are_those_of_transformers_tower_included() -> None:
+    """The tower is fetched with the model; what stays loaded is the text model alone."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from localspec.forward.weights import drop_towers
 
     config = AutoConfig.for_model(**GEMMA_4B)
     with torch.device("meta"):
@@ -136,6 +139,9 @@ def test_the_counts_of_gemma_3_are_those_of_transformers_tower_included() -> Non
     shape = shape_from_config(GEMMA_4B, "sparse, as it is published")
     held = {id(each): each.numel() for each in model.parameters()}
     assert shape.num_params == sum(held.values())
+    drop_towers(model)
+    kept = sum({id(each): each.numel() for each in model.parameters()}.values())
+    assert shape.weight_bytes("bf16") == 2 * kept < 0.95 * shape.published_bytes
     assert shape_from_config(config.to_dict(), "whole").num_params == shape.num_params
 
 

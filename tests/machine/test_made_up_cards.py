@@ -1,0 +1,91 @@
+"""What is planned and offered first on cards that are written down: what an expert would take.
+
+Pure, on the shipped profiles. A card is sold with a little more than its system shows, and the
+desktop takes a share.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.config import SHIPPED_PROFILES, load_profiles
+from localspec.machine.catalogue import profile_models
+from localspec.machine.planner import plan
+from localspec.machine.plans import DEFAULT_CONTEXT, GIB, DraftCandidate, PlanRequest, Room
+from localspec.machine.recommend import Snapshot, recommend
+from localspec.machine.sources import find_model
+
+PROFILES = load_profiles((SHIPPED_PROFILES,))
+# What someone who runs such models takes on a card of so many GiB that draws the screen too: on
+# Linux and, where the desktop takes more of it, on Windows. None: a smaller model.
+Q4, Q8, Q14 = "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B"
+L8, G4, G12 = "meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-4b-it", "google/gemma-3-12b-it"
+PAIR, ALONE = "draft_model", "ngram"
+Choice = tuple[str, str, int] | None
+TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
+    (6, Q4): (("4-bit", ALONE, 4096), ("4-bit", ALONE, 4096)),
+    (6, Q8): (None, None),
+    (6, L8): (None, None),
+    (6, G4): (("4-bit", PAIR, 4096), ("4-bit", ALONE, 4096)),
+    (8, Q4): (("4-bit", PAIR, 4096), ("4-bit", PAIR, 4096)),
+    (8, Q14): (None, None),
+    (8, G4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (8, G12): (None, None),
+    (12, Q4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (12, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (12, Q14): (None, None),
+    (12, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
+    (12, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
+    (12, G12): (("4-bit", PAIR, 4096), ("4-bit", ALONE, 4096)),
+    (16, Q4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
+    (16, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (16, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
+    (16, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (16, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (24, Q4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
+    (24, Q8): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
+    (24, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (24, L8): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
+    (24, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+}
+# And what the Models tab offers first there.
+OFFERED = {
+    6: "Qwen/Qwen3-4B-Instruct-2507",
+    8: "Qwen/Qwen3-4B-Instruct-2507",
+    12: Q8,
+    16: Q14,
+    24: Q14,
+}
+DESKTOP_GIB = (0.4, 0.8)  # on Linux, on Windows
+USABLE = 0.98  # of what a card is sold with
+NUM_CORES = {6: 1920, 8: 3072, 12: 5888, 16: 4352, 24: 16384}
+
+
+def card_room(card_gib: int, desktop_gib: float) -> Room:
+    free, total = int((USABLE * card_gib - desktop_gib) * GIB), int(USABLE * card_gib * GIB)
+    return Room("cuda", free, total, NUM_CORES[card_gib], has_display=True)
+
+
+@pytest.mark.parametrize("card_gib", OFFERED)
+def test_the_first_plan_is_what_an_expert_takes(card_gib: int) -> None:
+    for (size, model), wanted in TAKEN.items():
+        if size != card_gib:
+            continue
+        target = find_model(model, PROFILES)
+        drafts = [find_model(name, PROFILES) for name in target.drafts]
+        known = tuple(DraftCandidate(each.shape) for each in drafts)
+        for choice, desktop in zip(wanted, DESKTOP_GIB, strict=True):
+            report = plan(PlanRequest(target.shape, card_room(card_gib, desktop), None, known))
+            first = report.plans[0] if report.plans else None
+            found = first and (first.precision, first.drafter, first.context_length)
+            usable = found if first and first.context_length >= 4096 else None
+            assert usable == choice, (model, desktop, found)
+
+
+@pytest.mark.parametrize("card_gib", OFFERED)
+def test_the_first_offer_is_what_an_expert_takes(card_gib: int) -> None:
+    models = profile_models(PROFILES, [])
+    for desktop in DESKTOP_GIB:
+        snapshot = Snapshot(card_room(card_gib, desktop), "bf16")
+        offered = recommend(snapshot, models, DEFAULT_CONTEXT).card
+        assert offered is not None and offered.id == OFFERED[card_gib], desktop
