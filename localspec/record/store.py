@@ -4,7 +4,7 @@ Contract: every method may be called from any thread. A method that writes is on
 happened whole or, with a StoreError, not at all, and may then be called again with the same
 arguments. A log locked by another program is waited for (5 seconds).
 
-Life of a turn: 1 `add_user_message` commits the person's text; 2 `begin_turn` inserts an empty
+Life of a turn: 1 `add_message` commits the person's text; 2 `begin_turn` inserts an empty
 assistant message in state draft; 3 `checkpoint_reply` saves the growing text; 4 `finish_turn`
 writes text, tokens, statistics and steps, however it ended. A crash between 2 and 4 leaves a
 draft, which the next `tidy` marks interrupted.
@@ -165,9 +165,6 @@ class Store:
         return self._unlogged.named(conversation_from(rows[0])) if rows else None
 
     # The tree of messages
-
-    def add_user_message(self, conversation_id: int, parent_id: int | None, text: str) -> int:
-        return self.add_message(conversation_id, parent_id, "user", text)
 
     def add_message(
         self,

@@ -281,7 +281,7 @@ def test_a_stopped_reply_can_be_gone_on_with(tmp_path: Path) -> None:
 def test_an_interrupted_reply_goes_on_from_its_text(tmp_path: Path) -> None:
     with closing(Store.open(tmp_path / "localspec.db")) as store:
         made = store.create_conversation("chat")
-        asked = store.add_user_message(made, None, "Count.")
+        asked = store.add_message(made, None, "user", "Count.")
         session = store.start_session(SessionInfo())
         turn = store.begin_turn(session, made, asked, TURN_SETTINGS)
         store.checkpoint_reply(turn.message_id, "One two thr\ufffd")
@@ -301,7 +301,7 @@ def test_without_a_word_so_far_the_message_is_answered_from_the_start(
 ) -> None:
     service, backend = started
     made = service.store.create_conversation("a crash came before the reply")
-    service.store.add_user_message(made, None, "Count.")
+    service.store.add_message(made, None, "user", "Count.")
     ended(service, service.proceed(made, SETTINGS))
     assert texts(service, made) == ["Count.", WHOLE]
     assert not backend.requests[-1].continues

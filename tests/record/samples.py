@@ -63,7 +63,7 @@ def begin(store: Store, text: str = "hi", settings: TurnSettings = SETTINGS) -> 
     """A new session and conversation with one message and an open turn."""
     session_id = store.start_session(INFO)
     conversation_id = store.create_conversation(text)
-    asked = store.add_user_message(conversation_id, None, text)
+    asked = store.add_message(conversation_id, None, "user", text)
     return store.begin_turn(session_id, conversation_id, asked, settings)
 
 

@@ -63,7 +63,7 @@ def test_finish_turn_waits_for_a_lock_then_says_so_then_can_be_retried(store: St
 
 def test_lock_released_in_time_goes_unnoticed(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, busy_timeout_ms=5000)) as store:
-        asked = store.add_user_message(store.create_conversation("chat"), None, "hi")
+        asked = store.add_message(store.create_conversation("chat"), None, "user", "hi")
         done = threading.Event()
 
         def hold() -> None:
@@ -75,7 +75,7 @@ def test_lock_released_in_time_goes_unnoticed(tmp_path: Path) -> None:
         holder.start()
         done.wait()
         # Reads the parent before it writes: the other program's commit lies in between.
-        store.add_user_message(1, asked, "and then?")
+        store.add_message(1, asked, "user", "and then?")
         holder.join()
         assert len(store.messages(1)) == 2 and len(store.session_rows()) == 1
 
@@ -118,7 +118,7 @@ def test_reading_does_not_wait_for_a_writer_that_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda store, turn: store.add_user_message(1, None, "x" * 100_000),
+        lambda store, turn: store.add_message(1, None, "user", "x" * 100_000),
         lambda store, turn: store.checkpoint_reply(turn.message_id, "x" * 100_000),
         lambda store, turn: finish(store, turn, "x" * 100_000),
         lambda store, turn: store.save_state("costs", {"a": "x" * 100_000}),

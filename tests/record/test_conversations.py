@@ -66,7 +66,7 @@ def test_pinned_come_first_then_the_newest(store: Store) -> None:
     store.conversation_list.pin(first, True)
     assert titles(store) == ["first", "third", "second"]
     store.conversation_list.pin(first, False)
-    store.add_user_message(second, None, "again")
+    store.add_message(second, None, "user", "again")
     assert titles(store) == ["second", "third", "first"]
 
 
@@ -310,7 +310,7 @@ def store_with(path: Path, *conversations: tuple[str, ...]) -> Store:
         conversation = store.create_conversation(f"chat {number}")
         parent = None
         for text in texts:
-            parent = store.add_user_message(conversation, parent, text)
+            parent = store.add_message(conversation, parent, "user", text)
     return store
 
 

@@ -39,7 +39,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened = open_store(tmp_path / "home")
     finish(opened, begin(opened, "alpha-question"), "alpha-answer")
     finish(opened, begin(opened, "beta-question"), "beta-answer")
-    asked = opened.add_user_message(1, opened.conversations()[0].tip_message_id, "gamma-question")
+    asked = opened.add_message(
+        1, opened.conversations()[0].tip_message_id, "user", "gamma-question"
+    )
     finish(opened, opened.begin_turn(2, 1, asked, SETTINGS), "gamma-answer")
     yield opened
     opened.close()

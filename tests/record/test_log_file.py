@@ -43,7 +43,7 @@ def log_of(path: Path, *turns: tuple[Step, ...]) -> Store:
         model="big", draft="small", device="cpu", dtype="fp32", temperature=0.7, workload="code"
     )
     for steps in turns:
-        asked = store.add_user_message(conversation, None, "hello")
+        asked = store.add_message(conversation, None, "user", "hello")
         turn = store.begin_turn(session, conversation, asked, settings)
         store.finish_turn(
             turn,
@@ -94,7 +94,7 @@ def test_a_log_of_a_version_that_knew_no_kinds_of_text_is_read_too(tmp_path: Pat
 def test_a_log_in_use_is_read_and_not_written(tmp_path: Path) -> None:
     store = log_of(tmp_path / "log.db", STEPS)
     conversation = store.create_conversation("under way")
-    asked = store.add_user_message(conversation, None, "hello")
+    asked = store.add_message(conversation, None, "user", "hello")
     turn = store.begin_turn(1, conversation, asked, TurnSettings())
     assert len(read_turns(tmp_path / "log.db")) == 1
     states = {message.id: message.state for message in store.messages(conversation)}
@@ -127,7 +127,7 @@ def test_every_finished_reply_comes_with_its_branch(tmp_path: Path) -> None:
     turn = begin(store, "first")
     finish(store, turn, "one")
     conversation = store.conversations()[0].id
-    asked = store.add_user_message(conversation, turn.message_id, "second \ud800")
+    asked = store.add_message(conversation, turn.message_id, "user", "second \ud800")
     session = store.start_session(SessionInfo())
     finish(store, store.begin_turn(session, conversation, asked, TurnSettings()), "two")
     found = read_replies(tmp_path / "localspec.db")

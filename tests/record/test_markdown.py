@@ -68,7 +68,7 @@ def test_one_conversation_begins_with_its_settings(tmp_path: Path) -> None:
         finish(store, begin(store, "hi", replace(SETTINGS, system_prompt=evil)))
         store.conversation_list.rename(1, "--- # title: [x]")
         found = front_matter(report(store))
-        asked = store.add_user_message(1, 2, "again")
+        asked = store.add_message(1, 2, "user", "again")
         settings = replace(SETTINGS, temperature=0.0, seed=None)
         finish(store, store.begin_turn(1, 1, asked, settings))
         mixed = front_matter(report(store))

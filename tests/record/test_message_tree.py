@@ -24,7 +24,7 @@ def talk(store: Store) -> tuple[int, list[int]]:
     """A conversation of two exchanges; its id and those of its messages."""
     turn = begin(store, "asked")
     finish(store, turn, "answered")
-    again = store.add_user_message(1, turn.message_id, "and then?")
+    again = store.add_message(1, turn.message_id, "user", "and then?")
     second = store.begin_turn(1, 1, again, SETTINGS)
     finish(store, second, "that")
     return 1, [1, turn.message_id, again, second.message_id]

@@ -29,7 +29,7 @@ def without_fts5(monkeypatch: pytest.MonkeyPatch) -> None:
 def talk(store: Store, title: str, asked: str, reply: str) -> int:
     session_id = store.start_session(INFO)
     made = store.create_conversation(title)
-    message = store.add_user_message(made, None, asked)
+    message = store.add_message(made, None, "user", asked)
     finish(store, store.begin_turn(session_id, made, message, SETTINGS), reply)
     return made
 

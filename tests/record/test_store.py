@@ -58,7 +58,7 @@ def raw(store: Store, sql: str) -> list[tuple[object, ...]]:
 
 def test_person_message_is_in_the_file_before_the_turn_begins(store: Store) -> None:
     conversation = store.create_conversation("chat")
-    store.add_user_message(conversation, None, "hi")
+    store.add_message(conversation, None, "user", "hi")
     assert raw(store, "SELECT role, text, state FROM message") == [("user", "hi", "complete")]
 
 
@@ -208,19 +208,19 @@ def test_any_text_leaves_a_file_other_programs_can_read(store: Store) -> None:
 
 def test_only_strange_texts_have_an_exact_twin(store: Store) -> None:
     conversation = store.create_conversation("chat")
-    store.add_user_message(conversation, None, "plain \u05e9 \U0001f600")
-    store.add_user_message(conversation, None, "\0")
+    store.add_message(conversation, None, "user", "plain \u05e9 \U0001f600")
+    store.add_message(conversation, None, "user", "\0")
     assert raw(store, "SELECT text_exact FROM message") == [(None,), ('"\\u0000"',)]
 
 
 def test_branches_are_a_tree(store: Store) -> None:
     session = store.start_session(INFO)
     conversation = store.create_conversation("chat")
-    asked = store.add_user_message(conversation, None, "q")
+    asked = store.add_message(conversation, None, "user", "q")
     first = store.begin_turn(session, conversation, asked, SETTINGS).message_id
     second = store.begin_turn(session, conversation, asked, SETTINGS).message_id
-    edited = store.add_user_message(conversation, None, "q, better")
-    follow_up = store.add_user_message(conversation, first, "and then?")
+    edited = store.add_message(conversation, None, "user", "q, better")
+    follow_up = store.add_message(conversation, first, "user", "and then?")
     assert [message.id for message in store.branch(follow_up)] == [asked, first, follow_up]
     assert [message.parent_id for message in store.branch(follow_up)] == [None, asked, first]
     assert siblings(store, first) == siblings(store, second) == [first, second]
@@ -231,8 +231,8 @@ def test_branches_are_a_tree(store: Store) -> None:
 
 
 def test_siblings_do_not_leak_between_conversations(store: Store) -> None:
-    first = store.add_user_message(store.create_conversation("a"), None, "q")
-    store.add_user_message(store.create_conversation("b"), None, "q")
+    first = store.add_message(store.create_conversation("a"), None, "user", "q")
+    store.add_message(store.create_conversation("b"), None, "user", "q")
     assert siblings(store, first) == [first]
 
 
@@ -258,9 +258,9 @@ def test_turn_rows_are_filtered_by_session_and_conversation(store: Store) -> Non
 @pytest.mark.parametrize(
     "use",
     [
-        lambda store: store.add_user_message(99, None, "x"),
-        lambda store: store.add_user_message(1, 99, "x"),
-        lambda store: store.add_user_message(2, 1, "message 1 is of conversation 1"),
+        lambda store: store.add_message(99, None, "user", "x"),
+        lambda store: store.add_message(1, 99, "user", "x"),
+        lambda store: store.add_message(2, 1, "user", "message 1 is of conversation 1"),
         lambda store: store.begin_turn(99, 1, 1, SETTINGS),
         lambda store: store.message_tree.set_tip(2, 1),
         lambda store: store.message_tree.set_tip(1, 99),

@@ -62,7 +62,7 @@ def chat(home: Path, *texts: str) -> None:
     session = store.start_session(SessionInfo())
     for text in texts:
         conversation = store.create_conversation(text)
-        asked = store.add_user_message(conversation, None, text)
+        asked = store.add_message(conversation, None, "user", text)
         turn = store.begin_turn(session, conversation, asked, TurnSettings())
         store.finish_turn(
             turn,

@@ -417,7 +417,7 @@ def test_the_address_chooses_the_conversation_else_the_newest(service: ChatServi
     assert handlers.choose(None) is None
     ids = [service.store.create_conversation(title) for title in ("old", "new")]
     for one in ids:
-        service.store.add_user_message(one, None, "hi")
+        service.store.add_message(one, None, "user", "hi")
     assert handlers.choose(None) == ids[1]
     assert handlers.choose(str(ids[0])) == ids[0]
     assert handlers.choose("new") is None and handlers.choose("999") is None
