@@ -25,7 +25,7 @@ from pathlib import Path
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError
-from localspec.options import KERNELS, SAME_BITS, LoadOptions
+from localspec.options import KERNELS, MOST_PARALLEL, SAME_BITS, USUAL_PARALLEL, LoadOptions
 
 MOST_MINUTES = 1_000_000  # two years
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
@@ -64,6 +64,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--device", metavar="NAME", help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps"
+    )
+    parser.add_argument(
+        "--parallel",
+        type=_whole(1, MOST_PARALLEL, f"not between 1 and {MOST_PARALLEL}"),
+        metavar="REPLIES",
+        help="replies that are written at the same time, at most (default: as many as fit, up to "
+        f"{USUAL_PARALLEL}; 1 on a graphics card)",
     )
     parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
     parser.add_argument(
@@ -122,6 +129,7 @@ def start(arguments: argparse.Namespace) -> None:
         "home",
         "kernels",
         "device",
+        "parallel",
     )
     named = {name: vars(arguments)[name] for name in names}
     options = LoadOptions(**named, heads=tuple(arguments.heads))

@@ -306,7 +306,8 @@ class DrafterStatus:
 @dataclass(frozen=True)
 class Description:
     """What a backend has loaded. calibration: measured costs as plain data, None before.
-    fingerprint: of the target's files. kernels: the choice among them, None where there is none."""
+    fingerprint: of the target's files. kernels: the choice among them, None where there is none.
+    num_slots: replies that it decodes together; kv_bytes are of all."""
 
     target: str
     draft: str | None
@@ -320,6 +321,7 @@ class Description:
     notices: tuple[str, ...] = ()
     fingerprint: str | None = None
     kernels: str | None = None
+    num_slots: int = 1
 
     @property
     def held_bytes(self) -> int | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from localspec.backend import DrafterStatus, OffCode
 from localspec.chat.out_of_memory import fault_of
+from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
@@ -110,6 +111,24 @@ def build_drafters(
             said = f"ready, {gib(memory)}"
             statuses.append(DrafterStatus(name, True, said, memory, shares=info.shares))
     return built, tuple(statuses)
+
+
+def slot_beside(parts: Parts, first: Slot) -> Slot | None:
+    """One more sequence beside those of `first`, with caches of its own and with those of its
+    drafters that can have more than one; None where the model runs one sequence at a time. Raises
+    MemoryError, RuntimeError where there is no memory for it."""
+    from localspec.drafters.parts import DrafterBase
+    from localspec.engine.engine import Engine
+
+    own = parts.beside()
+    if own is None:
+        return None
+    drafters = dict[str, Drafter]()
+    for name, drafter in first.engine.drafters.items():
+        another = drafter.beside(own) if isinstance(drafter, DrafterBase) else None
+        if another is not None:
+            drafters[name] = another
+    return Slot(Engine(own.target, drafters), first.controller.beside(drafters))
 
 
 def lost_heads(

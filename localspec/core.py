@@ -256,6 +256,18 @@ class DraftPlan:
         return self if self.num_draft_tokens <= limit else replace(self, num_draft_tokens=limit)
 
 
+class Others(NamedTuple):
+    """The other sequences in the forward of a round, and the rows that they had in it. took_ms:
+    of the round, for drafting and judging theirs; the forward itself is common to all."""
+
+    num_sequences: int = 0
+    num_rows: int = 0
+    took_ms: float = 0.0
+
+
+ALONE = Others()
+
+
 @dataclass(frozen=True)
 class Step:
     """One round of the decode loop, measured.
@@ -265,7 +277,7 @@ class Step:
     policy_ms: what planning took, and learning too once the engine yields the round; a part of
     verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). num_draft_steps:
     how often the drafter ran. plain_ms: plain decoding for the same tokens, known at the end of a
-    turn that drafted.
+    turn that drafted. others: what ran in the same forward.
     """
 
     drafter: str
@@ -282,6 +294,7 @@ class Step:
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
     policy_ms: float = 0.0
     plain_ms: float | None = None
+    others: Others = ALONE
 
     @property
     def round_ms(self) -> float:

@@ -19,6 +19,7 @@ import typer
 
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.options import MOST_PARALLEL
 
 ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
@@ -38,6 +39,15 @@ KernelsFlag = Annotated[
 DeviceFlag = Annotated[
     str | None,
     typer.Option(help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps. None: the best here."),
+]
+ParallelFlag = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MOST_PARALLEL,
+        help="Replies that are written at the same time, at most; others wait. Each takes memory "
+        "for a context of its own. None: as many as fit, up to 4, on a processor; 1 on a card.",
+    ),
 ]
 SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 HomeFlag = Annotated[

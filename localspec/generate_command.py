@@ -103,7 +103,7 @@ def generate(
 ) -> None:
     """Answer one message, or make a logged reply again."""
     named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, kernels=kernels, raw=raw, device=device)
+    options = LoadOptions(*named, kernels=kernels, raw=raw, device=device, parallel=1)
     if (prompt is None) is (replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if replay is not None:

@@ -24,17 +24,25 @@ from localspec.build_drafters import (
     lost_heads,
     marks_of,
     pool_of,
+    slot_beside,
 )
 from localspec.chat.local import Loaded, LocalBackend
+from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.drafters.registry import REGISTRY
 from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError
-from localspec.machine.hardware import confirmed_by_torch, on_device, probe
+from localspec.machine.hardware import (
+    confirmed_by_torch,
+    free_bytes_now,
+    gib,
+    on_device,
+    probe,
+)
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
-from localspec.options import FASTEST, KERNELS, SAME_BITS, LoadOptions
+from localspec.options import FASTEST, KERNELS, SAME_BITS, USUAL_PARALLEL, LoadOptions
 from localspec.placement import (
     Place,
     check_target,
@@ -47,6 +55,7 @@ from localspec.placement import (
 
 if TYPE_CHECKING:
     from localspec.core import Drafter
+    from localspec.drafters.parts import Parts
     from localspec.engine.controller import Controller
     from localspec.forward.model import LanguageModel
 
@@ -59,6 +68,7 @@ NO_TEMPLATE = (
     "This model has no chat template, so it was not trained to chat: it continues the text of the "
     "conversation as it stands. Its instruct or chat variant would answer."
 )
+SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
 MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
 
 
@@ -132,10 +142,13 @@ def _opened(
     told = tuple(each for each in (raw, misfit, unread) if each is not None)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
+    engine = Engine(target, drafters)
+    beside, too_many = _beside(options, Slot(engine, controller), found.parts, place)
     return LocalBackend(
         Loaded(
-            engine=Engine(target, drafters),
+            engine=engine,
             controller=controller,
+            beside=beside,
             template=template,
             statuses=(*statuses, *found.odd),
             target=source.target_name,
@@ -145,7 +158,7 @@ def _opened(
             context_length=place.context_length,
             identity=combination,
             other_states=dict(list(states.items())[-MOST_STATES:]),
-            notices=(*of_machine, *notices, *found.notices, *lost, *told),
+            notices=(*of_machine, *notices, *found.notices, *lost, *told, *too_many),
             captures=captures_of(target, drafters),
             return_memory=partial(return_memory, place.device),
             fingerprint=fingerprint(source.target),
@@ -216,6 +229,30 @@ def _controller(
     if own is None or controller.restore(own):
         return controller, None
     return controller, "What was learnt earlier could not be read, so it is learnt anew."
+
+
+def _beside(
+    options: LoadOptions, first: Slot, parts: Parts, place: Place
+) -> tuple[tuple[Slot, ...], tuple[str, ...]]:
+    """Slots for the replies beside the first, as many as were asked for or as fit, and what a
+    person should know of them."""
+    asked = options.parallel
+    usual = USUAL_PARALLEL if place.device.type == "cpu" else 1
+    wanted = (asked or usual) - 1
+    models = (parts.target, *([parts.draft] if parts.draft is not None else []))
+    slot_bytes = sum(model.cache.kv_bytes for model in models)
+    free_bytes = free_bytes_now(place.hardware)
+    if asked is None:
+        free_bytes = int(SPENT_ON_SLOTS * free_bytes)
+    fitting = min(wanted, free_bytes // slot_bytes)
+    made = (slot_beside(parts, first) for _ in range(fitting))
+    slots = tuple(slot for slot in made if slot is not None)
+    if asked is None or len(slots) == wanted:
+        return slots, ()
+    why = f"each takes {gib(slot_bytes)} for its context, and {gib(free_bytes)} is free"
+    if len(slots) < fitting:
+        why = "this model runs on transformers, one reply at a time"
+    return slots, (f"{len(slots) + 1} of {asked} replies are written at the same time: {why}.",)
 
 
 def _one_step(model: LanguageModel) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 SAME_BITS, FASTEST = "same-bits", "fastest"
 KERNELS = (SAME_BITS, FASTEST)
+USUAL_PARALLEL = 4
+MOST_PARALLEL = 64
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class LoadOptions:
     may be fetched while loading; the page downloads by itself and says False. kernels: of KERNELS,
     same bits for one row and several on a processor, or what is fastest at plain decoding; None:
     same bits. raw: the messages are one text that the model continues, whatever its template.
+    parallel: replies that are decoded together, at most; None: as many as fit, up to USUAL_PARALLEL
+    on a processor, else 1.
     device: "cpu", "cuda", "cuda:N" as `doctor` counts GPUs, or "mps"; None: the GPU with the most
     free memory, else the processor."""
 
@@ -34,6 +38,7 @@ class LoadOptions:
     kernels: str | None = None
     raw: bool = False
     device: str | None = None
+    parallel: int | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from localspec.flags import (
     JsonFlag,
     KernelsFlag,
     ModelFlag,
+    ParallelFlag,
     ProfileFlag,
     finish,
     to_stderr,
@@ -61,6 +62,7 @@ def serve(
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
     kernels: KernelsFlag = None,
+    parallel: ParallelFlag = None,
     home: HomeFlag = None,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
@@ -69,7 +71,7 @@ def serve(
     from localspec.web.server import serve_interfaces
 
     named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, kernels=kernels)
+    options = LoadOptions(*named, kernels=kernels, parallel=parallel)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))

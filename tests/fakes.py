@@ -72,6 +72,7 @@ class Script:
     calibration: tuple[str, ...] = ()
     calibration_step_s: float = 0.1
     context_length: int = 4096
+    num_slots: int = 1
     drafters: tuple[DrafterStatus, ...] = (
         DrafterStatus("draft_model", True, "one layer, distilled from the target", 3_400_000),
         DrafterStatus("ngram", True, "looks the next words up in this chat", 40_000),
@@ -101,6 +102,7 @@ class FakeBackend:
             drafters=self.script.drafters,
             target_bytes=49_800_000,
             kv_bytes=9_400_000,
+            num_slots=self.script.num_slots,
         )
 
     def is_alive(self) -> bool:

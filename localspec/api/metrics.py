@@ -145,7 +145,7 @@ class Metrics:
         for part in ("target", "kv_cache", "drafters"):
             memory.labels(part).set_function(bytes_of(part))
         for name, told, read in (
-            ("running", "Replies under way.", lambda: float(service.current is not None)),
+            ("running", "Replies under way.", lambda: float(len(service.worker.running))),
             ("waiting", "Replies that wait.", lambda: float(service.worker.num_waiting)),
         ):
             gauge = Gauge(f"vllm:num_requests_{name}", told, registry=self._registry)

@@ -118,7 +118,7 @@ def bench(
     kept = KeptFile(out, to_stderr)
     heads_given = tuple(heads or ())
     named = (profile, model, draft, drafter, context, dtype, heads_given, home)
-    options = LoadOptions(*named, kernels=kernels, device=device)
+    options = LoadOptions(*named, kernels=kernels, device=device, parallel=1)
     if cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 

@@ -2,19 +2,19 @@
 
 Contract: backend.Backend. Renders and tokenises the conversation, refuses one that does not fit
 before the first chunk, turns rounds of tokens into text without half characters, ends at stop
-strings, and keeps the turn's statistics. When memory runs out it unloads the drafters. One turn at
-a time; the caller makes sure of it.
+strings, and keeps the turn's statistics. When memory runs out it unloads the drafters. As many
+turns as there are slots are decoded together, and others wait for one of them; `candidates` and
+`calibrate` need the engine alone, and the caller makes sure of it.
 
-Not here: decoding (engine), storage and queueing (service), loading (load).
+Not here: decoding (engine), who gets which slot (slots), storage and queueing (service), loading
+(load).
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
@@ -36,7 +36,6 @@ from localspec.chat.grammars import Grammars
 from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import (
     ReplyText,
-    Start,
     TokenTexts,
     drafted_tokens,
     predicted,
@@ -44,10 +43,9 @@ from localspec.chat.reply_text import (
     shortened,
     start_of,
 )
+from localspec.chat.slots import Slot, Turn, best_slot, stats_before
 from localspec.chat.template import ChatTemplate
-from localspec.core import AUTO, OFF, Grammar, Policy, Round, SamplingParams, Sequence
-from localspec.engine.acceptance import bucket_of
-from localspec.engine.costs import Costs
+from localspec.core import AUTO, OFF, Round, SamplingParams, Sequence
 from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
 from localspec.errors import (
@@ -59,11 +57,11 @@ from localspec.errors import (
 )
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
+    from localspec.engine.batch import Steps
     from localspec.engine.controller import Controller
     from localspec.engine.engine import Engine
     from localspec.forward.graphs import Capturing
 
-FINGERPRINT_LENGTH = 16  # hex digits
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
 
@@ -90,18 +88,22 @@ class Loaded:
     return_memory: Callable[[], object] = gc.collect
     fingerprint: str | None = None  # of the target's files
     kernels: str | None = None  # as they were asked for (options.KERNELS)
+    beside: tuple[Slot, ...] = ()  # slots for further replies; the first has engine and controller
 
 
 class LocalBackend:
     """backend.Backend over one engine in this process."""
 
     def __init__(self, loaded: Loaded) -> None:
+        from localspec.engine.batch import Batch
+
         self.loaded = loaded
         self._engine = loaded.engine
         self._controller = loaded.controller
+        self._slots = (Slot(loaded.engine, loaded.controller), *loaded.beside)
+        self._batch = Batch[Chunk]()
         self._texts = TokenTexts(loaded.template)
         self._grammars = Grammars(loaded.template, loaded.engine.target.vocab_size)
-        self._baselines: dict[Costs, PlainBaseline] = {}  # of greedy rounds, and of drawing ones
 
     def describe(self) -> Description:
         loaded, target = self.loaded, self._engine.target
@@ -115,7 +117,8 @@ class LocalBackend:
             context_length=loaded.context_length,
             drafters=loaded.statuses,
             target_bytes=target.weight_bytes,
-            kv_bytes=target.cache.kv_bytes,
+            kv_bytes=sum(slot.engine.target.cache.kv_bytes for slot in self._slots),
+            num_slots=len(self._slots),
             calibration=costs.snapshot() if costs.is_measured else None,
             notices=(*loaded.notices, *captured),
             fingerprint=loaded.fingerprint,
@@ -142,7 +145,9 @@ class LocalBackend:
         max_tokens = max_tokens_of(self, request, len(start.prompt), context_length)
         text = ReplyText(template.detokenizer(), request.stop, start)
         grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
-        return self._turn(request, start, max_tokens, text, grammar, started_s, cancel)
+        stats = stats_before(request, start)
+        turn = Turn(request, start, max_tokens, text, grammar, started_s, cancel, stats)
+        return self._batch.run(self._in_a_slot(turn))
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -153,7 +158,9 @@ class LocalBackend:
         prompt = (*self.loaded.template.render(messages), *tokens)
         if len(prompt) > self.loaded.context_length:
             raise ContextOverflow(len(prompt), 0, self.loaded.context_length)
-        engine, target = self._engine, self._engine.target
+        slot = best_slot(self._slots, AUTO, prompt)
+        assert slot is not None, "the caller has the engine to itself"
+        engine, target = slot.engine, slot.engine.target
         engine.prefill(engine.start(prompt, SamplingParams(), 1, frozenset()), threading.Event())
         logits = target.forward([prompt[-1]])[0].float()  # [V]
         target.cache.reuse(list(prompt[:-1]))
@@ -177,7 +184,8 @@ class LocalBackend:
 
         # Capture first: the costs must be those of the forwards that will run.
         made = chain.from_iterable(each.capture() for each in self.loaded.captures)
-        self._baselines.clear()  # what they were made of is measured anew
+        for slot in self._slots:
+            slot.baselines.clear()  # what they were made of is measured anew
         for phrase in chain(made, calibrate(self._engine, self._controller)):
             if cancel.is_set():
                 return
@@ -194,7 +202,8 @@ class LocalBackend:
         return {**self.loaded.other_states, self.loaded.identity: self._controller.snapshot()}
 
     def close(self) -> None:
-        self._engine.target.cache.rollback(0)
+        for slot in self._slots:
+            slot.engine.target.cache.rollback(0)
 
     def _refuse_unknown_drafter(self, name: str) -> None:
         if name in (AUTO, OFF) or name in self._engine.drafters:
@@ -208,126 +217,108 @@ class LocalBackend:
 
     # one turn
 
-    def _turn(
-        self,
-        request: Request,
-        start: Start,
-        max_tokens: int,
-        text: ReplyText,
-        grammar: Grammar | None,
-        started_s: float,
-        cancel: threading.Event,
-    ) -> Iterator[Chunk]:
-        joules = self.loaded.joules()
-        is_exact = request.sampling.leniency is None
-        stats = TurnStats(
-            len(start.prompt),
-            exact=is_exact,
-            prompt_fingerprint=_fingerprint(start.prompt),
-            continued_from=start.source,
-        )
-        yield Chunk("prefill", stats)
+    def _in_a_slot(self, turn: Turn) -> Steps[Chunk]:
+        """The steps of a turn, once there is a slot for it."""
+        while (slot := best_slot(self._slots, turn.request.drafter, turn.start.prompt)) is None:
+            if turn.cancel.is_set():
+                yield Chunk("done", turn.stats, finish_reason="cancelled")
+                return
+            yield None
+        slot.is_free = False
+        try:
+            yield from self._steps(slot, turn)
+        finally:
+            slot.is_free = True
+
+    def _steps(self, slot: Slot, turn: Turn) -> Steps[Chunk]:
+        joules, request = self.loaded.joules(), turn.request
+        yield Chunk("prefill", turn.stats)
         fault: TurnFault | None = None
         try:
-            sequence = self._engine.start(
-                start.prompt,
+            sequence = slot.engine.start(
+                turn.start.prompt,
                 request.sampling,
-                max_tokens,
+                turn.max_tokens,
                 self.loaded.template.end_ids,
                 request.num_logprobs,
-                predicted(self.loaded.template, start, request.prediction),
-                grammar,
+                predicted(self.loaded.template, turn.start, request.prediction),
+                turn.grammar,
             )
-            prefilled = self._engine.prefill(sequence, cancel)
+            prefilled = yield from slot.engine.read(
+                sequence, turn.cancel, lambda: self._batch.num_rows_read
+            )
             policy = policy_of(
-                self._controller,
+                slot.controller,
                 request.sampling,
                 request.drafter,
                 request.num_draft_tokens,
                 request.first_num_draft_tokens,
                 request.workload,
             )
-            stats = replace(
-                stats,
+            turn.stats = replace(
+                turn.stats,
                 num_reused_tokens=prefilled.num_reused_tokens,
                 prefill_ms=prefilled.prefill_ms,
             )
-            baseline = self._baseline(request.sampling)
-            rounds = self._rounds(
-                request, policy, text, sequence, stats, started_s, baseline, cancel
-            )
-            for chunk in rounds:
-                stats = chunk.stats
-                yield chunk
+            baseline = slot.baseline(request.sampling)
+            with slot.engine.decoding(sequence):
+                while turn.goes_on(sequence):
+                    found = yield from slot.engine.round(sequence, policy)
+                    yield self._chunk(turn, slot, found, sequence, baseline)
             plain_ms = () if baseline is None else baseline.end_turn()
-            rest, reason = text.flush(), sequence.finish_reason or "cancelled"
-            stats = self._with_energy(stats, joules)
+            rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"
+            stats = self._with_energy(turn.stats, joules)
             if baseline is not None:
                 stats = stats.compared(baseline.plain_ms)
             yield Chunk(
                 "done",
                 stats,
                 rest,
-                finish_reason="stop" if text.is_stopped else reason,
+                finish_reason="stop" if turn.text.is_stopped else reason,
                 plain_ms=plain_ms if stats.num_draft_tokens else (),
             )
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)
         if fault is not None:  # only now: a traceback holds every tensor of its frames
-            yield self._failed(fault, stats, text.flush())
+            yield self._failed(fault, turn.stats, turn.text.flush())
 
-    def _rounds(
+    def _chunk(
         self,
-        request: Request,
-        policy: Policy,
-        reply: ReplyText,
+        turn: Turn,
+        slot: Slot,
+        found: Round,
         sequence: Sequence,
-        stats: TurnStats,
-        started_s: float,
         baseline: PlainBaseline | None,
-        cancel: threading.Event,
-    ) -> Iterator[Chunk]:
-        with closing(self._engine.decode(sequence, policy, cancel)) as rounds:
-            for found in rounds:
-                text, lengths = reply.push(found.tokens)
-                cut = shortened(found, len(lengths))
-                stats = stats.plus(cut.step)
-                if stats.ttft_ms is None and cut.tokens:
-                    stats = replace(stats, ttft_ms=1000.0 * (perf_counter() - started_s))
-                if cut.reason and (cut.step.num_draft_tokens or not stats.num_drafts):
-                    stats = replace(stats, reason=cut.reason)
-                if baseline is not None:
-                    # Plain decoding needs a round for the end-of-text token too, no output token.
-                    is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
-                    if baseline.observe(cut.step, cut.step.num_output_tokens + is_ended):
-                        self._controller.load_changed()
-                if not found.step.num_draft_tokens:
-                    stats = replace(stats, off=self._why_off(request, found) or stats.off)
-                drafted = drafted_tokens(cut, self._texts)
-                stats = replace(stats, reply_ms=1000.0 * (perf_counter() - started_s))
-                yield Chunk(
-                    "decode",
-                    stats if baseline is None else stats.compared(baseline.plain_ms),
-                    text,
-                    cut.tokens,
-                    cut.provenance,
-                    cut.step,
-                    lengths=lengths,
-                    drafted=drafted,
-                    logprobs=self._texts.logprobs(cut.logprobs),
-                )
-                if reply.is_stopped:
-                    break
-
-    def _baseline(self, sampling: SamplingParams) -> PlainBaseline | None:
-        """What this turn is compared with; None until plain decoding was measured."""
-        if not self._controller.is_measured(sampling):
-            return None
-        costs = self._controller.costs_at(bucket_of(sampling))
-        if costs not in self._baselines:
-            self._baselines[costs] = PlainBaseline(costs)
-        self._baselines[costs].begin_turn()
-        return self._baselines[costs]
+    ) -> Chunk:
+        """What a round gave, as text; counts it."""
+        reply, stats = turn.text, turn.stats
+        text, lengths = reply.push(found.tokens)
+        cut = shortened(found, len(lengths))
+        stats = stats.plus(cut.step)
+        if stats.ttft_ms is None and cut.tokens:
+            stats = replace(stats, ttft_ms=turn.passed_ms)
+        if cut.reason and (cut.step.num_draft_tokens or not stats.num_drafts):
+            stats = replace(stats, reason=cut.reason)
+        if baseline is not None:
+            # Plain decoding needs a round for the end-of-text token too, no output token.
+            is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
+            if baseline.observe(cut.step, cut.step.num_output_tokens + is_ended):
+                slot.controller.load_changed()
+        if not found.step.num_draft_tokens:
+            stats = replace(stats, off=self._why_off(turn.request, found) or stats.off)
+        stats = replace(stats, reply_ms=turn.passed_ms)
+        turn.stats = stats if baseline is None else stats.compared(baseline.plain_ms)
+        return Chunk(
+            "decode",
+            turn.stats,
+            text,
+            cut.tokens,
+            cut.provenance,
+            cut.step,
+            lengths=lengths,
+            drafted=drafted_tokens(cut, self._texts),
+            logprobs=self._texts.logprobs(cut.logprobs),
+        )
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
         chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
@@ -361,9 +352,10 @@ class LocalBackend:
         drafters, target = self._engine.drafters, self._engine.target
         names = [name for name, drafter in drafters.items() if drafter.memory_bytes]
         if names:
-            self._engine.drafters = self._controller.drafters = {
-                name: drafter for name, drafter in drafters.items() if name not in names
-            }
+            for slot in self._slots:
+                slot.engine.drafters = slot.controller.drafters = {
+                    name: each for name, each in slot.engine.drafters.items() if name not in names
+                }
             captures = self.loaded.captures
             captures = tuple(each for each in captures if each is cast("object", target))
             if not captures:  # a captured forward still writes to them
@@ -385,10 +377,6 @@ class LocalBackend:
         del drafters  # they hold the memory that is returned now
         self.loaded.return_memory()
         return freed if names else None
-
-
-def _fingerprint(prompt: tuple[int, ...]) -> str:
-    return hashlib.sha256(repr(prompt).encode()).hexdigest()[:FINGERPRINT_LENGTH]
 
 
 def _unloaded(status: DrafterStatus) -> DrafterStatus:

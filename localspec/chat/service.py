@@ -20,6 +20,7 @@ from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
 from localspec.chat.importing import read_conversations
+from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService, ReplyRecord
 from localspec.chat.off_reasons import off_now
@@ -40,7 +41,7 @@ from localspec.chat.turn import (
     title_of,
     turn_settings,
 )
-from localspec.chat.worker import Task, Worker, no_task
+from localspec.chat.worker import Worker
 from localspec.core import AUTO
 from localspec.errors import EngineLost, RequestError
 from localspec.options import LoadOptions
@@ -143,9 +144,8 @@ class ChatService(LogService):
 
     @property
     def current(self) -> Reply | None:
-        """The reply being written."""
-        job = self.worker.current
-        return job if isinstance(job, Reply) else None
+        """The reply being written, of several the oldest."""
+        return next(iter(self.worker.running), None)
 
     @property
     def latest(self) -> Reply | None:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
+from localspec.chat.jobs import Task
 from localspec.chat.turn import TITLE_LENGTH, Reply, ShownMessage, prompt_messages, title_line
-from localspec.chat.worker import Task
 from localspec.core import SamplingParams
 from localspec.record.rows import PAGE
 from localspec.record.store import Store

@@ -1,10 +1,12 @@
-"""The one thread that works with the backend: replies and tasks, one at a time, in their order.
+"""The queue of replies and tasks, and the thread that gives them the backend in their order.
 
-Contract: while the queue is empty it measures costs, checks that the engine lives, and unloads the
-model after a time without work; the next job loads it again. Whatever a job does, the next one
-runs. An order (switch, unload, retry) goes before everything that waits and ends a load under way.
-A job never raises: its error is a sentence, and what was generated of a reply is kept, and
-checkpointed as it grows.
+Contract: as many replies run at the same time as the backend has slots, each in a thread of its
+own, and of one conversation one at a time. A task and an order have the backend to themselves.
+While nothing runs or waits it measures costs, checks that the engine lives, and unloads the model
+after a time without work; the next job loads it again. Whatever a job does, the next one runs. An
+order (switch, unload, retry) goes before everything that waits, after what runs, and ends a load
+under way. A job never raises: its error is a sentence, and what was generated of a reply is kept,
+and checkpointed as it grows.
 
 Not here: the backend's states (backend_lifecycle), the log (journal), what pages ask (service).
 """
@@ -18,13 +20,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from localspec.backend import Backend, Request
+from localspec.backend import Request
 from localspec.chat.backend_lifecycle import BackendLifecycle
+from localspec.chat.jobs import Failure, Task, attempted, no_task
 from localspec.chat.journal import Journal
-from localspec.chat.turn import Reply, TurnPhase, turn_settings, unexpected
+from localspec.chat.turn import Reply, TurnPhase, turn_settings
 from localspec.core import FinishReason
 from localspec.errors import EngineLost, LocalspecError
 
@@ -35,42 +38,12 @@ IDLE_TASK_S = 1.5
 CLOSE_S = 10.0  # for the forward under way to end
 DIED_IDLE = "The engine ended while nothing was asked of it."
 
-Job = Callable[[Backend, threading.Event], None]
-
 log = logging.getLogger(__name__)
 
 
 def checkpoint_every_s(age_s: float) -> float:
     """Between the checkpoints of a reply of this age, so that a crash costs about a tenth of it."""
     return min(CHECKPOINT_S, max(FIRST_CHECKPOINT_S, age_s / 10))
-
-
-class Task:
-    """A job that needs the backend to itself. error: the sentence to show when it failed, None
-    otherwise; final once `done` is set. gives_way: it is cancelled where anything else waits."""
-
-    def __init__(self, name: str, job: Job, gives_way: bool = False) -> None:
-        self.name = name
-        self.gives_way = gives_way
-        self.cancel = threading.Event()
-        self.done = threading.Event()
-        self.error: str | None = None
-        self.job = job
-
-
-def no_task(latest: Reply | None) -> Task | None:
-    """Nothing to do when idle."""
-    return None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a job failed. error: as a sentence. loss: set where the engine was lost. fault: the
-    other errors of ours."""
-
-    error: str
-    loss: EngineLost | None = None
-    fault: LocalspecError | None = None
 
 
 class Worker:
@@ -86,7 +59,8 @@ class Worker:
         unload_after_s: float | None = None,
         when_idle: Callable[[Reply | None], Task | None] = no_task,
     ) -> None:
-        self.current: Reply | Task | None = None
+        self.running: list[Reply] = []  # oldest first
+        self.task: Task | None = None  # the one that runs
         self.latest: Reply | None = None
         self._lifecycle = lifecycle
         self._journal = journal
@@ -96,6 +70,9 @@ class Worker:
         self.when_ended: Callable[[Reply], None] = lambda reply: None  # from the worker's thread
         self._waiting: deque[Reply | Task] = deque()
         self._orders: deque[Callable[[], None]] = deque()
+        self._losses: deque[EngineLost] = deque()  # that replies met
+        self._went_well = False  # a reply, since the last look
+        self._asked_again: set[int] = set()  # numbers of replies that met one before they began
         self._changed = threading.Condition()
         self._is_closed = False
         self._worked_s = time.monotonic()
@@ -111,7 +88,7 @@ class Worker:
         """End what runs and waits, release the backend."""
         with self._changed:
             self._is_closed = True
-            for job in (*self._waiting, self.current):
+            for job in (*self._waiting, *self.running, self.task):
                 if job is not None:
                     job.cancel.set()
             self._interrupt()
@@ -166,16 +143,22 @@ class Worker:
 
     @property
     def replies(self) -> list[Reply]:
-        """The reply under way and those that wait."""
-        return [job for job in (self.current, *list(self._waiting)) if isinstance(job, Reply)]
+        """Those under way, oldest first, and those that wait."""
+        waiting = (job for job in list(self._waiting) if isinstance(job, Reply))
+        return [*self.running, *waiting]
+
+    @property
+    def current(self) -> Reply | Task | None:
+        """What runs, of several replies the oldest."""
+        return next(iter(self.running), self.task)
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
     def _make_way(self) -> None:
-        if isinstance(self.current, Task) and self.current.gives_way:
-            self.current.cancel.set()
+        if self.task is not None and self.task.gives_way:
+            self.task.cancel.set()
 
     def _interrupt(self) -> None:
         self._make_way()
@@ -184,7 +167,7 @@ class Worker:
         self._changed.notify_all()
 
     def _number_queue(self) -> None:
-        ahead = 0 if self.current is None else 1
+        ahead = len(self.running) + (self.task is not None)
         is_loading = self._lifecycle.phase in ("loading", "unloaded", "restarting")
         phase: TurnPhase = "loading" if is_loading else "queued"
         for place, job in enumerate(self._waiting):
@@ -208,23 +191,64 @@ class Worker:
     def _next(self) -> Callable[[], None] | None:
         """What to do now; None at the end."""
         with self._changed:
-            has_work = self._waiting or self._orders or self._is_closed
-            if not has_work and not self._lifecycle.needs_calibration:
-                self._changed.wait(WATCH_S)
-            if self._is_closed and not self._waiting:
-                return None
-            order = self._orders.popleft() if self._orders else None
-            if not self._orders and not self._is_closed:
-                self._lifecycle.abandon.clear()
-            if order is not None:
-                return partial(self._work_on, order)
-            job = self.current = self._waiting.popleft() if self._waiting else None
-            self._number_queue()
+            act = self._due()
+            if act is None and (self.running or not self._lifecycle.needs_calibration):
+                if not self._is_closed or self.running:
+                    self._changed.wait(WATCH_S)
+                act = self._due()
+            if act is not None or self.running:
+                return act or (lambda: None)
             self._lifecycle.pause.clear()
-        if job is None:
-            return self._idle
-        act = partial(self._answer, job) if isinstance(job, Reply) else partial(self._run, job)
+            return None if self._is_closed else self._idle
+
+    def _due(self) -> Callable[[], None] | None:
+        """The first thing that may begin now."""
+        if self._went_well:
+            self._went_well = False
+            return self._lifecycle.went_well
+        if not self.running and not self._is_closed:
+            if self._losses:
+                act = partial(self._lifecycle.restart, self._losses[0])
+                self._losses.clear()  # one engine was lost, however many replies met it
+                return act
+            if self._orders:
+                order = self._orders.popleft()
+                if not self._orders:
+                    self._lifecycle.abandon.clear()
+                return partial(self._work_on, order)
+            self._lifecycle.abandon.clear()
+        return self._job_due()
+
+    def _job_due(self) -> Callable[[], None] | None:
+        """The first job that may begin: where others run, a reply of another conversation."""
+        job = next(iter(self._waiting), None)
+        if isinstance(job, Task):
+            if self.running:
+                return None
+            self.task, act = job, partial(self._run, job)
+        elif (job := self._reply_due()) is None:
+            return None
+        else:
+            self.running.append(job)
+            thread = threading.Thread(target=self._answer, args=(job,), daemon=True)
+            act = partial(thread.start)
+        self._waiting.remove(job)
+        self._number_queue()
+        self._lifecycle.pause.clear()
         return partial(self._work_on, act, needs_backend=not job.cancel.is_set())
+
+    def _reply_due(self) -> Reply | None:
+        loaded = self._lifecycle.loaded
+        num_slots = 1 if loaded is None else loaded.num_slots
+        if len(self.running) >= num_slots or (self.running and (self._orders or self._losses)):
+            return None
+        busy = {id(reply.pending.conversation) for reply in self.running}
+        for job in self._waiting:
+            if isinstance(job, Task):
+                return None
+            if id(job.pending.conversation) not in busy:
+                return job
+        return None
 
     def _work_on(self, act: Callable[[], None], needs_backend: bool = False) -> None:
         if needs_backend and self._lifecycle.phase == "unloaded":
@@ -249,22 +273,10 @@ class Worker:
             with self._changed:
                 if self._waiting or self._orders or self._is_closed:
                     return
-                self.current = task
+                self.task = task
             self._run(task)
 
     # one job
-
-    def _attempt(self, name: str, act: Callable[[], None]) -> Failure | None:
-        try:
-            act()
-        except EngineLost as loss:
-            return Failure(str(loss), loss)
-        except LocalspecError as fault:
-            return Failure(str(fault), fault=fault)
-        except Exception as fault:  # the edge of one job: the next one must run
-            log.exception("a job failed: %s", name)
-            return Failure(unexpected(name, fault))
-        return None
 
     def _after_job(self, failure: Failure | None) -> None:
         if failure is not None and failure.loss is not None:
@@ -273,12 +285,12 @@ class Worker:
             self._lifecycle.went_well()
 
     def _run(self, task: Task) -> None:
-        failure = self._attempt(task.name, partial(self._run_job, task))
+        failure = attempted(task.name, partial(self._run_job, task))
         if self._lifecycle.phase == "busy":
             self._lifecycle.enter("ready", "Ready")
         task.error = None if failure is None else failure.error
         with self._changed:
-            self.current = None
+            self.task = None
         task.done.set()
         self._after_job(failure)
 
@@ -290,25 +302,37 @@ class Worker:
             task.job(backend, task.cancel)
 
     def _answer(self, reply: Reply) -> None:
+        """The whole life of a reply's thread."""
         if reply.cancel.is_set():
             self._finish(reply, "cancelled")
             return
-        failure = self._attempt("The reply", partial(self._generate, reply))
-        if failure is not None and failure.loss is not None and reply.pending.settings is None:
-            reply.view = replace(reply.view, phase="loading")
-            self._lifecycle.restart(failure.loss)  # lost before it was asked: the message can wait
-            failure = self._attempt("The reply", partial(self._generate, reply))
+        failure = attempted("The reply", partial(self._generate, reply))
+        loss = None if failure is None else failure.loss
+        if loss is not None and reply.pending.settings is None and self._may_wait(reply, loss):
+            return
         if failure is None and reply.is_relieved is False:
             self._finish_short_of_memory(reply)
         elif failure is None:
             self._finish(reply, reply.view.finish_reason or "error", reply.view.error)
-        elif failure.loss is None:
+        elif loss is None:
             reply.fault = failure.fault
             self._finish(reply, "error", failure.error)
         else:
             kept = "What was written is kept. Continue it, or send the message again."
-            self._finish(reply, "interrupted", f"{failure.error} {kept}")
-        self._after_job(failure)
+            self._finish(reply, "interrupted", f"{failure.error} {kept}", loss)
+
+    def _may_wait(self, reply: Reply, loss: EngineLost) -> bool:
+        """The engine was lost before it was asked: the message can wait for the next one, once."""
+        if reply.number in self._asked_again or reply.cancel.is_set():
+            return False
+        with self._changed:
+            self._asked_again.add(reply.number)
+            self._losses.append(loss)
+            self.running.remove(reply)
+            self._waiting.appendleft(reply)
+            reply.view = replace(reply.view, phase="loading")
+            self._changed.notify_all()
+        return True
 
     def _generate(self, reply: Reply) -> None:
         backend, loaded = self._lifecycle.require()
@@ -342,19 +366,34 @@ class Worker:
             f"The model is loaded again with a context of {options.context} instead of {before} "
             "tokens; the next message uses it."
         )
-        self._finish(reply, "error", f"{error} {notice}")
-        lifecycle.switch(options)
-        lifecycle.notices += (f"Memory ran out. {notice}",)
 
-    def _finish(self, reply: Reply, reason: FinishReason, error: str | None = None) -> None:
-        """Record the end of a reply and wake those who wait for it."""
+        def shorten() -> None:
+            lifecycle.switch(options)
+            lifecycle.notices += (f"Memory ran out. {notice}",)
+
+        self.order(shorten)
+        self._finish(reply, "error", f"{error} {notice}")
+
+    def _finish(
+        self,
+        reply: Reply,
+        reason: FinishReason,
+        error: str | None = None,
+        loss: EngineLost | None = None,
+    ) -> None:
+        """Record the end of a reply and wake those who wait for it. loss: of its engine."""
         reply.end(reason, error)
         if reply.pending.settings is None:
             reply.pending.settings = turn_settings(reply.settings, self._lifecycle.loaded)
         self._journal.update()
         with self._changed:
-            if self.current is reply:
-                self.current = None
+            if reply in self.running:
+                self.running.remove(reply)
+                self._worked_s = time.monotonic()
+                self._went_well = loss is None
+            if loss is not None:
+                self._losses.append(loss)
             self.latest = reply
+            self._changed.notify_all()
         reply.done.set()
         self.when_ended(reply)

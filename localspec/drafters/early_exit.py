@@ -75,6 +75,11 @@ class EarlyExitDrafter(DrafterBase):
             raise ModelError("a target of one layer has no earlier exit. Use another drafter.")
         return cls(target, Exits.measured(target, _text(parts, target)), parts.pool)
 
+    def beside(self, parts: Parts) -> EarlyExitDrafter | None:
+        if not isinstance(parts.target, Decoder):
+            return None
+        return EarlyExitDrafter(parts.target, self._exits.of(parts.target))
+
     @property
     def memory_bytes(self) -> int:
         return 0 if self.chunks is None else self.chunks.buffer_bytes
@@ -163,6 +168,11 @@ class Exits:
         found.score()
         target.cache.rollback(0)
         return found
+
+    def of(self, target: Decoder) -> Exits:
+        """Those of the same weights over another cache: the steps take as long."""
+        step_ms = {depth: tally.step_ms for depth, tally in self.tallies.items()}
+        return Exits(target, step_ms, self.plain_ms)
 
     def score(self) -> None:
         """Count how often the exits agree on the newest cached tokens, which are run again."""

@@ -165,6 +165,12 @@ class Lookup:
         self._past_match = NOWHERE
         self._found: tuple[int, Place] = (0, (NOWHERE, NOWHERE))
 
+    def beside(self) -> Lookup:
+        """The same past, for another sequence."""
+        found = Lookup()
+        found._past = self._past
+        return found
+
     @property
     def _num_indexed(self) -> int:
         return len(self._own) - len(self._prediction)

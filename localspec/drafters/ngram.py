@@ -62,6 +62,9 @@ class NgramDrafter(DrafterBase):
     def build(cls, parts: Parts) -> NgramDrafter:
         return cls(parts.lookup)
 
+    def beside(self, parts: Parts) -> NgramDrafter:
+        return self.build(parts)
+
     def signal(self, sequence: Sequence) -> str | None:
         place = self._lookup.follow(sequence.tokens, sequence.prediction)
         length = length_of(place)

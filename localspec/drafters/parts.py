@@ -7,14 +7,15 @@ ModelError with the sentence that a person reads beside its greyed name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from localspec.core import Outcome, Sequence
+from localspec.core import Drafter, Outcome, Sequence
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.vocabularies import Foreign
 from localspec.errors import ModelError
+from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
 
@@ -32,6 +33,11 @@ class DrafterBase:
         """What of it can be captured as graphs in idle time."""
         return ()
 
+    def beside(self, parts: Parts) -> Drafter | None:
+        """The same drafter for a sequence that is decoded beside this one's. parts: over caches of
+        their own (Parts.beside). None: it serves one sequence at a time."""
+        return None
+
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn: `propose` reads what it missed."""
 
@@ -43,7 +49,7 @@ class Parts:
 
     heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
-    oldest first, for lookup."""
+    oldest first, for lookup. indexed: `past` as an index, where there is one already."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
@@ -53,12 +59,23 @@ class Parts:
     foreign: Foreign | None = None
     foreign_refusal: str = "no draft with another vocabulary was chosen."
     past: tuple[tuple[int, ...], ...] = ()
+    indexed: Lookup | None = None
 
     @cached_property
     def lookup(self) -> Lookup:
         """One index for every drafter that looks up, made when first asked for."""
+        if self.indexed is not None:
+            return self.indexed.beside()
         size = self.target.vocab_size
         return Lookup([ids for ids in self.past if all(0 <= token < size for token in ids)])
+
+    def beside(self) -> Parts | None:
+        """The same models over caches of their own, for a sequence that is decoded beside; None
+        where the target's rows cannot run in one forward with others'."""
+        if not isinstance(self.target, Decoder):
+            return None
+        draft = self.draft.beside() if isinstance(self.draft, Decoder) else None
+        return replace(self, target=self.target.beside(), draft=draft, indexed=self.lookup)
 
     def loaded_draft(self) -> LanguageModel:
         """Raises ModelError where there is no draft model."""

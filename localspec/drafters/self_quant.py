@@ -20,6 +20,7 @@ from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
+from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import quantised_twin
 
@@ -40,6 +41,13 @@ class SelfQuantDrafter(DraftModelDrafter):
         """Quantise a copy now. Raises ModelError where that cannot be done, MemoryShortage."""
         twin = quantised_twin(parts.target)
         return cls(twin.model, twin.weight_bytes, ChunkedDraft.of(twin.model, parts))
+
+    def beside(self, parts: Parts) -> Self | None:
+        """The same copy, over the other sequence's cache."""
+        if not isinstance(self.model, Decoder):
+            return None
+        model = Decoder(self.model.weights, parts.target.cache, self.model.is_fastest)
+        return type(self)(model, self._weight_bytes)
 
     @property
     def memory_bytes(self) -> int:

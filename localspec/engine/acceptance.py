@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -196,6 +197,12 @@ class Acceptance:
                 self._counts[key] = Counts(DISCOUNT, tried, accepted, rounds, shipped=rounds)
         for place, cells in shipped._bins.items():
             self._bins.setdefault(place, cells)
+
+    def beside(self) -> Acceptance:
+        """The same counts, for a turn that runs beside this one's: those of the turn are apart."""
+        found = copy(self)
+        found._turn = {}
+        return found
 
     def begin_turn(self) -> None:
         """Reset the counts of the turn."""

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
+from localspec.core import ALONE, OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation
 from localspec.engine.controller import Controller, Lesson
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
@@ -96,6 +96,7 @@ class AdaptivePolicy:
         self._is_exploring = False
         self._behind = 0.0  # plain rounds that drafting lost since options were weighed
         self._quiet_rounds, self._quiet_ms = 0, 0.0  # since the last lesson
+        self._others = ALONE  # in the last round's forward
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -192,7 +193,8 @@ class AdaptivePolicy:
     def _trial(self, sequence: Sequence, options: list[Option]) -> DraftPlan | None:
         """A round of what lost, if a draw from its posterior wins and the budget pays for it."""
         going, plain_ms, budget = self._going_rate, self._known_prices.plain_ms, self._budget
-        if self._best is not None and budget.is_plain_due:
+        is_alone = not self._others.num_sequences
+        if self._best is not None and budget.is_plain_due and is_alone:
             # If plain decoding is believed dearer than a round that drafts, this shows the fault.
             took_ms = min(plain_ms, self._best.round_ms[1])
             if self._may_lose(2.0 * (took_ms - 1.0 / going)):
@@ -294,7 +296,7 @@ class AdaptivePolicy:
     def _reads_prices(self, sequence: Sequence) -> bool:
         """Read what rounds cost now; False until it is known."""
         costs = self._controller.costs_at(self._situation.bucket)
-        self._prices = costs.at(len(sequence.tokens) - 1)
+        self._prices = costs.at(len(sequence.tokens) - 1, self._others)
         return self._prices is not None
 
     def _ask_signals(self, sequence: Sequence) -> bool:
@@ -344,9 +346,12 @@ class AdaptivePolicy:
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         step, plan = outcome.step, self._plan
+        if step.others.num_sequences != self._others.num_sequences:
+            self._until_weighed = 0
+        self._others = step.others
         if plan.drafter == OFF and not self._is_asked and not self._is_exploring:
             self._quiet_rounds += 1
-            self._quiet_ms += step.round_ms
+            self._quiet_ms += self._own_ms(step)
             return
         known = (plan, step, outcome.proposal, outcome.verdict)
         lesson = Lesson(*known, num_quiet=self._quiet_rounds)
@@ -357,10 +362,19 @@ class AdaptivePolicy:
             self._account(step, plan, num_tokens, self._prices.plain_ms)
         self._quiet_rounds, self._quiet_ms = 0, 0.0
 
+    def _own_ms(self, step: Step) -> float:
+        """What a round took of the time of all sequences. A forward that several share is no
+        measure of one of them, so its part is taken as priced."""
+        if self._prices is None or not step.others.num_sequences:
+            return step.round_ms
+        return step.draft_ms + self._prices.verified_ms(
+            min(step.num_draft_tokens, MAX_DRAFT_TOKENS)
+        )
+
     def _account(self, step: Step, plan: DraftPlan, num_tokens: int, plain_ms: float) -> None:
         """Enter a round of so many tokens into the budget, and see whether drafting has fallen
         behind."""
-        controller, budget, took_ms = self._controller, self._budget, step.round_ms
+        controller, budget, took_ms = self._controller, self._budget, self._own_ms(step)
         gained = num_tokens - took_ms / plain_ms
         budget.earn((took_ms + self._quiet_ms) / plain_ms)
         if plan.drafter != OFF:

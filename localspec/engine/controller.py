@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from copy import copy
 from functools import partial
 from random import Random
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from localspec.core import (
     Verdict,
 )
 from localspec.engine.acceptance import LENIENT, Acceptance, Situation, bucket_of
+from localspec.engine.catch_up import CatchUp
 from localspec.engine.costs import Costs, CostSnapshot
 from localspec.engine.options import Option, option_of
 from localspec.speculation import Measurement
@@ -55,9 +57,6 @@ MARGIN = 0.15  # share of the rate of an untried option that is not counted on,
 RISKED = 3.0  # which doubles where drafting has lost so much,
 MOST_LOST = 9.0  # and grows no further than at this loss
 FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
-CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
-CATCH_UP_KEPT = 0.7  # weight of the earlier catch-ups
-NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
 MOST_NOTED = 32  # rounds
 ASKED_MS = 0.01  # a drafter that took less was not asked
 
@@ -102,56 +101,6 @@ class Budget:
         self.num_drafted, self._look_after = 0, min(LAST_PLAIN_LOOK, 2 * self._look_after)
 
 
-class CatchUp:
-    """What each drafter has not read yet, and the time that a token of it takes. Reading is no part
-    of a drafter's steps: it is paid once, for all rounds of a turn. Drafters that share a model
-    read a text once.
-
-    shared: drafter -> a word that is the same for all drafters with that model."""
-
-    def __init__(self, shared: Mapping[str, str]) -> None:
-        self._shared = shared
-        self._sequence: Sequence | None = None  # that was read
-        # By the word of a shared model, or by the drafter:
-        self._num_read: dict[str, int] = {}
-        self._sums: dict[str, tuple[float, float]] = {}  # ms, and tokens read in it
-
-    def num_missed(self, drafter: str, sequence: Sequence, context: int) -> int:
-        """Tokens that the drafter reads first in a round at this context; 0 for so few that a step
-        reads them at no extra cost. Of another sequence it keeps what both begin with."""
-        if self._sequence is not sequence:
-            before = [] if self._sequence is None else self._sequence.tokens
-            pairs = enumerate(zip(before, sequence.tokens, strict=False))
-            shared = next((place for place, (a, b) in pairs if a != b), len(before))
-            self._num_read = {name: min(read, shared) for name, read in self._num_read.items()}
-            self._sequence = sequence
-        missed = context + 1 - self._num_read.get(self._reader(drafter), 0)
-        return missed if missed > NEARLY_CAUGHT_UP else 0
-
-    def ms(self, drafter: str, num_missed: int, step_ms: float) -> float:
-        """What reading so many tokens takes. step_ms: of the drafter."""
-        read_ms, num_tokens = self._sums.get(self._reader(drafter), (CATCH_UP_GUESS * step_ms, 1.0))
-        return num_missed * read_ms / num_tokens
-
-    def read(self, drafter: str, sequence: Sequence, context: int) -> int:
-        """A round at this context has read what the drafter missed; returns how much it was."""
-        missed = self.num_missed(drafter, sequence, context)
-        self._num_read[self._reader(drafter)] = context + 1
-        return missed
-
-    def observe(self, drafter: str, num_missed: int, extra_ms: float) -> None:
-        """A round has read so many tokens, in so much more than its steps take."""
-        if num_missed:
-            read_ms, num_tokens = self._sums.get(self._reader(drafter), (0.0, 0.0))
-            self._sums[self._reader(drafter)] = (
-                CATCH_UP_KEPT * read_ms + max(0.0, extra_ms),
-                CATCH_UP_KEPT * num_tokens + num_missed,
-            )
-
-    def _reader(self, drafter: str) -> str:
-        return self._shared.get(drafter, drafter)
-
-
 class Lesson(NamedTuple):
     """A finished round. num_quiet: rounds before it that taught nothing. It holds no logits, so it
     can be kept until it is entered."""
@@ -194,6 +143,15 @@ class Controller:
         self._budgets: dict[int, Budget] = {}
         self._num_plain = 0  # plain rounds since the last draft, or since the turn began
         self._noted = list[tuple[Situation, int, Lesson]]()
+
+    def beside(self, drafters: Mapping[str, Drafter]) -> Controller:
+        """The controller of a sequence that is decoded beside this one's, with drafters of its own.
+        All that is learnt is shared; the turn under way is not. Ask after `restore`."""
+        found = copy(self)
+        found.drafters = drafters
+        found.acceptance, found.catch_up = self.acceptance.beside(), self.catch_up.beside()
+        found._num_plain, found._noted = 0, []
+        return found
 
     def begin_turn(self) -> None:
         self.learn()
@@ -273,7 +231,9 @@ class Controller:
         plan, step = lesson.plan, lesson.step
         self.acceptance.tick(situation.kind, 1 + lesson.num_quiet)
         costs = self.costs_at(situation.bucket)
-        if self._shows_its_cost(step, costs):
+        if step.others.num_sequences:
+            costs.observe_shared(step)
+        elif self._shows_its_cost(step, costs):
             costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
         if plan.drafter == OFF or not _was_asked(step):
             return

@@ -11,7 +11,10 @@ measured ones becomes a cell of its own when it runs, and is forgotten when thos
 again. State is plain data.
 
 `at(context)` reads everything at one moment (`CostSnapshot`), so that costs compared with each
-other are consistent, and keeps the reading until a cost has MOVED: reading takes host time.
+other are consistent, and keeps the reading until a cost has MOVED: reading takes host time. Beside
+other sequences a draft token is priced as one more row of the forward that all share, and a plain
+round as an equal share of one in which nobody drafts: so a draft pays where it raises the tokens
+per ms of all together.
 
 Not here: taking the measurements (calibrate), deciding (controller).
 Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
@@ -22,8 +25,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
+
+from localspec.core import ALONE, Others, Step
 
 WIDTHS = (1, 2, 4, 8, 16)
 MAX_DRAFT_TOKENS = WIDTHS[-1] - 1  # with the root as wide as the widest width measured
@@ -34,6 +38,7 @@ MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for mo
 REFUTING = 0.6  # of the believed cost: rounds that took less refute it
 REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
 REFUTED_TO = 0.9  # of what is believed then, such rounds have taken
+WIDEST_SHARED = 2 * WIDTHS[-1]  # rows: beyond them a round beside others teaches nothing
 MOVED = 0.03  # share by which a cost may move before readings are renewed
 CONTEXT_RATIO = 0.25  # of the logarithm: contexts within 28 % share a reading
 NEAR_CONTEXT = 256  # tokens: below it a context is short
@@ -65,23 +70,17 @@ class Curve:
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply the nearest point by `factor`, and the point on the other side by less, the
-        further it is. The points are first those that `at` reads, else what it reads at a long
-        context, the cost of a shorter one, would not move."""
+        further it is."""
         points, contexts = self.points, self._contexts
-        for before, behind in pairwise(contexts):
-            points[behind] = max(points[before], points[behind])
         place = bisect_left(contexts, context)
         if place == 0 or place == len(contexts):
             points[contexts[min(place, len(contexts) - 1)]] *= factor
-        else:
-            before, behind = contexts[place - 1], contexts[place]
-            to_before, to_behind = context - before, behind - context
-            shares = min(1.0, to_behind / to_before), min(1.0, to_before / max(1, to_behind))
-            points[before] *= 1.0 + shares[0] * (factor - 1.0)
-            points[behind] *= 1.0 + shares[1] * (factor - 1.0)
-        if factor < 1.0:
-            for behind, before in pairwise(contexts[::-1]):
-                points[before] = min(points[before], points[behind])
+            return
+        before, behind = contexts[place - 1], contexts[place]
+        to_before, to_behind = context - before, behind - context
+        shares = min(1.0, to_behind / to_before), min(1.0, to_before / max(1, to_behind))
+        points[before] *= 1.0 + shares[0] * (factor - 1.0)
+        points[behind] *= 1.0 + shares[1] * (factor - 1.0)
 
 
 class Costs:
@@ -97,7 +96,8 @@ class Costs:
         self._refuting: dict[int | str, float] = {}
         # What was measured in this run: a width or a drafter, and the context.
         self._fresh = set[tuple[int | str, int]]()
-        self._readings: dict[int, CostSnapshot] = {}
+        self._readings: dict[tuple[int, int, int], CostSnapshot] = {}
+        self._sequence_ms: float | None = None  # what one more sequence adds to a forward, as seen
         self._moved: dict[int | str, float] = {}  # since then, what its costs were multiplied by
 
     @property
@@ -112,19 +112,49 @@ class Costs:
         """Whether a step of it was ever measured."""
         return drafter in self._draft_step
 
-    def at(self, context: int) -> CostSnapshot | None:
-        """The costs at this context; None until measured."""
+    def at(self, context: int, others: Others = ALONE) -> CostSnapshot | None:
+        """The costs at this context, beside these sequences; None until measured."""
         place = int(math.log(context + NEAR_CONTEXT) / CONTEXT_RATIO)
-        if place in self._readings or not self.is_measured:
-            return self._readings.get(place)
-        known = [self.verify_ms(width, context) for width in range(1, MAX_DRAFT_TOKENS + 2)]
+        key = place, others.num_sequences, others.num_rows
+        if key in self._readings or not self.is_measured:
+            return self._readings.get(key)
+        first = 1 + others.num_rows
+        known = [self.verify_ms(width, context) for width in range(first, first + WIDTHS[-1])]
+        rounds_ms = [ms for ms in known if ms is not None]
+        share_ms = self._shared_ms(1 + others.num_sequences, context) / (1 + others.num_sequences)
         steps = {name: self.draft_ms(name, 1, context) for name in self._draft_step}
         fresh = CostSnapshot(
-            tuple(ms for ms in known if ms is not None),
+            tuple(share_ms + ms - rounds_ms[0] for ms in rounds_ms),
             {name: ms for name, ms in steps.items() if ms is not None},
         )
-        self._readings[place] = fresh
+        self._readings[key] = fresh
         return fresh
+
+    def _shared_ms(self, num_sequences: int, context: int) -> float:
+        """A round of so many sequences of which none drafts."""
+        rows_ms, added_ms = self.verify_ms(num_sequences, context), self._sequence_ms
+        plain_ms = self.plain_ms(context)
+        assert rows_ms is not None and plain_ms is not None, "costs are measured"
+        if added_ms is None:  # its attention
+            added_ms = max(0.0, plain_ms - (self.plain_ms(0) or plain_ms))
+        return rows_ms + (num_sequences - 1) * added_ms
+
+    def observe_shared(self, step: Step) -> None:
+        """Learn from a round beside others what one more sequence adds."""
+        width = 1 + step.num_draft_tokens + step.others.num_rows
+        rows_ms = self.verify_ms(width, step.context_length)
+        if rows_ms is None or width > WIDEST_SHARED:
+            return
+        took_ms = step.verify_ms - step.others.took_ms
+        added_ms = max(0.0, took_ms - rows_ms) / step.others.num_sequences
+        before = self._sequence_ms
+        if before is None:
+            self._sequence_ms = added_ms
+            self._readings.clear()
+        else:
+            now = before + SLOWER_RATE * (min(added_ms, 2.0 * before + 1.0) - before)
+            self._note("sequence", (rows_ms + now) / (rows_ms + before))
+            self._sequence_ms = now
 
     def set_verify(self, width: int, context: int, verify_ms: float) -> None:
         self._readings.clear()

@@ -1,10 +1,12 @@
-"""Prefill and the decode loop; owns nothing else.
+"""Prefill and the decode loop of one sequence; owns nothing else.
 
 Contract: tokens in, rounds out; the output is a function of prompt, sampling and seed, whatever
 the drafters propose, as far as one forward of several tokens gives the logits of several forwards
-of one; unless the request asks for leniency. Invariant at the top of every round:
-`target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after that in a cache it
-shares; the rollback before verification erases it.
+of one; unless the request asks for leniency. `read` and `round` are steps: generators that yield
+the rows they need the target to run, and go on with the logits. So their driver decides what runs
+in one forward: `prefill` and `decode` drive one sequence alone, `Batch` several together. Invariant
+at the top of every round: `target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble
+after that in a cache it shares; the rollback before verification erases it.
 
 Not here: text, choice of drafter and draft length (Policy), acceptance (verify).
 """
@@ -12,7 +14,8 @@ Not here: text, choice of drafter and draft length (Policy), acceptance (verify)
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
@@ -34,13 +37,14 @@ from localspec.core import (
     Step,
     Verdict,
 )
+from localspec.engine.batch import Forwarded, alone
 from localspec.engine.lenient import allowed
 from localspec.engine.logprobs import logprobs_of
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 from localspec.forward.static import zero_beyond
 
 
@@ -53,7 +57,7 @@ class Prefilled:
 
 
 class Engine:
-    """One target, its drafters, one sequence at a time."""
+    """A target over one cache, and its drafters: one sequence at a time."""
 
     def __init__(self, target: LanguageModel, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
@@ -78,27 +82,44 @@ class Engine:
         )
 
     def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
+        """`read`, alone."""
+        return alone(self.read(sequence, cancel))
+
+    def read(
+        self,
+        sequence: Sequence,
+        cancel: threading.Event,
+        most_rows: Callable[[], int] = lambda: PREFILL_CHUNK,
+    ) -> Generator[Rows, Forwarded, Prefilled]:
         """Bring the target's cache to all tokens but the root, keeping what earlier turns left.
 
-        Stops between chunks when cancelled; `decode` then yields nothing.
+        most_rows: of the next forward. Stops between two when cancelled; `decode` then yields
+        nothing.
         """
         started = perf_counter()
         wanted = sequence.tokens[:-1]
-        reused = self.target.cache.reuse(wanted)
-        for start in range(reused, len(wanted), PREFILL_CHUNK):
-            if cancel.is_set():
-                break
-            logits = self.target.forward(wanted[start : start + PREFILL_CHUNK], num_logits=1)
+        place = reused = self.target.cache.reuse(wanted)
+        while place < len(wanted) and not cancel.is_set():
+            piece = wanted[place : place + most_rows()]
+            logits, _ = yield Rows(self.target, piece, num_logits=1)
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
+            place += len(piece)
         return Prefilled(reused, 1000.0 * (perf_counter() - started))
 
     def decode(
         self, sequence: Sequence, policy: Policy, cancel: threading.Event
     ) -> Generator[Round]:
-        """Rounds until the sequence ends or cancel is set. Raises NumericsError, CacheError."""
-        try:
+        """Rounds, alone, until the sequence ends or cancel is set. Raises NumericsError,
+        CacheError."""
+        with self.decoding(sequence):
             while sequence.finish_reason is None and not cancel.is_set():
-                yield self._round(sequence, policy)
+                yield alone(self.round(sequence, policy))
+
+    @contextmanager
+    def decoding(self, sequence: Sequence) -> Iterator[None]:
+        """The context of a sequence's rounds: however they end, the cache holds its tokens."""
+        try:
+            yield
         except NumericsError:
             # What was written may be no numbers, and a captured forward looks beyond the end.
             self.target.cache.reuse(sequence.tokens[:-1])
@@ -107,7 +128,7 @@ class Engine:
         finally:
             self.target.cache.reuse(sequence.tokens[:-1])
 
-    def _round(self, sequence: Sequence, policy: Policy) -> Round:
+    def round(self, sequence: Sequence, policy: Policy) -> Generator[Rows, Forwarded, Round]:
         """Plan, draft, verify, commit, learn."""
         base = len(sequence.tokens) - 1
         assert self.target.cache.length == base, "the cache must hold all tokens but the root"
@@ -117,11 +138,11 @@ class Engine:
         proposal = self._propose(sequence, plan)
         drafted = perf_counter()
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
-        logits = self._forward(sequence, proposal)
+        logits, others = yield self._rows(sequence, proposal)
         verdict = self._judge(sequence, proposal, logits)
         kept = self._commit(sequence, base, proposal, verdict)
         times = _Times(started, planned, drafted, perf_counter())
-        step = _measured(plan, proposal, verdict, kept, times, base)
+        step = replace(_measured(plan, proposal, verdict, kept, times, base), others=others)
         outcome = Outcome(step, proposal, verdict, logits)
         policy.observe(sequence, outcome)
         if proposal.tokens:
@@ -143,13 +164,12 @@ class Engine:
             return Proposal()
         return self.drafters[plan.drafter].propose(sequence, plan)
 
-    def _forward(self, sequence: Sequence, proposal: Proposal) -> torch.Tensor:
-        """What the target says after the root and each draft token: [1 + n, V]."""
-        root = sequence.tokens[-1]
+    def _rows(self, sequence: Sequence, proposal: Proposal) -> Rows:
+        """The root and each draft token."""
+        tokens = [sequence.tokens[-1], *proposal.tokens]
         if proposal.is_chain:
-            return self.target.forward([root, *proposal.tokens])
-        parents = [-1, *(parent + 1 for parent in proposal.parents)]
-        return self.target.forward([root, *proposal.tokens], parents)
+            return Rows(self.target, tokens)
+        return Rows(self.target, tokens, [-1, *(parent + 1 for parent in proposal.parents)])
 
     def _judge(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
         rule = sequence.sampling.leniency

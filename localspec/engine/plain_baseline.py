@@ -6,8 +6,8 @@ median of what the rounds around took, as shares of their measured costs. Plain 
 drafted ones say what each load means for plain decoding, and correct it; what they showed holds
 for later turns, and between two loads it is interpolated. Rounds under a load that lies beyond
 those of all plain rounds, by more than CHANGED, have nothing to be compared with: with more than a
-NEGLIGIBLE share of them the estimate is None. The costs are read once: those of the controller
-follow the load slowly, and would be counted twice.
+NEGLIGIBLE share of them the estimate is None, as where other sequences shared a round. The costs
+are read once: those of the controller follow the load slowly, and would be counted twice.
 
 Not here: the ratios made of it (speculation), the controller's own costs (costs).
 """
@@ -68,10 +68,14 @@ class PlainBaseline:
         # Rounds without a plain one under their load: it, and what plain decoding costs without it.
         self._alone: dict[int, tuple[float, float]] = {}
         self._num_plain = 0  # plain rounds since the last draft
+        self._was_shared = False
 
     def observe(self, step: Step, num_plain_rounds: int) -> bool:
         """num_plain_rounds: that plain decoding needs for the tokens of this round. Returns whether
         the load has just become another than those of all plain rounds."""
+        if step.others.num_sequences:
+            self._was_shared = True
+            return False
         width, context = step.num_draft_tokens + 1, step.context_length
         cost_ms = self._costs.plain_ms(context)
         own_ms = self._costs.verify_ms(width, context)
@@ -93,6 +97,8 @@ class PlainBaseline:
     @property
     def plain_ms(self) -> float | None:
         """Of the rounds so far; None where they cannot be compared."""
+        if self._was_shared:
+            return None
         alone_ms = sum(self._rounds_ms[place] for place in self._alone)
         waiting_ms = sum(self._at_load(one.cost_ms, self._load) for one in self._waiting)
         total_ms = self._total_ms + waiting_ms

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -61,6 +62,23 @@ def cached_attention(
     def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         keys, values = cache.write(layer, start, start + num_rows, keys_values)
         return grouped_attention(queries, keys, values, grouped)
+
+    return attend
+
+
+def each_its_own(attends: Sequence[Attend], sizes: Sequence[int]) -> Attend:
+    """Attention of the rows of several sequences, one sequence after the other; sizes: rows of
+    each. Rows beyond them are padding."""
+    if len(attends) == 1:
+        return attends[0]
+    ends = list(accumulate(sizes))
+    places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+    def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        pairs = zip(attends, places, strict=True)
+        seen = [one(layer, queries[place], keys_values[place]) for one, place in pairs]
+        spare = queries.shape[0] - ends[-1]
+        return torch.cat((*seen, queries.new_zeros(spare, seen[0].shape[1])))
 
     return attend
 

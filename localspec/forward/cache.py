@@ -172,6 +172,10 @@ class KVCache:
     def kv_bytes(self) -> int:
         return self._slots.nbytes
 
+    def another(self) -> KVCache:
+        """An empty cache of the same shape, for another sequence."""
+        return KVCache(self.shape, self.dtype, self.device, self.has_transposed_keys)
+
     def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
         model's `embedding`. Ask before the first forward: tokens cached already have no rows."""

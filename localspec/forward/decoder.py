@@ -4,7 +4,8 @@ Contract: the same as `model.CausalLM` (and its reference): `forward` appends n 
 and returns fp32 logits. One product for query, key and value, one for gate and up; keys and
 values are written into the preallocated cache and read from it in place. `run` also returns hidden
 states of the layers that are asked for. A chain whose first rows an early exit has computed
-(`cache.partial`) continues from those rows.
+(`cache.partial`) continues from those rows. `forward_together` runs rows of several sequences, each
+a decoder with a cache of its own over the same weights, and reads the weights once.
 
 Not here: the first layers as a model (partial_forward), taking weights over (from_transformers),
 captured graphs (graphs).
@@ -13,14 +14,17 @@ captured graphs (graphs).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.attention import Attend, cached_attention
+from localspec.forward.attention import Attend, cached_attention, each_its_own
 from localspec.forward.cache import KVCache, PartialForward
 from localspec.forward.features import LAST, Features
+from localspec.forward.model import Rows
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.row_bits import padded
 from localspec.forward.tree import additive_mask, depths
@@ -143,6 +147,10 @@ class Decoder:
         weights = replace(self.weights, blocks=blocks, head=change(self.weights.head))
         return Decoder(weights, self.cache, is_fastest=True)
 
+    def beside(self) -> Decoder:
+        """The same model over a cache of its own, for another sequence."""
+        return Decoder(self.weights, self.cache.another(), self.is_fastest)
+
     def forward(
         self,
         tokens: Sequence[int],
@@ -162,26 +170,32 @@ class Decoder:
     ) -> Output:
         """As `forward`, with hidden states. keep: layers whose hidden states are returned, beside
         those that are followed."""
-        features, partial = self.written_features, None
-        wanted = frozenset(keep).union(() if features is None else features.layers)
+        wanted, partial = self.wanted_layers(keep), None
         if parents is None and self.cache.partial is not None:
             partial = self.cache.partial.start_of(
                 self.weights, self.cache.length, tokens, wanted
             )  # before the cache is opened, which drops it
+        if partial is None:
+            return run_together([Rows(self, tokens, parents, num_logits)], keep)[0]
         with self.cache.append(tokens) as start:
-            cos, sin = self._rotations(len(tokens), parents, start)
-            attend = self._attention(len(tokens), parents, start)
-            if partial is None:
-                rows, hidden = self.layers(self.embed(tokens), cos, sin, attend, wanted)
-            else:
-                num_new = len(tokens) - partial.size
-                attend_new = self._attention(num_new, None, start + partial.size)
-                attends = (attend_new, attend)
-                rows, hidden = self._continue(partial, tokens, cos, sin, attends, wanted)
-            logits = self._logits(rows, num_logits, hidden, LAST in wanted)
-            if features is not None:
-                features.write(start, hidden)
+            cos, sin = self._rotations(len(tokens), None, start)
+            num_new = len(tokens) - partial.size
+            attend_new = self._attention(num_new, None, start + partial.size)
+            attends = (attend_new, self._attention(len(tokens), None, start))
+            rows, hidden = self._continue(partial, tokens, cos, sin, attends, wanted)
+            shown = last_of(Rows(self, tokens, None, num_logits), len(tokens))
+            logits = self.logits(rows, [shown], hidden, LAST in wanted)
+            self.keep_features(start, hidden)
         return Output(logits, hidden)
+
+    def wanted_layers(self, keep: Sequence[int]) -> frozenset[int]:
+        """Those of `keep` and those that are followed."""
+        features = self.written_features
+        return frozenset(keep).union(() if features is None else features.layers)
+
+    def keep_features(self, start: int, hidden: dict[int, torch.Tensor]) -> None:
+        if self.written_features is not None:
+            self.written_features.write(start, hidden)
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
@@ -260,6 +274,12 @@ class Decoder:
             turned.mul_(cos).addcmul_(rolled, sin)
         return qkv[:, : shape.num_heads], qkv[:, shape.num_heads :]
 
+    def laid_out(self, rows: Rows, start: int) -> tuple[torch.Tensor, torch.Tensor, Attend]:
+        """cos, sin and attention of a part of a forward that begins at slot `start`."""
+        size, parents = len(rows.tokens), rows.parents
+        cos, sin = self._rotations(size, parents, start)
+        return cos, sin, self._attention(size, parents, start)
+
     def _rotations(
         self, num_rows: int, parents: Sequence[int] | None, start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,19 +293,75 @@ class Decoder:
         mask = additive_mask(num_rows, parents, start, self.cache.dtype, self.cache.device)
         return cached_attention(self.cache, start, num_rows, self.weights.num_heads, mask, parents)
 
-    def _logits(
+    def logits(
         self,
         rows: torch.Tensor,
-        num_logits: int | None,
+        shown: Sequence[slice],
         hidden: dict[int, torch.Tensor],
         keeps_last: bool,
     ) -> torch.Tensor:
-        """keeps_last: put the normalised rows into `hidden` as well."""
-        first = 0 if num_logits is None else rows.shape[0] - num_logits
+        """Of the rows of `shown`, which ascend. keeps_last: put the normalised rows into `hidden`
+        as well."""
         if keeps_last:
             hidden[LAST] = self.weights.final_norm(rows)
-            return self.head(hidden[LAST][first:])
-        return self.head(self.weights.final_norm(rows[first:]))
+            return self.head(joined([hidden[LAST][place] for place in shown]))
+        return self.head(self.weights.final_norm(joined([rows[place] for place in shown])))
+
+
+def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:
+    """The logits of each part, as its own forward gives them. Rows of decoders that share weights
+    run through every linear layer together; other models run one after the other. After an error
+    no cache holds anything of it."""
+    decoders = [part.model for part in parts if isinstance(part.model, Decoder)]
+    is_shared = len(decoders) == len(parts) > 1
+    if is_shared and all(each.weights is decoders[0].weights for each in decoders):
+        return [output.logits for output in run_together(parts)]
+    return [part.forward() for part in parts]
+
+
+@torch.inference_mode()
+def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output]:
+    """`Decoder.run` of each part. parts: of Decoders that share their weights, each with a cache of
+    its own."""
+    models = [part.model for part in parts if isinstance(part.model, Decoder)]
+    wanted = [model.wanted_layers(keep) for model in models]
+    first, every = models[0], frozenset[int]().union(*wanted)
+    sizes = [len(part.tokens) for part in parts]
+    with ExitStack() as caches:
+        starts = [
+            caches.enter_context(model.cache.append(part.tokens))
+            for model, part in zip(models, parts, strict=True)
+        ]
+        laid = [
+            model.laid_out(part, start)
+            for model, part, start in zip(models, parts, starts, strict=True)
+        ]
+        cos, sin, attends = zip(*laid, strict=True)
+        tokens = [token for part in parts for token in part.tokens]
+        inputs = first.embed(tokens), joined(cos), joined(sin), each_its_own(attends, sizes)
+        rows, hidden = first.layers(*inputs, every)
+        ends = list(accumulate(sizes))
+        places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        shown = [last_of(part, end) for part, end in zip(parts, ends, strict=True)]
+        logits = first.logits(rows, shown, hidden, LAST in every)
+        counts = [place.stop - place.start for place in shown]
+        own = [
+            {layer: states[place] for layer, states in hidden.items() if layer in layers}
+            for place, layers in zip(places, wanted, strict=True)
+        ]
+        for model, start, states in zip(models, starts, own, strict=True):
+            model.keep_features(start, states)
+    return [Output(each, of) for each, of in zip(torch.split(logits, counts), own, strict=True)]
+
+
+def last_of(part: Rows, end: int) -> slice:
+    """The rows of a part whose logits are wanted, where the part ends at row `end`."""
+    size = len(part.tokens) if part.num_logits is None else part.num_logits
+    return slice(end - size, end)
+
+
+def joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(tuple(rows))
 
 
 def _are_invariant(linears: Sequence[Linear]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -55,6 +55,18 @@ class LanguageModel(Protocol):
 
     @property
     def weight_bytes(self) -> int: ...
+
+
+class Rows(NamedTuple):
+    """What one sequence asks of a forward: the arguments of `model.forward`."""
+
+    model: LanguageModel
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+    num_logits: int | None = None
+
+    def forward(self) -> torch.Tensor:
+        return self.model.forward(self.tokens, self.parents, self.num_logits)
 
 
 class CausalLM:

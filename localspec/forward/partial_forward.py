@@ -21,7 +21,8 @@ from dataclasses import replace
 import torch
 
 from localspec.forward.cache import PartialForward
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, last_of
+from localspec.forward.model import Rows
 
 
 class EarlyExit(Decoder):
@@ -53,7 +54,8 @@ class EarlyExit(Decoder):
             attend = self._attention(len(tokens), parents, start)
             inputs = (self.embed(tokens), cos, sin, attend)
             rows, hidden = self.layers(*inputs, self._kept())
-            logits = self._logits(rows, num_logits, {}, False)
+            shown = last_of(Rows(self, tokens, parents, num_logits), len(tokens))
+            logits = self.logits(rows, [shown], {}, False)
         if parents is None:
             made = PartialForward(self._whole, start, self.depth, tuple(tokens), hidden)
             self.cache.partial = made if earlier is None else earlier.followed_by(made)

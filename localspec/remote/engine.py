@@ -1,7 +1,9 @@
 """The engine's process: opens a backend and answers calls over a pipe until it is killed.
 
-Contract: the backend gets one call at a time, in order; calls in BESIDE, which need no engine, are
-answered meanwhile. The items of a stream are sent in groups within FLUSH_S, the first few at once;
+Contract: one thread calls the backend. It asks the streams of TOGETHER for their next item in turn,
+so that replies run beside each other; of all else the backend gets one call at a time, in order,
+and those in BETWEEN are answered while streams go on. Calls in BESIDE, which need no engine, have a
+thread of their own. The items of a stream are sent in groups within FLUSH_S, the first few at once;
 the engine waits for its reader only when the pipe is full. Whatever a call raises, it is answered.
 When the other end hangs up, this process ends at once: no engine outlives its page.
 
@@ -19,7 +21,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -29,6 +32,8 @@ from localspec.errors import EngineLost, LocalspecError
 from localspec.remote import wire
 
 BESIDE = frozenset({"count_tokens", "pieces"})
+TOGETHER = frozenset({"generate"})
+BETWEEN = frozenset({"describe", "snapshot"})
 FLUSH_S = 0.04  # a page reads about twelve times a second
 AT_ONCE = 4  # items at the start of a stream, for the first words
 LOST_CODE = 3  # exit code after the engine reported that it is lost
@@ -101,38 +106,50 @@ class _Engine:
 
     def serve(self, backend: Backend, queue: SimpleQueue[wire.Call]) -> None:
         """Answer the calls of one queue until this process ends."""
+        streams, call = list[_Stream](), None
         while True:
-            call = queue.get()
-            try:
-                self._answer(backend, call)
-            except EngineLost as error:
-                self._send(wire.fault_of(call.call_id, error))
-                os._exit(LOST_CODE)  # a lost device may hang an orderly exit
-            except BaseException as error:  # a panic of a Rust library is no Exception
-                self._send(_explained(call.call_id, error))
-            finally:
-                self._cancels.pop(call.call_id, None)
+            if call is None and not (streams and queue.empty()):
+                call = queue.get()
+            if call is not None and _may_begin(call, streams):
+                streams += self._begun(backend, call)
+                call = None
+            streams = [stream for stream in streams if self._goes_on(stream)]
 
-    def _answer(self, backend: Backend, call: wire.Call) -> None:
-        method = getattr(backend, call.method)
-        if call.is_stream:
-            self._stream(method, call, self._cancels[call.call_id])
-            self._send(wire.Returned(call.call_id, None))
-        else:
+    def _begun(self, backend: Backend, call: wire.Call) -> list[_Stream]:
+        """The stream of a call; one without a stream is answered."""
+        with self._explaining(call):
+            method = getattr(backend, call.method)
+            if call.is_stream:
+                values = method(*call.arguments, self._cancels[call.call_id])
+                return [_Stream(call, iter(values))]
             self._send(wire.Returned(call.call_id, method(*call.arguments)))
+        return []
 
-    def _stream(self, method: Any, call: wire.Call, cancel: threading.Event) -> None:
-        waiting: list[Any] = []
-        flushed_s = 0.0
-        with contextlib.closing(method(*call.arguments, cancel)) as values:
-            for number, value in enumerate(values):
-                waiting.append(value)
-                now = time.monotonic()
-                if number < AT_ONCE or now - flushed_s >= FLUSH_S:
-                    self._send(wire.Items(call.call_id, waiting))
-                    waiting, flushed_s = [], now
-        if waiting:
-            self._send(wire.Items(call.call_id, waiting))
+    def _goes_on(self, stream: _Stream) -> bool:
+        """Take a stream's next item; False after the last."""
+        with self._explaining(stream.call):
+            for value in stream.values:
+                stream.waiting.append(value)
+                if stream.is_due:
+                    self._send(stream.group())
+                return True
+            if stream.waiting:
+                self._send(stream.group())
+            self._send(wire.Returned(stream.call.call_id, None))
+        self._cancels.pop(stream.call.call_id, None)
+        return False
+
+    @contextlib.contextmanager
+    def _explaining(self, call: wire.Call) -> Iterator[None]:
+        """Whatever the call raises is its answer."""
+        try:
+            yield
+        except EngineLost as error:
+            self._send(wire.fault_of(call.call_id, error))
+            os._exit(LOST_CODE)  # a lost device may hang an orderly exit
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            self._cancels.pop(call.call_id, None)
+            self._send(_explained(call.call_id, error))
 
     def _report(self, phrase: str) -> None:
         self._send(wire.Progress(phrase))
@@ -144,6 +161,33 @@ class _Engine:
                 wire.send(self._pipe, data)
         except wire.Hangup:
             os._exit(0)
+
+
+@dataclass
+class _Stream:
+    """The items of one call. waiting: those that are not sent yet."""
+
+    call: wire.Call
+    values: Iterator[Any]
+    waiting: list[Any] = field(default_factory=list)
+    num_groups: int = 0
+    sent_s: float = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self.num_groups < AT_ONCE or time.monotonic() - self.sent_s >= FLUSH_S
+
+    def group(self) -> wire.Items:
+        """What is waiting, to be sent now."""
+        found, self.waiting = self.waiting, []
+        self.num_groups, self.sent_s = self.num_groups + 1, time.monotonic()
+        return wire.Items(self.call.call_id, found)
+
+
+def _may_begin(call: wire.Call, streams: Sequence[_Stream]) -> bool:
+    """Whether a call may be answered while these streams are open."""
+    are_together = all(stream.call.method in TOGETHER for stream in streams)
+    return not streams or (are_together and call.method in TOGETHER | BETWEEN)
 
 
 def _explained(call_id: int, error: BaseException) -> wire.Fault:

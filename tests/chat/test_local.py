@@ -12,10 +12,13 @@ import torch
 
 from localspec import core
 from localspec.backend import Chunk, DrafterStatus, Message, Request
+from localspec.build_drafters import slot_beside
 from localspec.chat.local import Loaded, LocalBackend
+from localspec.chat.slots import Slot
 from localspec.chat.template import Detokenizer
 from localspec.core import AUTO, OFF, TARGET, DraftPlan, Outcome, Proposal, SamplingParams, chain
 from localspec.drafters.ngram import NgramDrafter
+from localspec.drafters.parts import Parts
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
@@ -428,3 +431,74 @@ def test_candidates_that_are_no_numbers_are_refused() -> None:
 def test_candidates_beyond_the_context_are_refused() -> None:
     with pytest.raises(ContextOverflow):
         writing("a").candidates(HELLO, (1,) * 62, 3)
+
+
+# -- several at the same time ---------------------------------------------------------------
+
+
+def with_slots(num_slots: int) -> LocalBackend:
+    """A tiny model that answers every conversation at length."""
+    target = with_cache(tiny_llama(vocab_size=len(PIECES)))
+    drafters: dict[str, Any] = {"ngram": NgramDrafter()}
+    backend = backend_of(target, drafters)
+    parts = Parts(target)
+    made = [slot_beside(parts, Slot(backend.loaded.engine, backend.loaded.controller))]
+    made += [slot_beside(parts, made[0]) for _ in range(num_slots - 2) if made[0] is not None]
+    return LocalBackend(replace(backend.loaded, beside=tuple(one for one in made if one)))
+
+
+def requests_of(*texts: str) -> list[Request]:
+    return [
+        Request(
+            (Message("user", text),),
+            SamplingParams(1.0, seed=seed),
+            max_tokens=12,
+            drafter=("ngram", OFF)[seed % 2],
+            num_draft_tokens=None if seed % 2 else 3,
+        )
+        for seed, text in enumerate(texts)
+    ]
+
+
+def test_replies_of_several_slots_are_what_each_is_alone_and_say_no_speedup() -> None:
+    backend, asked = with_slots(3), requests_of("abc", "bca", "cab", "aab")
+    cancel = threading.Event()
+    open_ones = {place: backend.generate(one, cancel) for place, one in enumerate(asked)}
+    found: dict[int, list[Chunk]] = {place: [] for place in open_ones}
+    order = list[int]()
+    while open_ones:
+        for place, chunks in tuple(open_ones.items()):
+            chunk = next(chunks, None)
+            if chunk is None:
+                del open_ones[place]
+                order.append(place)
+            else:
+                found[place].append(chunk)
+    for place, one in enumerate(asked):
+        check_consistent(found[place])
+        assert text_of(found[place]) == text_of(list(with_slots(2).generate(one, cancel)))
+    assert backend.describe().num_slots == 3
+    assert all(each[-1].stats.plain_decode_ms is None for each in found.values())
+
+
+def test_a_reply_waits_for_a_slot_and_can_be_stopped_while_it_waits() -> None:
+    backend = with_slots(2)
+    asked, never, cancel = requests_of("abc", "bca", "cab"), threading.Event(), threading.Event()
+    first, second = (backend.generate(one, never) for one in asked[:2])
+    begun = [next(first), next(second)]
+    waits = backend.generate(asked[2], cancel)
+    cancel.set()
+    (chunk,) = waits
+    assert chunk.finish_reason == "cancelled" and not chunk.tokens
+    assert [each.phase for each in begun] == ["prefill", "prefill"]
+    assert list(first)[-1].finish_reason and list(second)[-1].finish_reason
+
+
+def test_a_conversation_goes_on_in_the_slot_that_holds_it() -> None:
+    backend, never = with_slots(2), threading.Event()
+    long, other = requests_of("abcabcabcabcabc", "bca")
+    first, second = backend.generate(other, never), backend.generate(long, never)
+    next(first), next(second)
+    list(first), list(second)
+    follow_up = replace(long, messages=(Message("user", "abcabcabcabcabca"),))
+    assert list(backend.generate(follow_up, never))[-1].stats.num_reused_tokens == 15

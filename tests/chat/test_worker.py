@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from localspec.backend import Backend, Chunk, Description, Message, Request, TurnStats
+from localspec.chat.jobs import Task
 from localspec.chat.service import ChatService, Reply, ReplySettings
-from localspec.chat.worker import Task
 from localspec.errors import EngineLost, MemoryShortage, RequestError
 from localspec.options import LoadOptions, Offer
 from localspec.record.store import Store
@@ -517,3 +517,106 @@ def test_when_nothing_is_left_a_smaller_plan_is_offered(world: World) -> None:
     service.switch(offer.options)
     until(lambda: service.status().offer is None)
     assert ready(service).options == wanted.options
+
+
+# -- several at the same time ---------------------------------------------------------------
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Replies stop before their first round until it is set."""
+    found = threading.Event()
+    yield found
+    found.set()
+
+
+def beside(world: World, num_slots: int, gate: threading.Event) -> ChatService:
+    def round_s(request: Request) -> float:
+        gate.wait(WAIT_S)
+        return 0.002
+
+    def make(options: LoadOptions) -> Mortal:
+        return Mortal(quick(options, num_slots=num_slots, round_s=round_s))
+
+    world.make = make
+    return ready(world.begin())
+
+
+def sent(service: ChatService, text: str = "hi", handle: int | None = None) -> Reply:
+    reply = service.submit(handle, text, ReplySettings())
+    assert reply is not None
+    return reply
+
+
+def begun(*replies: Reply) -> None:
+    until(lambda: all(reply.pending.settings is not None for reply in replies))
+
+
+def test_replies_of_two_conversations_are_written_at_the_same_time(
+    world: World, gate: threading.Event
+) -> None:
+    service = beside(world, 2, gate)
+    first, second, third = sent(service), sent(service), sent(service)
+    begun(first, second)
+    assert (service.status().num_waiting, third.view.phase) == (1, "queued")
+    service.stop(first)
+    gate.set()
+    for reply in (first, second, third):
+        assert reply.done.wait(WAIT_S)
+    assert first.view.finish_reason == "cancelled"
+    assert second.view.text == third.view.text == REPLY
+
+
+def test_of_one_conversation_one_reply_follows_the_other(
+    world: World, gate: threading.Event
+) -> None:
+    service = beside(world, 3, gate)
+    first = sent(service)
+    second = sent(service, "and then?", first.handle)
+    begun(first)
+    assert second.view.phase == "queued"
+    gate.set()
+    assert first.done.wait(WAIT_S) and second.done.wait(WAIT_S)
+    roles = [each.role for each in world.opened[0].requests[-1].messages]
+    assert roles == ["user", "assistant", "user"]
+
+
+def test_a_task_and_an_order_wait_for_all_that_runs_and_have_the_engine_alone(
+    world: World, gate: threading.Event
+) -> None:
+    service = beside(world, 2, gate)
+    first, second = sent(service), sent(service)
+    begun(first, second)
+    were_running = list[int]()
+    task = service.enqueue("look", lambda *_: were_running.append(len(service.worker.running)))
+    late = sent(service)
+    service.switch(LoadOptions(model="second"))
+    gate.set()
+    assert task.done.wait(WAIT_S) and were_running == [0]
+    assert first.view.finish_reason == second.view.finish_reason == "eos"
+    assert late.done.wait(WAIT_S) and late.view.finish_reason == "eos"
+    assert [each.is_closed for each in world.opened] == [True, False]
+
+
+def test_a_lost_engine_is_counted_once_however_many_replies_it_was_writing(
+    world: World, gate: threading.Event
+) -> None:
+    service = beside(world, 3, gate)
+    world.opened[0].dies_at = 3
+    first, second = sent(service), sent(service)
+    begun(first, second)
+    gate.set()
+    for reply in (first, second):
+        assert reply.done.wait(WAIT_S) and reply.view.finish_reason == "interrupted"
+    until(lambda: len(world.opened) == 2 and service.status().phase == "ready")
+    assert service.lifecycle.losses_in_a_row == 1
+    assert sent(service).done.wait(WAIT_S)
+
+
+def test_closing_ends_all_that_runs(world: World, gate: threading.Event) -> None:
+    service = beside(world, 2, gate)
+    replies = [sent(service) for _ in range(3)]
+    begun(*replies[:2])
+    threading.Timer(0.05, gate.set).start()
+    service.close()
+    assert [reply.view.finish_reason for reply in replies] == ["cancelled"] * 3

@@ -23,9 +23,9 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Acceptance, Situation
+from localspec.engine.catch_up import CatchUp
 from localspec.engine.controller import (
     MOST_NOTED,
-    CatchUp,
     Controller,
     Lesson,
     identity,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -176,13 +177,7 @@ def test_error_in_a_forward_leaves_the_cache_at_the_root() -> None:
 
 
 def test_fault_no_finally_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode(
-        self: Engine, sequence: core.Sequence, policy: core.Policy, cancel: threading.Event
-    ) -> Iterator[Round]:
-        while sequence.finish_reason is None and not cancel.is_set():
-            yield self._round(sequence, policy)
-
-    monkeypatch.setattr(Engine, "decode", decode)
+    monkeypatch.setattr(Engine, "decoding", lambda self, sequence: nullcontext())
     with pytest.raises(AssertionError):
         check_usable_after_an_error(engine_with(Guesser()))
 

@@ -15,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.forward import attention, decoder, row_bits
 from localspec.forward.cache import KVCache
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.model import Rows
 from localspec.forward.partial_forward import EarlyExit
 from localspec.forward.row_bits import summed_length
 from tests.tiny import with_cache
@@ -237,3 +238,36 @@ def test_the_lengths_hold_their_keys() -> None:
     for num_keys in (1, 64, 65, 193, 256, 320, 1000, 2047, 2048, 2049, 5000):
         length = summed_length(num_keys)
         assert length >= num_keys and length % row_bits.KEY_MULTIPLE == 0
+
+
+def test_sequences_of_one_forward_have_the_bits_of_forwards_of_their_own(target: Decoder) -> None:
+    """A prompt, a draft, a tree and a single row, each over a cache of its own."""
+    shape, dtype = target.cache.shape, target.cache.dtype
+    caches = [KVCache(shape, dtype, target.device, has_transposed_keys=True) for _ in range(4)]
+    beside = [Decoder(target.weights, cache) for cache in caches]
+    before = [text(size, size) for size in (0, 130, 61, 300)]
+    asked: list[tuple[list[int], tuple[int, ...] | None, int | None]] = [
+        (text(70, 5), None, 1),
+        (text(5, 6), None, None),
+        (text(len(TREE), 7), TREE, None),
+        (text(1, 8), None, None),
+    ]
+    wanted = list[torch.Tensor]()
+    for tokens, (new, parents, count) in zip(before, asked, strict=True):
+        target.cache.rollback(0)
+        if tokens:
+            target.forward(tokens)
+        wanted.append(target.forward(new, parents, count))
+    for each, tokens in zip(beside, before, strict=True):
+        if tokens:
+            each.forward(tokens)
+    parts = [Rows(each, *one) for each, one in zip(beside, asked, strict=True)]
+    for found, own in zip(forward_together(parts), wanted, strict=True):
+        assert torch.equal(found, own)
+    assert [each.cache.tokens for each in beside] == [
+        [*tokens, *one[0]] for tokens, one in zip(before, asked, strict=True)
+    ]
+    after = forward_together([Rows(each, [9]) for each in beside[1:]])
+    for each, found in zip(beside[1:], after, strict=True):
+        each.cache.rollback(each.cache.length - 1)
+        assert torch.equal(found, each.forward([9]))

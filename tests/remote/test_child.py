@@ -127,6 +127,29 @@ def test_description_snapshot_and_counts_cross(shared: Shared) -> None:
     assert set(shared.backend.snapshot()) == {"num_rounds"}
 
 
+def test_replies_run_beside_each_other_and_calls_that_need_no_engine_between(
+    shared: Shared,
+) -> None:
+    cancel, first_s = threading.Event(), time.monotonic()
+    slow = shared.backend.generate(request(LONG), cancel)
+    next(slow)
+    beside = play(shared.backend)
+    assert beside[-1].finish_reason == "eos"
+    assert shared.backend.describe().target and shared.backend.snapshot()
+    head = [next(slow) for _ in range(2)]
+    assert head[-1].finish_reason is None
+    measuring = threading.Thread(
+        target=lambda: next(iter(shared.backend.calibrate(threading.Event())))
+    )
+    measuring.start()
+    measuring.join(0.05)
+    assert measuring.is_alive()  # it needs the engine to itself
+    cancel.set()
+    assert list(slow)[-1].finish_reason == "cancelled"
+    measuring.join(WAIT_S)
+    assert not measuring.is_alive() and time.monotonic() - first_s < WAIT_S
+
+
 def test_an_error_of_ours_while_loading_arrives_as_itself(opened: Any) -> None:
     with pytest.raises(ContextOverflow, match="set max tokens to 324") as found:
         opened("overflowing")

@@ -1,0 +1,109 @@
+"""The places in which replies are decoded together, who gets which, and a reply in one.
+
+Contract: a `Slot` decodes one reply at a time, over a cache of its own, with drafters of its own;
+all slots share the target's weights and what is learnt. `take` gives a free one that can serve a
+request, `free` gives it back; its cache stays, for the next turn of the same conversation. The
+first slot has every drafter that is loaded; the others have those that hold no memory of their own
+or were given a cache of their own.
+
+Not here: what runs in one forward (engine.batch), loading the slots (load).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from localspec.backend import Request, TurnStats
+from localspec.chat.reply_text import ReplyText, Start
+from localspec.core import AUTO, OFF, Grammar, SamplingParams, Sequence
+from localspec.engine.acceptance import bucket_of
+from localspec.engine.costs import Costs
+from localspec.engine.plain_baseline import PlainBaseline
+
+if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
+    from localspec.engine.controller import Controller
+    from localspec.engine.engine import Engine
+
+FINGERPRINT_LENGTH = 16  # hex digits
+
+
+@dataclass
+class Slot:
+    """engine, controller: its own. baselines: what its turns are compared with, of greedy rounds
+    and of drawing ones."""
+
+    engine: Engine
+    controller: Controller
+    is_free: bool = True
+    baselines: dict[Costs, PlainBaseline] = field(default_factory=dict)
+
+    def serves(self, drafter: str) -> bool:
+        return drafter in (AUTO, OFF) or drafter in self.engine.drafters
+
+    def num_held(self, prompt: Several[int]) -> int:
+        """Tokens of the prompt that its cache holds."""
+        from localspec.forward.cache import common_prefix_length
+
+        return common_prefix_length(self.engine.target.cache.tokens, list(prompt))
+
+    def baseline(self, sampling: SamplingParams) -> PlainBaseline | None:
+        """What a turn that begins now is compared with; None until plain decoding was measured."""
+        if not self.controller.is_measured(sampling):
+            return None
+        costs = self.controller.costs_at(bucket_of(sampling))
+        if costs not in self.baselines:
+            self.baselines[costs] = PlainBaseline(costs)
+        self.baselines[costs].begin_turn()
+        return self.baselines[costs]
+
+
+def best_slot(slots: Several[Slot], drafter: str, prompt: Several[int]) -> Slot | None:
+    """Of the free ones that have this drafter, the one that holds most of the prompt if that is
+    more than half of it, else the first, which has most drafters; None where none is free."""
+    free = [slot for slot in slots if slot.is_free and slot.serves(drafter)]
+    if len(free) > 1:
+        held = {slot.num_held(prompt): slot for slot in reversed(free)}
+        most = max(held)
+        if 2 * most > len(prompt):
+            return held[most]
+    return next(iter(free), None)
+
+
+@dataclass
+class Turn:
+    """One reply under way. stats: of what was decoded so far."""
+
+    request: Request
+    start: Start
+    max_tokens: int
+    text: ReplyText
+    grammar: Grammar | None
+    started_s: float
+    cancel: threading.Event
+    stats: TurnStats
+
+    @property
+    def passed_ms(self) -> float:
+        return 1000.0 * (perf_counter() - self.started_s)
+
+    def goes_on(self, sequence: Sequence) -> bool:
+        is_ended = sequence.finish_reason is not None or self.text.is_stopped
+        return not is_ended and not self.cancel.is_set()
+
+
+def stats_before(request: Request, start: Start) -> TurnStats:
+    return TurnStats(
+        len(start.prompt),
+        exact=request.sampling.leniency is None,
+        prompt_fingerprint=_fingerprint(start.prompt),
+        continued_from=start.source,
+    )
+
+
+def _fingerprint(prompt: tuple[int, ...]) -> str:
+    return hashlib.sha256(repr(prompt).encode()).hexdigest()[:FINGERPRINT_LENGTH]
