@@ -38,7 +38,7 @@ def test_check_10_regenerate_edit_and_switch_keep_every_branch(page: Visit, site
     ask(page, "echo one", "echo one")
     ask(page, "echo two", "echo two")
     old = newest(site)["message_id"]
-    page.page.click("#ls-chat a.ls-again")
+    page.page.locator("#ls-chat a.ls-again").last.click()
     page.wait_for("2/2")
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     again = newest(site)["message_id"]
