@@ -15,9 +15,10 @@ Source: NF4 in QLoRA (arXiv 2305.14314).
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +28,11 @@ from localspec.errors import ModelError
 
 BLOCK = 64  # inputs that share one scale
 ROWS = 32  # outputs that the processor's kernel takes at a time
+KERNEL = "gemv_4bit_inference_cpu_nf4_bf16"  # of bitsandbytes' library, for any number of rows
+# Rows, outputs, inputs; the rows, weights, scales and results; BLOCK; strides of rows and results.
+KERNEL_ARGUMENTS = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 3)
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Nf4Linear:
@@ -40,16 +46,11 @@ class Nf4Linear:
         shape: tuple[int, int],
         bias: torch.Tensor | None,
     ) -> None:
-        self.out_features, self.in_features = self._shape = shape
-        self._packed, self._scales, self.bias = packed, scales, bias
-        held = (packed, scales, bias)
-        self.weight_bytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+        self.bias = bias
+        self.weight_bytes = sum(t.nbytes for t in (packed, scales, bias) if t is not None)
         self.has_invariant_rows = packed.device.type == "cpu"
-        kernels: Any = torch.ops.bitsandbytes
-        self._product, self._settings = kernels.gemm_4bit.default, [BLOCK, "nf4"]
-        if packed.device.type == "cpu":
-            values = _functional().get_4bit_type("nf4", device=packed.device)
-            self._product, self._settings = kernels.gemv_4bit.default, [values, BLOCK]
+        make = _on_processor if self.has_invariant_rows else _on_card
+        self._product = make(packed, scales, shape)
 
     @classmethod
     def of_weight(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Nf4Linear:
@@ -80,9 +81,7 @@ class Nf4Linear:
         return cls(packed, scales, shape, _joined_bias(layers, states))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self._product(
-            rows, self._packed, self._shape, self._scales, *self._settings
-        )
+        made = self._product(rows)
         return made if self.bias is None else made.add_(self.bias)
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -97,6 +96,31 @@ def has_kernel(device: torch.device) -> bool:
     if device.type != "cpu":
         return device.type == "cuda"
     return bool(_functional().has_avx512bf16())
+
+
+def _on_card(packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]) -> Product:
+    kernel: Any = torch.ops.bitsandbytes.gemm_4bit.default
+    return lambda rows: kernel(rows, packed, shape, scales, BLOCK, "nf4")
+
+
+def _on_processor(packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]) -> Product:
+    """By the address of the kernel: the operator around it takes as long as a small product."""
+    prototype = ctypes.CFUNCTYPE(None, *KERNEL_ARGUMENTS)
+    kernel = prototype((KERNEL, library().cextension.lib._lib))
+    num_out, num_in = shape
+    addresses = (packed.data_ptr(), scales.data_ptr())
+    held = (packed, scales)  # as long as their addresses are in use
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        assert held and rows.shape[1] == num_in
+        given = rows.to(torch.bfloat16)
+        given = given if given.stride(1) == 1 else given.contiguous()
+        made = torch.empty((rows.shape[0], num_out), dtype=torch.bfloat16)
+        places = (given.data_ptr(), *addresses, made.data_ptr())
+        kernel(rows.shape[0], num_out, num_in, *places, BLOCK, given.stride(0), num_out)
+        return made.to(rows.dtype)
+
+    return product
 
 
 def _laid_out(
