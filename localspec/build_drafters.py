@@ -63,7 +63,10 @@ def gather(
 ) -> Gathered:
     """Load everything the source names beside the target."""
     from localspec.drafters.parts import Parts
+    from localspec.forward.recurrent import RecurrentLM
 
+    if isinstance(target, RecurrentLM):
+        return Gathered(Parts(target, draft_refusal=target.refusal), (), (), "no_draft")
     draft, refusal, code = _draft(source, place, report)
     stranger = source.draft if code == "incompatible_vocabulary" else None
     foreign, foreign_refusal = _foreign(source, stranger, place, target, report)
@@ -94,7 +97,11 @@ def build_drafters(
     """Every registered drafter that can be built, and a status for each that is known. draft_code:
     why parts hold no draft model."""
     from localspec.drafters.registry import REGISTRY, drafter_class
+    from localspec.forward.recurrent import RecurrentLM
 
+    if isinstance(parts.target, RecurrentLM):
+        reason = parts.target.refusal
+        return {}, tuple(DrafterStatus(name, False, reason, code=draft_code) for name in REGISTRY)
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
     for name, info in REGISTRY.items():
         report(f"preparing {info.label}")
@@ -220,8 +227,10 @@ def _foreign(
 
 def _load_draft(folder: Path, place: Place) -> LanguageModel:
     """A draft stays in full precision: it is small, and its steps are what must be cheap."""
-    from localspec.forward.weights import check_folder
+    from localspec.forward.model import kv_shape
+    from localspec.forward.weights import check_folder, read_config
 
+    kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
     refuse_shortage(folder, place)
     longest = longest_of(check_folder(folder))
     context = min(place.context_length, longest or place.context_length)

@@ -185,6 +185,8 @@ def _target(
     options: LoadOptions, source: Source, place: Place, report: Report, beside_page: bool
 ) -> tuple[LanguageModel, list[str]]:
     """The loaded target, and what a person should know of it."""
+    from localspec.forward.recurrent import RecurrentLM
+
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)
     opened = load_at(source.target, place, is_fastest=_kernels(options) == FASTEST)
@@ -194,7 +196,8 @@ def _target(
         choose_threads(lambda: _one_step(target), beside_page)
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
-    rounded = None if opened.has_invariant_rows else EQUAL_WITHIN_ROUNDING
+    drafts_none = isinstance(target, RecurrentLM)
+    rounded = None if opened.has_invariant_rows or drafts_none else EQUAL_WITHIN_ROUNDING
     repacked = None
     if opened.repacking_error is not None:
         repacked = (

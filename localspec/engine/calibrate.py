@@ -90,7 +90,8 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
             bucket = temperature_bucket(sampling.temperature)
             costs, place = controller.costs_at(bucket), f"{context} tokens of context, {kind}"
             # Refused drafts leave one token a round; a token that is right by chance one more.
-            fitting = [w for w in WIDTHS if context + (REPEATS + 2) * w <= capacity]
+            widths = WIDTHS if engine.drafters else WIDTHS[:1]
+            fitting = [w for w in widths if context + (REPEATS + 2) * w <= capacity]
             for width in _ends_first(fitting):
                 if costs.is_fresh(width, context):
                     continue

@@ -6,6 +6,43 @@ from collections.abc import Mapping
 from typing import Any
 
 KNOWN_KINDS = ("full_attention", "sliding_attention")
+# Layers whose memory of the text is a state of fixed size; a hybrid has keys and values as well.
+STATE_KINDS = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
+RECURRENT_KINDS = STATE_KINDS | {"hybrid"}
+OTHER_KINDS = frozenset(("attention", "mlp", "moe"))  # beside them, in the words of such families
+# Families whose config.json does not name the kinds of their layers.
+ALL_STATES = frozenset(("mamba", "mamba2", "falcon_mamba"))
+RECURRENT_FAMILIES = ALL_STATES | {
+    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h",
+    "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+}  # fmt: skip
+
+
+def is_recurrent(text: Mapping[str, Any]) -> bool:
+    """Whether a model keeps a state that cannot go back, and can be run plainly."""
+    kinds = {str(kind) for kind in text.get("layer_types") or ()}
+    known = RECURRENT_KINDS | OTHER_KINDS | {*KNOWN_KINDS}
+    has_state = bool(kinds & RECURRENT_KINDS) or text.get("model_type") in RECURRENT_FAMILIES
+    return has_state and kinds <= known
+
+
+def no_drafts_for(family: str) -> str:
+    """Why nothing drafts for a model with a recurrent state."""
+    return (
+        f"{family} reads the text into a state that cannot take back a rejected draft, so nothing "
+        "drafts for it and replies come at plain speed. For a model with full attention, such as "
+        "Qwen3, something could."
+    )
+
+
+def count_attention_layers(text: Mapping[str, Any], num_layers: int) -> int:
+    """Layers that keep keys and values; all where nothing says otherwise."""
+    if text.get("model_type") in ALL_STATES:
+        return 0
+    if kinds := text.get("layer_types"):
+        return sum(kind not in STATE_KINDS for kind in kinds)
+    every = text.get("full_attention_interval") or text.get("attn_layer_period")
+    return num_layers // every if isinstance(every, int) and every > 0 else num_layers
 
 
 def attention_fault(text: Mapping[str, Any]) -> str | None:

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from localspec.errors import ModelError
-from localspec.formats.attention import attention_fault
+from localspec.formats.attention import attention_fault, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
 from localspec.forward.tree import causal_mask, depths, visible_mask
 from localspec.forward.upload import indices, uploaded
 
+# How far logits may lie apart that are computed in two ways, by their norm: only rounding.
+AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 PREFILL_CHUNK = 512  # bounds activations and the time until a cancel is seen
 
 
@@ -195,7 +197,7 @@ def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
 def kv_shape(config: Any, capacity: int) -> KVShape:
     """The cache a transformers config needs. Raises ModelError where it cannot roll back."""
     text = config.get_text_config()
-    fault = attention_fault({**text.to_dict(), "layer_types": getattr(text, "layer_types", None)})
+    fault = attention_fault(_described(text))
     if fault is not None:
         raise ModelError(fault)
     heads = text.num_attention_heads
@@ -211,6 +213,15 @@ def kv_shape(config: Any, capacity: int) -> KVShape:
             f"{shape.num_kv_heads} heads of {shape.head_dim}, which no model has. Fetch it again."
         )
     return shape
+
+
+def has_state(config: Any) -> bool:
+    """Whether a transformers config is that of a model with recurrent states."""
+    return is_recurrent(_described(config.get_text_config()))
+
+
+def _described(text: Any) -> dict[str, Any]:
+    return {**text.to_dict(), "layer_types": getattr(text, "layer_types", None)}
 
 
 def window_of(config: Any) -> int | None:

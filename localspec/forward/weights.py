@@ -27,8 +27,9 @@ from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
-from localspec.forward.model import CausalLM, LanguageModel, kv_shape
+from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
 from localspec.forward.own_bits import in_its_own_bits, weights_missing
+from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
 
@@ -40,8 +41,6 @@ Bits = Literal[4, 8]
 PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
 COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
-# How far the native decoder's logits may lie from transformers', by their norm: only rounding.
-AGREEMENT = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 TOWERS = ("vision_tower", "audio_tower", "multi_modal_projector")  # beside a text model
 # Families that transformers knows by another name: the code in their folders is not needed.
 KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
@@ -80,6 +79,9 @@ def load_model(
     MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
+    if has_state(module.config):
+        recurrent = RecurrentLM(module, context_length)
+        return Opened(recurrent, recurrent.refusal, False)
     dtype = module.dtype  # what is loaded as it is kept has one of its own
     shape = kv_shape(module.config, context_length)
     repacked = max((m.error for m in module.modules() if isinstance(m, Int4Linear)), default=None)
@@ -141,7 +143,8 @@ def load_module(
     is_kept = stored is not None and stored.stays is not None
     try:
         known = _config_of(folder, config)
-        kv_shape(known, 1)  # before gigabytes are read
+        if not has_state(known):
+            kv_shape(known, 1)  # before gigabytes are read
         own = None
         if bits == 4:
             files = weight_files(folder)
@@ -163,7 +166,7 @@ def load_module(
     except Exception as error:  # unknown files in transformers' code: any type is possible
         if NO_ATTENTION in first_line(error):
             # A mask describes all of an attention only where positions are told apart by rotation.
-            if getattr(known.get_text_config(), "rope_parameters", None):
+            if getattr(known.get_text_config(), "rope_parameters", None) or has_state(known):
                 return load_module(folder, dtype, device, bits, "eager")
             raise ModelError(
                 f"The family of {folder.name} ({config.get('model_type')}) has an attention of its "

@@ -17,7 +17,7 @@ from typing import Any
 
 from localspec.errors import ModelError
 from localspec.files import read_json
-from localspec.formats.attention import attention_fault
+from localspec.formats.attention import attention_fault, count_attention_layers, is_recurrent
 from localspec.formats.lengths import longest_of
 from localspec.formats.safetensors_file import tensor_shapes
 from localspec.formats.stored import stored_of
@@ -67,7 +67,7 @@ def counted_shape(config: Mapping[str, Any], files: Sequence[Path], name: str) -
     text = {**config, **(config.get("text_config") or {})}
     family = str(config.get("model_type", "unknown"))
     fault = attention_fault(text)
-    if fault is not None:
+    if fault is not None and not is_recurrent(text):
         raise ModelError(fault)
     sizes = {key: _first(text, names) for key, names in NAMES.items()}
     longest, stored = longest_of(config), stored_of(config, name)
@@ -86,6 +86,8 @@ def counted_shape(config: Mapping[str, Any], files: Sequence[Path], name: str) -
         name=name,
         family=family,
         num_layers=layers,
+        is_recurrent=is_recurrent(text),
+        num_state_layers=layers - count_attention_layers(text, layers),
         hidden_size=width,
         num_heads=heads,
         num_kv_heads=int(text.get("num_key_value_heads") or heads),

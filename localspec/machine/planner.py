@@ -24,6 +24,7 @@ from typing import Any
 
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, planned
+from localspec.formats.attention import no_drafts_for
 from localspec.machine.hardware import gib
 from localspec.machine.plans import (
     DRAFT_MODEL,
@@ -79,6 +80,11 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
         Arrangement(request.target, precision, request.wanted_context, request.full)
         for precision in request.precisions
     ]
+    if request.target.is_recurrent:
+        reason = no_drafts_for(request.target.family)
+        yield from ((drafter, reason) for drafter in preference() if drafter != OFF)
+        yield OFF, base
+        return
     if not request.drafts:
         yield (
             DRAFT_MODEL,
@@ -101,6 +107,11 @@ def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | N
         return (
             f"{draft.name} cannot draft for {target.name}: {candidate.compatibility.reason}. "
             "Another draft of the target's own family would do."
+        )
+    if draft.is_recurrent:
+        return (
+            f"{draft.name} keeps a state that cannot take back a rejected token, so it cannot "
+            f"draft for {target.name}. A draft with full attention would do."
         )
     if draft.num_params >= target.num_params:
         return (

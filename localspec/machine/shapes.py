@@ -77,11 +77,12 @@ class Counted:
 class ModelShape:
     """One decoder. intermediate_size: width of the dense MLP; for a mixture of experts
     `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`.
-    context_length: the longest that can be used here. extra_params: weights beside the decoder (a
-    vision tower), which are fetched with it and not kept. stored_as: how the file keeps the
-    weights, where that is another way than they are computed in. kept_as: the precision of a model
-    that stays as its files keep it, and kept_bytes, what they take. counted: of a family whose
-    layers are not known here."""
+    context_length: the longest that can be used here. is_recurrent: it has states, which are not
+    counted; num_state_layers: of the layers, those without keys and values. extra_params: weights
+    beside the decoder (a vision tower), which are fetched with it and not kept. stored_as: how the
+    file keeps the weights, where that is another way than they are computed in. kept_as: the
+    precision of a model that stays as its files keep it, and kept_bytes, what they take. counted:
+    of a family whose layers are not known here."""
 
     name: str
     family: str
@@ -102,6 +103,8 @@ class ModelShape:
     num_experts_per_token: int = 0
     expert_intermediate_size: int = 0
     num_dense_layers: int = 0
+    is_recurrent: bool = False
+    num_state_layers: int = 0
     extra_params: int = 0
     stored_as: str = ""
     kept_as: Precision | None = None
@@ -203,7 +206,8 @@ class ModelShape:
         return self.linear_params + INT8_ROW_BYTES * rows
 
     def kv_bytes_per_token(self, full: Precision = "bf16") -> int:
-        return 2 * self.num_layers * self.kv_width * FULL_BYTES[full]
+        num_layers = self.num_layers - self.num_state_layers
+        return 2 * num_layers * self.kv_width * FULL_BYTES[full]
 
     def kv_bytes(self, num_tokens: int, full: Precision = "bf16") -> int:
         return self.kv_bytes_per_token(full) * num_tokens
