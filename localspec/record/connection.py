@@ -56,7 +56,7 @@ class Tables:
     def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
         cursor = self.conn.execute(sql, values)
         names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
+        return [dict(zip(names, row, strict=False)) for row in cursor]  # SQLite says they match
 
     def columns(self, table: str, without: Sequence[str]) -> str:
         """All others of the table, as SQL lists them."""

@@ -34,7 +34,7 @@ from localspec.record.connection import connect
 from localspec.record.contents import Contents, Scope, reading
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
-from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, json_column
+from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, counts, json_column
 from localspec.record.search import REBUILD, has_fts5
 from localspec.record.store import Store
 
@@ -146,9 +146,7 @@ def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
 
 def csv_cell(value: object) -> object:
     """The value as a spreadsheet can safely open it: text never starts a formula, numbers stay
-    numbers, a flag is 0 or 1, guesses by drafter are JSON."""
-    if isinstance(value, dict):
-        return json.dumps(value)
+    numbers, a flag is 0 or 1."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, str):
@@ -174,7 +172,8 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
         token_ids, provenance = contents.tokens(turn) or (None, None)
         steps = [_step_record(step) for step in contents.steps(turn)]
         tokens = {"token_ids": token_ids, "provenance": provenance}
-        yield {"type": "turn", **turn, **tokens, "steps": steps}
+        drafted_by = counts(turn["drafted_by"])
+        yield {"type": "turn", **turn, "drafted_by": drafted_by, **tokens, "steps": steps}
 
 
 def _step_record(step: Mapping[str, Any]) -> dict[str, Any]:

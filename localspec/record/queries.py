@@ -145,7 +145,7 @@ WHERE place <= 20 GROUP BY model HAVING sum(reply_ms) > 0 AND sum(num_output_tok
 
 # id of a message
 TURN_OF = """
-SELECT turn.id AS turn_id, message.state AS state, turn.*
+SELECT turn.id AS turn_id, message.state AS state, {columns}
 FROM turn JOIN message ON message.id = turn.message_id
 WHERE turn.message_id = ?
 """

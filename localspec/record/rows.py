@@ -211,15 +211,13 @@ def conversation_from(row: Mapping[str, Any]) -> Conversation:
 
 
 def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat row that statistics, exports and comparisons use."""
-    kept = {name: value for name, value in row.items() if name not in LEFT_OUT_OF_TURNS}
-    drafted_by = _counts(row["drafted_by"])
-    is_exact = None if row["exact"] is None else bool(row["exact"])
-    return {**kept, "exact": is_exact, "drafted_by": drafted_by}
+    """The flat row that statistics, exports and comparisons use. drafted_by stays JSON: to read it
+    takes as long as the rest of a row, and few readers need it (`counts`)."""
+    return {**row, "exact": None if row["exact"] is None else bool(row["exact"])}
 
 
-def _counts(text: str | None) -> dict[str, int] | None:
-    """Numbers by name; None for what cannot be read as such."""
+def counts(text: str | None) -> dict[str, int] | None:
+    """Numbers by name, as drafted_by has them; None for what cannot be read as such."""
     try:
         return {name: int(count) for name, count in parsed(text or "").items()}
     except (ValueError, TypeError, AttributeError):

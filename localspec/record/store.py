@@ -282,7 +282,8 @@ class Store:
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row that `turn_rows` has of this reply's turn."""
         with self._db.reading() as tables:
-            rows = tables.rows(queries.TURN_OF, message_id)
+            sql = queries.TURN_OF.format(columns=tables.columns("turn", LEFT_OUT_OF_TURNS))
+            rows = tables.rows(sql, message_id)
         return turn_from(rows[0]) if rows else None
 
     def reply_tokens(self, message_id: int) -> tuple[list[int], list[str]] | None:

@@ -23,6 +23,7 @@ from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.leniency import label
 from localspec.machine.sources import DEMO
+from localspec.record.rows import counts
 from localspec.workloads import REWORK
 
 DASH = "–"
@@ -203,7 +204,9 @@ def credited(drafted_by: Mapping[str, int]) -> str:
 
 def drafters_of(row: Mapping[str, Any]) -> str:
     """`credited` of a row of the log, a dash where nothing is known."""
-    return DASH if row["drafter"] is None else credited(row["drafted_by"] or {row["drafter"]: 1})
+    if row["drafter"] is None:
+        return DASH
+    return credited(counts(row["drafted_by"]) or {row["drafter"]: 1})
 
 
 def _reason(status: Status, view: TurnView | None) -> str:

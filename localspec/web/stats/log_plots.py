@@ -79,11 +79,11 @@ def _speed(rows: Sequence[Row]) -> Plot:
 def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
     """Rows by what they share in this column, lenient turns apart."""
     groups: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: str(row[field])):
+    for row in rows:
         if row["num_output_tokens"]:
             lenient = " (lenient)" if row["exact"] is False else ""
             groups.setdefault(f"{_label(field, row[field])}{lenient}", []).append(row)
-    return groups
+    return dict(sorted(groups.items()))
 
 
 def _label(field: str, value: Any) -> str:

@@ -21,7 +21,7 @@ WRITTEN = "2026-01-02T03:04:05+00:00"
 ROW: dict[str, Any] = {
     "tokens_per_second": 62.0,
     "speedup": 2.1,
-    "drafted_by": {"draft_model": 10},
+    "drafted_by": '{"draft_model": 10}',
     "num_draft_tokens": 10,
     "acceptance_rate": 0.7,
     "mean_num_draft_tokens": 5.0,
