@@ -34,7 +34,14 @@ from localspec.record.connection import connect
 from localspec.record.contents import Contents, Scope, reading
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
-from localspec.record.rows import STATS_COLUMNS, SessionInfo, TurnSettings, clean, counts, json_column
+from localspec.record.rows import (
+    STATS_COLUMNS,
+    SessionInfo,
+    TurnSettings,
+    clean,
+    counts,
+    json_column,
+)
 from localspec.record.search import REBUILD, has_fts5
 from localspec.record.store import Store
 
