@@ -62,7 +62,9 @@ class Reply:
 
 
 def answered(backend: Backend, requests: Sequence[Request], together: bool) -> list[Reply]:
-    """Ask all; the next chunk of each in turn, or one reply after the other."""
+    """Ask all; the next chunk of each in turn, or one reply after the other. No cache holds
+    anything of their prompts."""
+    backend.close()  # of a local backend: empties the caches
     replies = [Reply() for _ in requests]
     started_s, cancel = perf_counter(), threading.Event()
     for group in [list(range(len(requests)))] if together else [[i] for i in range(len(requests))]:
