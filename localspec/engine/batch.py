@@ -139,7 +139,9 @@ class Batch(Generic[Item]):
             member.advance()
         if able:
             return
-        _forward([each for each in members if each.asked is not None])
+        asking = [each for each in members if each.asked is not None]
+        assert asking, "a sequence waits, and none goes on"
+        _forward(asking)
         for member in members:
             member.waits = False
 

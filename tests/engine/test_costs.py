@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localspec.core import ALONE, OFF, Others, Step
 from localspec.engine.costs import (
     MAX_DRAFT_TOKENS,
     WIDTHS,
@@ -300,3 +301,34 @@ def test_a_reading_serves_near_its_context_until_a_cost_moves_or_is_measured() -
 
 def test_nothing_is_read_from_a_table_that_is_empty() -> None:
     assert Costs().at(100) is None
+
+
+# -- beside other sequences -----------------------------------------------------------------
+
+
+def test_beside_others_a_draft_token_is_priced_as_a_row_of_the_common_forward() -> None:
+    """Widths 1, 2, 4, 8 and 16 take 10, 11, 13, 20 and 40 ms."""
+    found = measured().at(100, Others(3, 3))
+    assert found is not None
+    share_ms = 13.0 / 4  # of four rows in one forward
+    wanted = [share_ms, share_ms + 20.0 - 13.0, share_ms + 40.0 - 13.0]
+    assert [found.verify_ms[num] for num in (0, 4, 12)] == pytest.approx(wanted)
+    assert found.plain_ms == pytest.approx(share_ms)
+
+
+def test_the_more_rows_others_have_the_dearer_a_draft_is_beside_plain_decoding() -> None:
+    costs, gains = measured(), list[float]()
+    for others in (ALONE, Others(1, 1), Others(3, 3), Others(7, 7), Others(7, 30)):
+        prices = costs.at(100, others)
+        assert prices is not None
+        gains.append(prices.plain_ms * 4 / prices.verify_ms[3])  # if all were accepted
+    assert gains == sorted(gains, reverse=True) and gains[-1] <= 1.0 < gains[0]
+
+
+def test_what_one_more_sequence_adds_is_learnt_from_rounds_beside_others() -> None:
+    costs = measured()
+    for _ in range(200):  # the four rows take 13 ms, each further sequence 2 ms, the rest is theirs
+        costs.observe_shared(Step(OFF, 0, 0, 1, 0.0, 26.0, 100, others=Others(3, 3, 7.0)))
+    found = costs.at(100, Others(3, 3))
+    assert found is not None and found.plain_ms == pytest.approx((13.0 + 3 * 2.0) / 4, rel=0.02)
+    assert costs.plain_ms(100) == pytest.approx(10.0)  # alone it takes what it took

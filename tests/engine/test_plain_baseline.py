@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from localspec.core import OFF, Step
+from localspec.core import OFF, Others, Step
 from localspec.engine.costs import Costs
 from localspec.engine.plain_baseline import PlainBaseline
 
@@ -168,3 +168,16 @@ def test_a_plain_round_unlike_those_around_it_teaches_nothing() -> None:
     run.baseline.begin_turn()
     run.drafted(60, looks=False)
     assert run.baseline.end_turn(), "the load is again the one measured"
+
+
+def test_a_turn_that_shared_a_forward_is_not_compared_and_the_next_one_is() -> None:
+    baseline = PlainBaseline(table())
+    shared = Step("d", 3, 1, 2, 3.0, 60.0, 200, others=Others(1, 4, 10.0))
+    own = Step("d", 3, 1, 2, 3.0, 24.5, 200)
+    for step in (*[own] * 20, shared):
+        assert not baseline.observe(step, 2)
+    assert baseline.plain_ms is None and baseline.end_turn() == ()
+    baseline.begin_turn()
+    for _ in range(20):
+        baseline.observe(own, 2)
+    assert baseline.plain_ms == pytest.approx(20 * 2 * PLAIN_MS)
