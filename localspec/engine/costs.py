@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from localspec.core import ALONE, Others, Step
@@ -70,17 +71,23 @@ class Curve:
 
     def scale(self, context: int, factor: float) -> None:
         """Multiply the nearest point by `factor`, and the point on the other side by less, the
-        further it is."""
+        further it is. The points are first those that `at` reads, else what it reads at a long
+        context, the cost of a shorter one, would not move."""
         points, contexts = self.points, self._contexts
+        for before, behind in pairwise(contexts):
+            points[behind] = max(points[before], points[behind])
         place = bisect_left(contexts, context)
         if place == 0 or place == len(contexts):
             points[contexts[min(place, len(contexts) - 1)]] *= factor
-            return
-        before, behind = contexts[place - 1], contexts[place]
-        to_before, to_behind = context - before, behind - context
-        shares = min(1.0, to_behind / to_before), min(1.0, to_before / max(1, to_behind))
-        points[before] *= 1.0 + shares[0] * (factor - 1.0)
-        points[behind] *= 1.0 + shares[1] * (factor - 1.0)
+        else:
+            before, behind = contexts[place - 1], contexts[place]
+            to_before, to_behind = context - before, behind - context
+            shares = min(1.0, to_behind / to_before), min(1.0, to_before / max(1, to_behind))
+            points[before] *= 1.0 + shares[0] * (factor - 1.0)
+            points[behind] *= 1.0 + shares[1] * (factor - 1.0)
+        if factor < 1.0:
+            for behind, before in pairwise(contexts[::-1]):
+                points[before] = min(points[before], points[behind])
 
 
 class Costs:

@@ -83,6 +83,19 @@ def test_a_cost_is_corrected_near_the_context_that_showed_it() -> None:
     assert moved[0] > moved[1] > 0.0
 
 
+def test_a_short_context_measured_too_dear_does_not_hold_a_long_one_up() -> None:
+    """More context never costs less, so the short one is taken for the cost of the long one. The
+    machine is not taken to be four times as fast for it, which would move all other costs."""
+    costs = measured()
+    for width in WIDTHS:
+        costs.set_verify(width, 100, 4.0 * (measured().verify_ms(width, 100) or 0.0))
+    for number in range(100):
+        width = (1, 4)[number % 2]
+        costs.observe(width, 1500, measured().verify_ms(width, 1500) or 0.0)
+    assert costs.plain_ms(1500) == pytest.approx(measured().plain_ms(1500), rel=0.1)
+    assert costs.draft_ms("small", 1, 100) == pytest.approx(2.0, rel=0.15)
+
+
 def test_what_all_widths_agree_on_moves_those_that_are_not_run() -> None:
     costs, before = measured(), measured().verify_ms(16, 100)
     assert before is not None
