@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -312,7 +313,19 @@ class CostSnapshot:
         self.step_ms = step_ms
         self.plain_ms = verify_ms[0]
         self._rounds: dict[tuple[str, float], tuple[list[float], float]] = {}
-        self.jump_ms, self.place_ms = _jump_and_places(verify_ms)
+
+    @property
+    def jump_ms(self) -> float:
+        return self._jump_and_places[0]
+
+    @property
+    def place_ms(self) -> tuple[float, ...]:
+        return self._jump_and_places[1]
+
+    @cached_property
+    def _jump_and_places(self) -> tuple[float, tuple[float, ...]]:
+        """Only a tree in use asks for them."""
+        return _jump_and_places(self.verify_ms)
 
     def round_ms(self, drafter: str, num_tokens: float, num_steps: float) -> float:
         """A round of this drafter; a mean number of tokens lies between two widths."""
