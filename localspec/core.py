@@ -24,6 +24,7 @@ FinishReason = Literal["eos", "stop", "length", "cancelled", "error", "interrupt
 
 TARGET = "target"  # provenance of a token the target chose itself
 OFF = "off"  # the name of plain decoding as an arm
+GRAMMAR = "grammar"  # provenance of a draft token that the grammar forces
 AUTO = "auto"  # the name of the controller's free choice
 
 COLDEST = 1e-40  # the lowest temperature above 0
@@ -91,6 +92,11 @@ class Grammar(Protocol):
         lowest bit of the first byte is token 0. All may follow a text that itself may not be."""
         ...
 
+    def forced(self, text: SequenceOf[int]) -> tuple[int, ...]:
+        """Tokens that spell all that must follow this beginning of the reply, as texts are usually
+        spelled: a guess, since the target may spell it otherwise. Empty where nothing is forced."""
+        ...
+
 
 class Sequence:
     """The tokens of one turn: the rendered prompt, then everything decoded.
@@ -129,6 +135,10 @@ class Sequence:
     def reply(self) -> list[int]:
         """The tokens decoded so far."""
         return self.tokens[self.prompt_length :]
+
+    def forced_after(self, text: SequenceOf[int] = ()) -> tuple[int, ...]:
+        """Of the grammar, if there is one: what must follow the reply and the drafted `text`."""
+        return () if self.grammar is None else self.grammar.forced([*self.reply, *text])
 
     @property
     def num_remaining(self) -> int:
@@ -276,8 +286,8 @@ class Step:
     acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
     policy_ms: what planning took, and learning too once the engine yields the round; a part of
     verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). num_draft_steps:
-    how often the drafter ran. plain_ms: plain decoding for the same tokens, known at the end of a
-    turn that drafted. others: what ran in the same forward.
+    how often the drafter ran, None: once a token. plain_ms: plain decoding for the same tokens,
+    known at the end of a turn that drafted. others: what ran in the same forward.
     """
 
     drafter: str
@@ -290,7 +300,7 @@ class Step:
     is_probe: bool = False
     signal: Hashable = None
     confidences: tuple[float, ...] | None = None
-    num_draft_steps: int = 0
+    num_draft_steps: int | None = None
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
     policy_ms: float = 0.0
     plain_ms: float | None = None

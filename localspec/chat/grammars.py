@@ -134,6 +134,10 @@ class ReplyGrammar:
         """See core.Grammar. Raises LocalspecError where a state is too complex to go on from."""
         return [self._mask([*reply, *text]) for text in texts]
 
+    def forced(self, text: Sequence[int]) -> tuple[int, ...]:
+        """See core.Grammar."""
+        return tuple(self._matcher.compute_ff_tokens()) if self._go_to([*text]) else ()
+
     def _mask(self, text: list[int]) -> bytes:
         is_reached = self._go_to(text)
         found: bytes = self._matcher.compute_bitmask()

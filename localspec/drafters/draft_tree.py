@@ -29,7 +29,6 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, Level, catch_up, chances, likeliest, room_of
 from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import (
-    ROOT,
     SMOOTHING,
     USUAL_NODES,
     USUAL_TYPICAL,
@@ -78,7 +77,8 @@ class DraftTreeDrafter(DraftModelDrafter):
         growth = plan.growth or USUAL
         if self.chunks is not None and sequence.grammar is None:
             return self._beside_a_chain(sequence, growth, size, self.chunks)
-        tree = TreeGrowth(growth, size, end_ids=sequence.end_ids)
+        ends, forced = sequence.end_ids, sequence.forced_after
+        tree = TreeGrowth(growth, size, end_ids=ends, forced=forced)
         steps = _Steps(self.model, sequence, tree)
         try:
             return self._grown(sequence, tree, steps)
@@ -98,7 +98,7 @@ class DraftTreeDrafter(DraftModelDrafter):
         return tree.proposal(num_steps)
 
     def _grown(self, sequence: Sequence, tree: TreeGrowth, steps: _Steps) -> Proposal:
-        num_steps, wanted = 0, [ROOT]
+        num_steps, wanted = 0, tree.start()
         while wanted:
             logits = steps.run(wanted)  # [w, V_draft]
             num_steps += 1
@@ -130,10 +130,12 @@ class _Steps:
         self._held = list[int]()  # nodes in the slots after the sequence, in slot order
 
     def run(self, wanted: Several[int]) -> torch.Tensor:
-        """Logits after each wanted node, [w, V_draft]; the root is wanted first and alone."""
-        if list(wanted) == [ROOT]:
-            pending = self._sequence.tokens[self._model.cache.length :]
-            return self._model.forward(pending, num_logits=1)
+        """Logits after each wanted node, [w, V_draft]; the first one is wanted alone."""
+        if self._model.cache.length < self._base:
+            (first,) = wanted
+            self._held = self._tree.path(first)
+            text = [*self._sequence.tokens, *self._tree.text(first)]
+            return self._model.forward(text[self._model.cache.length :], num_logits=1)
         paths = [self._tree.path(node) for node in wanted]
         self._keep(_common(paths, self._held))
         missing = sorted({node for path in paths for node in path} - set(self._held))

@@ -4,7 +4,7 @@ Contract: proposes continuations found earlier in the sequence (the prompt, earl
 so far), in the reply that was predicted, or in past conversations: a tree where the plan gives
 prices, else the likeliest chain. Where the text ends in a repetition of itself, the copy repeats
 it. The length of the match, and where it is, is the drafter's `signal`: acceptance is learnt apart
-for each class of lengths. Holds no weights.
+for each class of lengths. Holds no weights. Where a grammar forces what follows, that is the draft.
 
 A token that followed a context c of n times has the chance (c - discount) / n. What the discounts
 leave is for tokens that never followed there; it is given to the followers of the next shorter
@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from localspec.core import DraftPlan, Growth, Proposal, Sequence, chain
+from localspec.core import GRAMMAR, DraftPlan, Growth, Proposal, Sequence, chain
 from localspec.drafters.lookup import Lookup, Place, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth
 
+FORCED = "forced"  # signal
 CLASSES = ((2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"))
 # By the length of the match, where only one token ever followed.
 DISCOUNTS = ((1, 0.75), (2, 0.64), (4, 0.53), (8, 0.39), (16, 0.23))
@@ -66,6 +67,8 @@ class NgramDrafter(DrafterBase):
         return self.build(parts)
 
     def signal(self, sequence: Sequence) -> str | None:
+        if sequence.forced_after():
+            return FORCED
         place = self._lookup.follow(sequence.tokens, sequence.prediction)
         length = length_of(place)
         if not length:
@@ -73,8 +76,11 @@ class NgramDrafter(DrafterBase):
         return match_class(length) if is_own(place) else f"past {match_class(length)}"
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        place = self._lookup.follow(sequence.tokens, sequence.prediction)
         size, end_ids = plan.num_draft_tokens, sequence.end_ids
+        if forced := sequence.forced_after()[:size]:
+            found = chain(forced, (1.0,) * len(forced))
+            return replace(found, num_steps=1, makers=(GRAMMAR,) * len(forced))
+        place = self._lookup.follow(sequence.tokens, sequence.prediction)
         if plan.growth is not None:
             return best_tree(self._lookup, place, size, plan.growth, end_ids)
         found = best_chain(self._lookup, place, size, end_ids)

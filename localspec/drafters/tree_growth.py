@@ -105,13 +105,13 @@ class Known(Ranked):
         self,
         tokens: Sequence[int],
         confidences: Sequence[float],
-        children: Mapping[int, Known],
+        children: Mapping[int, Ranked],
         order: Callable[[float], float] | None = None,
     ) -> None:
         super().__init__(tokens, confidences, order)
         self._children = children
 
-    def below(self, token: int) -> Known:
+    def below(self, token: int) -> Ranked:
         return self._children.get(token) or Known((), (), {})
 
 
@@ -119,6 +119,7 @@ class TreeGrowth:
     """A tree of at most `num_nodes` nodes under the prices of `growth`.
 
     root: what may follow the root, where all children are free. end_ids: tokens that end a text.
+    forced: the tokens that must follow a drafted text, which no step has to guess.
     """
 
     def __init__(
@@ -128,12 +129,14 @@ class TreeGrowth:
         root: Children | None = None,
         max_opened: int = MAX_OPENED,
         end_ids: frozenset[int] = frozenset(),
+        forced: Callable[[Sequence[int]], Sequence[int]] = lambda text: (),
     ) -> None:
         self.nodes = list[Node]()
         self._growth = growth
         self._num_nodes = min(num_nodes, len(growth.node_prices))
         self._max_opened = max_opened
         self._end_ids = end_ids
+        self._forced = forced
         self._is_free = root is not None
         self._open = dict[int, Children]()
         self._index = dict[tuple[int, int], int]()  # parent and token -> node
@@ -141,6 +144,24 @@ class TreeGrowth:
         self._sum_first = 0.0  # chances of the first children of all opened nodes
         if root is not None:
             self.open(ROOT, root)
+
+    def start(self) -> list[int]:
+        """The nodes to open in the first step: the root, unless something must follow it."""
+        below = self._forced_below(ROOT)
+        if below is None:
+            return [ROOT]
+        self.open(ROOT, below)
+        self.grow()
+        return self.wanted()
+
+    def _forced_below(self, node: int) -> Children | None:
+        """What must follow a node, one token below the other."""
+        found: Ranked | None = None
+        for token in reversed(self._forced(self.text(node))):
+            found = (
+                Ranked([token], [1.0]) if found is None else Known([token], [1.0], {token: found})
+            )
+        return found
 
     def open(self, node: int, children: Children) -> None:
         """Set what may follow `node`."""
@@ -169,7 +190,9 @@ class TreeGrowth:
             if token is None:
                 continue
             node = self._add(parent, token, confidence, -minus_worth)
-            below = None if token in self._end_ids else children.below(token)
+            below = None
+            if token not in self._end_ids:
+                below = children.below(token) or self._forced_below(node)
             if below is None:
                 bar = self._best_expected()
             elif node not in self._open:

@@ -237,7 +237,7 @@ class Controller:
             costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
         if plan.drafter == OFF or not _was_asked(step):
             return
-        num_steps = step.num_draft_steps or step.num_draft_tokens or 1
+        num_steps = _num_steps(step) if step.num_draft_tokens else 1
         usual_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length) or step.draft_ms
         self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
         if step.num_draft_tokens:
@@ -261,7 +261,7 @@ class Controller:
             accepted + was_tried_beyond(proposal, verdict),
             accepted,
             num_nodes=step.num_draft_tokens,
-            num_steps=step.num_draft_steps or step.num_draft_tokens,
+            num_steps=_num_steps(step),
         )
         if step.confidences is not None:
             taken = judged(proposal, verdict)
@@ -303,6 +303,11 @@ class Controller:
             return False
         self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
         return True
+
+
+def _num_steps(step: Step) -> int:
+    """0 where a grammar forced the whole draft: such a round shows nothing of a step's cost."""
+    return step.num_draft_tokens if step.num_draft_steps is None else step.num_draft_steps
 
 
 def _was_asked(step: Step) -> bool:

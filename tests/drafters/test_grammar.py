@@ -3,6 +3,7 @@ drafts; over seeds it is distributed so. The grammar here is made up: the engine
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, SamplingParams
+from localspec.core import OFF, DraftPlan, Growth, SamplingParams
 from localspec.drafters.registry import REGISTRY
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
@@ -35,10 +36,12 @@ warps = pytest.mark.parametrize("warp", ["greedy", "cool", "all"])
 
 
 class MadeUp:
-    """A grammar whose rule gives the tokens that may follow a reply."""
+    """A grammar whose rule gives the tokens that may follow a reply. is_wrong: it takes one token
+    more than what is forced, as where the target spells a text in its own way."""
 
-    def __init__(self, rule: Rule, size: int) -> None:
+    def __init__(self, rule: Rule, size: int, is_wrong: bool = False) -> None:
         self.rule = rule
+        self._is_wrong = is_wrong
         self._size = size
 
     def allows(self, reply: Sequence[int]) -> bool:
@@ -47,15 +50,22 @@ class MadeUp:
     def masks(self, reply: Sequence[int], texts: Sequence[Sequence[int]]) -> list[bytes]:
         return [self._mask([*reply, *text]) for text in texts]
 
+    def forced(self, text: Sequence[int]) -> tuple[int, ...]:
+        found = [*text]
+        while len(allowed := self.rule(found)) == 1:
+            found += allowed
+        forced = tuple(found[len(text) :])
+        return (*forced, max(allowed)) if forced and self._is_wrong else forced
+
     def _mask(self, text: list[int]) -> bytes:
         allowed = self.rule(text) if self.allows(text) else range(self._size)
         return sum(1 << token for token in allowed).to_bytes((self._size + 7) // 8, "little")
 
 
 def of_sums(reply: Sequence[int]) -> set[int]:
-    """What may follow depends on all tokens before. Each fifth token is forced; the end may come
-    after every seventh."""
-    if len(reply) % 5 == 3:
+    """What may follow depends on all tokens before. Three of five tokens are forced; the end may
+    come after every seventh."""
+    if len(reply) % 5 in (0, 3, 4):
         return {(sum(reply) * 7) % END_ID}
     ends = {END_ID} if len(reply) % 7 == 6 else set()
     return {token for token in range(END_ID) if (token + sum(reply)) % 4 < 2} | ends
@@ -65,7 +75,7 @@ def reply_of(
     engine: Engine, plans: Plans, sampling: SamplingParams, prompt: Context = PROMPT
 ) -> Context:
     engine.target.cache.rollback(0)
-    ends, grammar = frozenset({END_ID}), MadeUp(of_sums, VOCAB_SIZE)
+    ends, grammar = frozenset({END_ID}), MadeUp(of_sums, VOCAB_SIZE, is_wrong=True)
     sequence = engine.start(prompt, sampling, LENGTH, ends, grammar=grammar)
     found = decoded(engine, sequence, plans)
     assert engine.target.cache.tokens == sequence.tokens[:-1]
@@ -98,6 +108,40 @@ def test_no_leniency_accepts_what_the_grammar_forbids(rule: Leniency) -> None:
         reply_of(engine, plans, SamplingParams(1.0, seed=seed, leniency=rule))
         lenient += sum(step.num_lenient_tokens for step in plans.steps)
     assert lenient > 0
+
+
+@pytest.mark.parametrize("name", ["ngram", "draft_model", "draft_tree", "self_quant", "early_exit"])
+def test_what_is_forced_is_drafted_without_a_step_and_accepted(name: str) -> None:
+    def counting(reply: Sequence[int]) -> set[int]:
+        return {len(reply) % END_ID} if len(reply) < 12 else {1, 2}
+
+    engine, plans = stage((name,)).engine, Plans((name, 7))
+    grammar = MadeUp(counting, VOCAB_SIZE)
+    sequence = engine.start(PROMPT, SamplingParams(1.0, seed=0), 12, frozenset(), grammar=grammar)
+    decoded(engine, sequence, plans)
+    assert [step.num_output_tokens for step in plans.steps] == [8, 4]
+    no_steps = 1 if name == "ngram" else 0  # it has no model: a lookup is its step
+    assert all(step.num_draft_steps == no_steps for step in plans.steps)
+
+
+@pytest.mark.parametrize("name", ["draft_model", "draft_tree"])
+def test_a_draft_goes_on_behind_what_is_forced(name: str) -> None:
+    """Also inside a draft: four tokens take the two steps of those that are not forced."""
+    engine = stage((name,)).engine
+    found = list[core.Proposal]()
+    for start in ((), (7,)):
+        grammar = MadeUp(lambda reply: {9} if len(reply) % 2 else {7, 8}, VOCAB_SIZE)
+        sequence = engine.start(PROMPT, SamplingParams(), 20, frozenset(), grammar=grammar)
+        sequence.tokens += start
+        engine.target.cache.rollback(0)
+        engine.prefill(sequence, threading.Event())
+        growth = Growth(lambda confidence: confidence, (0.0,) * 4, 0.0)
+        plan = DraftPlan(name, 4, growth=growth)
+        found.append(engine.drafters[name].propose(sequence, plan))
+    for proposal, forced in zip(found, ({2, 4}, {1, 3}), strict=True):
+        paths = [text for text in proposal.texts if len(text) in forced]
+        assert paths and all(text[-1] == 9 for text in paths)
+        assert proposal.num_draft_steps == 2
 
 
 # -- the distribution over seeds ------------------------------------------------------------------
