@@ -247,7 +247,7 @@ def _beside(
     free_bytes = free_bytes_now(place.hardware)
     if asked is None:
         free_bytes = int(SPENT_ON_SLOTS * free_bytes)
-    fitting = min(wanted, free_bytes // slot_bytes)
+    fitting = min(wanted, free_bytes // max(1, slot_bytes))
     made = (slot_beside(parts, first) for _ in range(fitting))
     slots = tuple(slot for slot in made if slot is not None)
     if asked is None or len(slots) == wanted:

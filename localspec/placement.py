@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 SHORTEST_CONTEXT = 64
 QUANTISED: Mapping[str, Bits] = {"8-bit": 8, "4-bit": 4}
+WITHOUT_UNPACKING = (
+    "Close other programs, or choose the model with 16-bit weights in .safetensors, which go "
+    "straight to the GPU; --dtype 4-bit quantises them there."
+)
 SHORTEST_OFFERED = 512  # tokens of context
 SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 
@@ -118,6 +122,7 @@ def dtype_of(name: str | None, hardware: Hardware, torch: Any) -> Any:
 def refuse_shortage(folder: Path, place: Place) -> None:
     """Compare what weights and KV cache need with what is free at this moment."""
     said = _shortage(folder, place, free_bytes_now(place.hardware))
+    said = said or _shortage_of_ram(folder, place)
     if said is not None:
         raise MemoryShortage(
             f"{said} Close other programs, shorten --context, or choose a smaller model."
@@ -128,11 +133,13 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
     """The same for the target, with what would fit. anyway: the shortage becomes the notice that
     is returned, for the person chose to load it all the same."""
     free = free_bytes_now(place.hardware)
-    said = _shortage(folder, place, free)
-    if said is None:
+    said, in_ram = _shortage(folder, place, free), _shortage_of_ram(folder, place)
+    if said is None and in_ram is None:
         return None
     if not anyway:
-        raise MemoryShortage(f"{said} {_would_fit(folder, place, free)}")
+        remedy = WITHOUT_UNPACKING if said is None else _would_fit(folder, place, free)
+        raise MemoryShortage(f"{said or in_ram} {remedy}")
+    said = said or in_ram
     return (
         f"{said} It was loaded all the same, as you chose: the computer may become very slow, "
         "the system may end this engine or other programs, and replies may break off."
@@ -147,6 +154,23 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
     return (
         f"{folder.name} needs {gib(needed, ceil)} for its weights and {place.context_length} "
         f"tokens of context, and {gib(free, floor)} is free on {place.hardware.device_name}."
+    )
+
+
+def _shortage_of_ram(folder: Path, place: Place) -> str | None:
+    """The same of the RAM, where quantised weights are unpacked before they go to a GPU."""
+    from localspec.forward.weights import check_folder
+
+    stored = stored_of(check_folder(folder), folder.name)
+    if place.device.type != "cuda" or stored is None or not stored.is_unpacked:
+        return None
+    needed = shape_from_folder(folder).num_params * place.dtype.itemsize
+    free = place.hardware.host.ram_available_bytes
+    if needed <= free:
+        return None
+    return (
+        f"{folder.name} keeps its weights as {stored.title}, which are unpacked in the RAM before "
+        f"they go to the GPU: that takes {gib(needed, ceil)}, and {gib(free, floor)} is free."
     )
 
 

@@ -3,6 +3,8 @@ the number of threads is chosen by a clock that the step itself moves."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -96,6 +98,28 @@ def test_where_nothing_would_fit_a_smaller_model_is_the_remedy(
     with_free(monkeypatch, 1000)
     with pytest.raises(MemoryShortage, match="choose a smaller model"):
         check_target(target, place, anyway=False)
+
+
+def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
+    monkeypatch: pytest.MonkeyPatch, target: Path, tmp_path: Path
+) -> None:
+    with_free(monkeypatch, GIB)
+    packed = tmp_path / "packed"
+    shutil.copytree(target, packed)
+    config = json.loads((packed / "config.json").read_text())
+    quantised = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    little = replace(LINUX, ram_available_bytes=1000)
+    cuda = Place(
+        probe(FakeNvml(free_gib=10, total_gib=12), little, CUDA_BUILD),
+        torch.device("cuda"), torch.bfloat16, None, 64,
+    )  # fmt: skip
+    with pytest.raises(MemoryShortage, match=r"unpacked in the RAM.*--dtype 4-bit"):
+        check_target(packed, cuda, anyway=False)
+    assert "unpacked in the RAM" in (check_target(packed, cuda, anyway=True) or "")
+    assert check_target(target, cuda, anyway=False) is None, "whole weights go straight to the GPU"
+    on_cpu = replace(cuda, device=torch.device("cpu"))
+    assert check_target(packed, on_cpu, anyway=False) is None
 
 
 def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(

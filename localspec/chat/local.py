@@ -142,6 +142,7 @@ class LocalBackend:
         else:
             begun, tools = request.begun_tokens, request.tools
             start = start_of(template, request.messages, request.continues, begun, tools)
+        self._refuse_unknown_tokens(start.prompt)
         max_tokens = max_tokens_of(self, request, len(start.prompt), context_length)
         text = ReplyText(template.detokenizer(), request.stop, start)
         grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
@@ -204,6 +205,18 @@ class LocalBackend:
     def close(self) -> None:
         for slot in self._slots:
             slot.engine.target.cache.rollback(0)
+
+    def _refuse_unknown_tokens(self, prompt: tuple[int, ...]) -> None:
+        """On a GPU a token without an embedding would end the process."""
+        size = self._engine.target.vocab_size
+        unknown = next((token for token in prompt if token >= size), None)
+        if unknown is not None:
+            raise RequestError(
+                f"The tokenizer of {self.loaded.target} makes token {unknown} of this text, and "
+                f"the model has embeddings for {size} tokens only: its files do not belong "
+                f"together. Leave out {self.loaded.template.decode([unknown])!r}, or fetch the "
+                "model again."
+            )
 
     def _refuse_unknown_drafter(self, name: str) -> None:
         if name in (AUTO, OFF) or name in self._engine.drafters:

@@ -216,8 +216,8 @@ def _quantised_by(
     is_kept: the files are quantised, and stay so."""
     if is_kept:
         return {"device_map": {"": device}}
-    if bits is None:
-        return {}
+    if bits is None:  # straight to a GPU: a computer may have less RAM than its card has memory
+        return {"device_map": {"": device}} if device.type == "cuda" else {}
     from transformers import BitsAndBytesConfig
 
     from localspec.forward.nf4 import library

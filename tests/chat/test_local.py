@@ -502,3 +502,9 @@ def test_a_conversation_goes_on_in_the_slot_that_holds_it() -> None:
     list(first), list(second)
     follow_up = replace(long, messages=(Message("user", "abcabcabcabcabca"),))
     assert list(backend.generate(follow_up, never))[-1].stats.num_reused_tokens == 15
+
+
+def test_a_token_without_an_embedding_is_refused_in_words() -> None:
+    backend = backend_of(scripted([SAY["a"], END], 3, SAY["c"]), {})
+    with pytest.raises(RequestError, match=r"token 3 of this text.*3 tokens only.*Leave out 'c'"):
+        backend.generate(Request(HELLO, SamplingParams()), threading.Event())

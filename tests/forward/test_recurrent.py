@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from localspec.backend import Message, Request
 from localspec.core import SamplingParams
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.model import kv_shape
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.weights import load_model
+from localspec.load import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.planner import plan
 from localspec.machine.plans import DraftCandidate, PlanRequest, Room
+from localspec.options import LoadOptions
+from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import CPU, GREEDY, Plans, play
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7)
@@ -42,11 +46,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def module_of(family: str) -> Any:
+def module_of(family: str, **sizes: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config: Any = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family]})
+    config: Any = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family], **sizes})
     module: Any = AutoModelForCausalLM.from_config(config).eval()
     tables = (module.get_output_embeddings().weight, module.get_input_embeddings().weight)
     with torch.no_grad():  # peaked, so that a lost state changes the text
@@ -144,3 +148,16 @@ def test_what_cannot_go_back_drafts_for_none_and_is_drafted_for_by_none() -> Non
     sampled = SamplingParams(0.7, seed=3)
     replies = [play(Engine(target, {}), PROMPT, Plans(("off", 0)), 8, sampled) for _ in "ab"]
     assert replies[0].tokens == replies[1].tokens
+
+
+def test_a_hybrid_is_loaded_and_answers(tmp_path: Path) -> None:
+    module = module_of("lfm2", vocab_size=VOCAB_SIZE)
+    folder = save_model(tmp_path / "hybrid", module)
+    backend = open_local_backend(
+        LoadOptions(model=str(folder), context=64, raw=True), None, lambda said: None
+    )
+    described = backend.describe()
+    assert not any(each.is_available for each in described.drafters)
+    assert any("cannot take back" in each for each in described.notices)
+    request = Request((Message("user", "a b c"),), GREEDY, max_tokens=4)
+    assert list(backend.generate(request, threading.Event()))[-1].phase == "done"

@@ -411,16 +411,6 @@ def test_weights_named_as_whole_numbers_are_damage(folder: Path) -> None:
         check_safetensors(folder / SINGLE)
 
 
-@pytest.mark.filterwarnings("ignore")  # transformers warns of slow paths of its own
-def test_a_model_without_attention_says_why_it_cannot_be_used(tmp_path: Path) -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32, "state_size": 4}
-    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(str(tmp_path))
-    with pytest.raises(ModelError, match=r"mamba has layers .*rejected draft"):
-        load(tmp_path)
-
-
 def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
@@ -462,3 +452,20 @@ def test_a_tower_for_images_is_not_kept(tmp_path: Path) -> None:
     ids = torch.arange(6)[None]
     with torch.no_grad():
         assert torch.equal(kept(input_ids=ids).logits, whole(input_ids=ids).logits)
+
+
+def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the RAM, an 8B model would need 16 GB of it."""
+    import transformers
+
+    asked = list[Any]()
+
+    def opened(*_: Any, **named: Any) -> Any:
+        asked.append(named.get("device_map"))
+        raise RuntimeError("no card is here")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", opened)
+    for device in (torch.device("cuda", 1), CPU):
+        with pytest.raises(ModelError, match="no card is here"):
+            load_module(good, torch.bfloat16, device)
+    assert asked == [{"": torch.device("cuda", 1)}, None]
