@@ -350,7 +350,8 @@ class Backend(Protocol):
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
-        """Chunks of one reply. `cancel` is honoured within one round; closing the iterator
+        """Chunks of one reply; as many replies as there are slots (Description.num_slots) may be
+        asked for at the same time. `cancel` is honoured within one round; closing the iterator
         has the same effect. The first chunk says that the request was taken; LocalspecError is
         raised before it for one that cannot be served. Later failures end the stream with
         finish_reason "error", except that EngineLost is raised at whatever moment the engine is

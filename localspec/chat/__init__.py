@@ -4,10 +4,12 @@ One turn, in order:
 1. `service.ChatService.submit` places the message in the conversation's tree (branches), refuses
    what cannot be served (turn.check_servable), has the journal commit the message, and queues a
    `turn.Reply`.
-2. `worker.Worker`, one thread, takes it from the queue, makes the request from what the
-   conversation holds by then (turn.request_of), and reads the chunks of `Backend.generate`.
+2. `worker.Worker` takes it from the queue once there is a slot for it. A thread of its own makes
+   the request from what the conversation holds by then (turn.request_of), and reads the chunks of
+   `Backend.generate`.
 3. `local.LocalBackend`, usually in the engine's own process (remote), renders the messages
-   (template), lets the engine decode, and turns rounds of tokens into text (reply_text).
+   (template), lets the engine decode it beside the others (slots), and turns rounds of tokens into
+   text (reply_text).
 4. Each chunk makes a new `Reply.view`, which pages read; once a second the journal saves the text.
 5. `Reply.end` says how it ended, whatever that was; the journal writes text, tokens and figures.
 
