@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
+import jsonschema
 import openai
 import pytest
 
@@ -81,6 +83,38 @@ def test_a_prediction_is_drafted_and_changes_no_token(demo: Doors) -> None:
     assert demo.service.flush()
     logged = demo.service.store.reply_tokens(demo.service.turn_rows()[-3]["message_id"])
     assert logged is not None and logged[1][0] == "ngram", "the first token was drafted too"
+
+
+@pytest.mark.slow  # loads the demo pair
+def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(demo: Doors) -> None:
+    kinds = {"name": {"type": "string", "maxLength": 20}, "kind": {"enum": ["town", "country"]}}
+    schema = {
+        "type": "object",
+        "properties": kinds,
+        "required": [*kinds],
+        "additionalProperties": False,
+    }
+    asked = {
+        "model": "localspec/demo",
+        "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
+        "temperature": 0.7,
+        "seed": 3,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    found, speculation = list[str](), list[dict[str, int]]()
+    with demo.openai() as client:
+        for drafting in ({"drafter": "off"}, {"drafter": "draft_tree", "num_draft_tokens": 6}):
+            made = client.chat.completions.create(  # type: ignore[call-overload]
+                **asked, response_format=form, extra_body=drafting
+            )
+            found.append(made.choices[0].message.content)
+            speculation.append(made.choices[0].speculation)
+        cut = client.chat.completions.create(  # type: ignore[call-overload]
+            **asked, response_format=form, max_tokens=4
+        ).choices[0]
+    assert found[0] == found[1] and speculation[1]["num_accepted_tokens"] > 0
+    jsonschema.validate(json.loads(found[0]), schema)
+    assert cut.finish_reason == "length" and found[0].startswith(cut.message.content)
 
 
 @pytest.mark.slow  # loads the demo pair
