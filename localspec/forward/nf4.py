@@ -65,7 +65,8 @@ class Nf4Linear:
     @classmethod
     def of_modules(cls, layers: Sequence[Any]) -> Nf4Linear | None:
         """Layers of bitsandbytes that read the same input, as one; None for another format."""
-        states: list[Any] = [getattr(layer.weight, "quant_state", None) for layer in layers]
+        weights = [getattr(layer, "weight", None) for layer in layers]  # other formats have none
+        states: list[Any] = [getattr(weight, "quant_state", None) for weight in weights]
         if any(s is None or s.quant_type != "nf4" or s.blocksize != BLOCK for s in states):
             return None
         device = layers[0].weight.device
