@@ -1,9 +1,9 @@
 """llama.cpp through its Python binding as an arm: one process for all its ways of decoding.
 
 Contract: bench.runs.Runner. Weights are written once as GGUF under HOME/peers/gguf, in the
-precision of the comparison, and kept by the sizes and times of their files. The binding offers
-prompt lookup and takes any draft model; both are verified by drawing from the target at each
-position, which is exact at every temperature.
+precision of the comparison (8-bit as Q8_0, 4-bit as Q4_0), and kept by the sizes and times of their
+files. The binding offers prompt lookup and takes any draft model; both are verified by drawing from
+the target at each position, which is exact at every temperature.
 
 Not here: the conversion (workers/convert_gguf), what the worker does (workers/engine_llama_cpp).
 """
@@ -28,7 +28,7 @@ RUN_LIMIT_S = 600.0
 CONVERSION_LIMIT_S = 1800.0
 CONVERSION = WORKERS / "convert_gguf.py"
 UNSUPPORTED = 2  # exit code of the conversion for a family it does not know
-KINDS = {"float32": "f32", "bfloat16": "bf16"}
+KINDS = {"float32": "f32", "bfloat16": "bf16", "8-bit": "q8_0", "4-bit": "q4_0"}
 DEFAULT_LENGTHS = {
     "plain": 0,
     "lookup": 2,  # what the binding's manual names for machines without a GPU

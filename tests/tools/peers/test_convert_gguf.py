@@ -15,6 +15,7 @@ from tools.peers.workers.convert_gguf import (
     architecture_of,
     as_bf16,
     gguf_name,
+    kind_of,
     permuted,
     tensors,
 )
@@ -84,6 +85,16 @@ def test_a_format_that_is_not_known_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(Unsupported, match="I8"):
         dict(tensors(tmp_path))
+
+
+def test_beside_4_bits_embedding_and_head_are_kept_in_8() -> None:
+    block = "model.layers.0.mlp.up_proj.weight"
+    kinds = {precision: kind_of(block, precision) for precision in ("bf16", "q8_0", "q4_0")}
+    assert kinds == {"bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+    assert (
+        kind_of("lm_head.weight", "q4_0") == kind_of("model.embed_tokens.weight", "q8_0") == "Q8_0"
+    )
+    assert kind_of("lm_head.weight", "bf16") == "BF16"
 
 
 def test_the_shipped_pair_can_be_written(root: Path) -> None:

@@ -155,12 +155,12 @@ def test_without_a_draft_model_the_drafting_arms_say_so(
             alone.open(name)
 
 
-@pytest.mark.parametrize("name", ["llama_cpp", "vllm"])
+@pytest.mark.parametrize(("name", "precision"), [("llama_cpp", "float16"), ("vllm", "4-bit")])
 def test_a_precision_that_an_engine_cannot_take_is_said(
-    bench: BenchEngine, tmp_path: Path, fakes: Fakes, name: str
+    bench: BenchEngine, tmp_path: Path, fakes: Fakes, name: str, precision: str
 ) -> None:
-    with pytest.raises(ModelError, match="4-bit"):
-        Opened(replace(bench, precision="4-bit"), tmp_path).open(name)
+    with pytest.raises(ModelError, match=precision):
+        Opened(replace(bench, precision=precision), tmp_path).open(name)
     assert fakes.started == []
 
 

@@ -1,10 +1,12 @@
 """Writes a model folder as one GGUF file, inside the environment that has `gguf`.
 
-    python convert_gguf.py FOLDER OUT f32|bf16
+    python convert_gguf.py FOLDER OUT f32|bf16|q8_0|q4_0
 
 Contract: families whose blocks llama.cpp calls llama, qwen2 and qwen3, weights in safetensors;
 anything else ends with exit code 2 and one sentence on stdout. Matrices are written in the
-precision asked for, vectors in f32. The file has no vocabulary: prompts and replies are ids.
+precision asked for, vectors in f32; beside q4_0, embedding and output head are q8_0, for the
+library of the format writes none of the kinds that llama.cpp's own tool takes for them. The file
+has no vocabulary: prompts and replies are ids.
 
 Source: llama.cpp expects the two halves of each rotary head of a Llama's queries and keys
 interleaved; Qwen's stay as they are.
@@ -57,20 +59,29 @@ def convert(folder: Path, out: Path, precision: str) -> None:
     key_heads = config.get("num_key_value_heads") or heads
     writer = gguf.GGUFWriter(out, architecture)
     _add_shape(writer, config, heads, key_heads)
-    kind = gguf.GGMLQuantizationType.BF16 if precision == "bf16" else None
+    kinds = gguf.GGMLQuantizationType
     for name, values in tensors(folder):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         if architecture == "llama":
             values = permuted(name, values, heads, key_heads)
-        if kind is None or values.ndim == 1:
+        if precision == "f32" or values.ndim == 1:
             writer.add_tensor(gguf_name(name), values)
-        else:
-            writer.add_tensor(gguf_name(name), as_bf16(values).view(np.uint8), raw_dtype=kind)
+            continue
+        kind = kinds[kind_of(name, precision)]
+        is_whole = kind == kinds.BF16
+        written = as_bf16(values).view(np.uint8) if is_whole else gguf.quantize(values, kind)
+        writer.add_tensor(gguf_name(name), written, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def kind_of(name: str, precision: str) -> str:
+    """In which format a matrix is written, by the name in gguf."""
+    is_in_block = name.startswith("model.layers.")
+    return precision.upper() if is_in_block or precision != "q4_0" else "Q8_0"
 
 
 def architecture_of(config: dict[str, Any]) -> str:
