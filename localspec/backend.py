@@ -52,13 +52,14 @@ class ToolCall:
 @dataclass(frozen=True)
 class Message:
     """tool_calls: of a reply that asked for some. call_id, name: of a tool's message, the call that
-    it answers and the tool."""
+    it answers and the tool. thinking: before a reply; the chat format may show it again."""
 
     role: Role
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
     name: str = ""
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Request:
     to repeat in large parts, as the old version of a file to be edited; it only feeds drafts.
     tools: descriptions of functions, in OpenAI's format, that the chat format is to show the model.
     grammar: what the reply is held to (see chat.grammars), "" for any text.
+    thinks: whether the model may think first; None: as its chat format says. thinking_budget: ends
+    a thought, sooner where the context is full; max_tokens is then of the answer alone.
     """
 
     messages: tuple[Message, ...]
@@ -95,18 +98,17 @@ class Request:
     prediction: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
     grammar: str = ""
+    thinks: bool | None = None
+    thinking_budget: int | None = None
 
     @property
     def system_prompt(self) -> str:
-        first = self.messages[0] if self.messages else None
-        return first.content if first is not None and first.role == "system" else ""
+        return "".join(one.content for one in self.messages[:1] if one.role == "system")
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
-        if self.num_draft_tokens is not None and not (
-            0 <= self.num_draft_tokens <= LARGEST_FIXED_LENGTH
-        ):
+        if not 0 <= (self.num_draft_tokens or 0) <= LARGEST_FIXED_LENGTH:
             raise RequestError(
                 f"The fixed γ is {self.num_draft_tokens}, but it must lie between 0 and "
                 f"{LARGEST_FIXED_LENGTH}. Choose one in this range, or leave it to be chosen."
@@ -135,7 +137,8 @@ class TurnStats:
     checking would have refused.
     reason: why this drafter and γ, as a sentence. off: why nothing was drafted, None where
     something was or nothing is known yet. continued_from: whether a reply was continued from its
-    own tokens or from its text encoded again; None for one from the start.
+    own tokens or from its text encoded again; None for one from the start. num_thinking_tokens,
+    thinking_ms: output tokens of the thought, and its rounds.
     """
 
     num_prompt_tokens: int
@@ -158,6 +161,8 @@ class TurnStats:
     off: OffReason | None = None
     continued_from: Literal["tokens", "text"] | None = None
     prompt_fingerprint: str | None = None  # of the prompt's ids
+    num_thinking_tokens: int = 0
+    thinking_ms: float = 0.0
     drafted_by: Mapping[str, int] = field(default_factory=dict)
 
     def plus(self, step: Step) -> TurnStats:
@@ -263,10 +268,10 @@ class Candidate(NamedTuple):
 class Chunk:
     """What a backend yields: at least one per phase, then one per round.
 
-    text: new text, complete characters only, "" while a character is still incomplete.
+    text, thinking: new text of the answer and of the thought before it, complete characters only.
     tokens, provenance: the new output ids (without end-of-text) and TARGET or the drafter's
-    name for each. lengths: how many characters of the text each of these tokens completed; the rest
-    of `text` belongs to the token before. drafted: what this round proposed.
+    name for each, or FORCED. lengths: how many characters of thinking and text together each of
+    these tokens completed; the rest belongs to the token before. drafted: what this round proposed.
     step: the round behind this chunk, None outside decoding.
     finish_reason: set on the last chunk only. error: the sentence to show when it is "error".
     is_relieved: None unless memory ran out; True: memory was freed; False: none can be any more.
@@ -287,6 +292,7 @@ class Chunk:
     is_relieved: bool | None = None
     plain_ms: tuple[float, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -307,7 +313,8 @@ class DrafterStatus:
 class Description:
     """What a backend has loaded. calibration: measured costs as plain data, None before.
     fingerprint: of the target's files. kernels: the choice among them, None where there is none.
-    num_slots: replies that it decodes together; kv_bytes are of all."""
+    num_slots: replies that it decodes together; kv_bytes are of all. thinks: whether the model may
+    think before it answers, and can be told not to."""
 
     target: str
     draft: str | None
@@ -322,6 +329,7 @@ class Description:
     fingerprint: str | None = None
     kernels: str | None = None
     num_slots: int = 1
+    thinks: bool = False
 
     @property
     def held_bytes(self) -> int | None:
@@ -331,8 +339,7 @@ class Description:
         for each in self.drafters:
             part = each.shares or each.name
             held[part] = max(held.get(part, 0), each.memory_bytes or 0)
-        known = [part for part in (self.target_bytes, self.kv_bytes, *held.values()) if part]
-        return sum(known) if known else None
+        return sum(part or 0 for part in (self.target_bytes, self.kv_bytes, *held.values())) or None
 
 
 class Backend(Protocol):

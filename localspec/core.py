@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from localspec.errors import RequestError
 from localspec.leniency import Leniency
+from localspec.thought import ReplyParts, ThoughtLimit
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["eos", "stop", "length", "cancelled", "error", "interrupted"]
 
 TARGET = "target"  # provenance of a token the target chose itself
+FORCED = "forced"  # and of one that ends a thought at its budget
 OFF = "off"  # the name of plain decoding as an arm
 GRAMMAR = "grammar"  # provenance of a draft token that the grammar forces
 AUTO = "auto"  # the name of the controller's free choice
@@ -105,7 +107,8 @@ class Sequence:
     max_tokens. The end-of-text id stays in `tokens` (the next turn's prompt repeats it) but is
     no output token. noise: what every choice of the turn is made with; greedy turns need none.
     num_logprobs: see backend.Request. prediction: tokens that may look like those to come, for the
-    drafters that look texts up. grammar: what the reply is held to, None for any text.
+    drafters that look texts up. grammar: what the reply is held to, None for any text. thought:
+    with a budget, max_tokens are those after the thought.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Sequence:
         num_logprobs: int | None = None,
         prediction: tuple[int, ...] = (),
         grammar: Grammar | None = None,
+        thought: ThoughtLimit | None = None,
     ) -> None:
         assert prompt, "a sequence needs at least one prompt token"
         self.tokens = list(prompt)
@@ -130,6 +134,7 @@ class Sequence:
         self.prediction = prediction
         self.grammar = grammar
         self.finish_reason: FinishReason | None = None
+        self.parts = ReplyParts(self.prompt_length, max_tokens, thought)
 
     @property
     def reply(self) -> list[int]:
@@ -142,8 +147,8 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Tokens this turn may still decode."""
-        return self.max_tokens - (len(self.tokens) - self.prompt_length)
+        """Tokens this turn may still decode, in a thought with a budget those before its end."""
+        return self.parts.end - len(self.tokens)
 
     def append(self, tokens: list[int]) -> list[int]:
         """Append `tokens` until the turn ends; returns those that are output."""
@@ -154,8 +159,9 @@ class Sequence:
                 self.finish_reason = "eos"
                 return kept
             kept.append(token)
+            self.parts.follow(self.tokens)
             if self.num_remaining <= 0:
-                self.finish_reason = "length"
+                self.finish_reason = None if self.parts.has_budget else "length"
                 return kept
         return kept
 

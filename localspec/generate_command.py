@@ -167,6 +167,7 @@ def collect(backend: LocalBackend, request: Request) -> dict[str, Any]:
         raise LocalspecError(last.error or "The engine stopped without saying why.")
     return {
         "text": "".join(chunk.text for chunk in chunks),
+        "thinking": "".join(chunk.thinking for chunk in chunks),
         "tokens": [token for chunk in chunks for token in chunk.tokens],
         "provenance": [name for chunk in chunks for name in chunk.provenance],
         "finish_reason": last.finish_reason,

@@ -29,6 +29,7 @@ from localspec.backend import (
     TurnStats,
 )
 from localspec.chat.context_room import max_tokens_of
+from localspec.chat.thinking import Thoughts
 from localspec.core import OFF, TARGET, Step
 from localspec.errors import StoreError
 from localspec.record.store import SessionInfo, Store, Turn, TurnEnd
@@ -103,6 +104,7 @@ class FakeBackend:
             target_bytes=49_800_000,
             kv_bytes=9_400_000,
             num_slots=self.script.num_slots,
+            thinks=True,
         )
 
     def is_alive(self) -> bool:
@@ -127,6 +129,7 @@ class FakeBackend:
         cancel.wait(script.prefill_s)
         stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
         reply = script.reply if isinstance(script.reply, str) else script.reply(request)
+        thoughts = Thoughts()
         if request.continues:  # like a model, it knows what it would have said next
             stats = replace(stats, continued_from="tokens" if request.begun_tokens else "text")
             reply = reply.removeprefix(request.messages[-1].content)
@@ -148,14 +151,23 @@ class FakeBackend:
             new = pieces[done : done + step.num_output_tokens]
             done += len(new)
             provenance = (step.drafter,) * step.num_accepted_tokens + (TARGET,)
+            was_thinking = thoughts.is_open
+            said = [thoughts.push(piece) for piece in new]
+            if was_thinking or thoughts.is_open:
+                stats = replace(
+                    stats,
+                    num_thinking_tokens=stats.num_thinking_tokens + len(new),
+                    thinking_ms=stats.thinking_ms + step.round_ms,
+                )
             yield Chunk(
                 "decode",
                 stats,
-                text="".join(new),
+                text="".join(answer for _, answer in said),
+                thinking="".join(thought for thought, _ in said),
                 tokens=tuple(_token_id(piece) for piece in new),
                 provenance=provenance[: len(new)],
                 step=step,
-                lengths=tuple(len(piece) for piece in new),
+                lengths=tuple(len(thought) + len(answer) for thought, answer in said),
                 drafted=self._drafted(step, pieces[done - len(new) :]),
                 logprobs=_logprobs(request, new),
             )
@@ -163,9 +175,12 @@ class FakeBackend:
         if reason == "eos" and done == request.max_tokens:
             reason = "length"
         is_compared = stats.plain_decode_ms is not None
+        rest = thoughts.flush()
         yield Chunk(
             "done",
             stats,
+            rest[1],
+            thinking=rest[0],
             finish_reason=reason,  # type: ignore[arg-type]
             plain_ms=tuple(plain_ms) if is_compared else (),
         )
@@ -285,9 +300,9 @@ class BreakableStore(WatchedStore):
         if self.fault is not None:
             raise StoreError(self.fault)
 
-    def checkpoint_reply(self, message_id: int, text: str) -> None:
+    def checkpoint_reply(self, message_id: int, text: str, thinking: str = "") -> None:
         self.before_write()
-        super().checkpoint_reply(message_id, text)
+        super().checkpoint_reply(message_id, text, thinking)
 
     def save_state(self, key: str, state: Mapping[str, Any]) -> None:
         self.before_write()

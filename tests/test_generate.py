@@ -74,7 +74,9 @@ def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
     request = Request(HELLO, max_tokens=12, drafter="ngram", num_draft_tokens=3)
     found = json.loads(json.dumps(answer(options, request, None), allow_nan=False))
-    assert set(found) == {"text", "tokens", "provenance", "finish_reason", "seed", "stats"}
+    assert set(found) == {
+        *("text", "thinking", "tokens", "provenance", "finish_reason", "seed", "stats")
+    }
     assert set(found["stats"]) >= STATS_KEYS
     assert len(found["tokens"]) == len(found["provenance"]) == found["stats"]["num_output_tokens"]
     assert found["stats"]["speedup"] is None  # nothing was measured for a fixed choice

@@ -19,8 +19,8 @@ MAX_LINES = 400
 
 # A wing imports itself, what is below it here, and what every wing may import.
 EVERY_WING = {
-    "core", "errors", "files", "leniency", "config", "arithmetic", "backend", "workloads", "flags",
-    "options", "speculation", "plots", "prompt_rows", "formats", "__init__",
+    "core", "errors", "files", "leniency", "thought", "config", "arithmetic", "backend",
+    "workloads", "flags", "options", "speculation", "plots", "prompt_rows", "formats", "__init__",
 }  # fmt: skip
 MAY_IMPORT = {
     "cli": {"*"},

@@ -30,7 +30,10 @@ def usage_of(turns: Sequence[TurnStats]) -> dict[str, Any]:
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": turns[0].num_reused_tokens if turns else 0},
-        "completion_tokens_details": prediction_tokens(turns),
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(turn.num_thinking_tokens for turn in turns),
+            **prediction_tokens(turns),
+        },
     }
 
 

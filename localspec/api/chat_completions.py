@@ -82,7 +82,8 @@ class NamedTool(Fields):
 
 
 class ChatMessage(Fields):
-    """One message. reasoning_content: of an earlier reply; models are not shown it again."""
+    """One message. reasoning_content: of an earlier reply; the chat format says whether the model
+    is shown it again."""
 
     role: str
     content: str | list[Part] | None = None
@@ -104,7 +105,8 @@ class ChatMessage(Fields):
             for call in self.tool_calls or ()
         )
         text, role = text_of(self.content, "messages"), role_of(self.role, f"{where}.role")
-        return Message(role, text, calls, self.tool_call_id or "", self.name or "")
+        named = (self.tool_call_id or "", self.name or "", self.reasoning_content or "")
+        return Message(role, text, calls, *named)
 
 
 class StreamOptions(Fields):
@@ -167,6 +169,8 @@ class ChatFields(ChoiceFields):
         limit = self.max_completion_tokens or self.max_tokens
         request = self.request(messages, limit, stops_of(self.stop))
         request = self._held(request)
+        if self.reasoning_effort == "none":
+            request = replace(request, thinks=False)
         if self.logprobs:
             request = replace(request, num_logprobs=self.top_logprobs or 0)
         if self.prediction is not None:
@@ -193,7 +197,8 @@ class ChatFields(ChoiceFields):
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs needs logprobs to be true.", "top_logprobs")
         refuse_unless(self.modalities, (None, ["text"]), "modalities", "localspec writes text.")
-        refuse_unless(self.reasoning_effort, (None,), "reasoning_effort", "it has no effect here.")
+        why = "localspec knows thinking_budget, and none for no thinking."
+        refuse_unless(self.reasoning_effort, (None, "none"), "reasoning_effort", why)
 
 
 class Head:

@@ -3,7 +3,8 @@
 Contract: a field that is not known is refused, and so is a value that would have an effect which
 the engine does not have: nothing is ignored silently. Fields without any effect on a reply (`user`,
 `metadata`) are taken. Beside the interface's own fields there are those of vLLM (top_k, min_p,
-repetition_penalty) and ours for drafting (drafter, num_draft_tokens, leniency, workload).
+repetition_penalty, chat_template_kwargs with the switch for thinking) and ours for drafting
+(drafter, num_draft_tokens, leniency, workload) and for thinking (thinking_budget).
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ class Part(BaseModel):
     text: str | None = None
 
 
+class TemplateSwitches(Fields):
+    """What a chat template is told, by the names of the templates."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class Common(Fields):
     """What every request may say. user, metadata, store: taken, without effect here."""
 
@@ -63,6 +71,8 @@ class Common(Fields):
     num_draft_tokens: int | None = None
     leniency: str | None = None
     workload: str | None = None
+    chat_template_kwargs: TemplateSwitches | None = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "standard_only"] | None = None
@@ -71,6 +81,14 @@ class Common(Fields):
     def checking(self) -> str:
         """See workloads.decide."""
         return AS_SET if self.leniency is None else self.leniency
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model may think; None: as it does by itself."""
+        told = self.chat_template_kwargs
+        if told is None:
+            return None
+        return told.thinking if told.enable_thinking is None else told.enable_thinking
 
     def sampling(self) -> SamplingParams:
         """Raises RequestError."""
@@ -91,7 +109,12 @@ class Common(Fields):
         """Raises RequestError, Refused."""
         if not messages:
             raise refusal("There is no message to answer.", "messages")
-        drafter = self.drafter or AUTO
+        drafter, budget = self.drafter or AUTO, self.thinking_budget
+        if budget is not None and max_tokens is not None:  # which counts both here
+            if budget >= max_tokens:
+                why = f"but must be less than the {max_tokens} tokens of the whole reply."
+                raise refusal(f"thinking_budget is {budget}, {why}", "thinking_budget")
+            max_tokens -= budget
         if drafter not in (AUTO, OFF, *REGISTRY):
             known = ", ".join((AUTO, OFF, *REGISTRY))
             raise refusal(f"There is no drafter called {drafter!r}. Known: {known}.", "drafter")
@@ -104,6 +127,8 @@ class Common(Fields):
             num_draft_tokens=self.num_draft_tokens,
             workload=self.workload or AUTO,
             continues=messages[-1].role == "assistant",
+            thinks=self.thinks,
+            thinking_budget=budget,
         )
 
 

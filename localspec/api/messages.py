@@ -12,7 +12,8 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -52,13 +53,15 @@ class AnthropicMessage(Fields):
         text = text_of(self.content if isinstance(self.content, str) else rest, param)
         if answers and not text:
             return answers
-        return [*answers, Message(role_of(self.role, f"{param}.role"), text, calls)]
+        thinking = "".join(str(_extra(one, "thinking", "")) for one in parts)
+        role = role_of(self.role, f"{param}.role")
+        return [*answers, Message(role, text, calls, thinking=thinking)]
 
 
 class Thinking(Fields):
-    """What the model thinks is always given; no model of ours has a budget for it."""
+    """Whether the model thinks, and for how many tokens at most. It is always given."""
 
-    type: str
+    type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: str | None = None
 
@@ -79,10 +82,12 @@ class MessagesFields(Common):
         choice = "auto" if self.tool_choice is None else self.tool_choice.get("type")
         known = ("auto", "none", "any", "tool")
         refuse_unless(choice, known, "tool_choice", f"must be one of {', '.join(known)}.")
-        thinking = None if self.thinking is None else self.thinking.type
-        why = "localspec's models think as their chat format says."
-        refuse_unless(thinking, (None, "disabled"), "thinking", why)
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            self.thinking_budget = self.thinking.budget_tokens
         request = self.request(self.all_messages(), self.max_tokens, self._stops)
+        if self.thinking is not None:
+            switches = {"enabled": True, "disabled": False, "adaptive": None}
+            request = replace(request, thinks=switches[self.thinking.type])
         tools = [_tool(one) for one in self.tools or () if choice != "none"]
         if self.tool_choice is None or choice not in ("any", "tool"):
             return [held(request, "tools", None, tools)]

@@ -1,10 +1,10 @@
-"""A reply in pieces, with what the model thinks, and the tools it calls, apart from what it says.
+"""A reply in pieces, with the tools that the model calls apart from what it says.
 
-Contract: a reply that begins with "<think>" has its text up to "</think>" as `reasoning`; all other
-text is `text`. Neither mark is in any piece, however the chunks divide it. Joined, the pieces of a
-reply that does not think are its text.
+Contract: joined, the pieces of a reply without calls are its text. `reasoning` is what the model
+thinks before it.
 
-Not here: waiting for the chunks (replies), the formats of the interfaces.
+Not here: waiting for the chunks (replies), telling thought and answer apart (chat.thinking), the
+formats of the interfaces.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from dataclasses import dataclass, replace
 from localspec.api.replies import Asked
 from localspec.api.tools import Calls, names_of
 from localspec.backend import Logprob, ToolCall, TurnStats
-from localspec.chat.reply_text import num_begun
 from localspec.chat.service import Reply
 from localspec.core import FinishReason
-
-OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -48,73 +45,20 @@ class Whole:
     calls: tuple[ToolCall, ...] = ()
 
 
-class Thoughts:
-    """Divides a text that grows."""
-
-    def __init__(self) -> None:
-        self._held = ""  # may become a mark
-        self._is_open: bool | None = None  # None: it has not begun
-        self._is_at_mark = False  # line breaks after a mark belong to it
-
-    def push(self, text: str) -> tuple[str, str]:
-        """(reasoning, text) that are certain by now."""
-        self._held += text
-        if self._is_open is None:
-            self._begin()
-        if self._is_open is None:
-            return "", ""
-        reasoning = self._thought() if self._is_open else ""
-        return reasoning, "" if self._is_open else self._taken(len(self._held))
-
-    def _begin(self) -> None:
-        begun = self._held.lstrip()
-        if begun.startswith(OPEN):
-            self._is_open = self._is_at_mark = True
-            self._held = begun[len(OPEN) :]
-        elif not OPEN.startswith(begun):
-            self._is_open = False
-
-    def _thought(self) -> str:
-        thought, mark, rest = self._held.partition(CLOSE)
-        certain = thought if mark else thought[: len(thought) - num_begun(thought, CLOSE)]
-        found = self._taken(len(certain.rstrip("\n")))
-        if mark:
-            self._is_open, self._is_at_mark, self._held = False, True, rest
-        return found
-
-    def _taken(self, count: int) -> str:
-        """So many characters of what is held."""
-        found, self._held = self._held[:count], self._held[count:]
-        if self._is_at_mark:
-            found = found.lstrip("\n")
-            self._is_at_mark = not found
-        return found
-
-    def flush(self) -> tuple[str, str]:
-        """What was held, once no more text comes."""
-        rest = self._taken(len(self._held))
-        return (rest, "") if self._is_open else ("", rest)
-
-
 async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
     """Those of one reply as they come; None where there was none for a while. Raises as
     `Asked.chunks`."""
-    thoughts = Thoughts()
     calls = Calls(names_of(() if reply.request is None else reply.request.tools))
     async with aclosing(asked.chunks(reply)) as chunks:
         async for chunk in chunks:
             if chunk is None:
                 yield None
                 continue
-            reasoning, text = thoughts.push(chunk.text)
-            said = calls.push(text)
-            piece = Piece(chunk.stats, said, reasoning, chunk.logprobs, chunk.finish_reason)
+            said = calls.push(chunk.text)
+            piece = Piece(chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.finish_reason)
             if chunk.finish_reason is not None:
-                more_reasoning, more_text = thoughts.flush()
-                said += calls.push(more_text)
                 rest, found = calls.flush()
-                reasoning += more_reasoning
-                piece = replace(piece, reasoning=reasoning, text=said + rest, calls=found)
+                piece = replace(piece, text=said + rest, calls=found)
             yield piece
 
 

@@ -217,6 +217,9 @@ def _usage(stats: TurnStats) -> dict[str, Any]:
         "input_tokens": stats.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": stats.num_reused_tokens},
         "output_tokens": stats.num_output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0, **prediction_tokens([stats])},
+        "output_tokens_details": {
+            "reasoning_tokens": stats.num_thinking_tokens,
+            **prediction_tokens([stats]),
+        },
         "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
     }

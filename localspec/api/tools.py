@@ -19,7 +19,7 @@ from typing import Any
 
 from localspec.api.faults import refusal
 from localspec.backend import ToolCall
-from localspec.chat.reply_text import num_begun
+from localspec.chat.thinking import num_begun
 from localspec.files import parsed
 
 OPEN = "<tool_call>"

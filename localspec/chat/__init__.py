@@ -2,8 +2,8 @@
 
 One turn, in order:
 1. `service.ChatService.submit` places the message in the conversation's tree (branches), refuses
-   what cannot be served (turn.check_servable), has the journal commit the message, and queues a
-   `turn.Reply`.
+   what cannot be served (context_room.check_servable), has the journal commit the message, and
+   queues a `turn.Reply`.
 2. `worker.Worker` takes it from the queue once there is a slot for it. A thread of its own makes
    the request from what the conversation holds by then (turn.request_of), and reads the chunks of
    `Backend.generate`.

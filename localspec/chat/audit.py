@@ -94,27 +94,33 @@ class Replay:
             self.finding = self._compared(backend, loaded, cancel)
 
     @property
+    def _limit(self) -> int:
+        """One token more than was written: a reply that now ends later must show."""
+        return len(self.tokens) + (1 if self.row["finish_reason"] == "eos" else 0)
+
+    @property
     def request(self) -> Request:
-        # One token more than was written: a reply that now ends later must show.
-        limit = len(self.tokens) + (1 if self.row["finish_reason"] == "eos" else 0)
+        thinks, budget = self.row["thinks"], self.row["thinking_budget"]
         return Request(
             self.messages,
             _sampling_of(self.row),
-            limit,
+            self._limit if budget is None else self.row["max_tokens"],
             drafter=self.drafter,
             workload=self.row["workload"] or "",
             continues=self.row["continues_message_id"] is not None,
             begun_tokens=self.begun_tokens,
+            thinks=None if thinks is None else bool(thinks),
+            thinking_budget=budget,
         )
 
     def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:
         again, prompt = tuple[int, ...](), None
         with closing(chunks_of(backend, self.request, cancel)) as chunks:
             for chunk in chunks:
-                again += chunk.tokens
-                self.text += chunk.text
+                again = (again + chunk.tokens)[: self._limit]
+                self.text += chunk.thinking + chunk.text
                 prompt = chunk.stats.prompt_fingerprint
-                if self.tokens[: len(again)] != again:
+                if self.tokens[: len(again)] != again or len(again) == self._limit:
                     break
         changed = changes(self.row, loaded, prompt)
         place = first_difference(self.tokens, again)
@@ -137,8 +143,9 @@ def replay_of(store: Store, message_id: int, drafter: str) -> Replay:
     begun_id = row["continues_message_id"]
     if begun_id is None:
         return Replay(messages, row, tokens, drafter)
-    begun = without_half_a_character(store.branch(begun_id)[-1].text)
-    messages = (*messages, Message("assistant", begun))
+    reply = store.branch(begun_id)[-1]
+    text, thinking = map(without_half_a_character, (reply.text, reply.thinking))
+    messages = (*messages, Message("assistant", text, thinking=thinking))
     return Replay(messages, row, tokens, drafter, tokens_of(store, begun_id))
 
 

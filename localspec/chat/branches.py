@@ -87,11 +87,12 @@ def continued(store: Store, conversation: OpenConversation) -> PendingTurn | Non
         return None
     if before is not None:
         tokens = () if before.end is None else before.end.token_ids
-        turn.begin_with(before.reply_text, (*before.begun_tokens, *tokens), before)
+        said = (before.reply_text, before.reply_thinking)
+        turn.begin_with(*said, (*before.begun_tokens, *tokens), before)
         return turn
     reply = _path(store, _stored_tip(store, conversation))[-1]
     if reply.role == "assistant":
-        turn.begin_with(reply.text, tokens_of(store, reply.id), reply.id)
+        turn.begin_with(reply.text, reply.thinking, tokens_of(store, reply.id), reply.id)
     return turn
 
 
@@ -118,6 +119,7 @@ def shown_message(message: StoredMessage, groups: SiblingGroups) -> ShownMessage
         created_at_utc=message.created_at_utc,
         model=message.model,
         is_edited=message.is_edited,
+        thinking=message.thinking,
     )
 
 
@@ -138,6 +140,7 @@ def _reply(turn: PendingTurn, groups: SiblingGroups) -> ShownMessage:
         siblings,
         created_at_utc=turn.asked_at_utc,
         model=model,
+        thinking=turn.reply_thinking,
     )
 
 

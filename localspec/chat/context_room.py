@@ -5,8 +5,36 @@ Contract: pure, over a backend that counts tokens.
 
 from __future__ import annotations
 
-from localspec.backend import Backend, Message, Request
-from localspec.errors import ContextOverflow
+from dataclasses import dataclass
+
+from localspec.backend import Backend, Description, Message, Request
+from localspec.drafters.registry import label_of
+from localspec.errors import ContextOverflow, RequestError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_tokens: of the reply; thinking_budget: see Request."""
+
+    max_tokens: int
+    thinking_budget: int | None = None
+
+
+def limits_of(
+    backend: Backend, request: Request, num_prompt_tokens: int, context_length: int, num_marks: int
+) -> Limits:
+    """What the context has room for. num_marks: tokens that stand around a thought. Raises
+    ContextOverflow where it has none for the answer."""
+    budget = request.thinking_budget
+    max_tokens = max_tokens_of(backend, request, num_prompt_tokens, context_length)
+    if budget is None:
+        return Limits(max_tokens)
+    room = context_length - num_prompt_tokens - num_marks
+    if room < 1:
+        raise ContextOverflow(num_prompt_tokens + num_marks, 1, context_length)
+    wanted = room - budget if request.max_tokens is None else max_tokens
+    answer = max(1, min(wanted, room))
+    return Limits(answer, min(budget, room - answer))
 
 
 def max_tokens_of(
@@ -27,3 +55,18 @@ def _num_system_tokens(backend: Backend, messages: tuple[Message, ...]) -> int:
     system = [one for one in messages[:1] if one.role == "system"]
     # No chat format renders a system prompt alone.
     return backend.count_tokens((*system, Message("user", "-"))) if system else 0
+
+
+def check_servable(backend: Backend, loaded: Description, request: Request) -> None:
+    """Raise RequestError or ContextOverflow, with the reason, for a request that cannot be
+    served."""
+    for drafter in loaded.drafters:
+        if drafter.name == request.drafter and not drafter.is_available:
+            named = label_of(drafter.name)
+            raise RequestError(
+                f"{named[:1].upper()}{named[1:]} cannot draft here: {drafter.reason}"
+            )
+    if request.is_raw:
+        return
+    num_prompt_tokens = backend.count_tokens(request.messages)
+    max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)

@@ -187,6 +187,7 @@ def _add_message(draft: _Draft, table: _Table) -> None:
             created_at_utc=table.time(),
             model=table.text_or_none("model"),
             is_edited=table.values.get("is_edited") is True,
+            thinking=table.text_or_none("thinking") or None,
         ),
     )
 

@@ -70,7 +70,8 @@ class PendingTurn:
     reply_id: the stored reply, where a later message needed it before the turn began.
     asked_by: the unstored turn whose message gets another reply.
     continued: the reply that this one continues, by its turn where that is not stored yet, else by
-    its message's id; begun_text, begun_tokens: its text, and its ids as far as they are known.
+    its message's id; begun_text, begun_thinking, begun_tokens: its text, what was thought before
+    it, and its ids as far as they are known.
     role: of the message that is answered. history: messages that are to be stored before it.
     """
 
@@ -84,7 +85,9 @@ class PendingTurn:
     turn: Turn | None = None
     reply_id: int | None = None
     reply_text: str = ""
+    reply_thinking: str = ""
     begun_text: str = ""
+    begun_thinking: str = ""
     begun_tokens: tuple[int, ...] = ()
     continued: PendingTurn | int | None = None
     end: TurnEnd | None = None
@@ -93,10 +96,18 @@ class PendingTurn:
     role: Role = "user"
     history: tuple[Message, ...] = ()
 
-    def begin_with(self, text: str, tokens: Sequence[int], continued: PendingTurn | int) -> None:
+    def begin_with(
+        self, text: str, thinking: str, tokens: Sequence[int], continued: PendingTurn | int
+    ) -> None:
         """Continue this reply."""
         self.reply_text = self.begun_text = without_half_a_character(text)
+        self.reply_thinking = self.begun_thinking = without_half_a_character(thinking)
         self.begun_tokens, self.continued = tuple(tokens), continued
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it continues a reply."""
+        return bool(self.begun_text or self.begun_thinking)
 
     def advance(self, store: Store, session_id: Callable[[], int]) -> None:
         """Write what is due and not yet written. Raises StoreError; may be called again.
@@ -134,7 +145,12 @@ class PendingTurn:
         conversation_id = self.conversation.stored_id
         if self.turn is None and self.reply_id is None and conversation_id is not None:
             self.reply_id = store.add_message(
-                conversation_id, self.prompt_id, "assistant", self.begun_text, state="draft"
+                conversation_id,
+                self.prompt_id,
+                "assistant",
+                self.begun_text,
+                state="draft",
+                thinking=self.begun_thinking or None,
             )
 
     def _store_prompt(self, store: Store, conversation_id: int) -> int:
@@ -150,13 +166,13 @@ class PendingTurn:
         return store.add_message(conversation_id, self.base_id, self.role, self.text)
 
     def _continued_reply(self) -> ContinuedReply | None:
-        if not self.begun_text:
+        if not self.has_begun:
             return None
         found = self.continued
         if isinstance(found, PendingTurn):
             found = None if found.turn is None else found.turn.message_id
         assert found is not None, "turns are written in order"
-        return ContinuedReply(found, self.begun_text)
+        return ContinuedReply(found, self.begun_text, self.begun_thinking)
 
     def chain(self) -> tuple[int | None, list[PendingTurn]]:
         """The stored message that the first pending turn follows, and the turns up to this one."""
@@ -265,7 +281,8 @@ class Journal:
     def checkpoint(self, turn: PendingTurn) -> None:
         """Keep the growing reply; skipped while an earlier checkpoint is under way."""
         if self._checkpoint is None or self._checkpoint.done():
-            self._checkpoint = self._submit(partial(self._write_checkpoint, turn, turn.reply_text))
+            said = (turn.reply_text, turn.reply_thinking)
+            self._checkpoint = self._submit(partial(self._write_checkpoint, turn, *said))
 
     def save_state(self, key: str, state: dict[str, Any]) -> None:
         """Keep the controller's state, soon. Without it the next start measures again."""
@@ -350,10 +367,10 @@ class Journal:
             return False
         return True
 
-    def _write_checkpoint(self, pending: PendingTurn, text: str) -> None:
+    def _write_checkpoint(self, pending: PendingTurn, text: str, thinking: str) -> None:
         turn = pending.turn
         if turn is not None and self._failure is None:
-            self._guard(lambda: self._store.checkpoint_reply(turn.message_id, text))
+            self._guard(lambda: self._store.checkpoint_reply(turn.message_id, text, thinking))
 
     def _session(self) -> int:
         if self.session_id is None:

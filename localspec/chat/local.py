@@ -31,21 +31,25 @@ from localspec.backend import (
     TurnStats,
 )
 from localspec.chat import off_reasons
-from localspec.chat.context_room import max_tokens_of
 from localspec.chat.grammars import Grammars
 from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import (
     ReplyText,
+    Said,
     TokenTexts,
     drafted_tokens,
+    limited,
     predicted,
-    raw_start,
+    refuse_unknown_tokens,
     shortened,
+    start_for,
     start_of,
+    thought_limit_of,
+    with_thought,
 )
 from localspec.chat.slots import Slot, Turn, best_slot, stats_before
 from localspec.chat.template import ChatTemplate
-from localspec.core import AUTO, OFF, Round, SamplingParams, Sequence
+from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
 from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
 from localspec.errors import (
@@ -123,6 +127,7 @@ class LocalBackend:
             notices=(*loaded.notices, *captured),
             fingerprint=loaded.fingerprint,
             kernels=loaded.kernels,
+            thinks=loaded.template.thinks,
         )
 
     def is_alive(self) -> bool:
@@ -136,18 +141,17 @@ class LocalBackend:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
         started_s = perf_counter()
         self._refuse_unknown_drafter(request.drafter)
-        template, context_length = self.loaded.template, self.loaded.context_length
-        if request.is_raw:
-            start = raw_start(template, request.messages[0].content)
-        else:
-            begun, tools = request.begun_tokens, request.tools
-            start = start_of(template, request.messages, request.continues, begun, tools)
-        self._refuse_unknown_tokens(start.prompt)
-        max_tokens = max_tokens_of(self, request, len(start.prompt), context_length)
-        text = ReplyText(template.detokenizer(), request.stop, start)
+        template = self.loaded.template
+        if request.grammar:  # which a thought would not keep to
+            request = replace(request, thinks=False)
+        start = start_for(template, request)
+        refuse_unknown_tokens(start.prompt, self._engine.target.vocab_size, template)
+        marks = None if request.is_raw else template.marks
+        text = ReplyText(template.detokenizer(), request.stop, start, marks)
+        request = limited(self, template, request, start, text, self.loaded.context_length)
         grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
         stats = stats_before(request, start)
-        turn = Turn(request, start, max_tokens, text, grammar, started_s, cancel, stats)
+        turn = Turn(request, start, text, grammar, started_s, cancel, stats)
         return self._batch.run(self._in_a_slot(turn))
 
     def candidates(
@@ -206,18 +210,6 @@ class LocalBackend:
         for slot in self._slots:
             slot.engine.target.cache.rollback(0)
 
-    def _refuse_unknown_tokens(self, prompt: tuple[int, ...]) -> None:
-        """On a GPU a token without an embedding would end the process."""
-        size = self._engine.target.vocab_size
-        unknown = next((token for token in prompt if token >= size), None)
-        if unknown is not None:
-            raise RequestError(
-                f"The tokenizer of {self.loaded.target} makes token {unknown} of this text, and "
-                f"the model has embeddings for {size} tokens only: its files do not belong "
-                f"together. Leave out {self.loaded.template.decode([unknown])!r}, or fetch the "
-                "model again."
-            )
-
     def _refuse_unknown_drafter(self, name: str) -> None:
         if name in (AUTO, OFF) or name in self._engine.drafters:
             return
@@ -246,16 +238,18 @@ class LocalBackend:
     def _steps(self, slot: Slot, turn: Turn) -> Steps[Chunk]:
         joules, request = self.loaded.joules(), turn.request
         yield Chunk("prefill", turn.stats)
+        assert request.max_tokens is not None, "it was limited by the context"
         fault: TurnFault | None = None
         try:
             sequence = slot.engine.start(
                 turn.start.prompt,
                 request.sampling,
-                turn.max_tokens,
+                request.max_tokens,
                 self.loaded.template.end_ids,
                 request.num_logprobs,
                 predicted(self.loaded.template, turn.start, request.prediction),
                 turn.grammar,
+                thought_limit_of(self.loaded.template, request, turn.start, turn.text),
             )
             prefilled = yield from slot.engine.read(
                 sequence, turn.cancel, lambda: self._batch.num_rows_read
@@ -286,9 +280,10 @@ class LocalBackend:
             yield Chunk(
                 "done",
                 stats,
-                rest,
+                rest.text,
                 finish_reason="stop" if turn.text.is_stopped else reason,
                 plain_ms=plain_ms if stats.num_draft_tokens else (),
+                thinking=rest.thinking,
             )
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)
@@ -305,9 +300,10 @@ class LocalBackend:
     ) -> Chunk:
         """What a round gave, as text; counts it."""
         reply, stats = turn.text, turn.stats
-        text, lengths = reply.push(found.tokens)
-        cut = shortened(found, len(lengths))
-        stats = stats.plus(cut.step)
+        num_forced = found.provenance.count(FORCED)
+        said = reply.push(found.tokens, num_forced)
+        cut = shortened(found, len(said.lengths))
+        stats = with_thought(stats.plus(cut.step), said, cut.step)
         if stats.ttft_ms is None and cut.tokens:
             stats = replace(stats, ttft_ms=turn.passed_ms)
         if cut.reason and (cut.step.num_draft_tokens or not stats.num_drafts):
@@ -315,7 +311,8 @@ class LocalBackend:
         if baseline is not None:
             # Plain decoding needs a round for the end-of-text token too, no output token.
             is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
-            if baseline.observe(cut.step, cut.step.num_output_tokens + is_ended):
+            num_own = cut.step.num_output_tokens - num_forced
+            if baseline.observe(cut.step, num_own + is_ended):
                 slot.controller.load_changed()
         if not found.step.num_draft_tokens:
             stats = replace(stats, off=self._why_off(turn.request, found) or stats.off)
@@ -324,13 +321,14 @@ class LocalBackend:
         return Chunk(
             "decode",
             turn.stats,
-            text,
+            said.text,
             cut.tokens,
             cut.provenance,
             cut.step,
-            lengths=lengths,
+            lengths=said.lengths,
             drafted=drafted_tokens(cut, self._texts),
             logprobs=self._texts.logprobs(cut.logprobs),
+            thinking=said.thinking,
         )
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
@@ -346,7 +344,7 @@ class LocalBackend:
 
     # when memory runs out
 
-    def _failed(self, fault: TurnFault, stats: TurnStats, rest: str) -> Chunk:
+    def _failed(self, fault: TurnFault, stats: TurnStats, rest: Said) -> Chunk:
         """The last chunk of a turn that failed. Raises EngineLost."""
         if fault.kind == "device":
             raise EngineLost(fault.message)
@@ -356,7 +354,13 @@ class LocalBackend:
             error = f"{error} What was written is kept. {freed or ''}".rstrip()
             is_relieved = freed is not None
         return Chunk(
-            "done", stats, rest, finish_reason="error", error=error, is_relieved=is_relieved
+            "done",
+            stats,
+            rest.text,
+            finish_reason="error",
+            error=error,
+            is_relieved=is_relieved,
+            thinking=rest.thinking,
         )
 
     def _free_drafters(self) -> str | None:

@@ -35,8 +35,9 @@ WHEN_FULL = ("ask", "roll", "stop")
 
 @dataclass(frozen=True)
 class ReplyRecord:
-    """What the log has of one reply's tokens. row: of its turn. text: in characters that JSON can
-    carry. record: what its rounds drafted, None where an older log did not keep it."""
+    """What the log has of one reply's tokens. row: of its turn. text: what was thought and
+    said, in characters that JSON can carry. record: what its rounds drafted, None where an older
+    log did not keep it."""
 
     row: dict[str, Any]
     text: str
@@ -232,10 +233,10 @@ class LogService:
     def reply_record(self, message_id: int) -> ReplyRecord:
         """All that the log has of a reply's tokens. Raises StoreError where it has none."""
         row, tokens, provenance = logged_reply(self.store, message_id)
-        packed = self.store.drafted(message_id)
+        packed, reply = self.store.drafted(message_id), self.store.branch(message_id)[-1]
         return ReplyRecord(
             row=row,
-            text=clean(self.store.branch(message_id)[-1].text),
+            text=clean(reply.thinking + reply.text),
             tokens=tokens,
             provenance=provenance,
             record=None if packed is None else unpack(packed),

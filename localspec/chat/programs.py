@@ -84,6 +84,8 @@ def _settings_of(request: Request, checking: str) -> ReplySettings:
         workload=request.workload,
         checking=checking,
         stop=request.stop,
+        thinks=request.thinks,
+        thinking_budget=request.thinking_budget,
     )
 
 

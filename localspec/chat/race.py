@@ -143,7 +143,7 @@ class Race:
             lane = replace(
                 lane,
                 phase="reading" if chunk.phase == "prefill" else "writing",
-                text=lane.text + chunk.text,
+                text=lane.text + chunk.thinking + chunk.text,
                 tokens=lane.tokens + chunk.tokens,
                 stats=chunk.stats,
                 finish_reason=chunk.finish_reason,

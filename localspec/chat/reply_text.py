@@ -20,12 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from localspec.backend import DraftedToken, DraftOutcome, Logprob, Message
-from localspec.chat.template import REPLACEMENT, ChatTemplate, Detokenizer
-from localspec.core import Round, TokenLogprob
+from localspec.backend import (
+    Backend,
+    DraftedToken,
+    DraftOutcome,
+    Logprob,
+    Message,
+    Request,
+    TurnStats,
+)
+from localspec.chat.context_room import limits_of
+from localspec.chat.detokenizer import REPLACEMENT, Detokenizer
+from localspec.chat.template import ChatTemplate
+from localspec.chat.thinking import Marks, Thoughts, num_begun
+from localspec.core import Round, Step, TokenLogprob
 from localspec.errors import RequestError
+from localspec.thought import ThoughtLimit
 
 LEAD = 8  # tokens of the prompt before a predicted reply
 MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text
@@ -35,12 +47,16 @@ MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text
 class Start:
     """prompt: all ids before the first new one. begun: those of the reply among them, at its end,
     which spell `text` and at most half a character more. source: of begun; None for a reply from
-    the start."""
+    the start. thinking: of begun, before its text. spelled: both with their marks. has_thought: the
+    prompt before begun opens a thought."""
 
     prompt: tuple[int, ...]
     begun: tuple[int, ...] = ()
     text: str = ""
     source: Literal["tokens", "text"] | None = None
+    thinking: str = ""
+    spelled: str = ""
+    has_thought: bool = False
 
 
 def start_of(
@@ -49,17 +65,25 @@ def start_of(
     continues: bool,
     begun_tokens: Sequence[int] = (),
     tools: Sequence[Mapping[str, Any]] = (),
+    thinks: bool | None = None,
 ) -> Start:
     """continues: the last message is a reply to be continued. Raises RequestError."""
+    asked = messages[:-1] if continues else messages
+    prompt = tuple(template.render(asked, tools, thinks))
+    has_thought = template.has_begun_thought(prompt)
     if not continues:
-        return Start(tuple(template.render(messages, tools)))
-    assert messages[-1].role == "assistant", "only a reply can be continued"
-    text, prompt = messages[-1].content, tuple(template.render(messages[:-1], tools))
-    known = _spelling(template, text, tuple(begun_tokens))
-    if known is not None:
-        return Start((*prompt, *known), known, text, "tokens")
-    begun = tuple(template.encode_reply(text))
-    return Start((*prompt, *begun), begun, text, "text")
+        return Start(prompt, has_thought=has_thought)
+    reply = messages[-1]
+    assert reply.role == "assistant", "only a reply can be continued"
+    found = _spelling(template, reply, tuple(begun_tokens), has_thought)
+    source: Literal["tokens", "text"] = "tokens"
+    if found is None:
+        begun = tuple(template.encode_reply(reply.content, reply.thinking, has_thought))
+        found, source = (begun, template.spelled(begun)), "text"
+    begun, spelled = found
+    return Start(
+        (*prompt, *begun), begun, reply.content, source, reply.thinking, spelled, has_thought
+    )
 
 
 def raw_start(template: ChatTemplate, text: str) -> Start:
@@ -76,13 +100,20 @@ def predicted(template: ChatTemplate, start: Start, text: str) -> tuple[int, ...
     return (*start.prompt[-LEAD:], *template.encode_reply(text)) if text else ()
 
 
-def _spelling(template: ChatTemplate, text: str, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The longest prefix of these ids that spells the text and at most half a character more; None
-    where there is none."""
+def _spelling(
+    template: ChatTemplate, reply: Message, tokens: tuple[int, ...], has_thought: bool
+) -> tuple[tuple[int, ...], str] | None:
+    """The longest prefix of these ids that spells the reply and at most half a character more, and
+    what it spells without that; None where there is none."""
+    wanted = reply.thinking + reply.content
     for num in range(len(tokens), max(0, len(tokens) - MAX_CUT_TOKENS - 1), -1):
-        spelled = template.decode(tokens[:num])
-        if spelled.startswith(text) and not spelled[len(text) :].strip(REPLACEMENT):
-            return tokens[:num]
+        spelled = template.spelled(tokens[:num])
+        both = Thoughts(template.marks, has_thought).begin(spelled)
+        whole = "".join(both)
+        if not whole.startswith(wanted) or whole[len(wanted) :].strip(REPLACEMENT):
+            continue
+        if both[0].startswith(reply.thinking):
+            return tokens[:num], spelled[: len(spelled) - len(whole) + len(wanted)]
     return None
 
 
@@ -123,37 +154,70 @@ class StopStrings:
         return max((num_begun(text, stop) for stop in self._stops), default=0)
 
 
-def num_begun(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+class Said(NamedTuple):
+    """New characters of a reply. lengths: of thinking and text, by each token that belongs to the
+    reply. num_thinking_tokens: of them."""
+
+    thinking: str
+    text: str
+    lengths: tuple[int, ...] = ()
+    num_thinking_tokens: int = 0
 
 
 class ReplyText:
-    """The text of one reply, cut at a stop string."""
+    """What one reply thinks and says. A stop string ends the reply, but no thought. marks: None
+    where all of it is text."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], start: Start) -> None:
-        detokenizer.begin(start.begun, start.text)
+    def __init__(
+        self, detokenizer: Detokenizer, stops: tuple[str, ...], start: Start, marks: Marks | None
+    ) -> None:
+        detokenizer.begin(start.begun, start.spelled)
         self._detokenizer = detokenizer
+        self._thoughts = Thoughts(marks, start.has_thought)
+        self._thoughts.begin(start.spelled)
         self._stops = StopStrings(stops, start.text)
         self.is_stopped = False
 
-    def push(self, tokens: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-        """(text to show, characters of it by each token that belongs to the reply)."""
-        shown, lengths = "", list[int]()
+    @property
+    def is_thinking(self) -> bool:
+        return self._thoughts.is_open
+
+    @property
+    def may_think(self) -> bool:
+        return not self._thoughts.has_answer
+
+    def push(self, tokens: Sequence[int], num_forced: int = 0) -> Said:
+        """num_forced: of the tokens, those at the end that are not the model's."""
+        found = [Said("", "")]
         for token in tokens:
-            text, self.is_stopped = self._stops.push(self._detokenizer.push(token))
-            shown += text
-            lengths.append(len(text))
+            found.append(self._said(self._detokenizer.push(token)))
             if self.is_stopped:
                 break
-        return shown, tuple(lengths)
+        lengths = tuple(len(one.thinking) + len(one.text) for one in found[1:])
+        return Said(
+            "".join(one.thinking for one in found),
+            "".join(one.text for one in found),
+            lengths,
+            sum(one.num_thinking_tokens for one in found[: len(tokens) - num_forced + 1]),
+        )
 
-    def flush(self) -> str:
+    def flush(self) -> Said:
         if self.is_stopped:
-            return ""
-        shown, self.is_stopped = self._stops.push(self._detokenizer.flush())
-        return shown if self.is_stopped else shown + self._stops.flush()
+            return Said("", "")
+        thinking, text, *_ = self._said(self._detokenizer.flush())
+        if self.is_stopped:
+            return Said(thinking, text)
+        thought, answer = self._thoughts.flush()
+        shown, self.is_stopped = self._stops.push(answer)
+        rest = "" if self.is_stopped else self._stops.flush()
+        return Said(thinking + thought, text + shown + rest)
+
+    def _said(self, characters: str) -> Said:
+        """Of one token."""
+        was_thinking = self._thoughts.is_open
+        thinking, answer = self._thoughts.push(characters)
+        text, self.is_stopped = self._stops.push(answer)
+        return Said(thinking, text, (), int(was_thinking and self._thoughts.is_open))
 
 
 class TokenTexts:
@@ -233,3 +297,75 @@ def shortened(found: Round, count: int) -> Round:
         lenient=lenient,
         logprobs=found.logprobs[:count],
     )
+
+
+def start_for(template: ChatTemplate, request: Request) -> Start:
+    """Without a thought that the prompt opens, where none is wanted. Raises RequestError."""
+    if request.is_raw:
+        return raw_start(template, request.messages[0].content)
+    start = start_of(
+        template,
+        request.messages,
+        request.continues,
+        request.begun_tokens,
+        request.tools,
+        request.thinks,
+    )
+    limit = template.thought_limit
+    if request.thinks is not False or not start.has_thought or start.begun or limit is None:
+        return start
+    return replace(start, prompt=(*start.prompt, *limit.closing), has_thought=False)
+
+
+def thought_limit_of(
+    template: ChatTemplate, request: Request, start: Start, text: ReplyText
+) -> ThoughtLimit | None:
+    """None where no thought can come, or is known by its text alone."""
+    limit = template.thought_limit
+    if limit is None or not text.may_think:
+        return None
+    limit = replace(limit, budget=request.thinking_budget)
+    if not text.is_thinking:
+        return limit
+    num_marks = 0 if start.has_thought else len(limit.opening)
+    return replace(limit, num_begun=max(0, len(start.begun) - num_marks))
+
+
+def with_thought(stats: TurnStats, said: Said, step: Step) -> TurnStats:
+    if not said.num_thinking_tokens:
+        return stats
+    return replace(
+        stats,
+        num_thinking_tokens=stats.num_thinking_tokens + said.num_thinking_tokens,
+        thinking_ms=stats.thinking_ms + step.round_ms,
+    )
+
+
+def limited(
+    backend: Backend,
+    template: ChatTemplate,
+    request: Request,
+    start: Start,
+    text: ReplyText,
+    context_length: int,
+) -> Request:
+    """The request with limits that the context has room for. Raises ContextOverflow."""
+    budget = 0 if request.thinks is False else request.thinking_budget
+    request = replace(request, thinking_budget=budget if text.may_think else None)
+    num_marks = template.num_mark_tokens
+    limits = limits_of(backend, request, len(start.prompt), context_length, num_marks)
+    max_tokens, budget = limits.max_tokens, limits.thinking_budget
+    if template.thinks and template.thought_limit is None:  # known by their text alone
+        max_tokens += budget or 0
+    return replace(request, max_tokens=max_tokens, thinking_budget=budget)
+
+
+def refuse_unknown_tokens(prompt: Sequence[int], num_known: int, template: ChatTemplate) -> None:
+    """On a GPU a token without an embedding would end the process. Raises RequestError."""
+    unknown = next((token for token in prompt if token >= num_known), None)
+    if unknown is not None:
+        raise RequestError(
+            f"The model's tokenizer makes token {unknown} of this text, and the model has "
+            f"embeddings for {num_known} tokens only: its files do not belong together. Leave out "
+            f"{template.decode([unknown])!r}, or fetch the model again."
+        )

@@ -19,6 +19,7 @@ from functools import partial
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
+from localspec.chat.context_room import check_servable
 from localspec.chat.importing import read_conversations
 from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
@@ -33,7 +34,6 @@ from localspec.chat.turn import (
     ShownMessage,
     Status,
     TurnView,
-    check_servable,
     clean,
     decided,
     prompt_messages,

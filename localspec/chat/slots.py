@@ -80,7 +80,6 @@ class Turn:
 
     request: Request
     start: Start
-    max_tokens: int
     text: ReplyText
     grammar: Grammar | None
     started_s: float

@@ -22,15 +22,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Message
+from localspec.chat.detokenizer import Detokenizer
+from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.errors import ModelError, RequestError, first_line
 from localspec.files import read_json
+from localspec.thought import ThoughtLimit
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 PRIVATE_USE = range(0xE000, 0xF900)
 PROBE = "localspec"
+LAST = 16  # tokens of a prompt that show whether it opens a thought
+NONE_SWITCHED: Mapping[str, bool] = {}
 # Of a text that goes on as it stands: what a base model was trained to do.
 CONTINUED = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -68,6 +72,14 @@ class ChatTemplate:
             if token.content.strip() and token.content in self._source
         }
         self._aliased: _AliasedEncoder | None = None
+        known = None if self.is_raw else marks_in(self._source, (t.content for t in added.values()))
+        self.thinks = known is not None
+        self.marks = None if self.is_raw else known or THINK
+        marks = self.marks.all if self.marks else ""
+        self._spelled = {i: text for i, text in self._special.items() if text in marks}
+        self._switch = self._found_switch()
+        # How thoughts are told by tokens; None where a mark is no token of its own.
+        self.thought_limit = self._found_limit()
         self.end_ids: frozenset[int] = frozenset(end_ids) | self._ends_of_the_template()
 
     @classmethod
@@ -87,10 +99,14 @@ class ChatTemplate:
         return cls(tokenizer, end_ids_of_folder(folder), is_raw)
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinks: bool | None = None,
     ) -> list[int]:
-        """Ids of the conversation and the beginning of the reply. Raises RequestError where the
-        template refuses the conversation, knows no tools, or a text cannot be encoded."""
+        """Ids of the conversation and the beginning of the reply. thinks: what the template is
+        told, where it has a switch. Raises RequestError where the template refuses the
+        conversation, knows no tools, or a text cannot be encoded."""
         if "tools" not in self._source and (tools or any(one.role == "tool" for one in messages)):
             raise RequestError(
                 "This model's chat format knows no tools. Load a model that was trained to call "
@@ -98,20 +114,27 @@ class ChatTemplate:
             )
         texts = [message.content for message in messages]
         texts += [call.arguments for message in messages for call in message.tool_calls]
+        texts += [message.thinking for message in messages]
         shield = _Shield([*texts, json.dumps(tools, ensure_ascii=False)], self._source)
         shielded = [self._shield(message, shield) for message in messages]
         text = self._apply(
             shielded,
             add_generation_prompt=True,
             tools=[self._shielded_data(tool, shield) for tool in tools],
+            switched=self._switched(thinks),
         )
         return self._encode_shielded(text, shield)
 
-    def encode_reply(self, text: str) -> list[int]:
-        """Ids of a reply's text as it follows `render`; typed control tokens stay text."""
-        shield = _Shield([text], self._source)
-        reply = self._shield(Message("assistant", text), shield)
-        return self._encode_shielded(reply.content, shield)
+    def encode_reply(self, text: str, thinking: str = "", has_begun: bool = False) -> list[int]:
+        """Ids of a reply as it follows `render`; typed control tokens stay text. thinking: what was
+        thought before it, which goes on where there is no text. has_begun: the prompt opens it."""
+        shield = _Shield([text, thinking], self._source)
+        reply = self._shield(Message("assistant", text, thinking=thinking), shield)
+        if not thinking or self.marks is None:
+            return self._encode_shielded(reply.content, shield)
+        opened = "" if has_begun else f"{self.marks.open}\n"
+        closed = f"{self.marks.closing}{reply.content}" if text else ""
+        return self._encode_shielded(f"{opened}{reply.thinking}{closed}", shield)
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text without template; control-token text becomes control tokens."""
@@ -134,7 +157,57 @@ class ChatTemplate:
         return str(self._encoder.to_str())
 
     def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._encoder)
+        return Detokenizer(self._encoder, self._spelled)
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """As `decode`, with the marks of thoughts."""
+        return self.detokenizer().whole(tokens) if self._spelled else self.decode(tokens)
+
+    def has_begun_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether this prompt, of `render`, opens a thought that the reply goes on with."""
+        if self.marks is None:
+            return False
+        end = str(self._encoder.decode(list(prompt[-LAST:]), skip_special_tokens=False))
+        return end.rstrip().endswith(self.marks.open)
+
+    @property
+    def num_mark_tokens(self) -> int:
+        """Tokens around a thought that is ended early."""
+        limit = self.thought_limit
+        return 0 if limit is None else len(limit.opening) + len(limit.closing)
+
+    def _found_limit(self) -> ThoughtLimit | None:
+        added = self._encoder.get_added_tokens_decoder()
+        if self.marks is None:
+            return None
+        opening, close = (tuple(self._encode(m).ids) for m in (self.marks.open, self.marks.close))
+        if opening[0] not in added or close[0] not in added:
+            return None
+        return ThoughtLimit(opening, close[0], self._after_a_word(self.marks.closing))
+
+    def _after_a_word(self, text: str) -> tuple[int, ...]:
+        """Ids of a text within another one; at the beginning some tokenizers put a space."""
+        before, both = self._encode(PROBE).ids, self._encode(f"{PROBE}{text}").ids
+        return tuple(both[len(before) :])
+
+    def _found_switch(self) -> str | None:
+        """The name by which the template is told whether to think; None where it has none."""
+        asked = (Message("user", "Hello."),)
+        for name in SWITCHES:
+            if name not in self._source:
+                continue
+            try:
+                if (
+                    len({self._apply(asked, True, switched={name: on}) for on in (True, False)})
+                    == 2
+                ):
+                    return name
+            except RequestError:  # it refuses so short a conversation
+                continue
+        return None
+
+    def _switched(self, thinks: bool | None) -> dict[str, bool]:
+        return {} if thinks is None or self._switch is None else {self._switch: thinks}
 
     def _encode(self, text: str) -> Any:
         return self._encoder.encode(text, add_special_tokens=False)
@@ -144,13 +217,15 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool,
         tools: Sequence[Any] = (),
+        switched: Mapping[str, bool] = NONE_SWITCHED,
     ) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [_turn(message) for message in messages],
+                [turn_of(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) or None,
+                **switched,
             )
         except Exception as error:  # a template is a program: it may fail in any way
             raise RequestError(
@@ -168,7 +243,8 @@ class ChatTemplate:
             for call in message.tool_calls
         )
         content = self._hidden(message.content, controls, shield)
-        return replace(message, content=content, tool_calls=calls)
+        thinking = self._hidden(message.thinking, self._controls, shield)
+        return replace(message, content=content, tool_calls=calls, thinking=thinking)
 
     def _hidden(self, text: str, controls: Mapping[int, str], shield: _Shield) -> str:
         while spans := list(self._find(text, controls)):
@@ -231,23 +307,6 @@ class ChatTemplate:
         return frozenset(ends)
 
 
-def _turn(message: Message) -> dict[str, Any]:
-    """A message as chat templates take it."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        turn["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.call_id,
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.role == "tool":
-        turn |= {"tool_call_id": message.call_id, "name": message.name}
-    return turn
-
-
 class _Shield:
     """Private characters that stand for typed control-token text while the template runs."""
 
@@ -304,47 +363,6 @@ class _AliasedEncoder:
                 )
             tokens.append(token if original is None else original)
         return tokens
-
-
-class Detokenizer:
-    """Text of a growing reply, complete characters only.
-
-    All pushed and flushed text together equals the decoded whole. The tokens of the last piece are
-    decoded again with the next, because leading spaces depend on the tokens before.
-    """
-
-    def __init__(self, encoder: Tokenizer) -> None:
-        self._encoder = encoder
-        self._window: list[int] = []  # tokens of the piece shown last, then those not yet shown
-        self._num_shown = 0  # tokens of the window that are already shown
-        self._num_skipped = 0  # characters after those that are, too
-
-    def push(self, token: int) -> str:
-        """The characters that `token` completes, "" while one is still incomplete."""
-        self._window.append(token)
-        text = self._decode(self._window)
-        return "" if text.endswith(REPLACEMENT) else self._show(text)
-
-    def begin(self, tokens: Sequence[int], shown: str) -> None:
-        """Continue after these tokens, of which `shown` is the text shown."""
-        self._window, self._num_skipped = list(tokens), len(shown)
-
-    def flush(self) -> str:
-        """The rest at the end of the reply, half a character as U+FFFD."""
-        return self._show(self._decode(self._window))
-
-    def _show(self, text: str) -> str:
-        shown = self._decode(self._window[: self._num_shown])
-        new = text[len(shown) + self._num_skipped :]
-        self._num_skipped = 0
-        # Tokens without text (control tokens) must not displace the last one with text.
-        if new:
-            self._window = self._window[self._num_shown :]
-        self._num_shown = len(self._window)
-        return new
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._encoder.decode(tokens, skip_special_tokens=True))
 
 
 def end_ids_of_folder(folder: Path) -> frozenset[int]:

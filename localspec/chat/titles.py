@@ -73,6 +73,7 @@ class Titles:
             sampling=SamplingParams(temperature=0.0),
             max_tokens=MAX_TITLE_TOKENS,
             drafter=latest.settings.drafter,
+            thinks=False,
         )
 
         def write(backend: Backend, cancel: threading.Event) -> None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from localspec.backend import (
-    Backend,
     Chunk,
     Description,
     Message,
@@ -28,11 +27,9 @@ from localspec.backend import (
     Request,
     TurnStats,
 )
-from localspec.chat.context_room import max_tokens_of
 from localspec.chat.journal import PendingTurn
-from localspec.core import AUTO, OFF, TARGET, FinishReason, SamplingParams, Step
-from localspec.drafters.registry import label_of
-from localspec.errors import LocalspecError, RequestError
+from localspec.core import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
+from localspec.errors import LocalspecError
 from localspec.leniency import as_data
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
@@ -55,8 +52,8 @@ TurnPhase = Literal["queued", "loading", "prefill", "decode", "done"]
 class ReplySettings:
     """What the person chose for one reply. workload: a kind of text, AUTO to recognise it.
     checking: see workloads.decide. `decided` resolves both. num_left_out: oldest messages that the
-    person chose to leave out of the prompt. stop: texts that end the reply before them. max_tokens:
-    see Request."""
+    person chose to leave out of the prompt. stop: texts that end the reply before them. max_tokens,
+    thinks, thinking_budget: see Request."""
 
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = 512
@@ -68,6 +65,8 @@ class ReplySettings:
     first_num_draft_tokens: int | None = None
     num_left_out: int = 0
     stop: tuple[str, ...] = ()
+    thinks: bool | None = None
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ class TurnView:
     workload: str
     position: int = 0
     text: str = ""
+    thinking: str = ""
     stats: TurnStats | None = None
     rounds: tuple[Round, ...] = ()
     guesses: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -140,6 +140,7 @@ class ShownMessage:
     created_at_utc: str | None = None
     model: str | None = None
     is_edited: bool = False
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,13 @@ class Reply:
         self.fault: LocalspecError | None = None
         self.cancel = threading.Event()
         self.done = threading.Event()
-        self.view = TurnView("queued", time.monotonic(), settings.workload, text=pending.begun_text)
+        self.view = TurnView(
+            "queued",
+            time.monotonic(),
+            settings.workload,
+            text=pending.begun_text,
+            thinking=pending.begun_thinking,
+        )
         self.is_relieved: bool | None = None
         self.number = next(self.numbers)
         self._chunks: list[Chunk] = []
@@ -197,12 +204,13 @@ class Reply:
         rounds, guesses = view.rounds, view.guesses
         if chunk.step is not None and chunk.step.num_draft_tokens:
             guesses = _with_round(guesses, chunk.step)
-        if chunk.text or chunk.tokens:
+        if chunk.text or chunk.thinking or chunk.tokens:
             rounds = (*rounds, _round(chunk))
         self.view = replace(
             view,
             phase="decode" if chunk.phase == "done" else chunk.phase,
             text=view.text + chunk.text,
+            thinking=view.thinking + chunk.thinking,
             stats=chunk.stats,
             guesses=guesses,
             rounds=rounds,
@@ -210,6 +218,7 @@ class Reply:
             error=chunk.error,
         )
         self.pending.reply_text = self.view.text
+        self.pending.reply_thinking = self.view.thinking
         self._wake()
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
@@ -225,6 +234,7 @@ class Reply:
             finish_reason=reason,
             error=error,
             drafted=self._packed_tokens(),
+            thinking=self.view.thinking,
         )
         self._wake()
 
@@ -251,14 +261,16 @@ class Reply:
         lengths = tuple(length for chunk in rounds for length in chunk.lengths)
         has_all = len(lengths) == sum(len(chunk.tokens) for chunk in self._chunks)
         drafted = tuple(chunk.drafted for chunk in rounds)
-        start = len(self.pending.begun_text)
+        start = len(self.pending.begun_thinking) + len(self.pending.begun_text)
         return pack(TokenRecord(lengths if has_all else (), drafted, start))
 
 
 def _round(chunk: Chunk) -> Round:
-    makers = [name for name in chunk.provenance if name != TARGET]
+    makers = [name for name in chunk.provenance if name not in (TARGET, FORCED)]
     asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
-    return Round(chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF)
+    return Round(
+        chunk.thinking + chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF
+    )
 
 
 def _with_round(
@@ -295,11 +307,12 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: Pending
     """The request for the reply to the last message shown. Raises RequestError for a value out of
     range."""
     messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
-    if turn.begun_text:
-        messages = (*messages, Message("assistant", turn.begun_text))
+    if turn.has_begun:
+        begun = Message("assistant", turn.begun_text, thinking=turn.begun_thinking)
+        messages = (*messages, begun)
     return Request(
         messages=messages,
-        continues=bool(turn.begun_text),
+        continues=turn.has_begun,
         begun_tokens=turn.begun_tokens,
         sampling=settings.sampling,
         max_tokens=settings.max_tokens,
@@ -308,22 +321,9 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: Pending
         num_draft_tokens=settings.num_draft_tokens,
         first_num_draft_tokens=settings.first_num_draft_tokens,
         workload="" if settings.workload == AUTO else settings.workload,
+        thinks=settings.thinks,
+        thinking_budget=settings.thinking_budget,
     )
-
-
-def check_servable(backend: Backend, loaded: Description, request: Request) -> None:
-    """Raise RequestError or ContextOverflow, with the reason, for a request that cannot be
-    served."""
-    for drafter in loaded.drafters:
-        if drafter.name == request.drafter and not drafter.is_available:
-            named = label_of(drafter.name)
-            raise RequestError(
-                f"{named[:1].upper()}{named[1:]} cannot draft here: {drafter.reason}"
-            )
-    if request.is_raw:
-        return
-    num_prompt_tokens = backend.count_tokens(request.messages)
-    max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
 
 
 def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:
@@ -335,9 +335,8 @@ def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Mess
         if not text:
             continue
         if messages and messages[-1].role == message.role:
-            messages[-1] = Message(message.role, f"{messages[-1].content}\n\n{text}")
-        else:
-            messages.append(Message(message.role, text))
+            text = f"{messages.pop().content}\n\n{text}"
+        messages.append(Message(message.role, text, thinking=clean(message.thinking)))
     return tuple(messages)
 
 
@@ -368,6 +367,8 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         kernels=loaded.kernels if loaded else None,
         num_left_out=settings.num_left_out,
         stop=json.dumps(settings.stop) if settings.stop else None,
+        thinks=None if settings.thinks is None else int(settings.thinks),
+        thinking_budget=settings.thinking_budget,
     )
 
 

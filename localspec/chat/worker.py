@@ -347,7 +347,7 @@ class Worker:
                 reply.add(chunk)
                 now_s = time.monotonic()
                 due_s = checkpoint_s + checkpoint_every_s(now_s - started_s)
-                if reply.view.text and now_s >= due_s:
+                if (reply.view.text or reply.view.thinking) and now_s >= due_s:
                     self._journal.checkpoint(reply.pending)
                     checkpoint_s = now_s
         if reply.view.finish_reason is None:

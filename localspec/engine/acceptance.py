@@ -23,6 +23,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from localspec import core
 from localspec.core import SamplingParams
 
 MAX_POSITIONS = 16
@@ -42,6 +43,7 @@ TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
 CONFIDENCE_BINS = 12
 BIN_DISCOUNT = 0.995
 ALL_KINDS = ""  # no kind of text was named
+THINKING = "thinking"  # the kind of all thoughts, whatever is asked
 NEW_SUMS = ("silent_steps", "shipped")  # that earlier versions did not count
 SUMS = ("num_rounds", "tokens", "drafted", "steps", *NEW_SUMS)  # of Counts, besides the positions
 
@@ -52,6 +54,11 @@ class Situation(NamedTuple):
 
     bucket: int
     kind: str = ALL_KINDS
+
+
+def situation_in(sequence: core.Sequence, answering: Situation) -> Situation:
+    """That of a thought before the answer, else of the answer."""
+    return answering._replace(kind=THINKING) if sequence.parts.is_thinking else answering
 
 
 def temperature_bucket(temperature: float) -> int:

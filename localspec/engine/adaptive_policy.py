@@ -35,7 +35,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from localspec.core import ALONE, OFF, DraftPlan, Growth, Outcome, Sequence, Step
-from localspec.engine.acceptance import Situation
+from localspec.engine.acceptance import Situation, situation_in
 from localspec.engine.controller import Controller, Lesson
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.engine.options import (
@@ -79,7 +79,7 @@ class AdaptivePolicy:
         first_length: int | None = None,
     ) -> None:
         self._controller = controller
-        self._situation = situation
+        self._answering = self._situation = situation
         self._allowed = allowed
         self._may_be_off = may_be_off
         self._fixed_length = fixed_length
@@ -101,6 +101,7 @@ class AdaptivePolicy:
     # -- deciding ----------------------------------------------------------------------------
 
     def plan(self, sequence: Sequence) -> DraftPlan:
+        self._enter(situation_in(sequence, self._answering))
         self._until_weighed -= 1
         self._until_asked -= 1
         self._is_weighed = self._until_weighed < 0
@@ -120,6 +121,12 @@ class AdaptivePolicy:
         unasked = 0 if varies else self._period(self._controller.asking_ms)
         self._until_asked = min(MOST_UNASKED, unasked)
         return self._plan
+
+    def _enter(self, situation: Situation) -> None:
+        """What is accepted in a thought says little of the answer: weigh anew between them."""
+        if situation != self._situation:
+            self._situation, self._until_weighed = situation, 0
+            self._options.clear()
 
     def _decided(self, sequence: Sequence) -> DraftPlan:
         options = self._choose(sequence)

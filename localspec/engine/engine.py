@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 
 from localspec.core import (
+    FORCED,
     OFF,
     TARGET,
     Drafter,
@@ -46,6 +47,7 @@ from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 from localspec.forward.static import zero_beyond
+from localspec.thought import ThoughtLimit
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,22 @@ class Engine:
         num_logprobs: int | None = None,
         prediction: tuple[int, ...] = (),
         grammar: Grammar | None = None,
+        thought: ThoughtLimit | None = None,
     ) -> Sequence:
         """A turn's sequence with the noise of its seed, which only a greedy turn may lack."""
         is_fixed = sampling.seed is not None or sampling.temperature == 0.0
         assert is_fixed, "whoever makes a request draws its seed, so that it can be logged"
         noise = GumbelNoise(sampling.seed or 0, self.target.vocab_size, self.target.device)
         return Sequence(
-            prompt, sampling, max_tokens, end_ids, noise, num_logprobs, prediction, grammar
+            prompt,
+            sampling,
+            max_tokens,
+            end_ids,
+            noise,
+            num_logprobs,
+            prediction,
+            grammar,
+            thought,
         )
 
     def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
@@ -149,9 +160,31 @@ class Engine:
             self.drafters[plan.drafter].observe(sequence, outcome)
         learning_ms = 1000.0 * (perf_counter() - times.ended)
         found = _yielded(plan, outcome, kept, learning_ms)
-        if sequence.num_logprobs is None:
+        if sequence.num_logprobs is not None:
+            found = replace(found, logprobs=logprobs_of(outcome, kept, sequence.num_logprobs))
+        return (yield from self._with_closed_thought(sequence, found))
+
+    def _with_closed_thought(
+        self, sequence: Sequence, found: Round
+    ) -> Generator[Rows, Forwarded, Round]:
+        """End a thought that has reached its budget. The tokens that do so belong to the round; no
+        policy learns from them."""
+        closing = sequence.parts.closing(len(sequence.tokens))
+        sequence.tokens += closing
+        if not closing:
             return found
-        return replace(found, logprobs=logprobs_of(outcome, kept, sequence.num_logprobs))
+        read = yield from self.read(sequence, threading.Event())
+        step = replace(
+            found.step,
+            num_output_tokens=found.step.num_output_tokens + len(closing),
+            verify_ms=found.step.verify_ms + read.prefill_ms,
+        )
+        return replace(
+            found,
+            tokens=(*found.tokens, *closing),
+            provenance=found.provenance + (FORCED,) * len(closing),
+            step=step,
+        )
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, nor past the end of the context."""

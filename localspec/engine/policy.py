@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localspec.core import AUTO, OFF, DraftPlan, Outcome, Policy, SamplingParams, Sequence
-from localspec.engine.acceptance import ALL_KINDS, Situation, bucket_of
+from localspec.engine.acceptance import ALL_KINDS, Situation, bucket_of, situation_in
 from localspec.engine.adaptive_policy import AdaptivePolicy
 from localspec.engine.controller import Controller, Lesson
 
@@ -44,10 +44,11 @@ class FixedPolicy:
 
     def __init__(self, controller: Controller, situation: Situation, plan: DraftPlan) -> None:
         self._controller = controller
-        self._situation = situation
+        self._answering = self._situation = situation
         self._plan = plan
 
     def plan(self, sequence: Sequence) -> DraftPlan:
+        self._situation = situation_in(sequence, self._answering)
         if self._plan.drafter == OFF:
             return self._plan
         signal = self._controller.drafters[self._plan.drafter].signal(sequence)

@@ -23,7 +23,7 @@ from localspec.errors import RequestError, StoreError
 from localspec.record import queries, search
 from localspec.record.connection import SharedConnection, Tables, missing
 from localspec.record.kept_settings import Settings, written
-from localspec.record.rows import MessageState, message_from, now, text_columns
+from localspec.record.rows import MessageState, clean, message_from, now, text_columns
 from localspec.record.unlogged import UnloggedTexts
 
 MAX_SNIPPETS = 500
@@ -59,6 +59,7 @@ class ImportedMessage:
     created_at_utc: str | None = None
     model: str | None = None
     is_edited: bool = False
+    thinking: str | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,7 @@ def _insert(tables: Tables, imported: ImportedConversation) -> int:
             "created_at_utc": message.created_at_utc or now(),
             "model": message.model,
             "is_edited": int(message.is_edited),
+            "thinking": message.thinking and clean(message.thinking),
         }
         ids.append(tables.insert("message", columns))
     tip = ids[-1 if imported.tip is None else imported.tip]

@@ -9,6 +9,7 @@ null, or a dash.
               conversation, message (parents first, all branches), turn (with tokens, provenance
               and steps); texts are exact. Conversations can be imported from it
     markdown  a report for people (markdown)
+    All of them have what a model thought apart from its reply, under "thinking".
     sqlite    the database itself
 
 Not here: SQL. Formula rule: OWASP, "CSV injection".
@@ -60,7 +61,7 @@ CSV_COLUMNS = (
     *(one.name for one in fields(TurnSettings)),
     *STATS_COLUMNS,
     *MACHINE_COLUMNS,
-    "prompt", "reply",
+    "prompt", "thinking", "reply",
 )  # fmt: skip
 
 
@@ -147,6 +148,7 @@ def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
             **{name: session[name] for name in MACHINE_COLUMNS},
             "conversation_title": titles[turn["conversation_id"]],
             "prompt": asked,
+            "thinking": reply.thinking,
             "reply": reply.text,
         }
 

@@ -126,10 +126,19 @@ def _message_lines(message: StoredMessage, turn: Mapping[str, Any] | None) -> It
     state = "" if message.state == "complete" else f", {message.state}"
     yield f"### {SPEAKERS[message.role]}{number}{state}{_leniency(turn)}"
     yield ""
+    if message.thinking:
+        yield "Thought, which is no part of the reply:"
+        yield ""
+        yield from _quoted(message.thinking, "> > ")
+        yield "Reply:"
+        yield ""
+    yield from _quoted(message.text, "> ")
+
+
+def _quoted(text: str, sign: str) -> Iterator[str]:
     # A lone CR ends a line in Markdown too and would leave the quote.
-    text = clean(message.text).replace("\r\n", "\n").replace("\r", "\n")
-    for line in text.split("\n"):
-        yield f"> {line}".rstrip()
+    for line in clean(text).replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        yield f"{sign}{line}".rstrip()
     yield ""
 
 

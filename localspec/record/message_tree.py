@@ -20,7 +20,7 @@ from localspec.record.rows import json_column, now
 from localspec.record.unlogged import UnloggedTexts
 
 COPIED = ("role", "text", "text_exact", "state", "created_at_utc", "is_logged", "model",
-          "is_edited")  # fmt: skip
+          "is_edited", "thinking")  # fmt: skip
 
 
 class MessageTree:
@@ -118,7 +118,8 @@ class MessageTree:
                 "message", {**row, **place, "state": state}
             )
             if message["id"] in self._unlogged.texts:
-                self._unlogged.texts[made] = self._unlogged.texts[message["id"]]
+                kept = self._unlogged
+                kept.keep(made, kept.texts[message["id"]], kept.thoughts.get(message["id"], ""))
         return copies
 
 

@@ -165,8 +165,10 @@ INSERT INTO calibration (key, state, updated_at_utc) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET state = excluded.state, updated_at_utc = excluded.updated_at_utc
 """
 
-# text, text_exact, id
-CHECKPOINT = "UPDATE message SET text = ?, text_exact = ? WHERE id = ? AND state = 'draft'"
+# text, text_exact, thinking, id
+CHECKPOINT = """
+UPDATE message SET text = ?, text_exact = ?, thinking = ? WHERE id = ? AND state = 'draft'
+"""
 
 INTERRUPT = "UPDATE message SET state = 'interrupted' WHERE state = 'draft'"
 

@@ -36,7 +36,7 @@ STATS_COLUMNS = (
     "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
     "tokens_per_second", "speedup", "decode_speedup", "no_speedup", "ttft_ms", "prefill_ms",
     "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms", "energy_joules",
-    "prompt_fingerprint", "continued_from", "drafted_by",
+    "prompt_fingerprint", "continued_from", "num_thinking_tokens", "thinking_ms", "drafted_by",
 )  # fmt: skip
 STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
@@ -90,6 +90,8 @@ class TurnSettings:
     kernels: str | None = None
     num_left_out: int | None = None  # oldest messages that the prompt was made without
     stop: str | None = None  # stop strings as a JSON list; None: none
+    thinks: int | None = None  # 1: told to, 0: told not to
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
@@ -101,7 +103,7 @@ class TurnSettings:
 @dataclass(frozen=True)
 class StoredMessage:
     """One node of a conversation's tree. parent_id: None for a first message. model: that wrote it;
-    is_edited: a person rewrote the reply."""
+    is_edited: a person rewrote the reply. thinking: what the model thought before it."""
 
     id: int
     conversation_id: int
@@ -113,6 +115,7 @@ class StoredMessage:
     is_logged: bool = True  # False: its text was not to be written
     model: str | None = None
     is_edited: bool = False
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class ContinuedReply:
 
     message_id: int
     text: str
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,8 +166,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """How a turn ended. text: the whole reply. token_ids, provenance: of its new part. drafted:
-    what its rounds proposed, packed (record.drafted)."""
+    """How a turn ended. text, thinking: of the whole reply. token_ids, provenance: of its new part.
+    drafted: what its rounds proposed, packed (record.drafted)."""
 
     text: str
     token_ids: Sequence[int]
@@ -173,6 +177,7 @@ class TurnEnd:
     finish_reason: str
     error: str | None = None
     drafted: bytes | None = None
+    thinking: str = ""
 
 
 def now() -> str:
@@ -202,7 +207,8 @@ def message_from(row: Mapping[str, Any]) -> StoredMessage:
     exact = json_column(row["text_exact"])
     text = exact if isinstance(exact, str) else row["text"]
     flags = {"is_logged": bool(row["is_logged"]), "is_edited": bool(row["is_edited"])}
-    return StoredMessage(**{**fields, **flags, "text": text})
+    texts = {"text": text, "thinking": row["thinking"] or ""}
+    return StoredMessage(**{**fields, **flags, **texts})
 
 
 def conversation_from(row: Mapping[str, Any]) -> Conversation:

@@ -270,6 +270,23 @@ def m015_short_replies(db: Database) -> None:
         db.conn.execute(statement)
 
 
+# `thinking`: what the model thought before the reply; NULL where it did not.
+THOUGHTS = (
+    "ALTER TABLE message ADD COLUMN thinking TEXT",
+    "ALTER TABLE turn ADD COLUMN thinks INTEGER CHECK (thinks IN (0, 1))",
+    "ALTER TABLE turn ADD COLUMN thinking_budget INTEGER",
+    "ALTER TABLE turn ADD COLUMN num_thinking_tokens INTEGER",
+    "ALTER TABLE turn ADD COLUMN thinking_ms REAL",
+)
+
+
+@MIGRATIONS()
+def m016_thoughts(db: Database) -> None:
+    """What a model thinks is apart from what it says."""
+    for statement in THOUGHTS:
+        db.conn.execute(statement)
+
+
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""
     with closing(Database(memory=True, execute_plugins=False)) as empty:

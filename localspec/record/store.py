@@ -174,8 +174,7 @@ class Store:
         text: str,
         **more: str | int | None,
     ) -> int:
-        """Commit a complete message and make it the conversation's tip; its id. more: values of
-        further columns, or state."""
+        """Commit a message and make it the conversation's tip; its id. more: further columns."""
         with self._db.writing() as tables:
             made = self._insert(tables, conversation_id, parent_id, role, text, "complete", more)
         self._unlogged.keep(made, text)
@@ -206,12 +205,11 @@ class Store:
     ) -> Turn:
         """Insert a reply in state draft, unless it has its place (reply_id) already, and the turn
         that will fill it. continued: the reply that it begins with."""
-        text = "" if continued is None else continued.text
-        prompt = settings.system_prompt
+        text, thinking = ("", "") if continued is None else (continued.text, continued.thinking)
+        place, more = (conversation_id, parent_id), {"thinking": thinking}
         written = settings if self.logs_text else replace(settings, system_prompt=None, stop=None)
         with self._db.writing() as tables:
-            place = conversation_id, parent_id
-            message_id = reply_id or self._insert(tables, *place, "assistant", text, "draft", {})
+            message_id = reply_id or self._insert(tables, *place, "assistant", text, "draft", more)
             tables.update("message", message_id, {"model": settings.model})
             row = {
                 "session_id": session_id,
@@ -223,16 +221,17 @@ class Store:
             }
             tables.update("conversation", conversation_id, {"system_prompt": written.system_prompt})
             turn = Turn(tables.insert("turn", row), message_id)
-        self._unlogged.keep(message_id, text)
-        self._unlogged.keep_prompt(conversation_id, prompt)
+        self._unlogged.keep(message_id, text, thinking)
+        self._unlogged.keep_prompt(conversation_id, settings.system_prompt)
         return turn
 
-    def checkpoint_reply(self, message_id: int, text: str) -> None:
+    def checkpoint_reply(self, message_id: int, text: str, thinking: str = "") -> None:
         """Save the reply so far. A caller may continue after a StoreError."""
-        self._unlogged.keep(message_id, text)
+        self._unlogged.keep(message_id, text, thinking)
         if self.logs_text:
+            columns = (*text_columns(text).values(), clean(thinking) or None)
             with self._db.writing(CHECKPOINT_WAIT_MS) as tables:
-                tables.execute(queries.CHECKPOINT, *text_columns(text).values(), message_id)
+                tables.execute(queries.CHECKPOINT, *columns, message_id)
 
     def finish_turn(self, turn: Turn, end: TurnEnd) -> None:
         """Record the end of a turn, whatever it was. Calling it again replaces what it wrote."""
@@ -248,7 +247,8 @@ class Store:
         }
         state = STATE_AFTER.get(end.finish_reason, "complete")
         with self._db.writing() as tables:
-            tables.update("message", turn.message_id, {**self._columns(end.text), "state": state})
+            row_of_reply = {**self._columns(end.text, end.thinking), "state": state}
+            tables.update("message", turn.message_id, row_of_reply)
             tables.update("turn", turn.turn_id, row)
             tables.execute("DELETE FROM step WHERE turn_id = ?", turn.turn_id)
             for n, step in enumerate(end.steps):
@@ -384,15 +384,16 @@ class Store:
             "conversation_id": conversation_id,
             "parent_id": parent_id,
             "role": role,
-            **self._columns(text),
             "state": state,
             "created_at_utc": now(),
             **more,
+            **self._columns(text, more.get("thinking")),
         }
         message_id = tables.insert("message", row)
         tables.update("conversation", conversation_id, {"tip_message_id": message_id})
         return message_id
 
-    def _columns(self, text: str) -> dict[str, object]:
-        """The columns of a text, empty where it is not to be written."""
-        return {**text_columns(text if self.logs_text else ""), "is_logged": int(self.logs_text)}
+    def _columns(self, text: str, thinking: object = None) -> dict[str, object]:
+        """The columns of a text and its thought, empty where it is not to be written."""
+        said, thought = (text, thinking or None) if self.logs_text else ("", None)
+        return {**text_columns(said), "thinking": thought, "is_logged": int(self.logs_text)}

@@ -19,21 +19,23 @@ Kept = TypeVar("Kept")
 
 @dataclass
 class UnloggedTexts:
-    """texts, ends (for tokens and drafts): by message id. titles, system_prompts: by conversation
-    id. Single assignments and look-ups only, which are safe between threads."""
+    """texts, thoughts, ends (for tokens and drafts): by message id. titles, system_prompts: by
+    conversation id. Single assignments and look-ups only, which are safe between threads."""
 
     is_on: bool = False
     texts: dict[int, str] = field(default_factory=dict)
+    thoughts: dict[int, str] = field(default_factory=dict)
     ends: dict[int, TurnEnd] = field(default_factory=dict)
     titles: dict[int, str] = field(default_factory=dict)
     system_prompts: dict[int, str | None] = field(default_factory=dict)
 
-    def keep(self, message_id: int, text: str) -> None:
+    def keep(self, message_id: int, text: str, thinking: str = "") -> None:
         """Keep a text that was not written; drop one that now was."""
         self._set(self.texts, message_id, text)
+        self._set(self.thoughts, message_id, thinking)
 
     def keep_end(self, message_id: int, end: TurnEnd) -> None:
-        self._set(self.texts, message_id, end.text)
+        self.keep(message_id, end.text, end.thinking)
         self._set(self.ends, message_id, end)
 
     def keep_title(self, conversation_id: int, title: str) -> None:
@@ -50,7 +52,9 @@ class UnloggedTexts:
 
     def filled(self, message: StoredMessage) -> StoredMessage:
         text = self.texts.get(message.id)
-        return message if text is None else replace(message, text=text)
+        if text is None:
+            return message
+        return replace(message, text=text, thinking=self.thoughts.get(message.id, ""))
 
     def named(self, conversation: Conversation) -> Conversation:
         title = self.titles.get(conversation.id, conversation.title)

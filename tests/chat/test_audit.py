@@ -38,6 +38,8 @@ ROW: dict[str, Any] = {
     "kernels": None,
     "target_fingerprint": None,
     "prompt_fingerprint": None,
+    "thinks": None,
+    "thinking_budget": None,
 }
 HELLO = (Message("user", "hello"),)
 GO = threading.Event()

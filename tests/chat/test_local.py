@@ -13,9 +13,9 @@ import torch
 from localspec import core
 from localspec.backend import Chunk, DrafterStatus, Message, Request
 from localspec.build_drafters import slot_beside
+from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.slots import Slot
-from localspec.chat.template import Detokenizer
 from localspec.core import AUTO, OFF, TARGET, DraftPlan, Outcome, Proposal, SamplingParams, chain
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
@@ -43,8 +43,20 @@ class _Template:
     """One token for each character; the end of text is token 0."""
 
     end_ids = frozenset({END})
+    thinks = False
+    marks = None
+    thought_limit = None
+    num_mark_tokens = 0
 
-    def render(self, messages: tuple[Message, ...], tools: object = ()) -> list[int]:
+    def spelled(self, tokens: Sequence[int]) -> str:
+        return self.decode(tokens)
+
+    def has_begun_thought(self, prompt: object) -> bool:
+        return False
+
+    def render(
+        self, messages: tuple[Message, ...], tools: object = (), thinks: bool | None = None
+    ) -> list[int]:
         return [SAY[c] for message in messages for c in message.content]
 
     def decode(self, tokens: Sequence[int]) -> str:

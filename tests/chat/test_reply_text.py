@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.reply_text import StopStrings, TokenTexts, drafted_tokens
-from localspec.chat.template import Detokenizer
 from localspec.core import TARGET, Proposal, Round, Step, Verdict, chain
 from localspec.errors import RequestError
 

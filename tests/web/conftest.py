@@ -22,6 +22,7 @@ from tests import waiting
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web import witness
 
+THOUGHT = "They ask about **drafts**, and <b>this</b> is `code`."
 TOKEN = "a-token-of-this-launch"
 WAIT_MS = 30_000
 VIEWPORT = {"width": 1280, "height": 850}
@@ -50,6 +51,8 @@ def scripted_reply(request: Request) -> str:
     asked = request.messages[-1].content
     if "xss" in asked:
         return XSS
+    if "ponder" in asked:
+        return f"<think>\n{THOUGHT}\n</think>\n\n{REPLY}"
     if "echo" in asked:
         return asked
     return 20 * REPLY if "endless" in asked else REPLY

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 from localspec.backend import DraftedToken
 from localspec.chat.service import TokenRecord
-from localspec.core import OFF, TARGET
+from localspec.core import FORCED, OFF, TARGET
 from localspec.drafters.registry import REGISTRY, label_of
 
-Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain"]
+Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "forced"]
 
 # In the order of the legend: name, what it means.
 KINDS: Mapping[Kind, tuple[str, str]] = {
@@ -34,6 +34,7 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
     "corrected": ("corrected", "the model's own, in the place of a guess it refused"),
     "bonus": ("bonus", "the model's own, after guesses that were all right"),
     "plain": ("no draft", "the model's own, in a step without guesses"),
+    "forced": ("ended", "not the model's: it ends the thinking at its budget"),
 }
 
 
@@ -147,8 +148,8 @@ def _tokens(
     accepted = iter([one for one in drafted or () if one.outcome == "accepted"])
     found = []
     for source in sources:
-        if source == TARGET:
-            kind = _target_kind(step, drafted)
+        if source in (TARGET, FORCED):
+            kind = "forced" if source == FORCED else _target_kind(step, drafted)
             found.append(ShownToken(kind, number, TARGET))
             continue
         one = next(accepted, None)

@@ -216,6 +216,7 @@ for (const kind of ["keydown", "click"]) {
 const MARKS = /\u2063/g;
 const BOXES = [[/☐\u2063/g, "[ ]"], [/☑\u2063/g, "[x]"]]; // as plain_markdown.py writes them
 const bare = (text) => BOXES.reduce((so, [box, written]) => so.replace(box, written), text).replace(MARKS, "");
+const THOUGHT = /\u2063\u2063[^]*?\u2063\u2063\s*/g; // its title and its text, as messages.py marks them
 const NOTES = /\n?<p class="ls-(?:footer|error|lenient|own)">[^]*?<\/p>/g;
 let isMessageCopied = false;
 
@@ -227,7 +228,7 @@ document.addEventListener(
 if (navigator.clipboard) {
   const writeText = navigator.clipboard.writeText.bind(navigator.clipboard);
   navigator.clipboard.writeText = (text) =>
-    writeText(bare(isMessageCopied ? text.replace(NOTES, "") : text));
+    writeText(bare(isMessageCopied ? text.replace(THOUGHT, "").replace(NOTES, "") : text));
 }
 document.addEventListener("copy", (event) => {
   const text = String(getSelection());

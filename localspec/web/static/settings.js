@@ -92,6 +92,7 @@ onNews("panel", (told) => {
   );
   byId("ls-prompts").disabled = !names.length;
   for (const radio of form().querySelectorAll(".ls-way:not(.ls-always) input")) drawWay(radio);
+  byId("ls-thinking").hidden = !panel.thinks;
   byId("ls-kernels").textContent = panel.kernels ?? (panel.is_loaded ? "one kind only" : "not known yet");
   const model = panel.model?.split(/[\\/]/).pop();
   byId("ls-defaults-of").textContent = model ? `Defaults of ${model}${panel.has_defaults ? "" : ": as shipped"}` : "";

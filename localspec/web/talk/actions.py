@@ -61,8 +61,14 @@ def actions_html(place: Place) -> str:
     if place.message.message_id is None:
         return ""
     able = [action for action in ACTIONS if action.applies(place)]
-    links = [link(one.label, place.message.message_id, one.name, "ls-act") for one in able]
+    links = [link(_label(one, place), place.message.message_id, one.name, "ls-act") for one in able]
     return f'<span class="ls-acts">{"".join(links)}</span>'
+
+
+def _label(action: Action, place: Place) -> str:
+    """Copying leaves out what the model thought, and says so."""
+    is_part = action.name == "copy" and place.message.thinking
+    return "Copy without the thinking" if is_part else action.label
 
 
 def link(words: str, message_id: int, name: str, kind: str = "") -> str:

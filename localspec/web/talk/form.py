@@ -28,6 +28,8 @@ from localspec.leniency import THRESHOLD
 from localspec.web.live import capital, labelled
 from localspec.workloads import AS_SET, EXACT
 
+THINKING_BUDGET = 2048
+THINKS = {"on": True, "off": False}  # else as the model does by itself
 LENIENT = "lenient"  # of the checking field: by the rule of its own field
 RULES = (
     (THRESHOLD, "guesses that are sure enough"),
@@ -56,6 +58,8 @@ class Form:
     checking: str = AS_SET
     lenient_rule: str = THRESHOLD
     stop: str = ""
+    thinking: str = AUTO
+    thinking_budget: str = str(THINKING_BUDGET)
 
     @classmethod
     def of(cls, kept: Mapping[str, str]) -> Form:
@@ -98,6 +102,8 @@ class Form:
             workload=self.workload or AUTO,
             checking=self._checking(),
             stop=_stops(self.stop),
+            thinks=THINKS.get(self.thinking),
+            thinking_budget=_whole("Thinking tokens", self.thinking_budget, 0, 10_000_000),
         )
 
     def _checking(self) -> str:
@@ -169,6 +175,7 @@ def panel(service: ChatService, model: str | None) -> dict[str, Any]:
     return {
         "ways": [dict(zip(("name", "is_ready", "reason"), one, strict=True)) for one in listed],
         "is_loaded": loaded is not None,
+        "thinks": loaded is not None and loaded.thinks,
         "kernels": None if loaded is None else loaded.kernels,
         "prompts": service.prompts.all(),
         "model": model,
@@ -253,6 +260,18 @@ ENDS = """<div class="ls-ends"><button type="button" id="ls-defaults-back">Back 
  defaults</button><p id="ls-defaults-of"></p></div>"""
 
 
+def _thinking() -> str:
+    """Shown where the model that is loaded thinks."""
+    choices = ((AUTO, "as the model does"), ("on", "on"), ("off", "off"))
+    return (
+        '<div id="ls-thinking" hidden>'
+        + _choice("thinking", "Thinking", choices, "Whether the model thinks before it answers.")
+        + _text("thinking_budget", "Thinking tokens", "After so many tokens it stops thinking and "
+                "answers. Empty: thinking and answer share Max tokens.", 'inputmode="numeric"')
+        + "</div>"
+    )  # fmt: skip
+
+
 def _speed() -> str:
     ways = "".join(
         _way(one.name, capital(one.label.removeprefix("the ")), NOT_LOADED)
@@ -303,6 +322,7 @@ def form_html(service: ChatService) -> str:
                   "higher is freer.")
         + _text("max_tokens", "Max tokens", "The longest reply. A token is a short piece of a "
                 "word.", 'inputmode="numeric"')
+        + _thinking()
         + _speed()
         + f'<details id="ls-advanced"><summary>Advanced</summary>{advanced}</details>'
         + f"{ENDS}</form>"

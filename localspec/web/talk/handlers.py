@@ -296,7 +296,7 @@ class Handlers:
                 if (view, later) != shown:
                     shown = (view, later)
                     yield self._growing(reply)
-                await reader.pause(_pause_s(len(view.text)))
+                await reader.pause(_pause_s(len(view.text) + len(view.thinking)))
         except (GeneratorExit, asyncio.CancelledError):
             self.presence.leave(page)
             raise

@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, TurnView, clean
-from localspec.web.live import badge, footer, short, time_of_day
+from localspec.web.live import badge, counted, footer, short, time_of_day
 from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
-from localspec.web.talk.plain_markdown import as_text
+from localspec.web.talk.plain_markdown import MARK, as_text
 from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
+THOUGHT_MARK = 2 * MARK  # around a thought, also in static/live.js
+THINKING = "Thinking…"
 
 ChatMessage = dict[str, Any]
 
@@ -35,6 +37,8 @@ def chat_messages(
     for index, message in enumerate(shown):
         row = rows.get(message.message_id)
         place = Place(message, row, index == len(shown) - 1 and not is_running)
+        if message.thinking:
+            found.append(_thought(message.thinking, _thought_title(row)))
         found.append(_person(place) if message.role == "user" else _reply(place))
     return found
 
@@ -50,8 +54,11 @@ def waiting(reply: Reply) -> ChatMessage:
 def growing(view: TurnView, number: int = 0) -> list[ChatMessage]:
     """The bubble of a reply that is being written, or what it waits for. number: of a reply that
     can still be taken back."""
-    if view.text:
-        return [_text("assistant", view.text)]
+    if view.text or view.thinking:
+        figures = None if view.stats is None else vars(view.stats)
+        title = _thought_title(figures) if view.text else THINKING
+        thought = [_thought(view.thinking, title)] if view.thinking else []
+        return [*thought, *([_text("assistant", view.text)] if view.text else [])]
     if view.phase == "loading":
         return [_text("assistant", "*The model is still loading; this is answered right after.*")]
     if view.phase == "queued" and view.position:
@@ -114,6 +121,29 @@ def _reply(place: Place) -> ChatMessage:
         parts.append(_details(message.message_id))
     notes.append(_note("ls-footer", [*parts, _branches(message)], place))
     return _text("assistant", message.text, "\n".join(note for note in notes if note))
+
+
+def _thought(text: str, title: str) -> ChatMessage:
+    """What the model thought, folded: Gradio folds what is done, and opens it by a click. The marks
+    let copying leave it out."""
+    title = f"{THOUGHT_MARK}{title}"
+    content = [{"type": "text", "text": f"{as_text(clean(text))}{THOUGHT_MARK}"}]
+    return {
+        "role": "assistant",
+        "content": content,
+        "metadata": {"title": title, "status": "done"},
+    }
+
+
+def _thought_title(found: Mapping[str, Any] | None) -> str:
+    """found: the figures by their names, None where there are none, as of an imported reply."""
+    if found is None or not found["num_thinking_tokens"]:
+        return "Thought"
+    tokens = counted(found["num_thinking_tokens"], "token")
+    if found["thinking_ms"] is None:
+        return f"Thought · {tokens}"
+    seconds = found["thinking_ms"] / 1000
+    return f"Thought for {seconds:.{0 if seconds >= 10 else 1}f} s · {tokens}"
 
 
 def _time(message: ShownMessage) -> str:

@@ -7,15 +7,18 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from localspec.backend import TurnStats
 from localspec.chat.attachments import Attachment, with_attachments
-from localspec.chat.service import ShownMessage
+from localspec.chat.service import ShownMessage, TurnView
 from localspec.web.live import time_of_day
 from localspec.web.talk.messages import (
     MAX_SHOWN_CHARACTERS,
     chat_messages,
     file_size,
+    growing,
     parted,
 )
+from localspec.web.talk.plain_markdown import MARK
 
 WRITTEN = "2026-01-02T03:04:05+00:00"
 ROW: dict[str, Any] = {
@@ -136,3 +139,27 @@ def test_an_interrupted_reply_says_what_ended_it() -> None:
     assert "The engine &lt;ended>." in notes(reply("interrupted"), row).replace("&gt;", ">")
     assert "ls-error" not in notes(reply("interrupted"), ROW)
     assert "ls-error" not in notes(reply("stopped"), row)
+
+
+def test_what_was_thought_is_folded_above_its_reply() -> None:
+    thinking = replace(reply(), thinking="Is <b>it</b> 3?")
+    row = {**ROW, "num_thinking_tokens": 340, "thinking_ms": 12_400.0}
+    thought, answer = chat_messages([thinking], {2: row}, False)
+    fold = thought["metadata"]
+    assert fold["title"].strip(MARK) == "Thought for 12 s · 340 tokens"
+    assert fold["status"] == "done", "which Gradio shows folded"
+    assert thought["content"][0]["text"].replace(MARK, "") == "Is <b>it</b> 3?"
+    assert answer["content"][0]["text"] == "hello"
+    assert "Copy without the thinking" in str(answer["content"][1]["text"])
+    (imported, _) = chat_messages([thinking], {}, False)
+    assert imported["metadata"]["title"].strip(MARK) == "Thought"
+
+
+def test_a_thought_that_is_being_written_says_so() -> None:
+    view = TurnView("decode", 0.0, "chat", thinking="Hm")
+    (thought,) = growing(view)
+    assert thought["metadata"]["title"].strip(MARK) == "Thinking…"
+    stats = TurnStats(9, num_thinking_tokens=1, thinking_ms=640.0)
+    thought, answer = growing(replace(view, text="Yes", stats=stats))
+    assert thought["metadata"]["title"].strip(MARK) == "Thought for 0.6 s · 1 token"
+    assert answer["content"][0]["text"] == "Yes"

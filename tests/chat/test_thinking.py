@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.api.pieces import Thoughts
+from localspec.chat.thinking import Thoughts
 
 
 def divided(text: str, size: int) -> tuple[str, str]:
