@@ -13,6 +13,7 @@ import typer
 
 from localspec.flags import (
     ContextFlag,
+    DeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -63,6 +64,7 @@ def serve(
     dtype: DtypeFlag = None,
     kernels: KernelsFlag = None,
     parallel: ParallelFlag = None,
+    device: DeviceFlag = None,
     home: HomeFlag = None,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
@@ -71,7 +73,7 @@ def serve(
     from localspec.web.server import serve_interfaces
 
     named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, kernels=kernels, parallel=parallel)
+    options = LoadOptions(*named, kernels=kernels, parallel=parallel, device=device)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
