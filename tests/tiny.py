@@ -90,6 +90,12 @@ def with_cache(module: Any, capacity: int = 256) -> Decoder:
     return take_over(module, native_cache(shape, module.dtype, CPU))
 
 
+def with_plain_cache(module: Any, capacity: int = 256) -> Decoder:
+    """As `with_cache`, with the layout of keys that a graph reads, as on a GPU."""
+    shape = kv_shape(module.config, capacity)
+    return take_over(module, KVCache(shape, torch.float32, CPU))
+
+
 def on_transformers(module: Any, capacity: int = 256) -> CausalLM:
     """The module behind the transformers path, with a cache of its own."""
     shape = kv_shape(module.config, capacity)

@@ -33,7 +33,7 @@ from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import GraphFault, GraphPool, GraphStore, Work, buckets, fastest
 from localspec.forward.model import LanguageModel, prefill
-from localspec.forward.static import Window, undisturbed, windows, zero_beyond
+from localspec.forward.static import Window, undisturbed, windows
 from localspec.forward.upload import indices, pinned
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
@@ -302,7 +302,7 @@ class ChunkedDraft:
             with cache.append([*pending, *added[:-1]]):
                 pass  # their slots are written already
         if any(map(math.isnan, confidences)):  # a damaged draft costs time, never correctness
-            zero_beyond(cache)
+            cache.zero_beyond()
         return found, goes_on
 
     def _made(self, draft: Drafting, pending: list[int], count: int) -> torch.Tensor:

@@ -46,7 +46,6 @@ from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
-from localspec.forward.static import zero_beyond
 from localspec.thought import ThoughtLimit
 
 
@@ -134,7 +133,7 @@ class Engine:
         except NumericsError:
             # What was written may be no numbers, and a captured forward looks beyond the end.
             self.target.cache.reuse(sequence.tokens[:-1])
-            zero_beyond(self.target.cache)
+            self.target.cache.zero_beyond()
             raise
         finally:
             self.target.cache.reuse(sequence.tokens[:-1])
@@ -225,7 +224,7 @@ class Engine:
         )
         cache.rollback(min(cache.length, len(sequence.tokens) - 1))
         if not verdict.is_whole:
-            zero_beyond(cache)
+            cache.zero_beyond()
         return kept
 
 

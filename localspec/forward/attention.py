@@ -5,9 +5,10 @@ keys and values where they stand, without a copy of them for each query head. `c
 writes the new rows into a KVCache and attends to all of it up to their end. The cache's layout
 chooses the kernel.
 
-With transposed keys a row's result has the same bits whatever rows are computed beside it: scores,
-softmax and values are batched products in fp32 over a multiple of ROW_MULTIPLE rows and over
-`summed_length` keys, of which those beyond the end are masked. With plain keys it is torch's fused
+With keys in tiles a row's result has the same bits whatever rows are computed beside it. Both
+products are sums of rows of a table by `torch.embedding_bag`, which adds up one after the other and
+every sum by itself: the scores of a tile of keys are its rows, a row for each dimension, weighted
+by the query; the result is the values weighted by the softmax. With plain keys it is torch's fused
 attention, equal within rounding.
 
 Not here: masks (tree), attention over fixed slots (static), attention in training.
@@ -16,28 +17,22 @@ Not here: masks (tree), attention over fixed slots (static), attention in traini
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.cache import KVCache
-from localspec.forward.row_bits import (
-    KEY_MULTIPLE,
-    ROW_MULTIPLE,
-    begins_part,
-    rounded_up,
-    summed_length,
-)
-from localspec.forward.tree import additive_mask, paths_of
+from localspec.forward.cache import KEY_TILE, KVCache
+from localspec.forward.tree import paths_of
 
-# layer, queries [m, heads, head_dim], keys then values [m, 2 * kv_heads, head_dim]
-# -> [m, heads * head_dim]
+# layer, queries [n, heads, head_dim], keys then values [n, 2 * kv_heads, head_dim]
+# -> [n, heads * head_dim]
 Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
-TILE_ROWS = 64  # rows of a prompt that attend at once: bounds the scores' memory
+MOST_SCORES = 2**18  # at once: bounds their memory, and a processor's cache holds them
 
 
 def cached_attention(
@@ -49,14 +44,12 @@ def cached_attention(
     parents: Sequence[int] | None = None,
 ) -> Attend:
     """Attention of `num_rows` rows whose keys and values are written from slot `start` on. Where
-    the cache has transposed keys more rows may come (`row_bits.padded`), of which nothing is
-    written or computed.
+    keys stand in tiles more rows may come (`weight_layout.padded`), of which nothing is written.
 
     mask: added to the scores, [1, 1, n, start + n]; None where every row sees all. parents: of a
     tree whose rows are to have the bits of chains, None for a chain."""
-    if cache.has_transposed_keys:
-        made = _RowAttention(cache, start, num_rows, num_heads)
-        return made.of_rows(mask) if parents is None else made.of_tree(mask, parents)
+    if cache.has_key_tiles:
+        return _RowAttention(cache, start, num_rows, num_heads).of_rows(mask, parents)
     grouped = grouped_mask(mask, num_heads // cache.shape.num_kv_heads)
 
     def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
@@ -87,128 +80,151 @@ def each_its_own(attends: Sequence[Attend], sizes: Sequence[int]) -> Attend:
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """Rows first to end of a forward, which see the slots before `length`.
+class _Part:
+    """Some rows of a forward, n of them, which see the keys of the first t tiles.
 
-    rows: queries of a layer, [kv_heads, m, head_dim], m a multiple of ROW_MULTIPLE; put: the view
-    of them that is written to, [n, kv_heads, groups, head_dim]. mask: [1 or m, length]. keys: of
-    each layer, [kv_heads, head_dim, length]; values: [kv_heads, length, head_dim]. order: of a
-    tree, [groups * n, n]: where in the new slots the tokens of a row's path stand, root first, then
-    the others; unorder: the inverse."""
+    queries: written to, [kv_heads, t, n, groups, head_dim]; scores: written to,
+    [kv_heads, n, groups, t, KEY_TILE]. mask: [n or 1, 1, t, KEY_TILE]. key_rows, value_rows: which
+    rows of the cache's tables are added up, and where each sum begins. order: of a tree,
+    [kv_heads, n, groups, nodes]: where among the new slots the tokens of a row's path stand, root
+    first, then the others."""
 
-    first: int
-    end: int
-    rows: torch.Tensor
-    put: torch.Tensor
+    rows: slice
+    queries: torch.Tensor
+    scores: torch.Tensor
     mask: torch.Tensor
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    key_rows: tuple[torch.Tensor, torch.Tensor]
+    value_rows: tuple[torch.Tensor, torch.Tensor]
     order: torch.Tensor | None = None
-    unorder: torch.Tensor | None = None
 
 
 class _RowAttention:
-    """Attention of the rows of one forward, as batched products.
+    """Attention of the rows of one forward, as sums of table rows.
 
-    A row of a tree has the bits of the chain that its path is. Scores do not depend on a key's
-    slot. Softmax adds up by slot, so scores are put into the order of the path before it. The
-    product with the values adds one key after the other, and keys of weight 0 between them change
-    nothing, unless the library begins a new part of its sum between a key's slot and its place in
-    the chain (`row_bits.begins_part`): then every path is computed as a chain of its own."""
+    A row of a tree has the bits of the chain that its path is: scores do not depend on a key's
+    slot, and softmax and values are added up in the order of the path. Keys of weight 0 change
+    nothing."""
 
     def __init__(self, cache: KVCache, start: int, num_rows: int, num_heads: int) -> None:
         self._cache = cache
         self._start, self._num_rows = start, num_rows
         self._kv_heads, self._head_dim = cache.shape.num_kv_heads, cache.shape.head_dim
         self._groups = num_heads // self._kv_heads
-        self._new_keys, self._new_values = cache.layers_between(start, start + num_rows)
+        self._scale = torch.tensor([self._head_dim**-0.5])  # a tensor: bf16 queries become fp32
+        self._written = cache.written_slots(start, start + num_rows)
 
-    def of_rows(self, mask: torch.Tensor | None) -> Attend:
+    def of_rows(self, mask: torch.Tensor | None, parents: Sequence[int] | None) -> Attend:
         size = self._num_rows
-        starts = range(0, size, TILE_ROWS)
-        return self._of([self._tile(at, min(at + TILE_ROWS, size), mask) for at in starts])
+        scores_of_row = self._kv_heads * self._groups * (self._start + size)
+        at_once = max(1, MOST_SCORES // scores_of_row)
+        orders = None if parents is None else _path_orders(parents)
+        firsts = range(0, size, at_once)
+        parts = [self._part(at, min(at + at_once, size), mask, orders) for at in firsts]
 
-    def _of(self, tiles: Sequence[_Tile]) -> Attend:
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             self._write(layer, keys_values)
-            out = queries.new_zeros(queries.shape[0], queries.shape[1] * self._head_dim)
-            for tile in tiles:
-                place = slice(tile.first, tile.end)
-                out[place].view(tile.put.shape).copy_(self._seen(layer, tile, queries[place]))
-            return out
+            seen = [self._seen(layer, part, queries[part.rows]) for part in parts]
+            if queries.shape[0] > size:
+                seen.append(queries.new_zeros(queries.shape[0] - size, seen[0].shape[1]))
+            return seen[0] if len(seen) == 1 else torch.cat(seen)
 
         return attend
 
-    def of_tree(self, mask: torch.Tensor | None, parents: Sequence[int]) -> Attend:
-        paths = paths_of(parents)
-        if any(begins_part(slot) for slot in range(self._start + 1, self._start + len(parents))):
-            return self._of_paths(paths)
-        others = [[node for node in range(len(parents)) if node not in path] for path in paths]
-        order = torch.tensor([[*path, *rest] for path, rest in zip(paths, others, strict=True)])
-        order = order.repeat_interleave(self._groups, 0)  # [rows, n]
-        tile = self._tile(0, len(parents), mask)
-        return self._of([replace(tile, order=order, unorder=order.argsort(-1))])
-
-    def _of_paths(self, paths: Sequence[Sequence[int]]) -> Attend:
-        """Every path from the root as a chain, in the slots from `start` on."""
-        mask = additive_mask(self._num_rows, None, self._start, torch.float32, torch.device("cpu"))
-        longest = {path[-1]: path for path in paths}
-        for path in paths:
-            for inner in path[:-1]:
-                longest.pop(inner, None)
-        chains = [(list(path), self._tile(0, len(path), mask)) for path in longest.values()]
-
-        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-            out = queries.new_zeros(queries.shape[0], queries.shape[1] * self._head_dim)
-            for path, tile in chains:
-                self._write(layer, keys_values[path])
-                out[path] = self._seen(layer, tile, queries[path]).reshape(len(path), -1).to(out)
-            self._write(layer, keys_values)
-            return out
-
-        return attend
-
-    def _tile(self, first: int, end: int, mask: torch.Tensor | None) -> _Tile:
-        held, num_rows = self._start + end, end - first
-        size = num_rows * self._groups
-        rows = torch.zeros(self._kv_heads, rounded_up(size, ROW_MULTIPLE), self._head_dim)
-        by_head = rows[:, :size].view(self._kv_heads, num_rows, self._groups, self._head_dim)
-        length = summed_length(held)
-        hidden = torch.zeros(1, length)
-        hidden[:, held:] = float("-inf")
+    def _part(
+        self, first: int, end: int, mask: torch.Tensor | None, orders: torch.Tensor | None
+    ) -> _Part:
+        num_rows = end - first
+        num_keys = self._start + (end if orders is None else self._num_rows)
+        num_tiles = -(-num_keys // KEY_TILE)
+        hidden = torch.zeros(1 if mask is None else num_rows, num_tiles * KEY_TILE)
         if mask is not None:
-            shown = mask[0, 0, first:end, :held].repeat_interleave(self._groups, 0)
-            hidden = hidden.repeat(rows.shape[1], 1)
-            hidden[:size, :held] = shown
-        put = by_head.transpose(0, 1)
-        return _Tile(first, end, rows, put, hidden, *self._cache.layers_up_to(length))
+            hidden[:, :num_keys] = mask[0, 0, first:end, :num_keys]
+        hidden[:, num_keys:] = float("-inf")
+        by_row = (self._kv_heads, num_rows, self._groups)
+        key_rows, value_rows = _table_rows(self._cache.table_sizes, by_row, num_tiles)
+        order = None
+        if orders is not None:
+            order = orders[first:end, None].expand(*by_row, -1)
+            value_rows = (self._in_order(value_rows[0].view(*by_row, -1), order), value_rows[1])
+        return _Part(
+            slice(first, end),
+            torch.empty(self._kv_heads, num_tiles, num_rows, self._groups, self._head_dim),
+            torch.empty(*by_row, num_tiles, KEY_TILE),
+            hidden.view(-1, 1, num_tiles, KEY_TILE),
+            key_rows,
+            value_rows,
+            order,
+        )
+
+    def _in_order(self, slots: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """slots: [kv_heads, n, groups, m] of every row, m reaching beyond the new ones."""
+        new = slice(self._start, self._start + self._num_rows)
+        made = slots.clone()
+        made[..., new] = slots[..., new].gather(-1, order)
+        return made.view(-1)
 
     def _write(self, layer: int, keys_values: torch.Tensor) -> None:
-        """keys_values: [m, 2 * kv_heads, head_dim]; of more than the rows, the first ones."""
-        keys, values = torch.split(keys_values[: self._num_rows], self._kv_heads, 1)
-        self._new_keys[layer][: keys.shape[0]].copy_(keys)
-        self._new_values[layer][: keys.shape[0]].copy_(values)
+        """keys_values: [n, 2 * kv_heads, head_dim]."""
+        keys, values = torch.split(keys_values, self._kv_heads, 1)
+        for rows, key_slots, value_slots in self._written:
+            key_slots[layer].copy_(keys[rows])
+            value_slots[layer].copy_(values[rows])
 
-    def _seen(self, layer: int, tile: _Tile, queries: torch.Tensor) -> torch.Tensor:
-        """queries: [n, heads, head_dim] -> [n, kv_heads, groups, head_dim], a view."""
-        tile.put.copy_(queries.view(tile.put.shape))
-        scores = torch.baddbmm(tile.mask, tile.rows, tile.keys[layer], alpha=self._head_dim**-0.5)
-        found = torch.bmm(self._weights(scores, tile), tile.values[layer])
-        # What stands where the queries stood, the product having the shape and strides of `rows`.
-        return found.as_strided(tile.put.shape, tile.put.stride())
+    def _seen(self, layer: int, part: _Part, queries: torch.Tensor) -> torch.Tensor:
+        """queries: [n, heads, head_dim] -> [n, heads * head_dim] in their precision."""
+        key_table, value_table = self._cache.tables[layer]
+        kv_heads, num_rows, groups, num_tiles, _ = part.scores.shape
+        by_head = queries.view(num_rows, kv_heads, groups, -1).transpose(0, 1)
+        torch.mul(by_head[:, None].expand(part.queries.shape), self._scale, out=part.queries)
+        scores = _sums(key_table, part.key_rows, part.queries)
+        scores = scores.view(kv_heads, num_tiles, num_rows, groups, -1).permute(0, 2, 3, 1, 4)
+        torch.add(scores, part.mask, out=part.scores)
+        by_slot = part.scores.view(kv_heads, num_rows, groups, -1)
+        if part.order is not None:
+            new = by_slot[..., self._start : self._start + self._num_rows]
+            new.copy_(new.gather(-1, part.order))
+        seen = _sums(value_table, part.value_rows, torch.softmax(by_slot, -1))
+        by_row = seen.view(kv_heads, num_rows, -1).transpose(0, 1)
+        return by_row.reshape(num_rows, -1).to(queries.dtype)
 
-    def _weights(self, scores: torch.Tensor, tile: _Tile) -> torch.Tensor:
-        """Softmax over the last dimension, of a tree in the order of its paths."""
-        if tile.order is None or tile.unorder is None:
-            return torch.softmax(scores, -1)
-        place = slice(self._start, self._start + self._num_rows)
-        size = tile.order.shape[0]
-        new = scores[:, :size, place]
-        new.copy_(new.gather(-1, tile.order.expand(self._kv_heads, -1, -1)))
-        weights = torch.softmax(scores, -1)
-        new = weights[:, :size, place]
-        new.copy_(new.gather(-1, tile.unorder.expand(self._kv_heads, -1, -1)))
-        return weights
+
+def _sums(
+    table: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor], weights: torch.Tensor
+) -> torch.Tensor:
+    """Weighted sums of rows of a table, [sums, width]. rows: their numbers and, of each sum, where
+    they begin. weights: one for each number, in any shape."""
+    numbers, begins = rows
+    made: torch.Tensor = torch.embedding_bag(
+        table, numbers, begins, False, 0, False, weights.view(-1)
+    )[0]
+    return made
+
+
+def _path_orders(parents: Sequence[int]) -> torch.Tensor:
+    """Of each node all nodes, [n, n]: those of its path, root first, then the others."""
+    nodes = range(len(parents))
+    paths = paths_of(parents)
+    return torch.tensor([[*path, *(node for node in nodes if node not in path)] for path in paths])
+
+
+@lru_cache(maxsize=16)
+def _table_rows(
+    table_sizes: tuple[int, int, int], by_row: tuple[int, int, int], num_tiles: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """What `_sums` takes for scores, [kv_heads, num_tiles, n, groups] sums, and for values,
+    [kv_heads, n, groups] sums. by_row: kv_heads, n, groups. Numbers of 4 bytes: they are read with
+    every key, and of a long prompt 8 bytes take a tenth longer."""
+    all_tiles, head_dim, num_slots = table_sizes
+    kv_heads, num_rows = by_row[0], by_row[1] * by_row[2]
+    num_keys = num_tiles * KEY_TILE
+    tiles = torch.arange(kv_heads)[:, None] * all_tiles + torch.arange(num_tiles)
+    keys = tiles[:, :, None, None] * head_dim + torch.arange(head_dim)  # [kv_heads, t, 1, head_dim]
+    keys = keys.int().expand(-1, -1, num_rows, -1).reshape(-1)
+    values = (torch.arange(kv_heads)[:, None] * num_slots + torch.arange(num_keys))[:, None]
+    values = values.int().expand(-1, num_rows, -1).reshape(-1)
+    key_begins = torch.arange(0, keys.shape[0], head_dim, dtype=torch.int32)
+    value_begins = torch.arange(0, values.shape[0], num_keys, dtype=torch.int32)
+    return (keys, key_begins), (values, value_begins)
 
 
 # -- fused, of plain keys -------------------------------------------------------------------
@@ -221,6 +237,7 @@ def grouped_mask(mask: torch.Tensor | None, groups: int) -> torch.Tensor | None:
 
 SHORTEST_PART = 256  # keys; fewer are not worth a merge
 MOST_PARTS = 16
+KEY_STEP = 64  # of the kernels
 SPLIT_TOLERANCE = 2e-2  # of the largest number, in bf16
 
 
@@ -228,7 +245,7 @@ def parts_of(num_keys: int) -> int:
     """Into how many parts so many keys are split, 1 for not at all. Parts are whole steps of the
     kernels."""
     parts = 1
-    while 2 * parts <= MOST_PARTS and num_keys % (2 * parts * KEY_MULTIPLE) == 0:
+    while 2 * parts <= MOST_PARTS and num_keys % (2 * parts * KEY_STEP) == 0:
         if num_keys // (2 * parts) < SHORTEST_PART:
             break
         parts *= 2
@@ -238,11 +255,11 @@ def parts_of(num_keys: int) -> int:
 def can_split(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `split_attention`, whose kernels are private to torch, runs here and is right."""
     generator = torch.Generator().manual_seed(0)
-    sizes = ((2, 4, 64), (1, 2, 4 * KEY_MULTIPLE, 64), (1, 2, 4 * KEY_MULTIPLE, 64))
+    sizes = ((2, 4, 64), (1, 2, 4 * KEY_STEP, 64), (1, 2, 4 * KEY_STEP, 64))
     made = (torch.randn(size, generator=generator).to(device, dtype) for size in sizes)
     queries, keys, values = made
-    mask = torch.zeros(1, 1, 4, 4 * KEY_MULTIPLE, dtype=dtype, device=device)
-    mask[..., KEY_MULTIPLE + 3 :] = float("-inf")
+    mask = torch.zeros(1, 1, 4, 4 * KEY_STEP, dtype=dtype, device=device)
+    mask[..., KEY_STEP + 3 :] = float("-inf")
     try:
         found = split_attention(queries, keys, values, mask, 4)
     except (RuntimeError, AttributeError, NotImplementedError):

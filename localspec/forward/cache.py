@@ -19,12 +19,9 @@ import torch
 
 from localspec.errors import CacheError
 from localspec.forward.features import Features
-from localspec.forward.row_bits import summed_length
 from localspec.forward.upload import indices
 
-# Slots beside those that are used where keys are transposed: at a stride of a power of two, which
-# most contexts are, the numbers of one key fall into few sets of the processor's cache.
-STRIDE_GAP = 64
+KEY_TILE = 128  # keys that stand together: 64 are slower for long contexts, 256 for short ones
 
 
 @dataclass(frozen=True)
@@ -103,24 +100,23 @@ class PartialForward:
         return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
 
 
-def native_cache(
-    shape: KVShape, dtype: torch.dtype, device: torch.device, is_fastest: bool = False
-) -> KVCache:
+def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
     """A cache as the native decoder reads it for a model in `dtype`. On a processor it is fp32,
     whose attention kernels take a fraction of the time of those for bf16 (and bf16 values lose
-    nothing in fp32). is_fastest: attention of a row need not have the same bits beside others."""
+    nothing in fp32), with keys in tiles."""
     if device.type == "cpu":
-        return KVCache(shape, torch.float32, device, has_transposed_keys=not is_fastest)
+        return KVCache(shape, torch.float32, device, has_key_tiles=True)
     return KVCache(shape, dtype, device)
 
 
-LayerSlots = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # keys, values
+# Rows of a forward, and the slots of their keys and values in each layer, [n, kv_heads, head_dim].
+WrittenSlots = tuple[slice, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
 
 class KVCache:
     """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once.
 
-    has_transposed_keys: whether a head's keys stand in memory as [head_dim, capacity], for the
+    has_key_tiles: whether a head's keys stand in memory as [tiles, head_dim, KEY_TILE], for the
     attention that gives a row the same bits whatever rows run beside it. features: hidden states
     kept beside them, None until a layer is followed (`follow`). partial: what a draft by the first
     layers left in the slots from its start on; None once anything was written since."""
@@ -132,29 +128,38 @@ class KVCache:
         shape: KVShape,
         dtype: torch.dtype,
         device: torch.device,
-        has_transposed_keys: bool = False,
+        has_key_tiles: bool = False,
     ) -> None:
         self.shape = shape
         self.tokens: list[int] = []
-        self.has_transposed_keys = has_transposed_keys
+        self.has_key_tiles = has_key_tiles
         slots = shape.capacity
-        if has_transposed_keys:  # that attention sums over more slots than are held (row_bits)
-            slots = summed_length(shape.capacity) + STRIDE_GAP
+        if has_key_tiles:
+            slots += -slots % KEY_TILE
         size = (2, shape.num_layers, 1, shape.num_kv_heads, slots, shape.head_dim)
         self._slots = torch.zeros(size, dtype=dtype, device=device)
         keys, self._all_values = self._slots
-        if has_transposed_keys:
-            keys = keys.view(*size[1:4], shape.head_dim, slots).transpose(-1, -2)
+        if has_key_tiles:  # [layers, 1, kv_heads, tiles, KEY_TILE, head_dim]
+            keys = keys.view(*size[1:4], -1, shape.head_dim, KEY_TILE).transpose(-1, -2)
+            self._set_tables(slots)
         self._all_keys = keys
         # Views made once: indexing the big tensors for every layer of every step is host time.
         self._keys = self._all_keys.unbind(0)
         self._values = self._all_values.unbind(0)
         self._pairs = self._slots[:, :, 0].unbind(1)  # [2, kv_heads, capacity, head_dim]
-        self._up_to: tuple[int, LayerSlots] | None = None  # what `layers_up_to` gave last
         self._start = 0
         self._end = 0
         self.features: Features | None = None
         self.partial: PartialForward | None = None
+
+    def _set_tables(self, num_slots: int) -> None:
+        """tables: of each layer, keys [kv_heads * tiles * head_dim, KEY_TILE] and values
+        [kv_heads * slots, head_dim]. table_sizes: tiles, head_dim and slots."""
+        layers, head_dim = self.shape.num_layers, self.shape.head_dim
+        keys = self._slots[0].view(layers, -1, KEY_TILE).unbind(0)
+        values = self._slots[1].view(layers, -1, head_dim).unbind(0)
+        self.tables = tuple(zip(keys, values, strict=True))
+        self.table_sizes = (num_slots // KEY_TILE, head_dim, num_slots)
 
     @property
     def length(self) -> int:
@@ -174,7 +179,7 @@ class KVCache:
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
-        return KVCache(self.shape, self.dtype, self.device, self.has_transposed_keys)
+        return KVCache(self.shape, self.dtype, self.device, self.has_key_tiles)
 
     def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
@@ -187,8 +192,10 @@ class KVCache:
 
     @property
     def slots(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Keys and values of each layer, [1, kv_heads, capacity, head_dim] each, as views."""
-        return tuple(zip(self._keys, self._values, strict=True))
+        """Keys and values of each layer, [1, kv_heads, capacity, head_dim] each: views, of keys in
+        tiles copies."""
+        keys = tuple(k.flatten(2, 3) for k in self._keys) if self.has_key_tiles else self._keys
+        return tuple(zip(keys, self._values, strict=True))
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest common prefix with `tokens`; returns its length."""
@@ -205,18 +212,31 @@ class KVCache:
             )
         del self.tokens[length:]
 
-    def layers_between(self, start: int, end: int) -> LayerSlots:
-        """The slots of each layer to write keys and values to: [n, kv_heads, head_dim]."""
-        keys, values = self._all_keys[:, 0, :, start:end], self._all_values[:, 0, :, start:end]
-        return keys.transpose(1, 2).unbind(0), values.transpose(1, 2).unbind(0)
+    def written_slots(self, start: int, end: int) -> list[WrittenSlots]:
+        """Where the rows of a forward are written, those of each tile of keys apart."""
+        found, first = list[WrittenSlots](), start
+        while first < end:
+            tile, place = divmod(first, KEY_TILE)
+            last = min(end, first - place + KEY_TILE)
+            keys = self._all_keys[:, 0, :, tile, place : place + last - first]
+            values = self._all_values[:, 0, :, first:last]
+            slots = (part.transpose(1, 2).unbind(0) for part in (keys, values))
+            found.append((slice(first - start, last - start), *slots))
+            first = last
+        return found
 
-    def layers_up_to(self, length: int) -> LayerSlots:
-        """Keys of each layer, transposed, [kv_heads, head_dim, length], and its values,
-        [kv_heads, length, head_dim]. length: may lie beyond the sequence's end."""
-        if self._up_to is None or self._up_to[0] != length:
-            keys, values = self._all_keys[:, 0, :, :length], self._all_values[:, 0, :, :length]
-            self._up_to = (length, (keys.transpose(-1, -2).unbind(0), values.unbind(0)))
-        return self._up_to[1]
+    @torch.inference_mode()
+    def zero_beyond(self) -> None:
+        """Zero the slots beyond the end, after NaN may have been written there: a mask does not
+        hide NaN, and a rollback does not erase it."""
+        self.partial = None
+        self._all_values[:, :, :, self.length :].zero_()
+        if not self.has_key_tiles:
+            self._all_keys[:, :, :, self.length :].zero_()
+            return
+        for _, keys, _ in self.written_slots(self.length, self._all_values.shape[3]):
+            for slots in keys:
+                slots.zero_()
 
     def keep(self, base: int, path: Sequence[int]) -> None:
         """Compact the slots after `base` to `path`, in order.
@@ -228,8 +248,14 @@ class KVCache:
             raise CacheError(f"The path {list(path)} names a slot that was never written.")
         if list(path) != list(range(len(path))):
             places = indices([base + offset for offset in path], self.device)
-            for slots in (self._all_keys, self._all_values):
-                slots[:, :, :, base : base + len(path)] = slots.index_select(3, places)
+            values, keys = self._all_values, self._all_keys
+            values[:, :, :, base : base + len(path)] = values.index_select(3, places)
+            if self.has_key_tiles:
+                new = torch.arange(base, base + len(path))
+                kept = keys[:, :, :, places // KEY_TILE, places % KEY_TILE]
+                keys[:, :, :, new // KEY_TILE, new % KEY_TILE] = kept
+            else:
+                keys[:, :, :, base : base + len(path)] = keys.index_select(3, places)
             if self.features is not None:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]

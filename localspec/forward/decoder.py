@@ -26,10 +26,9 @@ from localspec.forward.cache import KVCache, PartialForward
 from localspec.forward.features import LAST, Features
 from localspec.forward.model import Rows
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.row_bits import padded
 from localspec.forward.tree import additive_mask, depths
 from localspec.forward.upload import indices
-from localspec.forward.weight_layout import Linear, PlainLinear
+from localspec.forward.weight_layout import Linear, PlainLinear, padded
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,12 @@ class Decoder:
 
     is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
     from several; always so where the cache has plain keys. Otherwise a row's bits depend on its
-    text alone (row_bits)."""
+    text alone (weight_layout)."""
 
     def __init__(self, weights: Weights, cache: KVCache, is_fastest: bool = False) -> None:
         self.weights = weights
         self.cache = cache
-        self.is_fastest = is_fastest or not cache.has_transposed_keys
+        self.is_fastest = is_fastest or not cache.has_key_tiles
         of_blocks = weights.linears[:-1]
         self._pads_blocks = not self.is_fastest and not _are_invariant(of_blocks)
         self._pads_head = not self.is_fastest and not _are_invariant([weights.head])
@@ -234,7 +233,7 @@ class Decoder:
         first: int = 0,
         end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """As `unpadded_layers`, for as many rows as keep their bits the same (row_bits)."""
+        """As `unpadded_layers`, for as many rows as keep their bits the same (weight_layout)."""
         if not self._pads_blocks:
             return self.unpadded_layers(rows, cos, sin, attend, keep, first, end)
         size = rows.shape[0]

@@ -7,7 +7,7 @@ the device in one small copy, a call computes their logits into a buffer. Both a
 and give the decoder's own logits on any device, captured or not.
 
 Rows that only pad a width write to slots beyond the sequence's end. These slots are masked, which
-hides finite values only, so they must not hold NaN (`zero_beyond`).
+hides finite values only, so they must not hold NaN (`KVCache.zero_beyond`).
 
 Capturing has never been tried on CUDA hardware: no GPU was available.
 
@@ -40,6 +40,7 @@ from localspec.forward.upload import pinned
 @contextmanager
 def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
     """Restore the first `num_slots` slots and features afterwards, whatever was written inside."""
+    assert not cache.has_key_tiles, "a graph reads plain keys"
     held = [part[:, :, :num_slots] for pair in cache.slots for part in pair]
     if cache.features is not None:
         features = cache.features
@@ -50,16 +51,6 @@ def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
     finally:
         for part, old in zip(held, copies, strict=True):
             part.copy_(old)
-
-
-@torch.inference_mode()
-def zero_beyond(cache: KVCache) -> None:
-    """Zero the slots beyond the end, after NaN may have been written there: a mask does not hide
-    NaN, and a rollback does not erase it."""
-    cache.partial = None
-    for keys, values in cache.slots:
-        keys[:, :, cache.length :].zero_()
-        values[:, :, cache.length :].zero_()
 
 
 class Window:

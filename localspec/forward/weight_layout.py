@@ -18,6 +18,7 @@ Not here: quantised formats (nf4, grouped), the layers' order (decoder).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
@@ -30,12 +31,22 @@ from localspec.forward.nf4 import Nf4Linear
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
+ROW_MULTIPLE = 4
 TESTED_ROWS = (1, 5)  # one row and several take different kernels
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the largest output
 
 MARGIN = 1.05  # how much faster plain weights must be to be kept
 TIMED_PASSES = 5
 MOST_SECONDS = 2.0  # of timing one layout or format
+
+
+def padded(rows: torch.Tensor) -> torch.Tensor:
+    """rows, [n, ...], on a processor at least ROW_MULTIPLE of them, the last one repeated: layers
+    without invariant rows mostly agree from there on."""
+    missing = ROW_MULTIPLE - rows.shape[0]
+    if missing <= 0 or rows.device.type != "cpu":
+        return rows
+    return torch.cat((rows, rows[-1:].expand(missing, *rows.shape[1:])))
 
 
 class Linear(Protocol):
@@ -47,7 +58,7 @@ class Linear(Protocol):
     @property
     def has_invariant_rows(self) -> bool:
         """Whether a row has the same bits at every width, at 1 too, where a packed layer has
-        others (row_bits)."""
+        others (`padded`)."""
         ...
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
@@ -85,16 +96,18 @@ class PlainLinear:
 class PackedLinear:
     """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32.
 
-    single_row_weight: the plain weight as well, for one row at a time; None where memory or time
-    are better without it (`tune`)."""
+    is_single_row_doubled: a single row is computed as two, which gives it the bits that it has
+    beside others, where it would not have them alone. single_row_weight: the plain weight as well,
+    for one row at a time; None where memory or time are better without it (`tune`)."""
 
-    has_invariant_rows = False
+    has_invariant_rows = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
         self._packed: torch.Tensor = kernels._reorder_linear_weight(
             weight.contiguous(), TYPICAL_ROWS
         )
+        self.is_single_row_doubled = not _is_single_row_exact(weight.shape[1], weight.dtype)
         self._product: Any = kernels._linear_pointwise.default
         self._product_and_sum: Any = kernels._linear_pointwise.binary
         self.bias = bias
@@ -111,12 +124,16 @@ class PackedLinear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.single_row_weight is not None and rows.shape[0] == 1:
             return _single_row(rows, self.single_row_weight, self.bias)
+        if self.is_single_row_doubled and rows.shape[0] == 1:
+            return self(rows.repeat(2, 1))[:1]
         made: torch.Tensor = self._product(rows, self._packed, self.bias, "none", [], "")
         return made
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self.single_row_weight is not None and rows.shape[0] == 1:
             return _single_row(rows, self.single_row_weight, self.bias).add_(residual)
+        if self.is_single_row_doubled and rows.shape[0] == 1:
+            return self.add_to(rows.repeat(2, 1), residual.repeat(2, 1))[:1]
         made: torch.Tensor = self._product_and_sum(rows, residual, self._packed, self.bias, "add")
         return made
 
@@ -133,6 +150,28 @@ def _single_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         return F.linear(row, weight, bias)
     finally:
         torch._C._set_mkldnn_enabled(True)
+
+
+@cache
+@torch.inference_mode()
+def _is_single_row_exact(in_features: int, dtype: torch.dtype) -> bool:
+    """Whether a single row of a packed product has the bits that it has beside others. Measured
+    with oneDNN of torch 2.13: at every number of rows, except 1 of more than 1,024 inputs, whose
+    sum is then not split. The negative of every product is added too, so that the output is
+    rounding error alone, which another order of the sum changes."""
+    generator = torch.Generator().manual_seed(0)
+    half = (in_features + 1) // 2
+    rows, weight = torch.randn(2, TYPICAL_ROWS, half, generator=generator).to(dtype)
+    kernels: Any = torch.ops.mkldnn
+    weight = torch.cat((weight, weight), -1)[:, -in_features:].contiguous()
+    held = kernels._reorder_linear_weight(weight, TYPICAL_ROWS)
+    rows = torch.cat((rows, -rows), -1)[:, -in_features:].contiguous()
+
+    def product(part: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = kernels._linear_pointwise(part, held, None, "none", [], "")
+        return made
+
+    return torch.equal(torch.cat([product(row[None]) for row in rows]), product(rows))
 
 
 class ModuleLinear:
@@ -229,11 +268,14 @@ def tune(
     spare_bytes: int | None,
     clock: Callable[[], float] = perf_counter,
 ) -> bool:
-    """Keep plain weights for single rows if that is faster; returns whether it is.
+    """The fastest layers for single rows, whatever their bits: keep plain weights for them if that
+    is faster; returns whether it is.
 
     linears: all products of one step. embedding: [V, d]; an output head tied to it shares it.
     spare_bytes: memory that may be used, None for as much as is needed. clock: seconds."""
     layers = [each for each in linears if isinstance(each, PackedLinear)]
+    for layer in layers:
+        layer.is_single_row_doubled = False
     needed = sum(layer.weight_bytes for layer in layers)
     if not layers or (spare_bytes is not None and needed > spare_bytes):
         return False

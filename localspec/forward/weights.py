@@ -75,8 +75,7 @@ def load_model(
     It runs natively where the decoder knows the family and its logits agree, else on transformers.
     bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading. spare_bytes:
     memory that may be spent on speed, None for no limit. is_fastest: the fastest linear layers for
-    one row, as timed, and fused attention, at the cost of has_invariant_rows. Raises ModelError,
-    MemoryShortage.
+    one row, as timed, at the cost of has_invariant_rows. Raises ModelError, MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
     if has_state(module.config):
@@ -90,7 +89,7 @@ def load_model(
         wanted = _answers(CausalLM(module, KVCache(small, dtype, device)), *PROBED)
         refusal = None
         if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
-            cache = native_cache(shape, dtype, device, is_fastest)
+            cache = native_cache(shape, dtype, device)
             try:
                 native = take_over(module, cache, is_emptied=True)
             except ModelError as error:
@@ -100,7 +99,8 @@ def load_model(
                     tune(native.weights.linears, native.weights.embedding, spare_bytes)
                 off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[dtype]:
-                    return Opened(native, None, _has_invariant_rows(native), repacked)
+                    is_invariant = not is_fastest and _has_invariant_rows(native)
+                    return Opened(native, None, is_invariant, repacked)
                 del native, module  # before the weights are read a second time
                 refusal = f"The native decoder answered {off:.1%} off and is not used."
                 module = load_module(folder, dtype, device, bits)
@@ -123,7 +123,7 @@ def _answers(model: LanguageModel, *widths: int) -> torch.Tensor:
 def _has_invariant_rows(model: Decoder) -> bool:
     """On a processor the shapes are chosen for it, and compared here. On a GPU another width may
     take another kernel at any context, so nothing is promised."""
-    if model.device.type != "cpu" or model.is_fastest:
+    if model.device.type != "cpu":
         return False
     at_once = _answers(model, sum(COMPARED_WIDTHS))
     return torch.equal(at_once, _answers(model, *COMPARED_WIDTHS))

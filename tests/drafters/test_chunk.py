@@ -24,7 +24,15 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
 from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
-from tests.tiny import VOCAB_SIZE, Plans, agreeing_draft, play, tiny_llama, turn_of, with_cache
+from tests.tiny import (
+    VOCAB_SIZE,
+    Plans,
+    agreeing_draft,
+    play,
+    tiny_llama,
+    turn_of,
+    with_plain_cache,
+)
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 CAPACITY = 64  # one stretch
@@ -48,7 +56,7 @@ def chunked(
 ) -> ChunkedDraft:
     """Everything captured for this kind of sampling."""
     made = ChunkedDraft(
-        model or with_cache(tiny_llama(), CAPACITY), vocab_size, pool or TracingPool()
+        model or with_plain_cache(tiny_llama(), CAPACITY), vocab_size, pool or TracingPool()
     )
     made.want(sampling)
     for _ in made.capture():
@@ -59,12 +67,12 @@ def chunked(
 @lru_cache
 def shared(name: str, capacity: int = CAPACITY) -> ChunkedDraft:
     """One for all tests that only propose."""
-    return chunked(SAMPLINGS[name], model=with_cache(tiny_llama(), capacity))
+    return chunked(SAMPLINGS[name], model=with_plain_cache(tiny_llama(), capacity))
 
 
 @lru_cache
 def eager(capacity: int) -> Decoder:
-    return with_cache(tiny_llama(), capacity)
+    return with_plain_cache(tiny_llama(), capacity)
 
 
 def sequence_of(sampling: SamplingParams, tokens: tuple[int, ...] = PROMPT) -> Sequence:
@@ -137,8 +145,8 @@ def test_at_the_edge_of_a_stretch_and_of_the_context(name: str) -> None:
 @pytest.mark.parametrize("name", ["greedy", "all"])
 def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
     module = tiny_llama(vocab_size=draft_size)
-    draft = chunked(SAMPLINGS[name], model=with_cache(module, CAPACITY))
-    reference = with_cache(module, CAPACITY)
+    draft = chunked(SAMPLINGS[name], model=with_plain_cache(module, CAPACITY))
+    reference = with_plain_cache(module, CAPACITY)
     sequences = [sequence_of(SAMPLINGS[name]) for _ in "ab"]
     for model, sequence in zip((draft.model, reference), sequences, strict=True):
         caught_up(model, sequence, 1)
@@ -217,7 +225,7 @@ def test_kinds_of_sampling_differ_by_the_cuts_in_use_only() -> None:
 
 def test_drafts_before_and_during_capture() -> None:
     pool = TracingPool()
-    draft = ChunkedDraft(with_cache(tiny_llama(), CAPACITY), VOCAB_SIZE, pool)
+    draft = ChunkedDraft(with_plain_cache(tiny_llama(), CAPACITY), VOCAB_SIZE, pool)
     check_equal(draft, SamplingParams(), DraftPlan("d", 7))
     assert pool.num_replays == 0
     for _ in islice(draft.capture(), 3):  # of one and of two tokens; not of four
@@ -228,7 +236,7 @@ def test_drafts_before_and_during_capture() -> None:
 
 
 def test_capturing_leaves_the_drafts_cache_as_it_is() -> None:
-    reference, model = (with_cache(tiny_llama(), CAPACITY) for _ in "ab")
+    reference, model = (with_plain_cache(tiny_llama(), CAPACITY) for _ in "ab")
     for each in (reference, model):
         each.forward(PROMPT)
     chunked(model=model)
@@ -246,7 +254,7 @@ def test_a_capture_that_fails_leaves_the_chunks_uncaptured(pool: Any) -> None:
 def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
     module = tiny_llama()
     for name in ("greedy", "plain", "all"):
-        draft = chunked(SAMPLINGS[name], model=with_cache(module, CAPACITY))
+        draft = chunked(SAMPLINGS[name], model=with_plain_cache(module, CAPACITY))
         sequence = sequence_of(SAMPLINGS[name])
         caught_up(draft.model, sequence, 1)
         draft.model.weights.final_norm.weight.fill_(math.nan)
@@ -289,8 +297,8 @@ class Counted(ChunkedDraft):
 def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list[Step], int]:
     """A turn of 60 tokens across the first edge, target and draft over graphs or neither."""
     target_module = tiny_llama()
-    target = with_cache(target_module, LARGE)
-    model = with_cache(agreeing_draft(target_module), LARGE)
+    target = with_plain_cache(target_module, LARGE)
+    model = with_plain_cache(agreeing_draft(target_module), LARGE)
     draft = None
     if is_chunked:
         pool = TracingPool()

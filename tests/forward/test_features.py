@@ -12,7 +12,7 @@ from localspec.forward.features import LAST, Features
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.static import undisturbed
 from tests.forward.tracing import UncapturedPool
-from tests.tiny import on_transformers, tiny_llama, with_cache
+from tests.tiny import on_transformers, tiny_llama, with_plain_cache
 
 CAPACITY = 64
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -29,7 +29,7 @@ def reference(tokens: list[int]) -> Any:
 
 
 def native() -> Any:
-    return with_cache(tiny_llama(), CAPACITY)
+    return with_plain_cache(tiny_llama(), CAPACITY)
 
 
 def captured() -> Any:

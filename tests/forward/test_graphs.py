@@ -37,7 +37,7 @@ from tests.forward.tracing import (
     UncapturedPool,
     on_gpu,
 )
-from tests.tiny import Plans, play, tiny_llama, with_cache
+from tests.tiny import Plans, play, tiny_llama, with_plain_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 TREE = (-1, 0, 0, 1, 2, 2, -1)
@@ -47,7 +47,7 @@ CAPACITY = 600  # three stretches: 256, 512, 600
 def captured(
     pool: GraphPool | None = None, num_graphs: int | None = None, capacity: int = CAPACITY
 ) -> CapturedDecoder:
-    decoder = CapturedDecoder(with_cache(tiny_llama(), capacity), pool or TracingPool())
+    decoder = CapturedDecoder(with_plain_cache(tiny_llama(), capacity), pool or TracingPool())
     for _ in islice(decoder.capture(), num_graphs):
         pass
     return decoder
@@ -90,7 +90,7 @@ def test_widths_of_the_cost_table_come_first_and_none_twice() -> None:
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[CapturedDecoder, Decoder]:
-    return captured(), with_cache(tiny_llama(), CAPACITY)
+    return captured(), with_plain_cache(tiny_llama(), CAPACITY)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16])
@@ -166,7 +166,7 @@ def test_a_rejected_draft_leaves_no_trace(pair: tuple[CapturedDecoder, Decoder])
 
 
 def test_hidden_states_are_those_of_the_decoder() -> None:
-    decoder, reference = captured(num_graphs=3), with_cache(tiny_llama(), CAPACITY)
+    decoder, reference = captured(num_graphs=3), with_plain_cache(tiny_llama(), CAPACITY)
     for model in (decoder, reference):
         model.forward(text(12))
     outputs = [model.run([3, 4], keep=(0,)) for model in (decoder, reference)]
@@ -179,8 +179,8 @@ def test_hidden_states_are_those_of_the_decoder() -> None:
 
 def test_the_first_answer_does_not_wait_and_graphs_are_used_as_they_come() -> None:
     pool = TracingPool()
-    decoder = CapturedDecoder(with_cache(tiny_llama(), CAPACITY), pool)
-    reference = with_cache(tiny_llama(), CAPACITY)
+    decoder = CapturedDecoder(with_plain_cache(tiny_llama(), CAPACITY), pool)
+    reference = with_plain_cache(tiny_llama(), CAPACITY)
     check_equal(decoder, reference, 20, 3)
     assert pool.num_captures == pool.num_replays == decoder.buffer_bytes == 0
     steps = decoder.capture()
@@ -203,7 +203,7 @@ def test_left_in_the_middle_it_goes_on_where_it_stopped() -> None:
 
 
 def test_capturing_leaves_a_conversation_as_it_is() -> None:
-    decoder = CapturedDecoder(with_cache(tiny_llama(), CAPACITY), TracingPool())
+    decoder = CapturedDecoder(with_plain_cache(tiny_llama(), CAPACITY), TracingPool())
     decoder.forward(text(50), num_logits=1)
     before = [tensor.clone() for both in decoder.cache.slots for tensor in both]
     assert len(list(islice(decoder.capture(), 12))) == 12
@@ -217,7 +217,7 @@ def test_without_room_there_are_fewer_graphs_and_a_sentence() -> None:
     decoder = captured(TracingPool(room=2))
     assert len(decoder.captured) == 2
     assert decoder.notice is not None and "no more memory" in decoder.notice
-    check_equal(decoder, with_cache(tiny_llama(), CAPACITY), 20, 8)
+    check_equal(decoder, with_plain_cache(tiny_llama(), CAPACITY), 20, 8)
 
 
 def test_room_that_comes_later_is_used() -> None:
@@ -234,7 +234,7 @@ def test_a_failed_capture_is_said_and_ends_capturing_but_not_decoding() -> None:
     assert decoder.notice is not None and "not permitted when stream is" in decoder.notice
     assert "\n" not in decoder.notice
     assert list(decoder.capture()) == []
-    reference = with_cache(tiny_llama(), CAPACITY)
+    reference = with_plain_cache(tiny_llama(), CAPACITY)
     for width in (1, 2, 8):
         check_equal(decoder, reference, 20, width)
 
@@ -243,7 +243,7 @@ def test_a_replay_that_does_nothing_is_not_believed() -> None:
     decoder = captured(StalePool())
     assert decoder.captured == frozenset()
     assert decoder.notice is not None and "other logits" in decoder.notice
-    check_equal(decoder, with_cache(tiny_llama(), CAPACITY), 20, 4)
+    check_equal(decoder, with_plain_cache(tiny_llama(), CAPACITY), 20, 4)
 
 
 # -- text -------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Copier:
 def test_the_engine_writes_the_same_text_over_graphs(is_tree: bool) -> None:
     """Across the first edge, 256, with plain rounds and drafts of several widths in turn."""
     prompt = tuple(text(236))
-    plain = play(Engine(with_cache(tiny_llama(), CAPACITY), {}), prompt, Plans((OFF, 0)), 60)
+    plain = play(Engine(with_plain_cache(tiny_llama(), CAPACITY), {}), prompt, Plans((OFF, 0)), 60)
     decoder = captured()
     engine = Engine(decoder, {"copier": Copier(plain.tokens, is_tree)})
     policy = Plans(("copier", 4), ("copier", 7), (OFF, 0), ("copier", 2), ("copier", 12))
@@ -297,7 +297,7 @@ def test_sampled_text_with_a_seed_is_the_same_over_graphs() -> None:
     sampling = SamplingParams(0.9, top_p=0.95, seed=11)
     texts = [
         play(Engine(model, {}), PROMPT, Plans((OFF, 0)), 40, sampling).tokens
-        for model in (captured(num_graphs=4), with_cache(tiny_llama(), CAPACITY))
+        for model in (captured(num_graphs=4), with_plain_cache(tiny_llama(), CAPACITY))
     ]
     assert texts[0] == texts[1]
 

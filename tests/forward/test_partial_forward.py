@@ -22,19 +22,18 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.partial_forward import EarlyExit
-from localspec.forward.static import zero_beyond
 from localspec.forward.weight_layout import PlainLinear
 from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import TracingPool
-from tests.tiny import Plans, play, tiny_llama, with_cache
+from tests.tiny import Plans, play, tiny_llama, with_cache, with_plain_cache
 
 LAYERS = 5
 TEXT = [5, 9, 12, 5, 30, 7]
 DRAFT = [3, 14, 15, 9]
 
 
-def whole() -> Decoder:
-    return with_cache(tiny_llama(num_layers=LAYERS, later=1.0), 48)
+def whole(made: Callable[..., Decoder] = with_cache) -> Decoder:
+    return made(tiny_llama(num_layers=LAYERS, later=1.0), 48)
 
 
 def alone(tokens: Sequence[int], before: Sequence[int] = TEXT) -> torch.Tensor:
@@ -249,7 +248,7 @@ def a_forward_that_fails(target: Decoder, leaving: EarlyExit) -> None:
 
 
 def a_clearing_of_slots(target: Decoder, leaving: EarlyExit) -> None:
-    zero_beyond(target.cache)
+    target.cache.zero_beyond()
 
 
 EVENTS = (
@@ -306,7 +305,7 @@ def test_a_tree_is_verified_as_without_a_draft() -> None:
 
 
 def test_a_captured_forward_computes_everything_anew() -> None:
-    target = CapturedDecoder(whole(), TracingPool())
+    target = CapturedDecoder(whole(with_plain_cache), TracingPool())
     for _ in target.capture():
         pass
     target.forward(TEXT)
@@ -317,7 +316,7 @@ def test_a_captured_forward_computes_everything_anew() -> None:
 
 
 def test_an_uncaptured_forward_of_a_captured_decoder_continues(runs: list[tuple[int, int]]) -> None:
-    target = CapturedDecoder(whole(), TracingPool())
+    target = CapturedDecoder(whole(with_plain_cache), TracingPool())
     target.forward(TEXT)
     EarlyExit(target, 2).forward(DRAFT[:3])
     target.cache.rollback(len(TEXT))

@@ -11,11 +11,10 @@ from transformers import AutoConfig
 
 from localspec.forward import attention
 from localspec.forward.attention import can_split, parts_of, split_attention
-from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
-from localspec.forward.static import StaticForward, Window, undisturbed, zero_beyond
+from localspec.forward.static import StaticForward, Window, undisturbed
 from tests.forward.test_decoder import SETTINGS, SHAPE, assert_close, scrambled
-from tests.tiny import CPU, with_cache
+from tests.tiny import CPU, with_plain_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23, 11, 2, 40, 41, 6, 19, 30]
 TREE = (-1, 0, 0, 1, 2, 2, -1)
@@ -29,7 +28,7 @@ def native(name: str = "llama", num_key_heads: int = 2, num_layers: int = 2) -> 
     model_type = settings.pop("model_type")
     if name != "smollm3":
         settings["num_hidden_layers"] = num_layers
-    return with_cache(scrambled(AutoConfig.for_model(model_type, **settings)), CAPACITY)
+    return with_plain_cache(scrambled(AutoConfig.for_model(model_type, **settings)), CAPACITY)
 
 
 def static_logits(
@@ -119,7 +118,7 @@ def test_what_is_no_number_beyond_the_end_can_be_cleared() -> None:
     for _, values in decoder.cache.slots:
         values[:, :, 12:] = float("nan")
     assert bool(static_logits(decoder, TEXT[5:8], 4, 32).isnan().all()), "no mask hides it"
-    zero_beyond(decoder.cache)
+    decoder.cache.zero_beyond()
     assert torch.equal(static_logits(decoder, TEXT[5:8], 4, 32), wanted)
 
 
@@ -183,7 +182,7 @@ def test_slots_scribbled_on_come_back() -> None:
 def test_bf16_stays_close() -> None:
     """The cache's precision, not fp32, goes through attention and its mask."""
     module = scrambled(AutoConfig.for_model(**{**SHAPE, "model_type": "llama"})).bfloat16()
-    decoder = with_cache(module, CAPACITY)
+    decoder = with_plain_cache(module, CAPACITY)
     decoder.forward(TEXT[:9])
     wanted = wanted_logits(decoder, TEXT[9:13])
     found = static_logits(decoder, TEXT[9:13], 4, 32)
@@ -197,9 +196,7 @@ def test_keys_in_parts_give_what_keys_at_once_give(
     num_key_heads: int, parents: Sequence[int] | None
 ) -> None:
     """Also where a whole part lies beyond the end, or its last rows see a part of it only."""
-    decoder = native(num_key_heads=num_key_heads)
-    cache = KVCache(decoder.cache.shape, torch.float32, CPU)  # keys plain, as on a GPU
-    decoder, tokens = Decoder(decoder.weights, cache), [5, 6, 7, 8, 9, 10, 11]
+    decoder, tokens = native(num_key_heads=num_key_heads), [5, 6, 7, 8, 9, 10, 11]
     for length in (1, 12, 20):
         decoder.cache.rollback(0)
         decoder.forward(TEXT[:length], num_logits=1)

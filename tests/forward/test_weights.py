@@ -382,13 +382,12 @@ def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
 def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32)
     assert isinstance(opened.model, Decoder) and opened.notice is None
-    assert opened.has_invariant_rows and opened.model.cache.has_transposed_keys
+    assert opened.has_invariant_rows
 
 
-def test_the_fastest_kernels_promise_no_bits_and_read_plain_keys(good: Path) -> None:
+def test_the_fastest_kernels_promise_no_bits(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32, is_fastest=True)
     assert isinstance(opened.model, Decoder) and not opened.has_invariant_rows
-    assert not opened.model.cache.has_transposed_keys  # whose attention is the fused one
 
 
 def test_a_header_that_safetensors_refuses_is_damage_before_anything_is_loaded(

@@ -37,7 +37,7 @@ def module() -> Any:
 def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     import torch
 
-    from localspec.forward.cache import STRIDE_GAP, native_cache
+    from localspec.forward.cache import KEY_TILE, native_cache
     from localspec.forward.model import CausalLM, kv_shape
 
     shape = shape_from_config(module.config.to_dict(), "small")
@@ -48,7 +48,8 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     tables = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
     held = CausalLM(module, cache).weight_bytes - sum(tables.values())
     assert planned.target_weights == held
-    assert planned.target_kv == cache.kv_bytes * CONTEXT // (CONTEXT + STRIDE_GAP)
+    assert planned.target_kv == cache.kv_bytes
+    assert CONTEXT % KEY_TILE == 0
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int4"])

@@ -167,7 +167,7 @@ class AutoregressiveHead:
         self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
         self._first = -1  # the text's first token, which no slot bears the name of
         self._num_pairs = 0  # slots beyond these hold rows of a draft
-        self.cache = native_cache(shape, parts.dtype, device, is_fastest=True)
+        self.cache = native_cache(shape, parts.dtype, device)
 
     @property
     def layers(self) -> tuple[int, ...]:
