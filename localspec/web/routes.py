@@ -61,7 +61,8 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
 
     async def live(request: Request) -> Response:
         start = number_of(request.query_params.get("rounds_from"))
-        return JSONResponse(live_state(service.status(), start, hardware.line()))
+        shown = number_of(request.query_params.get("c"))
+        return JSONResponse(live_state(service.status(shown), start, hardware.line()))
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]

@@ -559,6 +559,9 @@ def test_replies_of_two_conversations_are_written_at_the_same_time(
     first, second, third = sent(service), sent(service), sent(service)
     begun(first, second)
     assert (service.status().num_waiting, third.view.phase) == (1, "queued")
+    told = [service.status(each) for each in (None, first.handle, second.handle, third.handle)]
+    oldest, *own = [one.reply for one in told]
+    assert oldest is first.view and own == [first.view, second.view, third.view]
     service.stop(first)
     gate.set()
     for reply in (first, second, third):

@@ -185,8 +185,9 @@ const wantsRounds = () => Boolean(byId("ls-rounds")?.open && !byId("ls-why").hid
 async function look() {
   let pause = IDLE_MS;
   try {
-    const query = wantsRounds() ? `?rounds_from=${numRounds}` : "";
-    const answer = await fetch(`/live${query}`, { cache: "no-store" });
+    const query = new URLSearchParams({ c: new URLSearchParams(location.search).get("c") ?? "" });
+    if (wantsRounds()) query.set("rounds_from", numRounds);
+    const answer = await fetch(`/live?${query}`, { cache: "no-store" });
     if (!answer.ok) throw new Error(String(answer.status));
     const state = await answer.json();
     failures = 0;
