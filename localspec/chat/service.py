@@ -102,19 +102,16 @@ class ChatService(LogService):
     # what is there
 
     def status(self, handle: int | None = None) -> Status:
-        """handle: the conversation whose reply is told where one is being written there; else the
-        oldest that is being written, else the one that ended last."""
+        """reply: the one under way in this conversation, else the oldest, else the last."""
         lifecycle = self.lifecycle
         notices = (*self.store.notices, *lifecycle.notices)
         if lifecycle.loaded is not None:
             notices += lifecycle.loaded.notices
         if self.journal.notice is not None:
             notices += (self.journal.notice,)
-        reply = self.running(handle) or self.current or self.latest
+        reply = self.running(handle) or self.current or self.worker.latest
         view = None if reply is None else reply.view
-        is_of_this = view is not None and (
-            view.ended_s is None or view.ended_s > lifecycle.opened_s
-        )
+        is_of_this = view and (view.ended_s is None or view.ended_s > lifecycle.opened_s)
         return Status(
             phase=lifecycle.phase,
             phrase=lifecycle.phrase,
