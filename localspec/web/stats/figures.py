@@ -48,7 +48,8 @@ MAX_LINES = 100  # of the table
 
 @dataclass(frozen=True)
 class Summary:
-    """Turns taken together. None where nothing was measured. speedup: of whole replies.
+    """Turns taken together. None where nothing was measured. speedup: of whole replies, of the
+    num_compared turns that have one.
     num_lenient_tokens: of num_lenient_output_tokens, which the lenient turns among them have."""
 
     num_turns: int
@@ -61,6 +62,7 @@ class Summary:
     speedup: float | None
     decode_speedup: float | None
     alpha: float | None = None
+    num_compared: int = 0
     num_lenient_turns: int = 0
     num_lenient_output_tokens: int = 0
     num_lenient_tokens: int = 0
@@ -100,6 +102,7 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
         speedup=_gain(measured, "plain_reply_ms", "reply_ms"),
         decode_speedup=_gain(measured, "plain_decode_ms", "decode_ms"),
         alpha=reached_acceptance(rounds),
+        num_compared=sum(row["plain_reply_ms"] is not None for row in measured),
         num_lenient_turns=len(lenient),
         num_lenient_output_tokens=_sum(lenient, "num_output_tokens"),
         num_lenient_tokens=_sum(lenient, "num_lenient_tokens"),

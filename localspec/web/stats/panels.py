@@ -31,6 +31,8 @@ def _basis(summary: stats.Summary, saved_s: float | None) -> str:
     turns = counted(summary.num_turns, "turn")
     if saved_s is None:
         return turns
+    if summary.num_compared < summary.num_turns:
+        turns += f", {summary.num_compared:,} of them compared"
     seconds = "under a second" if abs(saved_s) < 1.0 else f"{abs(saved_s):,.0f} s"
     return f"{turns}, {seconds} {'saved' if saved_s >= 0 else 'lost'}"
 

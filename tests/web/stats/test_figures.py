@@ -142,6 +142,12 @@ def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
     assert "0" not in table[0][1:]
 
 
+def test_the_verdict_says_how_many_turns_it_stands_on() -> None:
+    shown = verdict_html("good", "said", stats.summarise([ROW, OFF, ROW]), 1.0)
+    assert "3 turns, 2 of them compared, 1 s saved" in shown
+    assert "compared" not in verdict_html("good", "said", stats.summarise([ROW, ROW]), 1.0)
+
+
 def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
     summary = stats.summarise([ROW, LENIENT, NOTHING])
     counted = (summary.num_lenient_turns, summary.num_lenient_tokens)
