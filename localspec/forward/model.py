@@ -71,24 +71,43 @@ class Rows(NamedTuple):
         return self.model.forward(self.tokens, self.parents, self.num_logits)
 
 
-class CausalLM:
-    """The transformers path."""
+class ModuleLM:
+    """What every module of transformers has, whatever it remembers of a text."""
 
     def __init__(self, module: Any, cache: KVCache) -> None:
         self.module = module
         self.cache = cache
         self.device: torch.device = module.device
         self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
-        self._window = window_of(module.config)
-        self._has_kinds = getattr(module.config.get_text_config(), "layer_types", None) is not None
-        # That attention adds its mask to the scores, and knows no causal order without one.
-        self._is_eager = module.config.get_text_config()._attn_implementation == "eager"
 
     @property
     def weight_bytes(self) -> int:
         tensors = chain(self.module.parameters(), self.module.buffers())
         held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
         return sum(held.values())  # tied weights count once
+
+    @torch.inference_mode()
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """See LanguageModel."""
+        products: torch.Tensor = self.module.get_output_embeddings()(rows)  # [n, V]
+        return scaled(products.float(), self.module.config)
+
+    @torch.inference_mode()
+    def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """See LanguageModel."""
+        rows: torch.Tensor = self.module.get_input_embeddings()(indices(ids, self.device))
+        return rows
+
+
+class CausalLM(ModuleLM):
+    """The transformers path."""
+
+    def __init__(self, module: Any, cache: KVCache) -> None:
+        super().__init__(module, cache)
+        self._window = window_of(module.config)
+        self._has_kinds = getattr(module.config.get_text_config(), "layer_types", None) is not None
+        # That attention adds its mask to the scores, and knows no causal order without one.
+        self._is_eager = module.config.get_text_config()._attn_implementation == "eager"
 
     @torch.inference_mode()
     def forward(
@@ -129,16 +148,6 @@ class CausalLM:
         if self.cache.shape.num_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
         return self.cache.follow(layers, self.module.get_input_embeddings().weight)
-
-    @torch.inference_mode()
-    def head(self, rows: torch.Tensor) -> torch.Tensor:
-        products: torch.Tensor = self.module.get_output_embeddings()(rows)  # [n, V]
-        return scaled(products.float(), self.module.config)
-
-    @torch.inference_mode()
-    def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = self.module.get_input_embeddings()(indices(ids, self.device))
-        return rows
 
     def _layout(
         self, num_tokens: int, parents: Sequence[int] | None, start: int

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -27,20 +26,18 @@ from localspec.errors import ModelError
 from localspec.formats.attention import no_drafts_for
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import Features
-from localspec.forward.model import AGREEMENT, PREFILL_CHUNK
+from localspec.forward.model import AGREEMENT, PREFILL_CHUNK, ModuleLM
 from localspec.forward.upload import indices
 
 PIECES = (6, 3)  # tokens that are read at once and in pieces
 
 
-class RecurrentLM:
+class RecurrentLM(ModuleLM):
     """A module of transformers whose own cache is its state."""
 
     def __init__(self, module: Any, capacity: int) -> None:
-        self.module = module
-        self.device: torch.device = module.device
-        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
-        self.cache = KVCache(KVShape(0, 1, 1, capacity), module.dtype, self.device)
+        shape = KVShape(0, 1, 1, capacity)
+        super().__init__(module, KVCache(shape, module.dtype, module.device))
         self.refusal = no_drafts_for(str(module.config.model_type))
         parameters = inspect.signature(module.forward).parameters
         self._state_name = "cache_params" if "cache_params" in parameters else "past_key_values"
@@ -49,12 +46,6 @@ class RecurrentLM:
         self._read = list[int]()  # the tokens that the state has read
         self.reads_pieces = True
         self._compare_pieces()
-
-    @property
-    def weight_bytes(self) -> int:
-        tensors = chain(self.module.parameters(), self.module.buffers())
-        held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
-        return sum(held.values())  # tied weights count once
 
     @torch.inference_mode()
     def forward(
@@ -113,13 +104,3 @@ class RecurrentLM:
 
     def follow(self, layers: Sequence[int]) -> Features:
         raise ModelError(self.refusal)
-
-    @torch.inference_mode()
-    def head(self, rows: torch.Tensor) -> torch.Tensor:
-        products: torch.Tensor = self.module.get_output_embeddings()(rows)
-        return products.float()
-
-    @torch.inference_mode()
-    def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = self.module.get_input_embeddings()(indices(ids, self.device))
-        return rows
