@@ -66,6 +66,12 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--device", metavar="NAME", help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps"
     )
     parser.add_argument(
+        "--draft-device",
+        metavar="NAME",
+        help="the same for the draft model (default: beside the target, or on another GPU where "
+        "it does not fit there)",
+    )
+    parser.add_argument(
         "--parallel",
         type=_whole(1, MOST_PARALLEL, f"not between 1 and {MOST_PARALLEL}"),
         metavar="REPLIES",
@@ -73,6 +79,20 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         f"{USUAL_PARALLEL}; 1 on a graphics card)",
     )
     parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
+    parser.add_argument(
+        "--remote",
+        metavar="URL",
+        help="a server with OpenAI's interface (vLLM, SGLang, ...) that answers instead of an "
+        "engine here; --model is then one of its models, its key is in LOCALSPEC_REMOTE_KEY",
+    )
+    parser.add_argument(
+        "--remote-key-file", metavar="FILE", type=Path, help="its key in a file instead"
+    )
+    parser.add_argument(
+        "--remote-key-unencrypted",
+        action="store_true",
+        help="send that key to another machine over http too",
+    )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -115,7 +135,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end."""
-    from localspec.open_service import opened_service  # packages exist only from here on
+    from localspec.config import remote_server  # packages exist only from here on
+    from localspec.open_service import opened_service
     from localspec.web.server import serve
 
     password = password_for(arguments.host, arguments.port, os.environ)
@@ -129,10 +150,18 @@ def start(arguments: argparse.Namespace) -> None:
         "home",
         "kernels",
         "device",
+        "draft_device",
         "parallel",
     )
     named = {name: vars(arguments)[name] for name in names}
-    options = LoadOptions(**named, heads=tuple(arguments.heads))
+    server = remote_server(
+        arguments.remote,
+        arguments.model,
+        arguments.remote_key_file,
+        arguments.remote_key_unencrypted,
+        os.environ,
+    )
+    options = LoadOptions(**named, heads=tuple(arguments.heads), remote=server)
 
     def on_ready(address: str, once: str) -> None:
         announce(address, once if not arguments.no_browser and has_screen() else None)

@@ -1,7 +1,8 @@
 """The seam between an engine and the rest: requests, chunks of replies, statistics.
 
-Contract: the local engine, an engine in another process and the fake of the tests are all a
-`Backend`; the page, the log and the command line use only that. Unknown is None, never 0.
+Contract: the local engine, an engine in another process, a server of somebody's and the fake of
+the tests are all a `Backend`; the page, the log and the command line use only that. Unknown is
+None, never 0; of the counts of a turn, those in `TurnStats.untold` are unknown.
 Counts follow vLLM's definitions: `acceptance_rate` = accepted / drafted, `mean_accepted_length` =
 1 + accepted / num_drafts (the bonus token counted), `draft_share` = accepted / output tokens.
 `speedup` is of the whole reply, from the request to the last token, `decode_speedup` of its rounds
@@ -21,23 +22,16 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from localspec.arithmetic import ratio
 from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
+from localspec.description import Description as Description  # as: the seam has these names too
+from localspec.description import DrafterStatus as DrafterStatus
+from localspec.description import OffCode as OffCode
+from localspec.description import Server as Server
 from localspec.errors import LocalspecError, RequestError
 from localspec.speculation import NoSpeedup, no_speedup, plain_reply_ms, speedup
 
 Role = Literal["system", "user", "assistant", "tool"]
 LARGEST_FIXED_LENGTH = 64  # γ
 Phase = Literal["loading", "prefill", "decode", "done"]
-OffCode = Literal[
-    "does_not_pay",  # drafting would not be faster here
-    "no_room",  # the reply was over before anything could be drafted
-    "nothing_to_propose",  # no drafter has anything to propose for this text
-    "no_memory",  # the drafters were unloaded, or did not fit
-    "no_draft",  # there is nothing that could draft
-    "incompatible_vocabulary",  # the chosen draft has another vocabulary
-    "switched_off",  # the person chose plain decoding
-    "measuring",  # this machine has not been measured yet
-    "engine_restarted",  # the engine has just been started again
-]
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,8 @@ class TurnStats:
     reason: why this drafter and γ, as a sentence. off: why nothing was drafted, None where
     something was or nothing is known yet. continued_from: whether a reply was continued from its
     own tokens or from its text encoded again; None for one from the start. num_thinking_tokens,
-    thinking_ms: output tokens of the thought, and its rounds.
+    thinking_ms: output tokens of the thought, and its rounds. untold: names of fields that a server
+    did not tell; what stands in them means nothing.
     """
 
     num_prompt_tokens: int
@@ -164,6 +159,7 @@ class TurnStats:
     num_thinking_tokens: int = 0
     thinking_ms: float = 0.0
     drafted_by: Mapping[str, int] = field(default_factory=dict)
+    untold: frozenset[str] = frozenset()
 
     def plus(self, step: Step) -> TurnStats:
         drafted = step.num_draft_tokens
@@ -193,6 +189,10 @@ class TurnStats:
     @property
     def drafter(self) -> str:
         return max(self.drafted_by, key=lambda name: self.drafted_by[name], default=OFF)
+
+    def told(self, name: str) -> Any:
+        """A field or figure by its name; None where a server did not tell it."""
+        return None if name in self.untold else getattr(self, name)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -295,53 +295,6 @@ class Chunk:
     thinking: str = ""
 
 
-@dataclass(frozen=True)
-class DrafterStatus:
-    """A drafter as the person sees it: whether it can be chosen, and why or why not. code: of a
-    reason why not that a page tells apart, None for the others. shares: drafters with the same word
-    hold one model among them (drafters.registry)."""
-
-    name: str
-    is_available: bool
-    reason: str
-    memory_bytes: int | None = None
-    code: OffCode | None = None
-    shares: str | None = None
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a backend has loaded. calibration: measured costs as plain data, None before.
-    fingerprint: of the target's files. kernels: the choice among them, None where there is none.
-    num_slots: replies that it decodes together; kv_bytes are of all. thinks: whether the model may
-    think before it answers, and can be told not to."""
-
-    target: str
-    draft: str | None
-    device: str
-    dtype: str
-    context_length: int
-    drafters: tuple[DrafterStatus, ...]
-    target_bytes: int | None = None
-    kv_bytes: int | None = None
-    calibration: Mapping[str, Any] | None = None
-    notices: tuple[str, ...] = ()
-    fingerprint: str | None = None
-    kernels: str | None = None
-    num_slots: int = 1
-    thinks: bool = False
-
-    @property
-    def held_bytes(self) -> int | None:
-        """All that is held: target, context and drafters; a model that several drafters share is
-        counted once. None where nothing is known."""
-        held = dict[str, int]()
-        for each in self.drafters:
-            part = each.shares or each.name
-            held[part] = max(held.get(part, 0), each.memory_bytes or 0)
-        return sum(part or 0 for part in (self.target_bytes, self.kv_bytes, *held.values())) or None
-
-
 class Backend(Protocol):
     """The one seam between an engine (local, child process, remote, fake) and the rest."""
 
@@ -351,9 +304,10 @@ class Backend(Protocol):
         """False once the engine is lost; all calls then raise EngineLost."""
         ...
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(self, messages: tuple[Message, ...]) -> int | None:
         """Prompt tokens of a conversation. A last message of the assistant counts as a reply to be
-        continued. Raises EngineLost also where no answer comes in a few seconds."""
+        continued. None where a server does not tell it. Raises EngineLost also where no answer
+        comes in a few seconds."""
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:

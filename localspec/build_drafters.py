@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.backend import DrafterStatus, OffCode
 from localspec.chat.out_of_memory import fault_of
@@ -27,7 +28,7 @@ from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
 from localspec.machine.plans import GRAPHS_BYTES
 from localspec.machine.sources import Source
-from localspec.placement import Place, load_at, refuse_shortage
+from localspec.placement import Place, keep_out_of_ram, load_at, refuse_shortage
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts
@@ -51,44 +52,66 @@ class Gathered:
     notices: tuple[str, ...]
     draft_code: OffCode
 
+    @property
+    def apart(self) -> LanguageModel | None:
+        """The draft model that runs on another device than the target; None without one."""
+        foreign = self.parts.foreign
+        drafts = (self.parts.draft, None if foreign is None else foreign.model)
+        device = self.parts.target.device
+        return next((one for one in drafts if one is not None and one.device != device), None)
+
+
+class _Draft(NamedTuple):
+    """A loaded draft model. moved: where it runs and why, as a sentence, where that is not beside
+    the target."""
+
+    model: LanguageModel
+    place: Place
+    moved: str | None
+
 
 def gather(
     source: Source,
-    place: Place,
+    places: Sequence[Place],
     target: LanguageModel,
     template: ChatTemplate,
     past: Sequence[str],
     pool: GraphPool | None,
     report: Report,
 ) -> Gathered:
-    """Load everything the source names beside the target."""
+    """Load everything the source names beside the target. places: for a draft model, the preferred
+    first."""
     from localspec.drafters.parts import Parts
     from localspec.forward.recurrent import RecurrentLM
 
-    if isinstance(target, RecurrentLM):
+    if isinstance(target, RecurrentLM) and not target.reads_pieces:
         return Gathered(Parts(target, draft_refusal=target.refusal), (), (), "no_draft")
-    draft, refusal, code = _draft(source, place, report)
+    draft, refusal, code = _draft(source, target, places, report)
     stranger = source.draft if code == "incompatible_vocabulary" else None
-    foreign, foreign_refusal = _foreign(source, stranger, place, target, report)
+    foreign, foreign_refusal = _foreign(source, stranger, target, places, report)
     heads, odd = heads_of(source)
+    is_apart = draft is not None and draft.place.device != target.device
+    draft_pool = pool_of(draft.place) if draft is not None and is_apart else pool
     parts = Parts(
         target,
-        None if draft is None else capturable(draft, pool),
+        None if draft is None else capturable(draft.model, draft_pool),
         refusal,
         pool,
         heads,
-        foreign,
+        None if foreign is None else foreign[0],
         foreign_refusal,
         tuple(tuple(template.encode_text(text)) for text in past),
+        draft_pool=draft_pool,
     )
-    drafts = (draft, foreign.model if foreign is not None else None)
-    told = (
-        size_warning(source.target_name, target.weight_bytes, "The draft", each.weight_bytes)
-        for each in drafts
-        if each is not None
+    drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
+    told = chain.from_iterable(
+        (
+            size_warning(source.target_name, target.weight_bytes, "The draft", one.weight_bytes),
+            moved,
+        )
+        for one, _, moved in drafts
     )
-    notices = tuple(each for each in told if each is not None)
-    return Gathered(parts, odd, notices, code)
+    return Gathered(parts, odd, tuple(each for each in told if each is not None), code)
 
 
 def build_drafters(
@@ -99,11 +122,12 @@ def build_drafters(
     from localspec.drafters.registry import REGISTRY, drafter_class
     from localspec.forward.recurrent import RecurrentLM
 
-    if isinstance(parts.target, RecurrentLM):
-        reason = parts.target.refusal
-        return {}, tuple(DrafterStatus(name, False, reason, code=draft_code) for name in REGISTRY)
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
     for name, info in REGISTRY.items():
+        if isinstance(parts.target, RecurrentLM) and not parts.target.suits(info.sends_chains):
+            reason = parts.target.refusal
+            statuses.append(DrafterStatus(name, False, reason, code=draft_code))
+            continue
         report(f"preparing {info.label}")
         try:
             built[name] = drafter_class(name).build(parts)
@@ -136,6 +160,17 @@ def slot_beside(parts: Parts, first: Slot) -> Slot | None:
         if another is not None:
             drafters[name] = another
     return Slot(Engine(own.target, drafters), first.controller.beside(drafters))
+
+
+def beside_bytes(parts: Parts, first: Slot) -> int:
+    """What a slot beside `first` takes."""
+    from localspec.drafters.parts import DrafterBase
+
+    foreign = None if parts.foreign is None else parts.foreign.model
+    models = (model for model in (parts.target, parts.draft, foreign) if model is not None)
+    drafters = (one for one in first.engine.drafters.values() if isinstance(one, DrafterBase))
+    held = sum(model.cache.kv_bytes for model in models)
+    return held + sum(drafter.beside_bytes for drafter in drafters)
 
 
 def lost_heads(
@@ -172,7 +207,7 @@ def capturable(model: LanguageModel, pool: GraphPool | None) -> LanguageModel:
     from localspec.forward.decoder import Decoder
     from localspec.forward.graphs import CapturedDecoder
 
-    if pool is None or not isinstance(model, Decoder):
+    if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
         return model
     return CapturedDecoder(model, pool)
 
@@ -190,15 +225,15 @@ def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple
 
 
 def _draft(
-    source: Source, place: Place, report: Report
-) -> tuple[LanguageModel | None, str, OffCode]:
+    source: Source, target: LanguageModel, places: Sequence[Place], report: Report
+) -> tuple[_Draft | None, str, OffCode]:
     """The draft model, or why there is none, in words and as a code."""
     if source.draft is None:
         return None, source.draft_refusal, "no_draft"
     try:
         require_compatible(source.target, source.draft)
         report(f"loading {source.draft_name}")
-        return _load_draft(source.draft, place), "", "no_draft"
+        return _load_draft(source.draft, target, places), "", "no_draft"
     except DraftMismatch as error:
         return None, str(error), "incompatible_vocabulary"
     except (ModelError, MemoryShortage) as error:
@@ -208,10 +243,10 @@ def _draft(
 def _foreign(
     source: Source,
     stranger: Path | None,
-    place: Place,
     target: LanguageModel,
+    places: Sequence[Place],
     report: Report,
-) -> tuple[Foreign | None, str]:
+) -> tuple[tuple[Foreign, _Draft] | None, str]:
     """A draft with other tokens: the one asked for before the profile's own."""
     from localspec.drafters.vocabularies import foreign
 
@@ -220,22 +255,43 @@ def _foreign(
         return None, "no draft with another vocabulary was chosen; --draft may name one."
     try:
         report(f"loading {folder.name}")
-        return foreign(source.target, folder, _load_draft(folder, place)), ""
+        loaded = _load_draft(folder, target, places)
+        return (foreign(source.target, folder, loaded.model), loaded), ""
     except (ModelError, MemoryShortage) as error:
         return None, str(error)
 
 
-def _load_draft(folder: Path, place: Place) -> LanguageModel:
-    """A draft stays in full precision: it is small, and its steps are what must be cheap."""
+def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) -> _Draft:
+    """On the first of these places that has room for it. Raises ModelError, MemoryShortage."""
     from localspec.forward.model import kv_shape
     from localspec.forward.weights import check_folder, read_config
 
     kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
-    refuse_shortage(folder, place)
+    place, why = _with_room(folder, places)
     longest = longest_of(check_folder(folder))
     context = min(place.context_length, longest or place.context_length)
-    there = replace(place, context_length=context, bits=None)
-    return load_at(folder, there, is_fastest=True).model
+    there = replace(place, context_length=context)
+    if there.device == target.device:
+        return _Draft(load_at(folder, there, is_fastest=True).model, there, None)
+    keep_out_of_ram(there)
+    model = load_at(folder, there, is_fastest=True).model
+    moved = f"The draft model {folder.name} runs on {there.hardware.device_name}, {why}"
+    return _Draft(model, there, moved)
+
+
+def _with_room(folder: Path, places: Sequence[Place]) -> tuple[Place, str]:
+    """The first place that has room for a draft, and why it is taken. Raises the MemoryShortage of
+    the preferred one."""
+    preferred, *others = places
+    try:
+        refuse_shortage(folder, preferred)
+        return preferred, "as asked."
+    except MemoryShortage as shortage:
+        for place in others:
+            with suppress(MemoryShortage):
+                refuse_shortage(folder, place)
+                return place, f"since there is no room beside the target. {shortage}"
+        raise
 
 
 def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:

@@ -1,16 +1,17 @@
-"""The commands: plan, generate, serve, export, doctor, and the groups keys, bench and train.
+"""The commands: plan, generate, serve, cluster, export, doctor, and the groups keys, bench, train.
 
 Contract: each command parses flags, calls the wings and prints a result; with --json the last
 line is one JSON object. A LocalspecError is one sentence on stderr and exit code 1; anything else
 is a fault of ours and shows its traceback.
 
-Not here: `generate` (generate_command), `serve` and `keys` (serve_command), the commands
-of `bench` and `train` (bench.commands, training.commands). Heavy imports are inside the functions,
-so that --help answers at once.
+Not here: `generate` (generate_command), `serve` and `keys` (serve_command), `cluster`
+(cluster_command), the commands of `bench` and `train` (bench.commands, training.commands). Heavy
+imports are inside the functions, so that --help answers at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -18,10 +19,12 @@ from typing import Annotated, cast, get_args
 import typer
 
 from localspec.bench.commands import app as bench_app
+from localspec.cluster_command import cluster
 from localspec.errors import ConfigError, StoreError
 from localspec.flags import (
     ContextFlag,
     DeviceFlag,
+    DraftDeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -51,11 +54,14 @@ app.add_typer(train_app, name="train")
 app.add_typer(keys_app, name="keys")
 app.command()(generate)
 app.command()(serve)
+app.command()(cluster)
 
 
 @app.command()
 def plan(
-    vram_gib: Annotated[float | None, typer.Option(help="Free memory to plan for.")] = None,
+    vram_gib: Annotated[
+        list[float] | None, typer.Option(help="Free memory to plan for; twice for two GPUs.")
+    ] = None,
     profile: ProfileFlag = None,
     model: ModelFlag = None,
     draft: DraftFlag = None,
@@ -64,6 +70,7 @@ def plan(
     context: ContextFlag = None,
     dtype: DtypeFlag = None,
     device: DeviceFlag = None,
+    draft_device: DraftDeviceFlag = None,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -75,12 +82,25 @@ def plan(
     from localspec.machine.plans import DEFAULT_CONTEXT, room_for
     from localspec.record.log_file import learnt_states
 
-    options = LoadOptions(profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
+    options = LoadOptions(*named, device=device, draft_device=draft_device)
     hardware = on_device(probe(), device)
+    first_gib, other_gib = _two_largest_first(vram_gib or ())
     learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
-    report = make_plans(options, settings_for(home), vram_gib, hardware, learnt)
-    text = "" if as_json else render(report, room_for(hardware, vram_gib).free_bytes)
+    settings = settings_for(home)
+    report = make_plans(options, settings, first_gib, hardware, learnt, other_gib)
+    text = "" if as_json else render(report, room_for(hardware, first_gib).free_bytes)
     finish(report.as_dict(), text, as_json)
+
+
+def _two_largest_first(given: Sequence[float]) -> tuple[float | None, float | None]:
+    """Of one GPU or two. Raises ConfigError for more."""
+    if len(given) > 2:
+        raise ConfigError(
+            "--vram-gib was given more than twice. A target and a draft use two GPUs."
+        )
+    first, other, *_ = [*sorted(given, reverse=True), None, None]
+    return first, other
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 Contract: an unknown key, a missing one or a value of the wrong kind is a ConfigError that names
 the file, the table and the nearest key. Nothing is read from the environment but the operating
-system's place for application data.
+system's place for application data and the key of a server.
 
 Not here: what a profile's shape means (machine.shapes), flags of the command line.
 """
@@ -10,6 +10,7 @@ Not here: what a profile's shape means (machine.shapes), flags of the command li
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec.errors import ConfigError
+from localspec.options import RemoteServer
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = PROJECT_FOLDER / "profiles" / "models"
+KEY_VARIABLE = "LOCALSPEC_REMOTE_KEY"
 
 Entry = TypeVar("Entry")
 
@@ -47,6 +50,29 @@ def settings_for(home: Path | None = None) -> Settings:
     A person's own profiles are in HOME/profiles/models and come before the shipped ones."""
     chosen = (home or default_home()).expanduser()
     return Settings(chosen, (chosen / "profiles" / "models", SHIPPED_PROFILES))
+
+
+def remote_server(
+    url: str | None,
+    model: str | None,
+    key_file: Path | None,
+    sends_key_openly: bool,
+    environment: Mapping[str, str] = os.environ,
+) -> RemoteServer | None:
+    """The server of the flags, None without one; its key from the file or KEY_VARIABLE. Raises
+    ConfigError."""
+    if url is None:
+        return None
+    key = environment.get(KEY_VARIABLE)
+    if key_file is not None:
+        try:
+            key = key_file.expanduser().read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"The key cannot be read from {key_file}. Name a text file that holds it and "
+                "nothing else."
+            ) from error
+    return RemoteServer(url, model, (key or "").strip() or None, sends_key_openly)
 
 
 # -- model profiles -------------------------------------------------------------------------

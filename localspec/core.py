@@ -78,11 +78,12 @@ class SamplingParams:
 
 
 class Noise(Protocol):
-    """The noise of one turn, which its seed fixes."""
+    """The noise of one turn, which its seed fixes: [count, V] for the tokens at `count` places of
+    the sequence from `position` on; and the same on another device."""
 
-    def rows(self, position: int, count: int) -> torch.Tensor:
-        """[count, V], for the tokens at `count` places of the sequence from `position` on."""
-        ...
+    def rows(self, position: int, count: int) -> torch.Tensor: ...
+
+    def on(self, device: torch.device) -> Noise: ...
 
 
 class Grammar(Protocol):

@@ -27,7 +27,13 @@ DraftFlag = Annotated[str | None, typer.Option(help="Draft model: a folder or a 
 HeadsFlag = Annotated[list[str] | None, typer.Option(help="Folder of a trained head; repeatable.")]
 DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
 ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
-DtypeFlag = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, 8-bit or 4-bit.")]
+DtypeFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16, float16, 8-bit or 4-bit; 4-bit-head: the output head in 4 bits "
+        "too, which changes the output more."
+    ),
+]
 KernelsFlag = Annotated[
     str | None,
     typer.Option(
@@ -39,6 +45,13 @@ KernelsFlag = Annotated[
 DeviceFlag = Annotated[
     str | None,
     typer.Option(help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps. None: the best here."),
+]
+DraftDeviceFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="The same for the draft model. None: beside the target, or on another GPU where it "
+        "does not fit there."
+    ),
 ]
 ParallelFlag = Annotated[
     int | None,
@@ -55,6 +68,23 @@ HomeFlag = Annotated[
     typer.Option(
         help="Folder of the log and of what was learnt. None: the usual one where a log is read, "
         "else a cold start."
+    ),
+]
+RemoteFlag = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a server with OpenAI's interface (vLLM, SGLang, ...) that answers instead "
+        "of an engine here; --model is then one of its models. Its key: LOCALSPEC_REMOTE_KEY."
+    ),
+]
+RemoteKeyFileFlag = Annotated[
+    Path | None, typer.Option(help="File with the key of the --remote server.")
+]
+RemoteKeyOpenlyFlag = Annotated[
+    bool,
+    typer.Option(
+        "--remote-key-unencrypted",
+        help="Send the key also over a connection to another machine that is not encrypted.",
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]

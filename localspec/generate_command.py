@@ -24,6 +24,7 @@ from localspec.errors import ConfigError, LocalspecError, RequestError, StoreErr
 from localspec.flags import (
     ContextFlag,
     DeviceFlag,
+    DraftDeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -33,13 +34,16 @@ from localspec.flags import (
     KernelsFlag,
     ModelFlag,
     ProfileFlag,
+    RemoteFlag,
+    RemoteKeyFileFlag,
+    RemoteKeyOpenlyFlag,
     finish,
     to_stderr,
 )
 from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
-    from localspec.backend import Chunk, Request, TurnStats
+    from localspec.backend import Backend, Chunk, Request, TurnStats
     from localspec.chat.local import LocalBackend
     from localspec.record.store import Store
     from localspec.workloads import Decision
@@ -98,15 +102,34 @@ def generate(
     dtype: DtypeFlag = None,
     kernels: KernelsFlag = None,
     device: DeviceFlag = None,
+    draft_device: DraftDeviceFlag = None,
+    remote: RemoteFlag = None,
+    remote_key_file: RemoteKeyFileFlag = None,
+    remote_key_openly: RemoteKeyOpenlyFlag = False,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer one message, or make a logged reply again."""
+    from localspec.config import remote_server, settings_for
+
+    server = remote_server(remote, model, remote_key_file, remote_key_openly)
     named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, kernels=kernels, raw=raw, device=device, parallel=1)
+    options = LoadOptions(
+        *named,
+        kernels=kernels,
+        raw=raw,
+        device=device,
+        parallel=1,
+        remote=server,
+        draft_device=draft_device,
+    )
     if (prompt is None) is (replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if replay is not None:
+        if server is not None:
+            raise ConfigError(
+                "--replay compares tokens, which a server does not tell. Leave --remote out."
+            )
         result = replayed(options, replay, drafter, home)
         finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
         return
@@ -115,7 +138,6 @@ def generate(
         raise RequestError("The message is empty. Write one between quotation marks.")
     from localspec.backend import Message, Request
     from localspec.chat.turn import seeded
-    from localspec.config import settings_for
     from localspec.core import AUTO, SamplingParams
     from localspec.workloads import AS_SET, EXACT, decide, load_workloads, workload_folders
 
@@ -132,6 +154,7 @@ def generate(
         num_draft_tokens=num_draft_tokens,
         first_num_draft_tokens=decision.workload.first_num_draft_tokens,
         workload=decision.workload.name,
+        is_raw=raw and server is not None,
     )
     result = labelled(answer(options, request, home), decision)
     finish(result, f"{result['text']}{note_of(result, lenient not in (None, EXACT))}", as_json)
@@ -142,7 +165,12 @@ def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[st
     from localspec.config import settings_for
     from localspec.load import open_local_backend
     from localspec.record.store import STATE_KEY, Store
+    from localspec.remote.server import ServerBackend
 
+    if options.remote is not None:
+        with closing(ServerBackend.open(options.remote)) as server:
+            notify(server.describe().notices)
+            return collect(server, request)
     with ExitStack() as stack:
         store = state = None
         if home is not None:
@@ -159,7 +187,7 @@ def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[st
         return result
 
 
-def collect(backend: LocalBackend, request: Request) -> dict[str, Any]:
+def collect(backend: Backend, request: Request) -> dict[str, Any]:
     """Run the turn to its end. Raises LocalspecError when it ended in an error."""
     chunks: list[Chunk] = list(backend.generate(request, threading.Event()))
     last = chunks[-1]
@@ -177,22 +205,24 @@ def collect(backend: LocalBackend, request: Request) -> dict[str, Any]:
 
 
 def statistics_json(stats: TurnStats) -> dict[str, Any]:
-    return {name: getattr(stats, name) for name in STATISTICS}
+    return {name: stats.told(name) for name in STATISTICS}
 
 
 def labelled(result: dict[str, Any], decision: Decision) -> dict[str, Any]:
-    """The result with the kind of text, the rule of checking and its label ("exact" or what was
-    lenient)."""
+    """The result with the kind of text, the rule of checking and its label ("exact", what was
+    lenient, or None where a server checked)."""
     from localspec.leniency import as_data, label
 
     stats, rule = result["stats"], decision.leniency
-    lenient = label(stats["num_lenient_tokens"], stats["num_output_tokens"])
+    rule_words = "exact" if stats["exact"] else None  # of a server it is not known
+    if rule is not None:
+        rule_words = label(stats["num_lenient_tokens"], stats["num_output_tokens"])
     return {
         **result,
         "workload": decision.workload.name,
         "is_workload_recognised": decision.is_recognised,
         "leniency": None if rule is None else as_data(rule),
-        "label": "exact" if rule is None else lenient,
+        "label": rule_words,
     }
 
 

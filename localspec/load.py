@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from localspec.build_drafters import (
+    beside_bytes,
     build_drafters,
     capturable,
     captures_of,
@@ -47,9 +48,11 @@ from localspec.placement import (
     Place,
     check_target,
     choose_threads,
+    draft_places,
     keep_out_of_ram,
     load_at,
     place_for,
+    require_movable_draft,
     return_memory,
 )
 
@@ -63,6 +66,10 @@ Report = Callable[[str], None]
 EQUAL_WITHIN_ROUNDING = (
     "Here one token and several at once are computed equal within rounding, not to the bit: in a "
     "near tie a reply may go on otherwise with drafting than without."
+)
+QUANTISED_HEAD = (
+    "The output head is kept in 4 bits, as asked, which changes what the model says. Drafting "
+    "changes nothing beyond that: replies are exactly those of the model with this head."
 )
 NO_TEMPLATE = (
     "This model has no chat template, so it was not trained to chat: it continues the text of the "
@@ -121,21 +128,27 @@ def _opened(
 
     torch = _quiet_torch(report)
     source, kernels = resolve(options, report), _kernels(options)
-    hardware = on_device(probe(), options.device)
+    machine = probe()
+    hardware = on_device(machine, options.device)
     if options.device != "cpu":
         hardware = confirmed_by_torch(hardware, torch)
     place = place_for(options, source, hardware, torch)
+    require_movable_draft(options, source)
+    draft_at = draft_places(options, place, machine, torch)
     if not options.anyway:
         keep_out_of_ram(place)
     target, notices = _target(options, source, place, report, beside_page)
     pool = pool_of(place)
     target = capturable(target, pool)
     template = ChatTemplate.load(source.target, options.raw)
-    found = gather(source, place, target, template, past, pool, report)
+    found = gather(source, draft_at, target, template, past, pool, report)
+    if found.apart is not None:
+        _choose_threads(found.apart, report, beside_page)
     drafters, statuses = build_drafters(found.parts, report, found.draft_code)
     lost = lost_heads(options.heads, found, statuses)
     marks, states = marks_of(source, found.parts.heads), dict(state or {})
-    combination = _identity(source, marks, place, kernels, torch)
+    apart = None if found.apart is None else str(found.apart.device)
+    combination = _identity(source, marks, place, kernels, apart, torch)
     shipped, misfit = read_accepted(source.accepted, marks)
     controller, unread = _controller(drafters, shipped, states.pop(combination, None))
     raw = NO_TEMPLATE if template.is_raw and not options.raw else None
@@ -191,20 +204,21 @@ def _target(
     short = check_target(source.target, place, options.anyway)
     opened = load_at(source.target, place, is_fastest=_kernels(options) == FASTEST)
     target = opened.model
-    if target.device.type == "cpu":
-        report("choosing the number of threads")
-        choose_threads(lambda: _one_step(target), beside_page)
+    _choose_threads(target, report, beside_page)
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
-    drafts_none = isinstance(target, RecurrentLM)
+    drafts_none = isinstance(target, RecurrentLM) and not target.reads_pieces
     rounded = None if opened.has_invariant_rows or drafts_none else EQUAL_WITHIN_ROUNDING
     repacked = None
     if opened.repacking_error is not None:
         repacked = (
-            "The 4-bit weights of its files are used as they are. Their scales are rounded, which "
-            f"changes the output of a layer by at most {opened.repacking_error:.2%}."
+            "The 4-bit weights of its files are used as they are. Their scales and what they "
+            "multiply are rounded to bf16, which changes the output of a layer by at most "
+            f"{opened.repacking_error:.2%}."
         )
-    return target, [notice for notice in (short, own, repacked, rounded) if notice is not None]
+    head = QUANTISED_HEAD if place.quantises_head else None
+    told = (short, own, repacked, rounded, head)
+    return target, [notice for notice in told if notice is not None]
 
 
 def _kernels(options: LoadOptions) -> str:
@@ -242,8 +256,7 @@ def _beside(
     asked = options.parallel
     usual = USUAL_PARALLEL if place.device.type == "cpu" else 1
     wanted = (asked or usual) - 1
-    models = (parts.target, *([parts.draft] if parts.draft is not None else []))
-    slot_bytes = sum(model.cache.kv_bytes for model in models)
+    slot_bytes = beside_bytes(parts, first)
     free_bytes = free_bytes_now(place.hardware)
     if asked is None:
         free_bytes = int(SPENT_ON_SLOTS * free_bytes)
@@ -258,16 +271,28 @@ def _beside(
     return slots, (f"{len(slots) + 1} of {asked} replies are written at the same time: {why}.",)
 
 
+def _choose_threads(model: LanguageModel, report: Report, beside_page: bool) -> None:
+    """For a model on the processor."""
+    if model.device.type == "cpu":
+        report("choosing the number of threads")
+        choose_threads(lambda: _one_step(model), beside_page)
+
+
 def _one_step(model: LanguageModel) -> None:
     model.forward([1])
     model.cache.rollback(0)
 
 
 def _identity(
-    source: Source, marks: Mapping[str, str], place: Place, kernels: str, torch: Any
+    source: Source,
+    marks: Mapping[str, str],
+    place: Place,
+    kernels: str,
+    apart: str | None,
+    torch: Any,
 ) -> str:
     """What learnt costs and acceptances belong to. The weights count too: a head or a draft that
-    was trained again keeps its name."""
+    was trained again keeps its name. apart: the device of a draft that is not beside the target."""
     return identity(
         source.target_name,
         source.draft_name,
@@ -277,4 +302,5 @@ def _identity(
         f"{torch.get_num_threads()} threads",
         kernels,
         ", ".join(f"{part} {mark}" for part, mark in sorted(marks.items())),
+        *([] if apart is None else [f"draft on {apart}"]),
     )

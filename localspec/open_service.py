@@ -1,4 +1,5 @@
-"""The service of the page and of other programs over a log, with its engine in another process.
+"""The service of the page and of other programs over a log, with its engine in another process
+or on somebody's server.
 
 Contract: `opened_service` is how `app.py` and `python -m localspec serve` begin; nothing is loaded
 before the service is started, and this process never loads torch.
@@ -23,6 +24,7 @@ from localspec.options import LoadOptions, Offer
 from localspec.record.opening import sole_use
 from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.remote.child import ChildBackend
+from localspec.remote.server import ServerBackend
 from localspec.remote.wire import Opening
 from localspec.workloads import load_workloads, workload_folders
 
@@ -37,6 +39,10 @@ def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterat
 
     def opener_for(options: LoadOptions) -> Opener:
         def open_backend(report: Callable[[str], None]) -> Backend:
+            if options.remote is not None:
+                report(f"connecting to {options.remote.url}")
+                kept = store.load_state(STATE_KEY)
+                return ServerBackend.open(options.remote, kept, options.parallel)
             keywords = {
                 "options": options,
                 "state": store.load_state(STATE_KEY),
@@ -49,6 +55,8 @@ def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterat
 
     def smaller(options: LoadOptions, loaded: Description) -> Offer | None:
         profiles = load_profiles(settings.profile_folders)
+        if loaded.dtype is None:
+            return None
         return smaller_offer(options, loaded.target, loaded.dtype, profiles)
 
     with sole_use(settings.database), closing(Store.open(settings.database)) as store:

@@ -1,14 +1,70 @@
-"""What a person asked to be loaded: plain values from flags or the page, checked by load."""
+"""What a person asked to be loaded: plain values from flags or the page, checked by load, but for
+the address of a server, which is checked at once: what is loaded is not freed for a wrong one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from localspec.errors import ConfigError
 
 SAME_BITS, FASTEST = "same-bits", "fastest"
 KERNELS = (SAME_BITS, FASTEST)
 USUAL_PARALLEL = 4
 MOST_PARALLEL = 64
+
+
+@dataclass(frozen=True)
+class RemoteServer:
+    """A server with OpenAI's interface that answers instead of an engine here. url: with or without
+    /v1. model: None: its first. key: None: none is sent; it is never written down.
+    sends_key_openly: also where the connection to another machine is not encrypted. Raises
+    ConfigError for an address that cannot be used, or not with this key."""
+
+    url: str
+    model: str | None = None
+    key: str | None = field(default=None, repr=False)
+    sends_key_openly: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.address)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            parts, host = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+            raise ConfigError(
+                "The address of the server cannot be read. Write it like http://127.0.0.1:8000 or "
+                "https://my-server.example/v1."
+            )
+        if parts.username or parts.password:
+            raise ConfigError(
+                "The address of the server holds a name or a password, which would be logged. "
+                "Leave it out of the address and give a key."
+            )
+        is_open = parts.scheme == "http" and not is_here(host)
+        if self.key and is_open and not self.sends_key_openly:
+            raise ConfigError(
+                f"The key was not sent: the connection to {host} is not encrypted, so whoever "
+                "listens on the network could read it. Use an https:// address or a tunnel (ssh "
+                "-L), or, in a network that you trust, start with --remote-key-unencrypted."
+            )
+
+    @property
+    def address(self) -> str:
+        """Without /v1."""
+        return self.url.strip().rstrip("/").removesuffix("/v1")
+
+
+def is_here(host: str) -> bool:
+    """Whether this is this machine's own address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 @dataclass(frozen=True)
@@ -23,7 +79,9 @@ class LoadOptions:
     parallel: replies that are decoded together, at most; None: as many as fit, up to USUAL_PARALLEL
     on a processor, else 1.
     device: "cpu", "cuda", "cuda:N" as `doctor` counts GPUs, or "mps"; None: the GPU with the most
-    free memory, else the processor."""
+    free memory, else the processor. remote: a server, whereupon all but parallel and home is of no
+    use. draft_device: as device, for a draft model; None: beside the target, or where it does not
+    fit there on another GPU."""
 
     profile: str | None = None
     model: str | None = None
@@ -39,6 +97,8 @@ class LoadOptions:
     raw: bool = False
     device: str | None = None
     parallel: int | None = None
+    remote: RemoteServer | None = None
+    draft_device: str | None = None
 
 
 @dataclass(frozen=True)

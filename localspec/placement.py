@@ -33,9 +33,23 @@ from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.formats.lengths import longest_of
 from localspec.formats.stored import stored_of
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.hardware import Hardware, free_bytes_now, gib, torch_index
+from localspec.machine.hardware import (
+    Hardware,
+    confirmed_by_torch,
+    free_bytes_now,
+    gib,
+    on_device,
+    torch_index,
+)
 from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
-from localspec.machine.shapes import FULL_BYTES, TORCH_NAMES, ModelShape, Precision, kv_precision
+from localspec.machine.shapes import (
+    FULL_BYTES,
+    QUANTISED,
+    TORCH_NAMES,
+    ModelShape,
+    Precision,
+    kv_precision,
+)
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 
@@ -45,7 +59,8 @@ if TYPE_CHECKING:
     from localspec.forward.weights import Bits, Opened
 
 SHORTEST_CONTEXT = 64
-QUANTISED: Mapping[str, Bits] = {"8-bit": 8, "4-bit": 4}
+HEAD_TOO: Precision = "4-bit-head"
+BITS: Mapping[str, Bits] = {"8-bit": 8, "4-bit": 4, HEAD_TOO: 4}
 WITHOUT_UNPACKING = (
     "Close other programs, or choose the model with 16-bit weights in .safetensors, which go "
     "straight to the GPU; --dtype 4-bit quantises them there."
@@ -69,10 +84,13 @@ class Place:
     dtype: torch.dtype
     bits: Bits | None  # of the target's linear layers, None: dtype
     context_length: int
+    quantises_head: bool = False  # of a 4-bit target, the output head as well
 
     @property
     def precision(self) -> str:
         """As the person names it."""
+        if self.quantises_head:
+            return HEAD_TOO
         return f"{self.bits}-bit" if self.bits else str(self.dtype).removeprefix("torch.")
 
 
@@ -92,10 +110,53 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
         )
     device = device_of(hardware, torch)
     stored = stored_of(config, source.target_name)
-    asked = QUANTISED.get(options.dtype or "")
+    asked = BITS.get(options.dtype or "")
     dtype = dtype_of(None if asked else options.dtype, hardware, torch)
-    bits = QUANTISED.get((stored and stored.stays) or "") or asked
-    return Place(hardware, device, dtype, bits, wanted)
+    bits = BITS.get((stored and stored.stays) or "") or asked
+    return Place(hardware, device, dtype, bits, wanted, options.dtype == HEAD_TOO)
+
+
+def require_movable_draft(options: LoadOptions, source: Source) -> None:
+    """Raises ConfigError where a device was asked for a draft model and there is none."""
+    if options.draft_device is None or source.draft or source.foreign:
+        return
+    stays = ""
+    if source.heads:
+        stays = " A head reads the target's hidden states, so it stays on the target's device."
+    raise ConfigError(
+        f"--draft-device {options.draft_device} is for a draft model, and there is none for "
+        f"{source.target_name}.{stays} Name one with --draft, or leave --draft-device out."
+    )
+
+
+def draft_places(
+    options: LoadOptions, place: Place, machine: Hardware, torch: Any
+) -> tuple[Place, ...]:
+    """Where a draft model may be loaded, the preferred first: where it is asked for; else beside
+    the target, which costs no more time and leaves the other GPU free, then on the other GPU with
+    the most free memory. place: the target's. machine: as it was probed. Raises ConfigError.
+
+    A draft stays in full precision: it is small, and its steps are what must be cheap."""
+    beside = replace(place, bits=None, quantises_head=False)
+    if options.draft_device is not None:
+        asked = on_device(machine, options.draft_device, "--draft-device")
+        if asked.device != "cpu":
+            asked = confirmed_by_torch(asked, torch)
+        there = _moved(beside, asked, torch)
+        return (beside if there.device == place.device else there,)
+    if place.device.type != "cuda":
+        return (beside,)
+    others = replace(machine, gpu=place.hardware.gpu).other_gpus.values()
+    largest = sorted(others, key=lambda gpu: -(gpu.free_bytes or 0))[:1]
+    found = (confirmed_by_torch(replace(machine, gpu=gpu), torch) for gpu in largest)
+    moved = (_moved(beside, each, torch) for each in found if each.gpu in largest)
+    return (beside, *moved)
+
+
+def _moved(place: Place, hardware: Hardware, torch: Any) -> Place:
+    """The same on another device, in the precision in which that one computes."""
+    device, dtype = device_of(hardware, torch), dtype_of(None, hardware, torch)
+    return replace(place, hardware=hardware, device=device, dtype=dtype)
 
 
 def device_of(hardware: Hardware, torch: Any) -> Any:
@@ -183,11 +244,9 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
     halves = (place.context_length >> number for number in range(1, 32))
     contexts = [each for each in halves if each >= SHORTEST_OFFERED]
     shorter = (each for each in contexts if fits(replace(place, context_length=each)))
-    # On CUDA 8 bits are slower than 4 and fit no graph: only who asks for them gets them.
-    offered: tuple[Bits, ...] = (4,) if place.device.type == "cuda" else (8, 4)
-    fewer = (bits for bits in offered if fits(replace(place, bits=bits)))
     found = [f"a context of {each} tokens" for each in islice(shorter, 1)]
-    found += [f"{bits}-bit weights" for bits in fewer]
+    # 8 bits take more memory than 4: only who asks for them gets them.
+    found += ["4-bit weights"] if fits(replace(place, bits=4)) else []
     if found:
         return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
@@ -205,7 +264,7 @@ def needed_bytes(folder: Path, place: Place) -> int:
         own = _own_bits_bytes(folder, shape, full)
         if own is not None:
             return own + shape.kv_bytes(place.context_length, kv_precision(full, "cpu"))
-    precision: Precision = full if place.bits is None else "4-bit" if place.bits == 4 else "8-bit"
+    precision = QUANTISED.get(place.precision, full)
     kept_in = kv_precision(full, place.device.type)
     return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
 
@@ -222,17 +281,20 @@ def _own_bits_bytes(folder: Path, shape: ModelShape, full: Precision) -> int | N
     if stored.num_in_groups is not None:  # the embeddings may be among them, and are unpacked
         embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_tied else 2)
         kept = min(kept, max(0, stored.num_in_groups - embeddings))
-    in_groups = kept * (0.5 + 2 * FULL_BYTES[full] / stored.group_size)
+    in_groups = kept * (0.5 + 2 * FULL_BYTES["bf16"] / stored.group_size)
     return int(in_groups) + (shape.num_params - kept) * FULL_BYTES[full]
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
+    from localspec.forward.quantise import with_quantised_head
     from localspec.forward.weights import load_model
 
     spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
     spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
     wanted = (place.dtype, place.device, place.context_length, place.bits)
     opened = load_model(folder, *wanted, spent_bytes, is_fastest)
+    if place.quantises_head:
+        opened = replace(opened, model=with_quantised_head(opened.model))
     return_cached(place.device)  # or the next model is judged by less than is free
     return opened
 

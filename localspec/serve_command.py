@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from localspec.flags import (
     ContextFlag,
     DeviceFlag,
+    DraftDeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -24,6 +26,9 @@ from localspec.flags import (
     ModelFlag,
     ParallelFlag,
     ProfileFlag,
+    RemoteFlag,
+    RemoteKeyFileFlag,
+    RemoteKeyOpenlyFlag,
     finish,
     to_stderr,
 )
@@ -65,15 +70,28 @@ def serve(
     kernels: KernelsFlag = None,
     parallel: ParallelFlag = None,
     device: DeviceFlag = None,
+    draft_device: DraftDeviceFlag = None,
+    remote: RemoteFlag = None,
+    remote_key_file: RemoteKeyFileFlag = None,
+    remote_key_openly: RemoteKeyOpenlyFlag = False,
     home: HomeFlag = None,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
+    from localspec.config import remote_server
     from localspec.open_service import opened_service
     from localspec.web.guard.security import is_loopback
     from localspec.web.server import serve_interfaces
 
     named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, kernels=kernels, parallel=parallel, device=device)
+    server = remote_server(remote, model, remote_key_file, remote_key_openly)
+    options = LoadOptions(
+        *named,
+        kernels=kernels,
+        parallel=parallel,
+        device=device,
+        remote=server,
+        draft_device=draft_device,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
@@ -102,11 +120,14 @@ def make(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> Non
 
 @keys.command("list")
 def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
-    """The names of all keys."""
+    """The names of all keys, and when each was made and last used."""
     with closing(_store_of(home)) as store:
         found = store.api_keys.all()
-    lines = "\n".join(f"{key.name}  made {key.created_at_utc}" for key in found)
-    result = {"keys": [{"name": key.name, "created_at_utc": key.created_at_utc} for key in found]}
+    lines = "\n".join(
+        f"{key.name}  made {key.created_at_utc}  last used {key.last_used_at_utc or 'never'}"
+        for key in found
+    )
+    result = {"keys": [asdict(key) for key in found]}
     finish(result, "" if as_json else lines or "There is no key.", as_json)
 
 

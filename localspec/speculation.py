@@ -66,7 +66,7 @@ def interpolated(points: Mapping[int, float], place: float) -> float:
 
 
 def no_speedup(plain_ms: float | None, num_output_tokens: int) -> NoSpeedup | None:
-    """Why one reply that drafted has none. plain_ms: None under a load without a plain round."""
+    """Why one reply that drafted has none. plain_ms: None where the load is not known."""
     if plain_ms is None:
         return "load_changed"
     return "too_short" if num_output_tokens < MIN_COMPARED_TOKENS else None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import (
@@ -35,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 from localspec.forward.heads import files
 
-CUDA = torch.device("cuda", 0)
+CUDA, OTHER_CUDA = torch.device("cuda", 0), torch.device("cuda", 1)
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _CUDA, _META, _NUM_TYPES = 1, 14, 30  # of c10::DeviceType
@@ -44,12 +45,15 @@ _CUDA, _META, _NUM_TYPES = 1, 14, 30  # of c10::DeviceType
 @dataclass
 class Traffic:
     """Between host and card, by the line of the program that caused it. reads: the host waits for
-    a value. uploads: the host waits until its memory was copied."""
+    a value. uploads: the host waits until its memory was copied. crossings: from one card to the
+    other."""
 
     reads: Counter[str] = field(default_factory=Counter)
     uploads: Counter[str] = field(default_factory=Counter)
+    crossings: Counter[str] = field(default_factory=Counter)
 
     def clear(self) -> None:
+        self.crossings.clear()
         self.reads.clear()
         self.uploads.clear()
 
@@ -67,19 +71,19 @@ def fake_card(number: float = 0.0) -> Iterator[Traffic]:
         yield traffic
 
 
-def fake_module(module: Any, dtype: torch.dtype) -> Any:
+def fake_module(module: Any, dtype: torch.dtype, device: torch.device = CUDA) -> Any:
     """The module with fake tensors in place of its own; tied ones stay tied. Inside `fake_card`."""
     found = dict[int, torch.nn.Parameter]()
     for each in module.modules():
         for name, value in each._parameters.items():
             if value is not None:
                 if id(value) not in found:
-                    made = torch.empty(value.shape, dtype=dtype, device=CUDA)
+                    made = torch.empty(value.shape, dtype=dtype, device=device)
                     found[id(value)] = torch.nn.Parameter(made, requires_grad=False)
                 each._parameters[name] = found[id(value)]
         for name, value in each._buffers.items():
             if value is not None:
-                each._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=CUDA)
+                each._buffers[name] = torch.empty(value.shape, dtype=value.dtype, device=device)
     return module
 
 
@@ -105,6 +109,7 @@ def _patches(traffic: Traffic, number: float) -> Iterator[tuple[Any, str, Any]]:
 
     for name in ("tolist", "item", "__float__", "__int__", "__bool__", "__index__"):
         yield FakeTensor, name, _as(name, filled)
+    yield FakeTensor, "numpy", lambda tensor: np.array(filled(tensor))
     yield torch, "equal", lambda left, right: filled((left == right).all())
     yield torch, "tensor", _tensor_of(torch.tensor)
     yield files, "load_file", _read_by(files.load_file)
@@ -174,7 +179,10 @@ class _Watch(TorchDispatchMode):
         return out
 
     def _copied(self, source: torch.Tensor, out: torch.Tensor, kwargs: Any) -> None:
+        if source.device == out.device:
+            return
         if source.device.type == out.device.type:
+            self._traffic.crossings[_where()] += 1
             return
         if out.device.type == "cpu":
             self._traffic.reads[_where()] += 1

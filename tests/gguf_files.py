@@ -1,8 +1,8 @@
 """Small GGUF files for tests, written by the gguf package from tiny models.
 
-`write_gguf` lays a module out as llama.cpp's converter does: names, order of the rows of queries
-and keys, vocabulary and settings. `noise_in` gives values of a kind that the package cannot
-quantise to (the K kinds), as random blocks with scales of a sensible size.
+`write_gguf` lays a module out as llama.cpp's converter does: the package's own names, the order of
+the rows of queries and keys, vocabulary and settings. `noise_in` gives values of a kind that the
+package cannot quantise to (the K kinds), as random blocks with scales of a sensible size.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFWriter
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGUFWriter, get_tensor_name_map
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-
-from tools.peers.workers.convert_gguf import LAYER_NAMES, PLAIN_NAMES
 
 SCALES_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # of the fp16 scales in a block
 
 Kind = GGMLQuantizationType
 
 
-def ggml_name(name: str) -> str:
-    """transformers' name of a tensor -> ggml's."""
-    stem, _, end = name.rpartition(".")
-    if stem in PLAIN_NAMES:
-        return f"{PLAIN_NAMES[stem]}.{end}"
-    _, _, layer, rest = stem.split(".", 3)
-    return f"blk.{layer}.{LAYER_NAMES[rest]}.{end}"
+INTERLEAVED = ("llama", "granite", "smollm3")  # the families whose rows llama.cpp moves
+ARCHITECTURES = {name: place for place, name in MODEL_ARCH_NAMES.items()}
+
+
+def published(module: Any) -> dict[str, torch.Tensor]:
+    """A module's weights by the names of published files: those of experts apart, no tied head."""
+    found = dict[str, torch.Tensor]()
+    for name, tensor in module.state_dict().items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, 1)
+            stem = name.removesuffix("gate_up_proj")
+            found |= {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = tensor
+        elif name != "lm_head.weight" or not module.config.tie_word_embeddings:
+            found[name] = tensor
+    return found
 
 
 def interleaved(values: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -69,23 +77,25 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rotation = config.rope_parameters
+    writer.add_rope_freq_base(rotation.get("full_attention", rotation)["rope_theta"])
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
     describe(writer)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     dense = dict[str, torch.Tensor]()
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    for name, tensor in module.state_dict().items():
-        if name in tied:
-            continue
+    names = get_tensor_name_map(ARCHITECTURES[family], config.num_hidden_layers)
+    for name, tensor in published(module).items():
         layer = name.split(".")[-2]
-        is_moved = family == "llama" and layer in heads
-        values = interleaved(tensor, heads[layer]) if is_moved else tensor
+        is_moved = family in INTERLEAVED and layer in heads
+        shift = 1.0 if family == "gemma3" and layer.endswith("norm") else 0.0
+        values = interleaved(tensor, heads[layer]) if is_moved else tensor + shift
         raw, found = _stored(values.numpy(), kind, seed=len(dense))
-        writer.add_tensor(ggml_name(name), raw, raw_dtype=found)
+        called = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert called is not None, name
+        writer.add_tensor(called, raw, raw_dtype=found)
         back = torch.from_numpy(np.array(dequantize(raw, found))).view(tensor.shape)
-        dense[name] = _apart(back, heads[layer]) if is_moved else back
+        dense[name] = _apart(back, heads[layer]) if is_moved else back - shift
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -20,13 +20,15 @@ MAX_LINES = 400
 # A wing imports itself, what is below it here, and what every wing may import.
 EVERY_WING = {
     "core", "errors", "files", "leniency", "thought", "config", "arithmetic", "backend",
-    "workloads", "flags", "options", "speculation", "plots", "prompt_rows", "formats", "__init__",
+    "workloads", "flags", "options", "description", "speculation", "plots", "prompt_rows",
+    "formats", "__init__",
 }  # fmt: skip
 MAY_IMPORT = {
     "cli": {"*"},
-    "generate_command": {"load", "chat", "record"},
+    "generate_command": {"load", "chat", "record", "remote"},
     "__main__": {"bootstrap", "cli"},
     "serve_command": {"open_service", "web", "record"},
+    "cluster_command": {"machine", "record", "engine", "remote"},
     "open_service": {"remote", "machine", "chat", "record"},
     "web": {"api", "chat", "record", "machine", "drafters.registry"},
     "api": {"chat", "record", "drafters.registry"},
@@ -75,22 +77,24 @@ HOMES = {
     "fastapi": ("web", "api"),
     "starlette": ("web", "api"),
     "llguidance": ("chat.grammars",),
+    "openai": ("remote",),
+    "httpx2": ("remote", "machine"),
     "pydantic": ("api",),
-    "prometheus_client": ("api",),
+    "prometheus_client": ("api", "remote"),
     "uvicorn": ("web",),
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
     "typer": (
-        "cli", "generate_command", "serve_command", "flags", "bench.commands",
+        "cli", "generate_command", "serve_command", "cluster_command", "flags", "bench.commands",
         "training.commands",
     ),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (
     "localspec.web.server", "localspec.chat.service", "localspec.record.store",
-    "localspec.record.export", "localspec.remote.child", "localspec.machine.hardware",
-    "localspec.options", "app",
+    "localspec.record.export", "localspec.remote.child", "localspec.remote.server",
+    "localspec.machine.hardware", "localspec.options", "app",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tokenizers", "gradio", "bitsandbytes")
 

@@ -7,10 +7,12 @@ import json
 import shutil
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from localspec import build_drafters as guesses
 from localspec import load as load_module
@@ -207,6 +209,50 @@ def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path]) -> N
     for own in (5, {}, [], {"version": 1, "costs": {}}):
         backend = opened(options_of(pair[0]), {identity: own})
         assert any("learnt anew" in notice for notice in backend.describe().notices), own
+
+
+def test_a_4_bit_output_head_is_kept_where_it_is_asked_for_and_said(tmp_path: Path) -> None:
+    """Exactness is relative to it: what drafts changes nothing."""
+    module = tiny_llama(vocab_size=288)  # the kernels take 32 x n rows
+    target = save_model(tmp_path / "target", module)
+    draft = save_model(tmp_path / "draft", agreeing_draft(module))
+    plain, whole = (opened(options_of(target, draft, dtype=d)) for d in ("4-bit", "4-bit-head"))
+    assert (plain.describe().dtype, whole.describe().dtype) == ("4-bit", "4-bit-head")
+    assert any("output head is kept in 4 bits" in each for each in whole.describe().notices)
+    assert not any("output head" in each for each in plain.describe().notices)
+    said = [backend.loaded.engine.target.forward([1, 2, 3]) for backend in (plain, whole)]
+    off = float((said[0] - said[1]).norm() / said[0].norm())
+    assert 0.01 < off < 0.5
+    for backend in (plain, whole):
+        backend.loaded.engine.target.cache.rollback(0)
+    assert text_of(whole, "draft_model") == text_of(whole, "off")
+    assert plain.loaded.identity != whole.loaded.identity
+    odd = save_model(tmp_path / "odd", tiny_llama(vocab_size=VOCAB_SIZE))
+    with pytest.raises(ModelError, match=r"32 x n tokens\. Use --dtype 4-bit"):
+        opened(options_of(odd, dtype="4-bit-head"))
+
+
+def test_a_draft_without_room_beside_the_target_goes_to_the_next_device_and_it_is_said(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_device = torch.device("cpu", 0)  # by name another one than the target's
+    real_places, real_check = placement.draft_places, guesses.refuse_shortage
+
+    def places(*asked: Any) -> Any:
+        (beside,) = real_places(*asked)
+        return beside, replace(beside, device=next_device)
+
+    def refuse(folder: Path, place: Any) -> None:
+        if place.device != next_device:
+            raise MemoryShortage("draft needs 9 GiB, and 1 GiB is free.")
+        real_check(folder, place)
+
+    monkeypatch.setattr(load_module, "draft_places", places)
+    monkeypatch.setattr(guesses, "refuse_shortage", refuse)
+    backend = opened(options_of(*pair))
+    assert status(backend, "draft_model").is_available
+    (said,) = [each for each in backend.describe().notices if "runs on" in each]
+    assert "no room beside the target" in said and "draft needs 9 GiB" in said
 
 
 def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(

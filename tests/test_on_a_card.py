@@ -27,7 +27,14 @@ from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.machine.shapes import shape_from_config
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
 from tests.drafters.random_heads import head_for
-from tests.fake_card import CUDA, Traffic, fake_card, fake_module, memory_of_card
+from tests.fake_card import (
+    CUDA,
+    OTHER_CUDA,
+    Traffic,
+    fake_card,
+    fake_module,
+    memory_of_card,
+)
 from tests.forward.tracing import UncapturedPool
 from tests.tiny import Plans, tiny_llama
 
@@ -63,9 +70,9 @@ def test_every_drafter_has_a_budget() -> None:
     assert set(READS) == REGISTRY.keys() - {"cross_tokenizer"}
 
 
-def on_card(num_layers: int, capacity: int = 64) -> Decoder:
-    module = fake_module(tiny_llama(num_layers=num_layers), DTYPE)
-    return take_over(module, KVCache(kv_shape(module.config, capacity), DTYPE, CUDA))
+def on_card(num_layers: int, capacity: int = 64, device: torch.device = CUDA) -> Decoder:
+    module = fake_module(tiny_llama(num_layers=num_layers), DTYPE, device)
+    return take_over(module, KVCache(kv_shape(module.config, capacity), DTYPE, device))
 
 
 def drafter_on(name: str, parts: Parts) -> Any:
@@ -108,6 +115,27 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
             assert sum(traffic.reads.values()) <= READS[name], traffic.reads
         rounds_of(name, uncaptured, SAMPLED, traffic)
         assert not traffic.uploads
+
+
+@pytest.mark.parametrize("name", [n for n in READS if REGISTRY[n].needs == "draft"])
+@pytest.mark.parametrize("device", [OTHER_CUDA, torch.device("cpu")], ids=["card", "processor"])
+def test_a_draft_on_another_device_hands_over_token_ids_alone(
+    name: str, device: torch.device
+) -> None:
+    """Neither logits, hidden states nor noise cross, and the host waits no more than with both on
+    one card. Where the draft is on the processor, nothing but the target's choices is read."""
+    is_cpu = device.type == "cpu"
+    with fake_card(number=0.9) as traffic:
+        pool = UncapturedPool()
+        target, draft = CapturedDecoder(on_card(3), pool), on_card(1, device=device)
+        draft_pool = None if is_cpu else UncapturedPool()
+        if draft_pool is not None:
+            draft = CapturedDecoder(draft, draft_pool)
+        parts = Parts(target, draft, pool=pool, draft_pool=draft_pool)
+        for sampling in (GREEDY, SAMPLED, PENALISED):
+            rounds_of(name, parts, sampling, traffic)
+            assert not traffic.uploads and not traffic.crossings
+            assert sum(traffic.reads.values()) <= (1 if is_cpu else READS[name]), traffic.reads
 
 
 class WatchedPool(UncapturedPool):

@@ -28,10 +28,12 @@ from localspec.placement import (
     check_target,
     choose_threads,
     device_of,
+    draft_places,
     dtype_of,
     keep_out_of_ram,
     needed_bytes,
     place_for,
+    require_movable_draft,
     require_threads,
 )
 from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
@@ -162,6 +164,53 @@ def test_a_card_that_only_emulates_bfloat16_gets_float16() -> None:
 
     turing = SimpleNamespace(cuda=Cuda, device=torch.device, float16=torch.float16)
     assert dtype_of(None, probe(FakeNvml(), LINUX, CUDA_BUILD), turing) == torch.float16
+
+
+class TwoCards:
+    """torch with both cards of FakeNvml, by UUID."""
+
+    device, float16 = torch.device, torch.float16
+
+    class cuda:
+        is_available = staticmethod(lambda: True)
+        device = staticmethod(lambda device: nullcontext())
+        device_count = staticmethod(lambda: 2)
+        get_device_properties = staticmethod(lambda index: SimpleNamespace(uuid=f"0000-gpu{index}"))
+        get_device_capability = staticmethod(lambda index: (8, 9))
+        get_arch_list = staticmethod(lambda: ["sm_80", "sm_90"])
+        is_bf16_supported = staticmethod(lambda including_emulation: True)
+
+
+def test_a_draft_is_placed_beside_the_target_then_on_the_other_card_or_where_it_is_asked_for() -> (
+    None
+):
+    machine = probe(FakeNvml(num_gpus=2), replace(LINUX, multiplies_bf16=False), CUDA_BUILD)
+    on_first = replace(machine, gpu=machine.gpus[0])
+    target = Place(on_first, torch.device("cuda", 0), torch.bfloat16, 4, CONTEXT)
+
+    def placed(**options: str) -> list[Place]:
+        return list(draft_places(LoadOptions(**options), target, machine, TwoCards))
+
+    beside, other = placed()
+    assert (beside.device, other.device) == (torch.device("cuda", 0), torch.device("cuda", 1))
+    assert beside.bits is None is other.bits and other.hardware.gpu == machine.gpus[1]
+    assert [each.device for each in placed(draft_device="cuda:1")] == [torch.device("cuda", 1)]
+    assert placed(draft_device="cuda:0") == [beside]
+    (on_cpu,) = placed(draft_device="cpu")
+    assert (on_cpu.device, on_cpu.dtype) == (torch.device("cpu"), torch.float32)
+    assert on_cpu.hardware.gpu is None
+    with pytest.raises(ConfigError, match="--draft-device cuda:2 is not here"):
+        placed(draft_device="cuda:2")
+
+
+def test_a_device_for_a_draft_that_is_not_there_is_refused_and_heads_stay_where_they_are() -> None:
+    source, options = Source(Path("t"), "t"), LoadOptions(draft_device="cpu")
+    require_movable_draft(LoadOptions(), source)
+    require_movable_draft(options, replace(source, draft=Path("d")))
+    with pytest.raises(ConfigError, match=r"there is none for t\. Name one with --draft"):
+        require_movable_draft(options, source)
+    with pytest.raises(ConfigError, match="A head reads the target's hidden states"):
+        require_movable_draft(options, replace(source, heads=(Path("h"),)))
 
 
 def test_on_windows_torch_may_take_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,6 +21,7 @@ from localspec import core
 from localspec.core import DraftPlan, Outcome, Policy, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
+from localspec.forward import nf4
 from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
@@ -30,6 +32,10 @@ END_ID = 63
 HIDDEN_SIZE = 64  # formats with blocks of 64 weights need whole blocks
 CPU = torch.device("cpu")
 GREEDY = SamplingParams()
+NEEDS_BF16 = pytest.mark.skipif(
+    not nf4.has_kernel(CPU), reason="this processor has no instructions for bf16"
+)
+KINDS = (pytest.param("nf4", marks=NEEDS_BF16), "int8", "int4")  # quantise.Kind
 
 Context = tuple[int, ...]
 

@@ -38,6 +38,9 @@ def usage_of(turns: Sequence[TurnStats]) -> dict[str, Any]:
 
 
 def prediction_tokens(turns: Sequence[TurnStats]) -> dict[str, int]:
+    """Left out where a server did not tell them."""
+    if any(turn.told("num_draft_tokens") is None for turn in turns):
+        return {}
     num_accepted = sum(turn.num_accepted_tokens for turn in turns)
     num_drafted = sum(turn.num_draft_tokens for turn in turns)
     return {
@@ -50,7 +53,7 @@ def speculation_of(reply: Reply, stats: TurnStats) -> dict[str, Any]:
     """How one reply was drafted; off: why nothing was. With the seed and the kind of text, by which
     it can be made again."""
     return {
-        **{name: getattr(stats, name) for name in OF_TURN},
+        **{name: stats.told(name) for name in OF_TURN},
         "off": None if stats.off is None else stats.off.text,
         "seed": reply.settings.sampling.seed,
         "workload": reply.settings.workload,

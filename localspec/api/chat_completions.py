@@ -34,7 +34,7 @@ from localspec.api.fields import (
     stops_of,
     text_of,
 )
-from localspec.api.formats import called, held, schema_of
+from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
@@ -181,16 +181,13 @@ class ChatFields(ChoiceFields):
     def _held(self, request: Request) -> Request:
         """With its tools, and held to its format or to a call. Raises Refused."""
         choice, form = self.tool_choice, self.response_format
-        tools = [tool_of(one.function, "tools") for one in self.tools or () if choice != "none"]
-        if isinstance(choice, NamedTool):
-            return held(request, "tools", None, tools, called(tools, choice.function.name))
-        known = ("none", "auto", "required")
-        refuse_unless(choice, (None, *known), "tool_choice", f"must be one of {', '.join(known)}.")
-        if choice == "required":
-            return held(request, "tools", None, tools, called(tools, None))
+        tools = [tool_of(one.function, "tools") for one in self.tools or ()]
         fields = None if form is None else {**(form.json_schema or {}), "type": form.type}
         schema = schema_of(fields, "response_format")
-        return held(request, "response_format", schema, tools)
+        if isinstance(choice, NamedTool):
+            name = choice.function.name
+            return with_choice(request, tools, None, name, "response_format", schema)
+        return with_choice(request, tools, choice, None, "response_format", schema)
 
     def _refuse_the_impossible(self) -> None:
         refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")

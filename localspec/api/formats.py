@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from localspec.api.faults import refusal
+from localspec.api.fields import refuse_unless
 from localspec.api.tools import names_of
 from localspec.backend import Request
 from localspec.chat.grammars import ANY_OBJECT, grammar_of
@@ -51,6 +52,23 @@ def held(
         return replace(request, grammar=grammar_of(None if to_call else schema, functions))
     except RequestError as error:
         raise refusal(str(error), param) from error
+
+
+def with_choice(
+    request: Request,
+    tools: Tools,
+    choice: str | None,
+    named: str | None,
+    param: str,
+    schema: Schema | None,
+) -> Request:
+    """As `held`, by a tool_choice of OpenAI's interfaces. named: the tool that must be called.
+    Raises Refused."""
+    known = ("none", "auto", "required")
+    refuse_unless(choice, (None, *known), "tool_choice", f"must be one of {', '.join(known)}.")
+    if named is not None or choice == "required":
+        return held(request, "tools", None, tools, called(tools, named))
+    return held(request, param, schema, () if choice == "none" else tools)
 
 
 def called(tools: Tools, name: str | None) -> Tools:

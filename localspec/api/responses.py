@@ -10,29 +10,72 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from localspec.api.accounts import prediction_tokens, speculation_of
 from localspec.api.fields import Common, Fields, Part, refuse_unless, role_of, text_of
-from localspec.api.formats import held, schema_of
+from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Whole, pieces, whole
 from localspec.api.replies import Asked, event
-from localspec.backend import Message, Request, TurnStats
+from localspec.api.tools import arguments_of, tool_of
+from localspec.backend import Message, Request, ToolCall, TurnStats
 from localspec.chat.service import clean
 
 
 class InputItem(Fields):
-    """One message of the input."""
+    """One item of the input: a message, what the model thought, a call, or what it gave."""
 
     type: str = "message"
     role: str = ""
     content: str | list[Part] | None = None
     id: str | None = None
     status: str | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+
+    def message(self, where: str) -> Message | None:
+        """None for a thought, which the next reply is not shown. Raises Refused."""
+        known = ("message", "reasoning", "function_call", "function_call_output")
+        refuse_unless(self.type, known, f"{where}.type", f"must be one of {', '.join(known)}.")
+        if self.type == "reasoning":
+            return None
+        if self.type == "function_call":
+            arguments = arguments_of(self.arguments, f"{where}.arguments")
+            return Message("assistant", "", (ToolCall(self.call_id, self.name, arguments),))
+        if self.type == "function_call_output":
+            return Message("tool", text_of(self.output, f"{where}.output"), call_id=self.call_id)
+        role = role_of(self.role, f"{where}.role")
+        return Message(role, text_of(self.content, f"{where}.content"))
+
+
+class Function(Fields):
+    """A function that the model may call. strict: always so where a call is asked for."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def tool(self) -> dict[str, Any]:
+        known = self.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
+        return tool_of(known, "tools")
+
+
+class NamedFunction(Fields):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class ResponseFields(Common):
@@ -46,8 +89,8 @@ class ResponseFields(Common):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: list[Function] | None = None
+    tool_choice: str | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
     include: list[str] | None = None
@@ -61,13 +104,17 @@ class ResponseFields(Common):
         if isinstance(self.input, str):
             messages.append(Message("user", clean(self.input)))
         else:
-            for place, item in enumerate(self.input):
-                why = "localspec takes messages only."
-                refuse_unless(item.type, ("message",), f"input.{place}.type", why)
-                role = role_of(item.role, f"input.{place}.role")
-                messages.append(Message(role, text_of(item.content, f"input.{place}.content")))
+            found = (item.message(f"input.{place}") for place, item in enumerate(self.input))
+            messages += _joined([one for one in found if one is not None])
         request = self.request(tuple(messages), self.max_output_tokens, ())
-        return [held(request, "text.format", schema_of(self.format, "text.format"))]
+        schema, tools = (
+            schema_of(self.format, "text.format"),
+            [one.tool() for one in self.tools or ()],
+        )
+        choice = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            return [with_choice(request, tools, None, choice.name, "text.format", schema)]
+        return [with_choice(request, tools, choice, None, "text.format", schema)]
 
     @property
     def format(self) -> dict[str, Any]:
@@ -80,8 +127,6 @@ class ResponseFields(Common):
         refuse_unless(self.previous_response_id, (None,), "previous_response_id", kept)
         refuse_unless(self.conversation, (None,), "conversation", kept)
         refuse_unless(self.background, (None, False), "background", kept)
-        refuse_unless(self.tools, (None, []), "tools", "localspec does not call tools yet.")
-        refuse_unless(self.tool_choice, (None, "none", "auto"), "tool_choice", "there are none.")
         effort = {name: value for name, value in (self.reasoning or {}).items() if value}
         refuse_unless(effort, ({},), "reasoning", "it has no effect here.")
         refuse_unless(self.include, (None, []), "include", "localspec adds nothing on request.")
@@ -120,8 +165,8 @@ class Response:
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": asked.format},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": asked.model_dump()["tool_choice"] or "auto",
+            "tools": [one.model_dump() for one in asked.tools or ()],
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -139,10 +184,12 @@ class Response:
         """At the end of the reply."""
         is_cut = found.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
-        thoughts = [] if not found.reasoning else [thought(found.reasoning)]
+        output = [thought(found.reasoning)] if found.reasoning else []
+        if found.text or not found.calls:
+            output.append(self.item(status, found.text))
         return self.shown(
             status,
-            [*thoughts, self.item(status, found.text)],
+            [*output, *map(call_item, found.calls)],
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=_usage(found.stats),
             speculation=speculation_of(found.reply, found.stats),
@@ -177,7 +224,8 @@ async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | Non
                 yield None
                 continue
             reasoning += piece.reasoning
-            if not is_open and (piece.text or piece.finish_reason is not None):
+            is_over = piece.finish_reason is not None
+            if not is_open and (piece.text or (is_over and not piece.calls)):
                 is_open = True
                 if reasoning:
                     item = thought(reasoning)
@@ -193,14 +241,47 @@ async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | Non
                 delta = {"delta": piece.text, "logprobs": []}
                 yield made("response.output_text.delta", **response.place(index), **delta)
             if piece.finish_reason is not None:
-                place = response.place(index)
-                yield made("response.output_text.done", **place, text=text, logprobs=[])
-                yield made("response.content_part.done", **place, part=part(text))
-                found = Whole(reply, piece.stats, text, reasoning, (), piece.finish_reason)
+                found = Whole(
+                    reply, piece.stats, text, reasoning, (), piece.finish_reason, piece.calls
+                )
                 ended = response.ended(found)
-                item = ended["output"][-1]
-                yield made("response.output_item.done", output_index=index, item=item)
+                for index, item in enumerate(ended["output"]):
+                    if item["type"] == "message":
+                        place = response.place(index)
+                        yield made("response.output_text.done", **place, text=text, logprobs=[])
+                        yield made("response.content_part.done", **place, part=part(text))
+                    elif item["type"] == "function_call":
+                        begun = {**item, "arguments": "", "status": "in_progress"}
+                        yield made("response.output_item.added", output_index=index, item=begun)
+                        place = {"item_id": item["id"], "output_index": index}
+                        given = item["arguments"]
+                        yield made("response.function_call_arguments.delta", **place, delta=given)
+                        yield made(
+                            "response.function_call_arguments.done", **place, arguments=given
+                        )
+                    elif is_open:
+                        continue
+                    else:
+                        yield made("response.output_item.added", output_index=index, item=item)
+                    yield made("response.output_item.done", output_index=index, item=item)
                 yield made(f"response.{ended['status']}", response=ended)
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Calls are items of their own here; chat formats have them in the reply's message."""
+    found = list[Message]()
+    for message in messages:
+        if message.tool_calls and found and found[-1].role == "assistant":
+            calls = (*found[-1].tool_calls, *message.tool_calls)
+            found[-1] = replace(found[-1], tool_calls=calls)
+        else:
+            found.append(message)
+    return found
+
+
+def call_item(call: ToolCall) -> dict[str, Any]:
+    kind = {"id": f"fc_{call.call_id}", "type": "function_call", "status": "completed"}
+    return {**kind, "call_id": call.call_id, "name": call.name, "arguments": call.arguments}
 
 
 def part(text: str) -> dict[str, Any]:

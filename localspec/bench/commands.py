@@ -21,6 +21,7 @@ from localspec.files import read_json, why_not_writable
 from localspec.flags import (
     ContextFlag,
     DeviceFlag,
+    DraftDeviceFlag,
     DrafterFlag,
     DraftFlag,
     DtypeFlag,
@@ -30,6 +31,9 @@ from localspec.flags import (
     KernelsFlag,
     ModelFlag,
     ProfileFlag,
+    RemoteFlag,
+    RemoteKeyFileFlag,
+    RemoteKeyOpenlyFlag,
     SeedFlag,
     finish,
     listed,
@@ -82,11 +86,41 @@ def bench(
     dtype: DtypeFlag = None,
     kernels: KernelsFlag = None,
     device: DeviceFlag = None,
+    draft_device: DraftDeviceFlag = None,
+    remote: RemoteFlag = None,
+    plain: Annotated[
+        str | None, typer.Option(help="With --remote: the same server without speculation.")
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="With --remote: requests at the same time, comma-separated.")
+    ] = "1,4,16",
+    remote_key_file: RemoteKeyFileFlag = None,
+    remote_key_openly: RemoteKeyOpenlyFlag = False,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare ways of drafting with plain decoding, side by side on this machine."""
+    """Compare ways of drafting with plain decoding, side by side on this machine, or measure a
+    server as its users meet it."""
     if context_of_command.invoked_subcommand is not None:
+        return
+    if remote is not None:
+        from localspec.bench.cases import OWN_PROMPTS, load_prompts
+        from localspec.bench.remote import render_remote, run_remote
+        from localspec.config import remote_server
+
+        urls = [remote] if plain is None else [remote, plain]
+        servers = [remote_server(url, model, remote_key_file, remote_key_openly) for url in urls]
+        _refuse_unwritable(out, None)
+        measured = run_remote(
+            [one for one in servers if one is not None],
+            load_prompts(prompts or OWN_PROMPTS, limit),
+            [int(each) for each in listed_numbers(concurrency)],
+            max_tokens or 64,
+            (listed_numbers(temperatures) if temperatures else (0.0,))[0],
+            to_stderr,
+        )
+        finish(measured, render_remote(measured), as_json)
+        KeptFile(out, to_stderr).write(measured)
         return
     open_others: Callable[[], OtherEngines] | None = context_of_command.obj
     wanted = ("off", drafter) if drafter is not None else None if arms is None else listed(arms)
@@ -118,7 +152,9 @@ def bench(
     kept = KeptFile(out, to_stderr)
     heads_given = tuple(heads or ())
     named = (profile, model, draft, drafter, context, dtype, heads_given, home)
-    options = LoadOptions(*named, kernels=kernels, device=device, parallel=1)
+    options = LoadOptions(
+        *named, kernels=kernels, device=device, parallel=1, draft_device=draft_device
+    )
     if cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 

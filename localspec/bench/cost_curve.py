@@ -8,7 +8,7 @@ the controller measured, None where it did not. JSON data; the target's cache is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median
 from time import monotonic, perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from localspec.engine.calibrate import StandIn, widths_ms
 from localspec.engine.engine import Engine
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import FULL_PRECISIONS
-from localspec.machine.shapes import FULL_BYTES, ModelShape, Precision
+from localspec.machine.shapes import FULL_BYTES, QUANTISED, ModelShape, Precision
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 CONTEXTS = (128, 1024)
@@ -29,7 +29,6 @@ MIN_CYCLES, MAX_CYCLES = 3, 9
 LIMIT_S = 4.0  # at one context; no cycle beyond MIN_CYCLES is begun after it
 ARRAY_BYTES = 512 * 2**20  # caches of consumer machines end at 128 MB
 NUM_READS = 8
-QUANTISED: Mapping[str, Precision] = {"4-bit": "4-bit", "8-bit": "8-bit"}
 
 
 def cost_curve(

@@ -156,8 +156,8 @@ def logged_reply(
     row, found = store.turn_of(message_id), store.reply_tokens(message_id)
     if row is None or found is None:
         raise StoreError(
-            "The log has no tokens of this reply: it is not finished, was not recorded, or its "
-            "text was not to be logged."
+            "The log has no tokens of this reply: it is not finished, was not recorded, its text "
+            "was not to be logged, or a server wrote it that does not tell its tokens."
         )
     return row, tuple(found[0]), tuple(found[1])
 
@@ -237,7 +237,7 @@ def explain(
     in the reply."""
     best = backend.candidates(messages, shared, NUM_CANDIDATES)
     dtype = backend.describe().dtype
-    tie = next((value for name, value in TIES.items() if name in dtype), TIES["float32"])
+    tie = next((value for name, value in TIES.items() if name in (dtype or "")), TIES["float32"])
     return Difference(place, _candidate(best, first), _candidate(best, second), best, tie)
 
 

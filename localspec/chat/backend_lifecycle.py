@@ -185,6 +185,11 @@ class BackendLifecycle:
     def _remove_lost_notice(self) -> None:
         self.notices = tuple(one for one in self.notices if one != LOST_MEASURING)
 
+    @property
+    def num_slots(self) -> int:
+        """How many replies can be written at the same time."""
+        return 1 if self.loaded is None else self.loaded.num_slots
+
     def require(self) -> tuple[Backend, Description]:
         """What is loaded. Raises LocalspecError, with the reason, while nothing is."""
         if self.backend is None or self.loaded is None:
@@ -235,9 +240,9 @@ class BackendLifecycle:
     def shorter(self, num_needed_tokens: int) -> LoadOptions | None:
         """The options with about half the context, but no less than needed; None where that would
         not be at least a quarter shorter."""
-        if self._opener_for is None or self.options is None or self.loaded is None:
+        context = None if self.loaded is None else self.loaded.context_length
+        if self._opener_for is None or self.options is None or context is None:
             return None
-        context = self.loaded.context_length
         needed = -(-num_needed_tokens // CONTEXT_STEP) * CONTEXT_STEP
         wanted = max(context // 2, needed, SHORTEST_CONTEXT)
         return replace(self.options, context=wanted) if wanted <= 3 * context // 4 else None

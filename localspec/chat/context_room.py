@@ -54,7 +54,7 @@ def _num_system_tokens(backend: Backend, messages: tuple[Message, ...]) -> int:
     """Tokens of the system prompt that a conversation begins with."""
     system = [one for one in messages[:1] if one.role == "system"]
     # No chat format renders a system prompt alone.
-    return backend.count_tokens((*system, Message("user", "-"))) if system else 0
+    return (backend.count_tokens((*system, Message("user", "-"))) or 0) if system else 0
 
 
 def check_servable(backend: Backend, loaded: Description, request: Request) -> None:
@@ -68,5 +68,14 @@ def check_servable(backend: Backend, loaded: Description, request: Request) -> N
             )
     if request.is_raw:
         return
+    check_room(backend, loaded, request)
+
+
+def check_room(backend: Backend, loaded: Description, request: Request) -> None:
+    """Raise ContextOverflow where the context has no room for the reply. A server that does not
+    tell its context, or the length of a prompt, refuses by itself."""
+    if loaded.context_length is None:
+        return
     num_prompt_tokens = backend.count_tokens(request.messages)
-    max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
+    if num_prompt_tokens is not None:
+        max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)

@@ -73,6 +73,7 @@ class PendingTurn:
     its message's id; begun_text, begun_thinking, begun_tokens: its text, what was thought before
     it, and its ids as far as they are known.
     role: of the message that is answered. history: messages that are to be stored before it.
+    has_message: it brings that message, and is not another reply to an earlier one.
     """
 
     conversation: OpenConversation
@@ -95,6 +96,10 @@ class PendingTurn:
     asked_at_utc: str = field(default_factory=now)
     role: Role = "user"
     history: tuple[Message, ...] = ()
+    has_message: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_message = self.prompt_id is None and self.asked_by is None
 
     def begin_with(
         self, text: str, thinking: str, tokens: Sequence[int], continued: PendingTurn | int
@@ -343,8 +348,8 @@ class Journal:
         self._failure = None
 
     def _drop(self, turn: PendingTurn) -> None:
-        stored = [one for one in (turn.reply_id, turn.prompt_id) if one is not None]
-        self._store.message_tree.delete(*stored)
+        brought = (turn.reply_id, turn.prompt_id if turn.has_message else None)
+        self._store.message_tree.delete(*(one for one in brought if one is not None))
         conversation = turn.conversation
         with self._lock:
             self._pending.remove(turn)
@@ -352,7 +357,8 @@ class Journal:
                 if later.after is turn:
                     later.after, later.parent_id = turn.after, turn.parent_id
             if conversation.tip is turn:
-                conversation.tip = turn.after if turn.after in self._pending else None
+                others = [one for one in self._pending if one.conversation is conversation]
+                conversation.tip = others[-1] if others else None
 
     def _guard(self, write: Callable[[], None]) -> bool:
         """Whether the write succeeded. A failure becomes the notice; a bug is also logged."""

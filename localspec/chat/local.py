@@ -312,8 +312,7 @@ class LocalBackend:
             # Plain decoding needs a round for the end-of-text token too, no output token.
             is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
             num_own = cut.step.num_output_tokens - num_forced
-            if baseline.observe(cut.step, num_own + is_ended):
-                slot.controller.load_changed()
+            baseline.observe(cut.step, num_own + is_ended)
         if not found.step.num_draft_tokens:
             stats = replace(stats, off=self._why_off(turn.request, found) or stats.off)
         stats = replace(stats, reply_ms=turn.passed_ms)
@@ -369,14 +368,14 @@ class LocalBackend:
         drafters, target = self._engine.drafters, self._engine.target
         names = [name for name, drafter in drafters.items() if drafter.memory_bytes]
         if names:
+            captures = self.loaded.captures
+            captures = tuple(each for each in captures if each is cast("object", target))
             for slot in self._slots:
                 slot.engine.drafters = slot.controller.drafters = {
                     name: each for name, each in slot.engine.drafters.items() if name not in names
                 }
-            captures = self.loaded.captures
-            captures = tuple(each for each in captures if each is cast("object", target))
-            if not captures:  # a captured forward still writes to them
-                target.cache.features = None  # only heads read them
+                if not captures:  # a captured forward still writes to them
+                    slot.engine.target.cache.features = None  # only heads read them
             freed = (
                 f"To free memory, these drafters were unloaded: {', '.join(names)}. Send the next "
                 "message."

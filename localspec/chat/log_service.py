@@ -4,7 +4,7 @@ exports.
 Contract: none of it needs an engine. Everything may be called from any thread; StoreError where
 the log cannot be read or take a change.
 
-Not here: the messages of a conversation and its turns (service).
+Not here: new turns (service).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from localspec.chat import branches
 from localspec.chat.audit import Replay, logged_reply, replay_of
+from localspec.chat.importing import read_conversations
 from localspec.chat.journal import COMMIT_WAIT_S, Journal
 from localspec.chat.turn import Reply, ShownMessage, clean, title_line
 from localspec.engine.controller import measurements
@@ -79,6 +80,11 @@ class LogService:
             handle, lambda conversations, stored_id: conversations.pin(stored_id, is_pinned)
         )
 
+    def import_conversations(self, data: bytes) -> list[int]:
+        """Store the conversations of an exported file, all or none; the new handles. Raises
+        RequestError, StoreError."""
+        return self.store.conversation_list.add_imported(read_conversations(data))
+
     def folders(self) -> list[Folder]:
         return self.store.folders.all()
 
@@ -104,6 +110,12 @@ class LogService:
             handle, lambda conversations, stored_id: conversations.place(stored_id, folder_id)
         )
 
+    def messages(self, handle: int | None) -> list[ShownMessage]:
+        """The conversation from its root to its newest message, the growing reply included."""
+        if handle is None:
+            return []
+        return branches.messages_of(self.store, self.journal.conversation(handle))
+
     def messages_before(self, reply: Reply) -> list[ShownMessage]:
         """The conversation up to the message that this reply answers."""
         return branches.messages_of(self.store, reply.pending.conversation, until=reply.pending)
@@ -127,6 +139,11 @@ class LogService:
         """Remove it from every list, until `restore` or, at the next start, for good."""
         conversation = self.journal.change(handle, ConversationList.delete)
         conversation.is_deleted = True
+
+    def delete_if_empty(self, handle: int) -> None:
+        """After its only message was taken back."""
+        if not self.messages(handle):
+            self.delete(handle)
 
     def restore(self, handle: int) -> None:
         """Undo `delete`. Raises StoreError where it is deleted for good."""

@@ -43,7 +43,7 @@ def off_now(
 ) -> OffReason | None:
     """stats: of the turn under way or the latest one on this backend, None before the first.
     is_over: whether that turn is. was_lost: whether this backend replaces a lost one."""
-    if loaded is None:
+    if loaded is None or loaded.server is not None:
         return None
     missing = _no_drafter(loaded.drafters)
     if missing is not None:

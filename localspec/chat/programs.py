@@ -2,21 +2,23 @@
 
 Contract: `answer` queues a reply among those of the pages, with the same engine, settings and
 exactness. At most `most_waiting` of all replies may wait. Each conversation is logged under the
-source of the program and is in no page's list. `stop` ends a reply within one round.
+source of programs and is in no page's list. `stop` ends a reply within one round.
 
-Not here: the interfaces by which programs ask (api).
+Not here: the interfaces by which programs ask (api), what of a conversation is new to the log
+(logged_history).
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
-from localspec.backend import Description, Message, Request, Role
-from localspec.chat.journal import OpenConversation, PendingTurn
+from localspec.backend import Description, Message, Request
+from localspec.chat.logged_history import LoggedHistory, asked_in
 from localspec.chat.service import ChatService
-from localspec.chat.turn import Reply, ReplySettings, decided, title_of
-from localspec.errors import QueueFull
+from localspec.chat.turn import Reply, ReplySettings, decided, turn_settings
+from localspec.errors import EngineLost, QueueFull, RequestError
 from localspec.record.rows import API
 from localspec.workloads import AS_SET
 
@@ -30,13 +32,14 @@ class ProgramService:
         self.service = service
         self._most_waiting = most_waiting
         self._asking = threading.Lock()
+        self._history = LoggedHistory(API)
 
     @property
     def loaded(self) -> Description | None:
         """None while no model is loaded."""
         return self.service.lifecycle.loaded
 
-    def answer(self, request: Request, checking: str = AS_SET, source: str = API) -> Reply:
+    def answer(self, request: Request, checking: str = AS_SET) -> Reply:
         """Queue the reply. request: its workload may be AUTO; a seed is drawn where it has none.
         checking: see workloads.decide.
 
@@ -48,7 +51,7 @@ class ProgramService:
             if num_waiting >= self._most_waiting:
                 raise QueueFull(num_waiting, self._usual_seconds())
             settings = decided(
-                _settings_of(request, checking), self.service.workloads, _asked_in(request)
+                _settings_of(request, checking), self.service.workloads, asked_in(request.messages)
             )
             request = replace(
                 request,
@@ -56,12 +59,26 @@ class ProgramService:
                 workload=settings.workload,
                 first_num_draft_tokens=settings.first_num_draft_tokens,
             )
-            return self.service.queue(Reply(_turn_of(request, source), settings, request), request)
+            with suppress(EngineLost):  # the next engine checks it
+                self.service.check(request)
+            turn_settings(settings, None)  # a value that the log cannot keep is refused here
+            place = self._history.place(request)
+            reply = Reply(place.turn, settings, request)
+            self.service.journal.add(place.turn)
+            self.service.worker.queue(reply)
+            self._history.add(place)
+            return reply
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
         """Of a conversation as a prompt. Raises LocalspecError, also while no model is loaded."""
         backend, _ = self.service.lifecycle.require()
-        return backend.count_tokens(messages)
+        found = backend.count_tokens(messages)
+        if found is None:
+            raise RequestError(
+                "The server that answers here does not count tokens. Send the messages and read "
+                "the usage of the reply."
+            )
+        return found
 
     def stop(self, reply: Reply) -> None:
         """End it within one round, or take it out of the queue."""
@@ -87,25 +104,3 @@ def _settings_of(request: Request, checking: str) -> ReplySettings:
         thinks=request.thinks,
         thinking_budget=request.thinking_budget,
     )
-
-
-def _asked_in(request: Request) -> str:
-    """The person's newest message."""
-    asked = (message.content for message in reversed(request.messages) if message.role == "user")
-    return next(asked, "")
-
-
-def _as_logged(message: Message) -> Message:
-    """The log has no tools: their answers are the person's, calls are text."""
-    role: Role = "user" if message.role == "tool" else message.role
-    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
-    return Message(role, "\n".join(text for text in (message.content, *calls) if text))
-
-
-def _turn_of(request: Request, source: str) -> PendingTurn:
-    """The turn, with all messages before the last as its history; the log keeps a system prompt
-    with the turn."""
-    is_system_apart = request.system_prompt != "" and len(request.messages) > 1
-    *history, asked = map(_as_logged, request.messages[int(is_system_apart) :])
-    conversation = OpenConversation(0, title_of(_asked_in(request)), source=source)
-    return PendingTurn(conversation, asked.content, role=asked.role, history=tuple(history))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from localspec.backend import Backend, Description
-from localspec.chat.context_room import max_tokens_of
+from localspec.chat.context_room import check_room
 from localspec.chat.journal import PendingTurn
 from localspec.chat.turn import ReplySettings, ShownMessage, request_of
 from localspec.errors import ContextOverflow
@@ -42,9 +42,8 @@ def rolled(
 
     def fits(num_left_out: int) -> bool:
         request = request_of(replace(settings, num_left_out=num_left_out), shown, turn)
-        num_prompt_tokens = backend.count_tokens(request.messages)
         try:
-            max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
+            check_room(backend, loaded, request)
         except ContextOverflow:
             return False
         return True

@@ -20,7 +20,6 @@ from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
 from localspec.chat.context_room import check_servable
-from localspec.chat.importing import read_conversations
 from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService, ReplyRecord
@@ -43,7 +42,7 @@ from localspec.chat.turn import (
 )
 from localspec.chat.worker import Worker
 from localspec.core import AUTO
-from localspec.errors import EngineLost, RequestError
+from localspec.errors import EngineLost, RequestError, StoreError
 from localspec.options import LoadOptions
 from localspec.record.conversations import ConversationRow
 from localspec.record.drafted import TokenRecord
@@ -151,12 +150,6 @@ class ChatService(LogService):
         """The reply that ended last."""
         return self.worker.latest
 
-    def messages(self, handle: int | None) -> list[ShownMessage]:
-        """The conversation from its root to its newest message, the growing reply included."""
-        if handle is None:
-            return []
-        return branches.messages_of(self.store, self.journal.conversation(handle))
-
     def running(self, handle: int | None) -> Reply | None:
         """The reply of this conversation that is queued or being written."""
         return next(iter(self._unfinished(handle)), None)
@@ -198,8 +191,8 @@ class ChatService(LogService):
     def submit(self, handle: int | None, text: str, settings: ReplySettings) -> Reply | None:
         """Commit the person's message and queue its reply. handle None starts a conversation.
 
-        Returns None for an empty message. Raises ContextOverflow or RequestError with nothing
-        stored; while the model loads, or does not answer, the check waits until the turn begins.
+        Returns None for an empty message. Raises ContextOverflow or RequestError with the message
+        taken back; while the model loads, or does not answer, the turn itself is refused.
         """
         text = clean(text)
         if not text.strip():
@@ -293,9 +286,9 @@ class ChatService(LogService):
         self, handle: int | None, text: str, settings: ReplySettings
     ) -> ContextUsage | None:
         """How full the context would be with this message, by the backend's own tokenizer. None
-        while no model is loaded, or where the chat format refuses the conversation."""
+        while that is not known, or where the chat format refuses the conversation."""
         backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
-        if backend is None or loaded is None:
+        if backend is None or loaded is None or loaded.context_length is None:
             return None
         shown = self.messages(handle)
         messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
@@ -305,7 +298,8 @@ class ChatService(LogService):
             num_tokens = backend.count_tokens(messages)
         except (EngineLost, RequestError):
             return None
-        return ContextUsage(num_tokens, settings.max_tokens or 0, loaded.context_length)
+        reserved, room = settings.max_tokens or 0, loaded.context_length
+        return None if num_tokens is None else ContextUsage(num_tokens, reserved, room)
 
     def num_tokens(self, text: str) -> int | None:
         """Of a text, by the model's own tokenizer; None while it cannot count."""
@@ -314,11 +308,6 @@ class ChatService(LogService):
             if backend is not None:
                 return backend.count_tokens((Message("user", clean(text)),))
         return None
-
-    def import_conversations(self, data: bytes) -> list[int]:
-        """Store the conversations of an exported file, all or none; the new handles. Raises
-        RequestError, StoreError."""
-        return self.store.conversation_list.add_imported(read_conversations(data))
 
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue. No effect once it is over."""
@@ -334,17 +323,17 @@ class ChatService(LogService):
                 raise RequestError(
                     "This message is being answered already. Stop the reply, then edit the message."
                 )
-            if not self.messages(handle):
-                self.delete(handle)
+            self.delete_if_empty(handle)
         return found[0].pending.text
 
     def _request_now(self, reply: Reply) -> Request:
+        """In a chat that goes on without its oldest messages, without as many as it takes now."""
         if reply.request is not None:
             return reply.request
         shown = self.messages_before(reply)
-        if self.when_full(reply.handle) == "roll":  # the replies it waited for may fill the context
-            loaded = self.lifecycle.require()
-            reply.settings = rolled(*loaded, reply.settings, shown, reply.pending)
+        backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
+        if backend is not None and loaded is not None and self.when_full(reply.handle) == "roll":
+            reply.settings = rolled(backend, loaded, reply.settings, shown, reply.pending)
         return request_of(reply.settings, shown, reply.pending)
 
     def _answer_again(
@@ -360,24 +349,36 @@ class ChatService(LogService):
             return None if turn is None else self._ask(turn, settings)
 
     def _ask(self, turn: PendingTurn, settings: ReplySettings) -> Reply:
-        """Queue this turn, unless it is known already that it cannot be served."""
+        """Commit this turn's message, check it, which may take seconds, and queue its reply."""
         conversation = turn.conversation
         if conversation.is_deleted:
             raise RequestError("This conversation was deleted. Restore it, or write in a new chat.")
-        settings = decided(settings, self.workloads, turn.text)
-        shown = branches.messages_of(self.store, conversation, until=turn)
-        return self.queue(Reply(turn, settings), request_of(settings, shown, turn))
-
-    def queue(self, reply: Reply, request: Request) -> Reply:
-        """Queue a reply; request: as it would be asked now. Raises as `submit`."""
-        backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
-        if backend is not None and loaded is not None:
-            with suppress(EngineLost):  # the next engine checks it
-                check_servable(backend, loaded, request)
+        reply = Reply(turn, decided(settings, self.workloads, turn.text))
+        found = self.store.conversation(conversation.stored_id or 0)
+        tip_id = None if found is None or conversation.tip is not None else found.tip_message_id
         turn_settings(reply.settings, None)  # a value that the log cannot keep is refused here
-        self.journal.add(reply.pending)
-        self.worker.queue(reply)
+        self.journal.add(turn)
+        try:
+            with suppress(EngineLost, StoreError):
+                self.check(self._request_now(reply))
+        except RequestError:
+            with suppress(StoreError):
+                self.journal.take_back(turn)
+                self._show_again(reply.handle, tip_id)
+                raise
+        self.worker.queue(reply)  # what could not be checked or taken back, its turn refuses
         return reply
+
+    def _show_again(self, handle: int, tip_id: int | None) -> None:
+        with suppress(StoreError):
+            self.delete_if_empty(handle)
+            if tip_id is not None:
+                self.store.message_tree.set_tip(handle, tip_id)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError where what is loaded cannot serve it, EngineLost without an answer."""
+        if (backend := self.lifecycle.backend) and (loaded := self.lifecycle.loaded):
+            check_servable(backend, loaded, request)
 
 
 __all__ = [

@@ -1,10 +1,9 @@
 """The places in which replies are decoded together, who gets which, and a reply in one.
 
 Contract: a `Slot` decodes one reply at a time, over a cache of its own, with drafters of its own;
-all slots share the target's weights and what is learnt. `take` gives a free one that can serve a
-request, `free` gives it back; its cache stays, for the next turn of the same conversation. The
-first slot has every drafter that is loaded; the others have those that hold no memory of their own
-or were given a cache of their own.
+all slots share the weights of target and drafters, and what is learnt. `best_slot` is a free one
+that can serve a request; its cache stays, for the next turn of the same conversation. The first
+slot has every drafter that is loaded; the others have those that can serve several sequences.
 
 Not here: what runs in one forward (engine.batch), loading the slots (load).
 """

@@ -92,8 +92,9 @@ class Titles:
 
 
 def _fits(backend: Backend, request: Request) -> bool:
-    num_tokens = backend.count_tokens(request.messages) + MAX_TITLE_TOKENS
-    return num_tokens <= backend.describe().context_length
+    """False where it is not known, as of some servers: nobody asked for a title."""
+    num_tokens, room = backend.count_tokens(request.messages), backend.describe().context_length
+    return None not in (num_tokens, room) and (num_tokens or 0) + MAX_TITLE_TOKENS <= (room or 0)
 
 
 def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:

@@ -81,8 +81,8 @@ class Round:
 
 @dataclass(frozen=True)
 class TurnView:
-    """A reply at one moment. position: replies before it in the queue. started_s, ended_s: on
-    the monotonic clock. workload: the kind of text.
+    """A reply at one moment. position: how many replies have to end before it begins. started_s,
+    ended_s: on the monotonic clock. workload: the kind of text.
     guesses: right and made, of each drafter by its rounds. error: the sentence to show when the
     reply failed."""
 
@@ -222,9 +222,6 @@ class Reply:
         self._wake()
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        self.view = replace(
-            self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
-        )
         self.pending.end = TurnEnd(
             text=self.view.text,
             token_ids=[token for chunk in self._chunks for token in chunk.tokens],
@@ -235,6 +232,9 @@ class Reply:
             error=error,
             drafted=self._packed_tokens(),
             thinking=self.view.thinking,
+        )
+        self.view = replace(
+            self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
         )
         self._wake()
 

@@ -1,7 +1,7 @@
 """The queue of replies and tasks, and the thread that gives them the backend in their order.
 
 Contract: as many replies run at the same time as the backend has slots, each in a thread of its
-own, and of one conversation one at a time. A task and an order have the backend to themselves.
+own, and of one conversation of a page one at a time. A task and an order have the backend alone.
 While nothing runs or waits it measures costs, checks that the engine lives, and unloads the model
 after a time without work; the next job loads it again. Whatever a job does, the next one runs. An
 order (switch, unload, retry) goes before everything that waits, after what runs, and ends a load
@@ -167,12 +167,14 @@ class Worker:
         self._changed.notify_all()
 
     def _number_queue(self) -> None:
-        ahead = len(self.running) + (self.task is not None)
+        num_free = self._lifecycle.num_slots - len(self.running)
+        is_held = self.task is not None and not self.task.gives_way
         is_loading = self._lifecycle.phase in ("loading", "unloaded", "restarting")
         phase: TurnPhase = "loading" if is_loading else "queued"
         for place, job in enumerate(self._waiting):
             if isinstance(job, Reply):
-                job.view = replace(job.view, phase=phase, position=ahead + place)
+                ahead = max(0, place + 1 - num_free) + is_held
+                job.view = replace(job.view, phase=phase, position=ahead)
 
     # the thread
 
@@ -230,23 +232,22 @@ class Worker:
             return None
         else:
             self.running.append(job)
-            thread = threading.Thread(target=self._answer, args=(job,), daemon=True)
-            act = partial(thread.start)
+            act = partial(threading.Thread(target=self._answer, args=(job,), daemon=True).start)
         self._waiting.remove(job)
         self._number_queue()
         self._lifecycle.pause.clear()
         return partial(self._work_on, act, needs_backend=not job.cancel.is_set())
 
     def _reply_due(self) -> Reply | None:
-        loaded = self._lifecycle.loaded
-        num_slots = 1 if loaded is None else loaded.num_slots
-        if len(self.running) >= num_slots or (self.running and (self._orders or self._losses)):
+        is_held_up = self.running and (self._orders or self._losses)
+        if is_held_up or len(self.running) >= self._lifecycle.num_slots:
             return None
         busy = {id(reply.pending.conversation) for reply in self.running}
         for job in self._waiting:
             if isinstance(job, Task):
                 return None
-            if id(job.pending.conversation) not in busy:
+            # A program's request holds its whole conversation.
+            if job.request is not None or id(job.pending.conversation) not in busy:
                 return job
         return None
 

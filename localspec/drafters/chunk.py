@@ -10,9 +10,7 @@ Which cuts a graph makes is fixed (`Cuts`), because sorting a vocabulary that no
 time. Their values, the temperature and the noise are inputs, so that one graph serves every
 setting, greedy included.
 
-The capture itself has never run on CUDA hardware: no GPU was at hand. The chunk's own arithmetic
-is tested on a CPU.
-
+The capture has never run on CUDA hardware. The chunk's own arithmetic is tested on a CPU.
 Not here: recording (forward.graphs), catching up with the sequence (the drafters).
 """
 
@@ -213,9 +211,10 @@ class ChunkedDraft:
     @classmethod
     def of(cls, model: LanguageModel, parts: Parts, num_children: int = 1) -> ChunkedDraft | None:
         """The captured draft loop of a model; None where nothing is captured."""
-        if parts.pool is None or not isinstance(model, Decoder):
+        pool = parts.pool if model.device == parts.target.device else parts.draft_pool
+        if pool is None or not isinstance(model, Decoder):
             return None
-        return cls(model, parts.target.vocab_size, parts.pool, num_children=num_children)
+        return cls(model, parts.target.vocab_size, pool, num_children=num_children)
 
     def use(self, model: Decoder) -> None:
         """Draft with this model from now on; its graphs are made anew."""
@@ -315,7 +314,8 @@ class ChunkedDraft:
         for size in _sizes(count):
             ready = self._ready(_Key(cuts, self._bucket(draft), size))
             if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
-                buffers.noise[:size].copy_(noise_after(sequence, range(done, done + size)))
+                places = range(done, done + size)
+                buffers.noise[:size].copy_(noise_after(sequence, places, self.model.device))
             newest = found[-1][0, -1, :1] if found else None
             ready.chunk.fill(pending, start, sequence.sampling, newest)
             ready.replay()

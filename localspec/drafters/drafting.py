@@ -155,7 +155,7 @@ class Unread:
             changed = repelled(logits, self._sequence.sampling.repetition_penalty)
             logits = torch.where(self._seen, changed, logits)
         if warp.temperature:
-            noise = noise_after(self._sequence, [depth])  # [1, V]
+            noise = noise_after(self._sequence, [depth], logits.device)  # [1, V]
             logits = perturbed(logits, warp, noise, self._share)
         return torch.softmax(logits, dim=-1)
 

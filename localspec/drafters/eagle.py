@@ -51,6 +51,9 @@ class EagleDrafter(HeadDrafter):
         folder = parts.head(KIND, "EAGLE head")
         return cls(parts.target, read_eagle(folder, parts.target))
 
+    def beside(self, parts: Parts) -> EagleDrafter:
+        return EagleDrafter(parts.target, self._parts, self._reads_once)
+
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:
             return Proposal()

@@ -24,13 +24,21 @@ class HeadDrafter(DrafterBase):
     ) -> None:
         self._reads_once = target.device.type != "cpu" if reads_once is None else reads_once
         self._target = target
+        self._parts = parts  # shared with the drafters of other sequences
         self._head = AutoregressiveHead(parts, target.cache.shape.capacity)
         self._features = target.follow(self._head.layers)
 
     @property
     def memory_bytes(self) -> int:
-        slots = (self._features.slots(layer) for layer in self._head.layers)
-        return self._head.memory_bytes + sum(each.nbytes for each in slots)
+        return self._head.memory_bytes + self._features_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        return self._head.cache.kv_bytes + self._features_bytes
+
+    @property
+    def _features_bytes(self) -> int:
+        return sum(self._features.slots(layer).nbytes for layer in self._head.layers)
 
     def signal(self, sequence: Sequence) -> str | None:
         return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens

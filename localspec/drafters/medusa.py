@@ -45,9 +45,16 @@ class MedusaDrafter(DrafterBase):
         folder = parts.head(cls.name, "set of Medusa heads")
         return cls(read_medusa(folder, parts.target), parts.target)
 
+    def beside(self, parts: Parts) -> MedusaDrafter:
+        return MedusaDrafter(self._heads, parts.target)
+
     @property
     def memory_bytes(self) -> int:
-        return self._heads.weight_bytes + self._features.slots(LAST).nbytes
+        return self._heads.weight_bytes + self.beside_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        return self._features.slots(LAST).nbytes
 
     def signal(self, sequence: Sequence) -> str | None:
         """None while there is no state before the root."""
@@ -68,7 +75,7 @@ def guesses(logits: torch.Tensor, sequence: Sequence, max_nodes: int) -> list[Le
     """The likeliest tokens of each place after `sequence`, by logits [K, V]."""
     warp = warp_of(sequence.sampling)
     if warp.temperature:
-        noise = noise_after(sequence, range(len(logits)))  # [K, V]
+        noise = noise_after(sequence, range(len(logits)), logits.device)  # [K, V]
         logits = perturbed(logits, warp, noise, HEAD_SHARE)
     return likeliest(torch.softmax(logits, dim=-1), min(MAX_BRANCHES, max_nodes))
 

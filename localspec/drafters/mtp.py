@@ -32,6 +32,9 @@ class MtpDrafter(HeadDrafter):
         folder = parts.head(cls.name, "multi-token-prediction module")
         return cls(parts.target, read_mtp(folder, parts.target))
 
+    def beside(self, parts: Parts) -> MtpDrafter:
+        return MtpDrafter(parts.target, self._parts, self._reads_once)
+
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         draft = Drafting(sequence, plan, self._target.vocab_size, HEAD_SHARE)

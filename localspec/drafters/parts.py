@@ -38,6 +38,11 @@ class DrafterBase:
         their own (Parts.beside). None: it serves one sequence at a time."""
         return None
 
+    @property
+    def beside_bytes(self) -> int:
+        """What one more sequence takes, beyond the caches of `Parts`."""
+        return 0
+
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn: `propose` reads what it missed."""
 
@@ -49,7 +54,8 @@ class Parts:
 
     heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
-    oldest first, for lookup. indexed: `past` as an index, where there is one already."""
+    oldest first, for lookup. indexed: `past` as an index, where there is one already. draft_pool:
+    as pool, for the draft model, which may be on a device of its own."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
@@ -60,6 +66,7 @@ class Parts:
     foreign_refusal: str = "no draft with another vocabulary was chosen."
     past: tuple[tuple[int, ...], ...] = ()
     indexed: Lookup | None = None
+    draft_pool: GraphPool | None = None
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -75,7 +82,11 @@ class Parts:
         if not isinstance(self.target, Decoder):
             return None
         draft = self.draft.beside() if isinstance(self.draft, Decoder) else None
-        return replace(self, target=self.target.beside(), draft=draft, indexed=self.lookup)
+        foreign, own = self.foreign, None
+        if foreign is not None and isinstance(foreign.model, Decoder):
+            own = replace(foreign, model=foreign.model.beside())
+        target = self.target.beside()
+        return replace(self, target=target, draft=draft, foreign=own, indexed=self.lookup)
 
     def loaded_draft(self) -> LanguageModel:
         """Raises ModelError where there is no draft model."""

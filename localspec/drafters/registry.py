@@ -34,6 +34,8 @@ class DrafterInfo:
     head, a draft with another vocabulary). token_kind: how the page marks its tokens.
     shares: drafters with the same word here use one model together.
     plan_rank: its place among the planner's plans while nothing is measured; None: not planned.
+    sends_chains: it makes do with chains and the target's logits alone, all that a model with a
+    recurrent state can check.
     """
 
     name: str
@@ -46,6 +48,7 @@ class DrafterInfo:
     token_kind: TokenKind = "draft"
     shares: str | None = None
     plan_rank: int | None = None
+    sends_chains: bool = False
 
 
 REGISTRY: dict[str, DrafterInfo] = {
@@ -60,6 +63,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#a500ff",
             token_kind="ngram",
             plan_rank=1,  # waits for repetition
+            sends_chains=True,
         ),
         DrafterInfo(
             name="lookahead",
@@ -80,6 +84,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             needs="draft",
             shares="draft model",
             plan_rank=0,  # guesses most text well
+            sends_chains=True,
         ),
         DrafterInfo(
             name="chained",
@@ -90,6 +95,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#00a500",
             needs="draft",
             shares="draft model",
+            sends_chains=True,
         ),
         DrafterInfo(
             name="draft_tree",
@@ -159,6 +165,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             family="foreign",
             colour="#ff00ff",
             needs="foreign",
+            sends_chains=True,
         ),
     )
 }

@@ -7,14 +7,13 @@ temperature, kind of text and turn; T from the costs measured on this machine.
 The rule
 - Take the option with the highest rate, less a margin that shrinks with its evidence. Plain
   decoding needs no evidence.
-- The margin grows with what drafting has lost to plain decoding and not gained back, so that in the
-  end only proven drafters are used: estimates may be too high for a new text, and the best of many
-  estimates is partly luck.
+- The more drafting has lost to plain decoding in this turn, the better a drafter must be: an
+  estimate of other texts may be too high here, and the best of many estimates is partly luck.
 - Whenever options are weighed, each is also drawn from its posterior (Thompson sampling). Where a
   draw beats the best, one round explores it, if the `Budget` pays for the expected loss. What the
   round really lost is charged.
-- A drafter that has to read tokens it missed, as of the prompt, is charged for that over the
-  tokens that are likely to come (`CatchUp`). The first token of a reply waits for no reading.
+- A drafter that has to read tokens it missed, as of the prompt, must earn that within a third of
+  the tokens that the reply has (`CatchUp`). The first token waits for no reading.
 - Options are weighed every few rounds, so that this takes PLANNED of the time, and at once when a
   draft in use falls behind plain decoding. What rounds taught is only then entered: a forward pass
   fills the processor's caches with weights, and the first round that is entered after it takes five
@@ -55,13 +54,14 @@ PLANNED = 0.005  # share of the time for weighing options, and as much for askin
 LEAST_PERIOD, MOST_PERIOD = 4, 32  # rounds from one weighing to the next
 MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be noticed soon
 LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
+DOUBT = 0.1  # how much better drafting must be for each plain round that it lost in this turn,
+MOST_LOST = 6.0  # which counts no further: a round that something else disturbed may take minutes
 FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
 SECOND_LOOKS = 2  # two cheap rounds refute a cost that was measured too high
-LIKELY_REMAINING = 8  # tokens that a reply is likely to go on for, or for as many as it has
+SURELY_REMAINING = 3  # tokens that a reply goes on for, and for a third of those it has
 READING = 0.05  # share of the reply so far that catching up for a trial may take
 UNMEASURED_LENGTH = 4  # γ of a drafter asked for by name before costs are known
 MEMORY = 0.3  # weight of the newest plan in the mean time of planning
-
 
 _Weighed = tuple[tuple[int, CostSnapshot], Option | None]  # made of what, and the option
 
@@ -94,7 +94,8 @@ class AdaptivePolicy:
         self._best: Option | None = None
         self._going_rate = 0.0  # tokens per ms
         self._is_exploring = False
-        self._behind = 0.0  # plain rounds that drafting lost since options were weighed
+        # Plain rounds that drafting lost and did not gain back: in this turn, since weighing.
+        self._lost = self._behind = 0.0
         self._quiet_rounds, self._quiet_ms = 0, 0.0  # since the last lesson
         self._others = ALONE  # in the last round's forward
 
@@ -160,7 +161,7 @@ class AdaptivePolicy:
                 continue
             worth = option.rate
             if self._may_be_off:
-                sure_rate = option.sure_rate(self._budget.margin)
+                sure_rate = option.sure_rate / (1.0 + DOUBT * self._lost)
                 worth = self._earned(sure_rate, option, sequence)
             if last is not None and option.drafter == last.drafter:
                 worth *= HYSTERESIS
@@ -171,10 +172,10 @@ class AdaptivePolicy:
         return options
 
     def _earned(self, rate: float, option: Option, sequence: Sequence) -> float:
-        """The rate, less what the drafter takes to catch up, spread over the tokens that are likely
-        to come: so it reads a prompt late, or not at all for a short reply."""
-        likely = max(LIKELY_REMAINING, len(sequence.tokens) - sequence.prompt_length)
-        remaining = min(likely, max(1, sequence.num_remaining))
+        """The rate, less what catching up takes, spread over the tokens that surely come: so a
+        drafter reads a prompt late, or not at all for a short reply."""
+        surely = max(SURELY_REMAINING, (len(sequence.tokens) - sequence.prompt_length) // 3)
+        remaining = min(surely, max(1, sequence.num_remaining))
         return remaining / (remaining / rate + self._catch_up_ms(option, sequence))
 
     def _catch_up_ms(self, option: Option, sequence: Sequence) -> float:
@@ -385,7 +386,8 @@ class AdaptivePolicy:
         gained = num_tokens - took_ms / plain_ms
         budget.earn((took_ms + self._quiet_ms) / plain_ms)
         if plan.drafter != OFF:
-            budget.drafted(gained)
+            budget.num_drafted += 1
+            self._lost = min(MOST_LOST, max(0.0, self._lost - gained))
         if self._is_exploring:
             budget.explored((num_tokens / self._going_rate - took_ms) / plain_ms)
         elif plan.drafter != OFF and self._may_be_off:

@@ -2,18 +2,16 @@
 
 Contract: runs real rounds of the real engine, greedy and sampled, with a stand-in that proposes
 as many tokens as the wanted width, at two context lengths, and times each drafter's own `propose`.
-Every cell is the median of REPEATS rounds after one warm-up. Noise makes rounds slower and never
-faster: where they scatter more are run and the faster half counts, and a width that is
-dearer than a wider one is measured once more beside it. Yields a phrase before each
-measurement, so that the caller can show it or stop; what was measured stays, and is not measured
-again in this run. Leaves the cache empty.
+All widths take turns. Noise makes rounds slower and never faster: the faster half of the turns
+counts, and of a drafter's steps where they scatter. Yields a phrase before each measurement, so
+that the caller can show it or stop; what was measured stays, and is not measured again in this
+run. Leaves the cache empty.
 
 Not here: the table (costs), refinement while running (controller).
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ from localspec.core import (
 )
 from localspec.engine.acceptance import temperature_bucket
 from localspec.engine.controller import Controller
-from localspec.engine.costs import WIDTHS, Costs
+from localspec.engine.costs import WIDTHS
 from localspec.engine.engine import Engine
 
 REPEATS = 5
@@ -40,7 +38,7 @@ KINDS = {SamplingParams(): "greedy", SamplingParams(temperature=0.7, seed=0): "s
 DRAFTED = 4  # draft tokens in one timed `propose`
 SCATTER = 1.5  # slowest to fastest of REPEATS rounds in quiet, at most
 MORE_TIMES = 2  # as many rounds again, where they scatter more
-DEARER = 1.2  # times the cost of a wider one: an undisturbed machine never measures that
+MOST_REPEATS, QUICKLY_S = 20, 0.4  # more turns of the widths than REPEATS, if they take no longer
 
 
 class StandIn:
@@ -89,14 +87,13 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
         for sampling, kind in KINDS.items():
             bucket = temperature_bucket(sampling.temperature)
             costs, place = controller.costs_at(bucket), f"{context} tokens of context, {kind}"
-            # Refused drafts leave one token a round; a token that is right by chance one more.
             widths = WIDTHS if engine.drafters else WIDTHS[:1]
-            fitting = [w for w in widths if context + (REPEATS + 2) * w <= capacity]
-            for width in _ends_first(fitting):
-                if costs.is_fresh(width, context):
-                    continue
-                yield f"measuring {width} tokens at once, {place}"
-                costs.set_verify(width, context, _verify_ms(stage, width, context, sampling))
+            # Refused drafts leave one token a round; a token that is right by chance one more.
+            fitting = [w for w in widths if context + 2 * len(widths) + 2 * w <= capacity]
+            if not all(costs.is_fresh(width, context) for width in fitting):
+                yield f"measuring forwards of the target, {place}"
+                for width, ms in _verify_ms(stage, fitting, context, sampling).items():
+                    costs.set_verify(width, context, ms)
             new = [name for name in engine.drafters if not costs.is_fresh(name, context)]
             for name in new:
                 yield f"measuring {name}, {place}"
@@ -104,25 +101,6 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
                 stage.prefill(sequence, threading.Event())
                 step_ms = _draft_step_ms(engine, controller, name, sequence)
                 costs.set_draft_step(name, context, step_ms)
-            for width in _doubtful(costs, fitting, context):
-                yield f"measuring {width} tokens once more, {place}"
-                known = costs.verify_ms(width, context) or math.inf
-                again = _verify_ms(stage, width, context, sampling)
-                costs.set_verify(width, context, min(known, again))
-
-
-def _ends_first(widths: list[int]) -> list[int]:
-    """The narrowest and the widest first: where a message interrupts the measuring, the widths
-    between them can be interpolated."""
-    return [*widths[:1], *widths[-1:], *widths[1:-1]] if len(widths) > 1 else widths
-
-
-def _doubtful(costs: Costs, widths: list[int], context: int) -> list[int]:
-    """Every width that costs clearly more than a wider one. Its measurement was disturbed: the
-    wider one cannot be so fast by chance."""
-    found = [costs.verify_ms(width, context) or 0.0 for width in widths]
-    wider = [min(found[place + 1 :], default=math.inf) for place in range(len(found))]
-    return [w for w, ms, least in zip(widths, found, wider, strict=True) if ms > DEARER * least]
 
 
 def steady_ms(times: Callable[[], list[float]]) -> float:
@@ -141,9 +119,19 @@ def made_up_text(engine: Engine, context: int, sampling: SamplingParams) -> Sequ
     return engine.start(prompt, sampling, 10_000, frozenset())
 
 
-def _verify_ms(stage: Engine, width: int, context: int, sampling: SamplingParams) -> float:
-    widths = (width,) * (REPEATS + 1)
-    return steady_ms(lambda: widths_ms(stage, widths, context, sampling)[1:])
+def _verify_ms(
+    stage: Engine, widths: list[int], context: int, sampling: SamplingParams
+) -> dict[int, float]:
+    """The cost of each width. The widths take turns, so that they meet the same load: what they
+    cost beside each other is right on a busy machine too. A turn begins with a plain round that is
+    not counted, since plain rounds follow each other."""
+    turn, started, turns = (1, *widths), perf_counter(), list[list[float]]()
+    while len(turns) <= REPEATS or (
+        len(turns) <= MOST_REPEATS and perf_counter() - started < QUICKLY_S
+    ):
+        turns.append(widths_ms(stage, turn, context, sampling)[1:])
+    calm = sorted(turns[1:], key=sum)[: len(turns) // 2]  # the first turn warms up
+    return dict(zip(widths, map(median, zip(*calm, strict=True)), strict=True))
 
 
 def widths_ms(

@@ -46,6 +46,7 @@ PRECISIONS = {
     "bfloat16": "bf16",
     "8-bit": "8-bit",
     "4-bit": "4-bit",
+    "4-bit-head": "4-bit-head",
 }
 
 # In plain rounds, the rounds of decoding without drafting:
@@ -53,9 +54,6 @@ EXPLORED = 0.01  # share of the time that exploration may lose,
 ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known,
 KNOWN_ALLOWANCE = 2.0  # or where it is: one look at plain decoding
 MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
-MARGIN = 0.15  # share of the rate of an untried option that is not counted on,
-RISKED = 3.0  # which doubles where drafting has lost so much,
-MOST_LOST = 9.0  # and grows no further than at this loss
 FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
 MOST_NOTED = 32  # rounds
 ASKED_MS = 0.01  # a drafter that took less was not asked
@@ -63,14 +61,12 @@ ASKED_MS = 0.01  # a drafter that took less was not asked
 
 class Budget:
     """What trying things may cost in one temperature bucket, in plain rounds. saved: what
-    exploration may still lose against the best choice known. lost: what drafting has lost to plain
-    decoding and not gained back. It also says when a plain round is due to be measured, since every
-    gain is relative to it."""
+    exploration may still lose against the best choice known. It also says when a plain round is due
+    to be measured, since every gain is relative to it. num_drafted: rounds since one was."""
 
     def __init__(self, allowance: float) -> None:
         self.saved = allowance
-        self.lost = 0.0
-        self.num_drafted = 0  # rounds since a plain round was measured
+        self.num_drafted = 0
         self._look_after = FIRST_PLAIN_LOOK
 
     def earn(self, passed: float) -> None:
@@ -82,16 +78,6 @@ class Budget:
         round that something else disturbed may take minutes, so the debt is limited."""
         most = max(MOST_SAVED, self.saved)
         self.saved = max(-MOST_SAVED, min(most, self.saved + gained))
-
-    def drafted(self, gained: float) -> None:
-        """A round drafted and gained so much over plain decoding."""
-        self.num_drafted += 1
-        self.lost = min(MOST_LOST, max(0.0, self.lost - gained))
-
-    @property
-    def margin(self) -> float:
-        """Share of the rate of an untried option that is not counted on."""
-        return MARGIN * (1.0 + self.lost / RISKED)
 
     @property
     def is_plain_due(self) -> bool:
@@ -182,11 +168,6 @@ class Controller:
             self._budgets[bucket] = Budget(KNOWN_ALLOWANCE if is_known else ALLOWANCE)
             self._budgets[bucket].num_drafted = FIRST_PLAIN_LOOK if is_known else 0
         return self._budgets[bucket]
-
-    def load_changed(self) -> None:
-        """What a plain round takes now is not known, so one is due."""
-        for budget in self._budgets.values():
-            budget.num_drafted = LAST_PLAIN_LOOK
 
     def option(
         self,

@@ -8,7 +8,8 @@ reply that is continued later and one written in one go agree, and two turns of 
 seed do not share noise.
 
 The hash is SplitMix64 (Steele et al. 2014) as a counter generator: one 64-bit value gives the bits
-of two tokens. They are the same on every device; the logarithms may differ in the last place.
+of two tokens. They are the same on every device; the logarithms may differ in the last place. So a
+draft model on a device of its own makes its noise there, and none of it is copied.
 
 Source: arXiv 2408.07978 for draft and target that share their noise.
 """
@@ -32,6 +33,7 @@ class GumbelNoise:
     """The noise of one turn. A row is made once: draft and target read the same one."""
 
     def __init__(self, seed: int, vocab_size: int, device: torch.device) -> None:
+        self._given_seed = seed
         self._seed = mixed((seed + GOLDEN) & MASK)
         self._vocab_size = vocab_size
         self._device = device
@@ -40,6 +42,15 @@ class GumbelNoise:
         self._first = 0  # position of the first row that is held
         self._held = torch.empty(0, vocab_size, device=device)
         self._counters = torch.empty(0, dtype=torch.long)  # of pairs of tokens, when first needed
+        self._elsewhere = dict[torch.device, GumbelNoise]()
+
+    def on(self, device: torch.device) -> GumbelNoise:
+        """See core.Noise."""
+        if device == self._device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = GumbelNoise(self._given_seed, self._vocab_size, device)
+        return self._elsewhere[device]
 
     def rows(self, position: int, count: int) -> torch.Tensor:
         """The noise of `count` positions from `position` on, [count, V] fp32, not to be modified.

@@ -19,7 +19,8 @@ from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
 
-PROOF = 4.0  # rounds of evidence that halve the margin of an option
+MARGIN = 0.15  # share of the rate of an untried option that is not counted on
+PROOF = 4.0  # rounds of evidence that halve it
 DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from turn to turn
 USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
@@ -50,9 +51,10 @@ class Option:
     model_rate: float
     is_free: bool
 
-    def sure_rate(self, margin: float) -> float:
+    @property
+    def sure_rate(self) -> float:
         """The rate less a margin that shrinks with the evidence."""
-        return self.rate * (1.0 - margin * PROOF / (PROOF + self.evidence))
+        return self.rate * (1.0 - MARGIN * PROOF / (PROOF + self.evidence))
 
     def drawn(self, random: Random) -> tuple[float, int]:
         """(rate, length) for an acceptance drawn from the posterior. The draw is of the first

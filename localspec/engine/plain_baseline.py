@@ -1,12 +1,12 @@
 """What plain decoding of a turn's tokens would have taken, under the load that each round met.
 
 Contract: `observe` takes every round of a turn; `plain_ms` is the estimate for those so far. It is
-the plain cost measured on this machine, times the machine's load at that moment. The load is the
-median of what the rounds around took, as shares of their measured costs. Plain rounds between the
-drafted ones say what each load means for plain decoding, and correct it; what they showed holds
-for later turns, and between two loads it is interpolated. Rounds under a load that lies beyond
-those of all plain rounds, by more than CHANGED, have nothing to be compared with: with more than a
-NEGLIGIBLE share of them the estimate is None, as where other sequences shared a round. The costs
+the plain cost measured on this machine, times the machine's load at that moment: what the rounds
+around took of their measured costs, all together. Other programs slow rounds of every width alike,
+so a load needs no plain round to be known. What a round took beyond STALLED times the rounds around
+it happened once and not at every token, as after a pause: plain decoding is charged for it once.
+Plain rounds between drafted ones correct what was measured wrongly. The estimate is None where the
+rounds scatter so much that it would be UNSURE, and where other sequences shared a round. The costs
 are read once: those of the controller follow the load slowly, and would be counted twice.
 
 Not here: the ratios made of it (speculation), the controller's own costs (costs).
@@ -16,38 +16,33 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
 
 from localspec.core import Step
 from localspec.engine.controller import ASKED_MS
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
-from localspec.speculation import interpolated
 
-WINDOW = 7  # rounds: the load at a round is their median, the round in their middle
-CHANGED = 1.3  # times: beyond this the load of a plain round says nothing of another round
-# Share of a turn without a plain round under its load. Their plain rounds are taken to be slowed
-# as at the nearest load that is known, which is wrong by less than CHANGED: 5 % of the turn.
-NEGLIGIBLE = 0.15
-UNLIKE = 2.0  # times: a plain round this far from the rounds around it ran under another load
-CORRECTION = 0.3  # weight of one more plain round under a load that is known
-LEVELS = 100  # to a factor of e
+WINDOW = 7  # rounds, of which the middle one has their load
+STALLED = 1.5  # times the median of the window
+TRUSTED = 2.0  # plain rounds that the measured costs are worth
+MOST_TRUSTED = 64.0  # plain rounds that count
+UNSURE = 0.06  # standard error of the load of a turn, as a share
+USUAL_SCATTER = 0.08  # of rounds, until SCATTERED of them have shown it
+SCATTERED = 4.0
 
 
-def level_of(load: float) -> int:
-    """The logarithm of a load, in steps."""
-    return round(LEVELS * math.log(load))
-
-
-REACH = level_of(CHANGED)
-
-
-class _Waiting(NamedTuple):
-    """A round whose load is not known yet. cost_ms: of plain decoding for its tokens, without
-    load. plain_share: what a plain round took, as a share of its cost."""
+@dataclass(frozen=True)
+class _Round:
+    """cost_ms: measured, of plain decoding for its tokens. own_ms: measured, of the round itself;
+    took_ms: what it took. shows_load: whether the two can be compared."""
 
     cost_ms: float
-    plain_share: float | None
+    own_ms: float
+    took_ms: float
+    is_plain: bool
+    shows_load: bool
 
 
 class PlainBaseline:
@@ -55,103 +50,111 @@ class PlainBaseline:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = Costs.restored(costs.snapshot())
-        self._loads = deque[float](maxlen=WINDOW)
-        # By the level of the load: what a plain round takes there, of its cost times the load.
-        self._plain_shares = {0: 1.0}
-        self._is_new_load = False
+        # Logarithms of what plain rounds took, as a share of what drafted rounds around them tell.
+        self._sum_of_shares, self._num_shares = 0.0, TRUSTED
         self.begin_turn()
 
     def begin_turn(self) -> None:
-        self._rounds_ms = list[float]()
-        self._total_ms = 0.0
-        self._waiting = deque[_Waiting]()
-        # Rounds without a plain one under their load: it, and what plain decoding costs without it.
-        self._alone: dict[int, tuple[float, float]] = {}
+        self._window = deque[_Round]()
+        self._place = 0  # in the window, of the next round to settle
+        # Of each settled round: its plain cost under the load, and what is charged once.
+        self._settled = list[tuple[float, float]]()
+        self._loaded_ms = self._once_ms = 0.0  # their sums
+        self._load = 1.0  # of the last settled round
+        self._scatter, self._num_loads = 0.0, 0  # squares of the logarithms
         self._num_plain = 0  # plain rounds since the last draft
         self._was_shared = False
 
-    def observe(self, step: Step, num_plain_rounds: int) -> bool:
-        """num_plain_rounds: that plain decoding needs for the tokens of this round. Returns whether
-        the load has just become another than those of all plain rounds."""
+    def observe(self, step: Step, num_plain_rounds: int) -> None:
+        """num_plain_rounds: that plain decoding needs for the tokens of this round."""
         if step.others.num_sequences:
             self._was_shared = True
-            return False
-        width, context = step.num_draft_tokens + 1, step.context_length
-        cost_ms = self._costs.plain_ms(context)
-        own_ms = self._costs.verify_ms(width, context)
-        assert cost_ms and own_ms, "a baseline is made of measured costs"
-        is_asked = bool(step.num_draft_tokens) or step.draft_ms >= ASKED_MS
-        self._num_plain = 0 if is_asked else self._num_plain + 1
-        share, plain_share = step.verify_ms / own_ms, None
-        if self._num_plain > 1:  # the first after a draft finds the processor's caches cold
-            plain_share = share
-            self._loads.append(share / self._plain_share(self._load))
-        elif step.num_draft_tokens and width <= MAX_DRAFT_TOKENS + 1:
-            self._loads.append(share)
-        self._waiting.append(_Waiting(num_plain_rounds * cost_ms, plain_share))
-        if len(self._waiting) > WINDOW // 2:
-            self._settle(self._waiting.popleft())
-        was_new, self._is_new_load = self._is_new_load, not self._is_known(self._load)
-        return self._is_new_load and not was_new
+            return
+        self._window.append(self._round(step, num_plain_rounds))
+        if len(self._window) - self._place > WINDOW // 2:
+            self._settle_next()
 
     @property
     def plain_ms(self) -> float | None:
         """Of the rounds so far; None where they cannot be compared."""
-        if self._was_shared:
+        waiting = list(self._window)[self._place :]
+        if self._was_shared or self._is_unsure:
             return None
-        alone_ms = sum(self._rounds_ms[place] for place in self._alone)
-        waiting_ms = sum(self._at_load(one.cost_ms, self._load) for one in self._waiting)
-        total_ms = self._total_ms + waiting_ms
-        if not self._is_known(self._load):
-            alone_ms += waiting_ms
-        return total_ms if alone_ms <= NEGLIGIBLE * total_ms else None
+        waiting_ms = self._load * sum(one.cost_ms for one in waiting)
+        return self._correction * (self._loaded_ms + waiting_ms) + self._once_ms
 
     def end_turn(self) -> tuple[float, ...]:
         """Plain decoding for the tokens of each round, in ms; their sum is `plain_ms`. Empty where
-        the turn cannot be compared: a part of it would be its calm moments."""
-        while self._waiting:
-            self._settle(self._waiting.popleft())
-        return () if self.plain_ms is None else tuple(self._rounds_ms)
+        the turn cannot be compared."""
+        while self._place < len(self._window):
+            self._settle_next()
+        if self.plain_ms is None:
+            return ()
+        return tuple(self._correction * ms + once_ms for ms, once_ms in self._settled)
 
     @property
-    def _load(self) -> float:
-        return median(self._loads) if self._loads else 1.0
+    def _correction(self) -> float:
+        """What a plain round takes under a load, as a share of its cost times the load."""
+        return math.exp(self._sum_of_shares / self._num_shares)
 
-    def _is_known(self, load: float) -> bool:
-        """Whether plain rounds ran under such loads, or under lower and under higher ones."""
-        low, high = min(self._plain_shares) - REACH, max(self._plain_shares) + REACH
-        return low < level_of(load) < high
+    @property
+    def _is_unsure(self) -> bool:
+        """Whether the mean of the loads is too uncertain to compare the turn by."""
+        known = self._scatter + SCATTERED * USUAL_SCATTER**2
+        return known / (self._num_loads + SCATTERED) > UNSURE**2 * self._num_loads
 
-    def _plain_share(self, load: float) -> float:
-        return interpolated(self._plain_shares, level_of(load))
+    def _round(self, step: Step, num_plain_rounds: int) -> _Round:
+        width, context = step.num_draft_tokens + 1, step.context_length
+        plain_ms = self._costs.plain_ms(context)
+        own_ms = self._costs.verify_ms(width, context)
+        assert plain_ms and own_ms, "a baseline is made of measured costs"
+        is_asked = bool(step.num_draft_tokens) or step.draft_ms >= ASKED_MS
+        self._num_plain = 0 if is_asked else self._num_plain + 1
+        is_plain = not step.num_draft_tokens
+        # The first round follows a pause, and the first plain one after a draft finds the
+        # processor's caches cold.
+        shows_load = self._num_plain > 1 if is_plain else width <= MAX_DRAFT_TOKENS + 1
+        shows_load = shows_load and bool(self._window)
+        return _Round(num_plain_rounds * plain_ms, own_ms, step.verify_ms, is_plain, shows_load)
 
-    def _at_load(self, cost_ms: float, load: float) -> float:
-        return cost_ms * load * self._plain_share(load)
+    def _settle_next(self) -> None:
+        """Take in the round at the middle of the window."""
+        one, around = self._window[self._place], [r for r in self._window if r.shows_load]
+        if around:
+            most = STALLED * median_low(self._share(each) for each in around)
+            steady = [each for each in around if self._share(each) <= most]
+            self._load = self._mean_load(steady)
+            if one.shows_load:
+                self._scatter += math.log(min(self._share(one), most) / self._load) ** 2
+                self._num_loads += 1
+            drafted = [each for each in steady if not each.is_plain]
+            if one.is_plain and one in steady and drafted:
+                self._correct(one, self._mean_load(drafted))
+        expected_ms = self._load * self._own_ms(one)
+        once_ms = one.took_ms - expected_ms if one.took_ms > STALLED * expected_ms else 0.0
+        self._settled.append((self._load * one.cost_ms, once_ms))
+        self._loaded_ms += self._load * one.cost_ms
+        self._once_ms += once_ms
+        if self._place < WINDOW // 2:
+            self._place += 1
+        else:
+            self._window.popleft()
 
-    def _settle(self, one: _Waiting) -> None:
-        """Take in a round that stands in the middle of the window."""
-        load = self._load
-        plain_share = None if one.plain_share is None else one.plain_share / load
-        if plain_share is not None and 1 / UNLIKE < plain_share < UNLIKE:
-            self._correct(plain_share, level_of(load))
-        elif not self._is_known(load):
-            self._alone[len(self._rounds_ms)] = load, one.cost_ms
-        self._rounds_ms.append(self._at_load(one.cost_ms, load))
-        self._total_ms += self._rounds_ms[-1]
+    def _own_ms(self, one: _Round) -> float:
+        """What the round itself takes without a load."""
+        return one.own_ms * (self._correction if one.is_plain else 1.0)
 
-    def _correct(self, plain_share: float, level: int) -> None:
-        """A plain round took this share of its cost under the load. The rounds before it, whose
-        load is known now, are compared with it."""
-        shares = self._plain_shares
-        nearest = min(shares, key=lambda known: abs(known - level))
-        if abs(nearest - level) < REACH:
-            level = round(nearest + CORRECTION * (level - nearest))
-            plain_share = shares[nearest] * (plain_share / shares[nearest]) ** CORRECTION
-            del shares[nearest]
-        shares[level] = plain_share
-        for place, (load, cost_ms) in tuple(self._alone.items()):
-            if self._is_known(load):
-                self._total_ms -= self._rounds_ms[place]
-                self._rounds_ms[place] = self._at_load(cost_ms, load)
-                self._total_ms += self._rounds_ms[place]
-                del self._alone[place]
+    def _share(self, one: _Round) -> float:
+        """The load by this round alone."""
+        return one.took_ms / self._own_ms(one)
+
+    def _mean_load(self, rounds: Sequence[_Round]) -> float:
+        """By the sums, since a disturbance hits a round the more surely the longer it takes."""
+        return sum(one.took_ms for one in rounds) / sum(self._own_ms(one) for one in rounds)
+
+    def _correct(self, plain: _Round, load: float) -> None:
+        """A plain round ran under the load of these drafted ones."""
+        kept = min(1.0, MOST_TRUSTED / (self._num_shares + 1.0))
+        share = math.log(plain.took_ms / (plain.own_ms * load))
+        self._sum_of_shares = kept * (self._sum_of_shares + share)
+        self._num_shares = kept * (self._num_shares + 1.0)

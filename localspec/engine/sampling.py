@@ -60,7 +60,8 @@ def scores(
     logits = penalised(logits, sampling, histories, sequence.prompt_length)
     if sampling.temperature == 0.0:
         return logits
-    return perturbed(logits, warp, noise_after(sequence, [len(text) for text in texts]), share)
+    noise = noise_after(sequence, [len(text) for text in texts], logits.device)
+    return perturbed(logits, warp, noise, share)
 
 
 def masked(
@@ -77,10 +78,12 @@ def masked(
     return logits.masked_fill(bits.view(len(rows), -1)[:, : logits.shape[-1]] == 0, -math.inf)
 
 
-def noise_after(sequence: core.Sequence, depths: Sequence[int]) -> torch.Tensor:
+def noise_after(
+    sequence: core.Sequence, depths: Sequence[int], device: torch.device
+) -> torch.Tensor:
     """The noise of what may follow `sequence` and so many drafted tokens: [n, V]."""
     first, last = min(depths), max(depths)
-    rows = sequence.noise.rows(len(sequence.tokens), last + 1)[first:]
+    rows = sequence.noise.on(device).rows(len(sequence.tokens), last + 1)[first:]
     if len(depths) == len(rows) and list(depths) == list(range(first, last + 1)):  # a chain
         return rows
     return rows.index_select(0, indices([depth - first for depth in depths], rows.device))

@@ -12,6 +12,9 @@ RECURRENT_KINDS = STATE_KINDS | {"hybrid"}
 OTHER_KINDS = frozenset(("attention", "mlp", "moe"))  # beside them, in the words of such families
 # Families whose config.json does not name the kinds of their layers.
 ALL_STATES = frozenset(("mamba", "mamba2", "falcon_mamba"))
+# Of these transformers loses the state between pieces of several tokens (forward.recurrent finds it
+# out when a model is loaded).
+TOKEN_BY_TOKEN = frozenset(("mamba", "mamba2", "falcon_mamba", "jamba"))
 RECURRENT_FAMILIES = ALL_STATES | {
     "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h",
     "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
@@ -27,11 +30,20 @@ def is_recurrent(text: Mapping[str, Any]) -> bool:
 
 
 def no_drafts_for(family: str) -> str:
-    """Why nothing drafts for a model with a recurrent state."""
+    """Why nothing drafts for a family of TOKEN_BY_TOKEN."""
     return (
-        f"{family} reads the text into a state that cannot take back a rejected draft, so nothing "
-        "drafts for it and replies come at plain speed. For a model with full attention, such as "
-        "Qwen3, something could."
+        f"{family} reads the text into a state, here token by token, so checking a draft takes as "
+        "long as writing it and replies come at plain speed. For a model with full attention, such "
+        "as Qwen3, something could draft."
+    )
+
+
+def chains_for(family: str) -> str:
+    """How drafts are checked for the other models with a recurrent state."""
+    return (
+        f"{family} reads the text into a state. It checks a draft that is one chain of tokens, and "
+        "reads the accepted part again after a rejection; trees, heads and drafts by its own "
+        "layers need a model with full attention."
     )
 
 

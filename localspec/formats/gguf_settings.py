@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.errors import ModelError
@@ -25,18 +25,83 @@ from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
 @dataclass(frozen=True)
 class Family:
     """A family of GGUF files as transformers knows it. is_interleaved: whether llama.cpp keeps the
-    rows of queries and keys in another order (each pair that is rotated stands together)."""
+    rows of queries and keys in another order (each pair that is rotated stands together).
+    renamed: its names that differ from LAYER_NAMES. settings: config.json's names of numbers that
+    the file holds under another name. fixed: what the file leaves unsaid. norm_shift: what is added
+    to the weights of norms in the file."""
 
     model_type: str
     architecture: str
     is_interleaved: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    norm_shift: float = 0.0
 
 
+POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", is_interleaved=True),  # Mistral's too
     "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        renamed={
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_exps": "mlp.experts.gate_proj",
+            "ffn_up_exps": "mlp.experts.up_proj",
+            "ffn_down_exps": "mlp.experts.down_proj",
+        },
+        settings={
+            "num_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        fixed={"norm_topk_prob": True},
+    ),
     "smollm3": Family("smollm3", "SmolLM3ForCausalLM", is_interleaved=True),
+    "gemma3": Family(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        renamed={**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"},
+        settings={"sliding_window": "attention.sliding_window"},
+        fixed={"hidden_activation": "gelu_pytorch_tanh"},
+        norm_shift=1.0,
+    ),
+    "phi3": Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        renamed={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        settings={
+            "original_max_position_embeddings": "rope.scaling.original_context_length",
+            "sliding_window": "attention.sliding_window",
+        },
+    ),
+    "glm4": Family(
+        "glm4",
+        "Glm4ForCausalLM",
+        renamed={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+    ),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", renamed=POST_NORMS),
+    "granite": Family(
+        "granite",
+        "GraniteForCausalLM",
+        is_interleaved=True,
+        settings={
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "attention.scale",
+            "logits_scaling": "logit_scale",
+        },
+    ),
 }
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -57,6 +122,14 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 ROTATION_FACTORS = "rope_freqs.weight"
+# Of Phi: for texts within the original length, and for longer ones.
+LONGROPE_FACTORS = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+NO_WEIGHTS = (ROTATION_FACTORS, *LONGROPE_FACTORS.values())
+PARTLY_ROTATED = ("phi3", "glm4")
+DEFAULT_THETA = {"gemma3": 1e6}  # older files leave it unsaid
 # Of every Llama 3.1 and later: where the slow frequencies begin and end, and the trained length.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -97,22 +170,16 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         if key.startswith(f"{header.family}.")
     }
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    if own.get("expert_count"):
-        raise ModelError(
-            f"{header.file.name} is a mixture of experts, which is not read from GGUF files yet. "
-            "Fetch the model with .safetensors weights instead."
-        )
+    lacking = [key for key in family.settings.values() if key not in own]
+    if lacking:
+        raise KeyError(f"{header.family}.{lacking[0]}")
+    if own.get("expert_count") and "num_experts" not in family.settings:
+        raise _unread(header, f"is a mixture of experts, which of the family {header.family}")
+    if own.get("attention.sliding_window") and family.model_type == "olmo2":
+        raise _unread(header, "is an OLMo 3, whose attention to windows")
     heads, width = int(own["attention.head_count"]), int(own["embedding_length"])
     head_dim = int(own.get("attention.key_length") or width // heads)
-    rotated = int(own.get("rope.dimension_count") or head_dim)
-    if rotated != head_dim:
-        raise ModelError(
-            f"{header.file.name} rotates a part of each head only, which is not read from GGUF "
-            "files yet. Fetch the model with .safetensors weights instead."
-        )
-    has_bias = "blk.0.attn_output.bias" in tensors or (
-        family.model_type == "llama" and "blk.0.attn_q.bias" in tensors
-    )
+    has_bias = "blk.0.attn_output.bias" in tensors or "blk.0.attn_q.bias" in tensors
     ids = header.settings
     return {
         "model_type": family.model_type,
@@ -128,6 +195,9 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         "max_position_embeddings": int(own["context_length"]),
         "rms_norm_eps": float(own["attention.layer_norm_rms_epsilon"]),
         "rope_parameters": _rotation(header, own, head_dim),
+        **family.fixed,
+        **{name: own[key] or None for name, key in family.settings.items()},  # 0: no window
+        **(_windows(own, heads, width, head_dim) if family.model_type == "gemma3_text" else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": has_bias,
         "bos_token_id": ids.get("tokenizer.ggml.bos_token_id"),
@@ -141,12 +211,53 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
     }
 
 
+def _windows(own: Mapping[str, Any], heads: int, width: int, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp takes as given of Gemma 3: which layers attend to a window, and by what the
+    27B model, with 62 layers, divides its scores."""
+    count = int(own["block_count"])
+    pattern = own.get("attention.sliding_window_pattern") or 6
+    if isinstance(pattern, int):
+        pattern = [(layer + 1) % pattern != 0 for layer in range(count)]
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    return {
+        "layer_types": [kinds[bool(is_window)] for is_window in pattern],
+        "query_pre_attn_scalar": width // heads if count == 62 else head_dim,
+    }
+
+
 def _rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    theta = float(own.get("rope.freq_base") or 10000.0)
+    found = _scaled_rotation(header, own, head_dim)
+    rotated = int(own.get("rope.dimension_count") or head_dim)
+    if rotated != head_dim:
+        if header.family not in PARTLY_ROTATED:
+            raise _unread(header, "rotates a part of each head only, which")
+        found["partial_rotary_factor"] = rotated / head_dim
+    if header.family != "gemma3":
+        return found
+    local = float(own.get("rope.freq_base_swa") or 10000.0)
+    return {
+        "full_attention": found,
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
+
+
+def _scaled_rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    theta = float(own.get("rope.freq_base") or DEFAULT_THETA.get(header.family, 10000.0))
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    factors = next((each for each in header.tensors if each.name == ROTATION_FACTORS), None)
-    if factors is not None:
-        return {**found, **_llama3(header, factors, theta, head_dim)}
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    if ROTATION_FACTORS in tensors:
+        return {**found, **_llama3(header, tensors[ROTATION_FACTORS], theta, head_dim)}
+    factors = {
+        name: _numbers(tensors[key]) for name, key in LONGROPE_FACTORS.items() if key in tensors
+    }
+    original = own.get("rope.scaling.original_context_length")
+    if factors:
+        return {
+            **found,
+            **factors,
+            "rope_type": "longrope",
+            "original_max_position_embeddings": original,
+        }
     kind = str(own.get("rope.scaling.type", "none"))
     if kind in ("none", ""):
         return found
@@ -161,26 +272,33 @@ def _rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> dict[st
             "factor": factor,
             "original_max_position_embeddings": length,
         }
-    raise ModelError(
-        f"{header.file.name} scales its rotation by {kind}, which is not read from GGUF files yet. "
-        "Fetch the model with .safetensors weights instead."
-    )
+    raise _unread(header, f"scales its rotation by {kind}, which")
+
+
+def _numbers(tensor: GGUFTensor) -> list[float]:
+    """Of a vector in fp32."""
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        return list(struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.num_bytes)))
 
 
 def _llama3(header: GGUFHeader, factors: GGUFTensor, theta: float, head_dim: int) -> dict[str, Any]:
     """The settings whose factors the file holds: of the largest one, with what all Llamas share."""
-    with factors.file.open("rb") as stream:
-        stream.seek(factors.start)
-        held = struct.unpack(f"<{factors.shape[0]}f", stream.read(factors.num_bytes))
+    held = _numbers(factors)
     wanted = {"rope_type": "llama3", "factor": max(held), **LLAMA3}
     computed = llama3_factors(theta, head_dim, max(held))
     if len(computed) == len(held) and all(
         math.isclose(a, b, rel_tol=1e-4) for a, b in zip(computed, held, strict=True)
     ):
         return wanted
-    raise ModelError(
-        f"{header.file.name} scales its rotation by factors of its own, which is not read from "
-        "GGUF files yet. Fetch the model with .safetensors weights instead."
+    raise _unread(header, "scales its rotation by factors of its own, which")
+
+
+def _unread(header: GGUFHeader, fault: str) -> ModelError:
+    """fault: up to the words "is not read"."""
+    return ModelError(
+        f"{header.file.name} {fault} is not read from GGUF files yet. Fetch the model with "
+        ".safetensors weights instead."
     )
 
 
@@ -205,10 +323,11 @@ def tensor_names(header: GGUFHeader) -> dict[str, str]:
     """The name in transformers of every tensor of the file. Raises ModelError for one that the
     family is not known to have: the model would run without it and answer wrongly."""
     found, unknown = dict[str, str](), list[str]()
+    names = {**LAYER_NAMES, **family_of(header).renamed}
     for tensor in header.tensors:
-        if tensor.name == ROTATION_FACTORS:
+        if tensor.name in NO_WEIGHTS:
             continue
-        name = _name(tensor.name)
+        name = _name(tensor.name, names)
         if name is None:
             unknown.append(tensor.name)
         else:
@@ -221,13 +340,13 @@ def tensor_names(header: GGUFHeader) -> dict[str, str]:
     return found
 
 
-def _name(name: str) -> str | None:
+def _name(name: str, of_layers: Mapping[str, str]) -> str | None:
     if name in OUTER_NAMES:
         return OUTER_NAMES[name]
     parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in LAYER_NAMES:
+    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in of_layers:
         return None
-    return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{parts[3]}"
+    return f"model.layers.{parts[1]}.{of_layers[parts[2]]}.{parts[3]}"
 
 
 def end_ids_of(header: GGUFHeader) -> list[int]:

@@ -30,16 +30,28 @@ TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+GPT4O = (
+    rf"{_WORD}*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_SHORTENED}"
+    rf"|{_WORD}+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_SHORTENED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # By `tokenizer.ggml.pre`: the expressions that split text, one after the other.
 SPLITS: dict[str, tuple[str, ...]] = {
     "default": (GPT2,),
     "gpt-2": (GPT2,),
     "smollm": (r"\p{N}", GPT2),
+    "refact": (r"\p{N}", GPT2),  # Granite's
     "llama-bpe": (LLAMA3,),
     "llama3": (LLAMA3,),
     "llama-v3": (LLAMA3,),
     "smaug-bpe": (LLAMA3,),
     "falcon3": (LLAMA3,),
+    "dbrx": (LLAMA3,),  # Phi 4's and OLMo 2's
+    "glm4": (LLAMA3,),
+    "chatglm-bpe": (LLAMA3,),
+    "gpt-4o": (GPT4O,),  # of Phi 4 mini
     "qwen2": (QWEN2,),
     "deepseek-r1-qwen": (QWEN2,),
     "tekken": (TEKKEN,),
@@ -51,6 +63,8 @@ WHOLE_WORDS = (
     "llama-v3",
     "tekken",
 )  # a word of the vocabulary is not merged
+
+KEEPING_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # of Phi 3, whose other control tokens do not
 
 
 def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
@@ -74,7 +88,7 @@ def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(own, words),
+        "added_tokens": _added(own, words, strips=(header.family, kind) == ("phi3", "llama")),
         "post_processor": _beginning(own, words, kind),
         "model": model,
         **rest,
@@ -160,15 +174,22 @@ def _bpe(words: list[str], merges: list[list[str]], **settings: Any) -> dict[str
     }
 
 
-def _added(own: dict[str, Any], words: list[str]) -> list[dict[str, Any]]:
+def _added(own: dict[str, Any], words: list[str], strips: bool) -> list[dict[str, Any]]:
     """Tokens that are found in text before it is split: the control tokens, and words of the
-    model's own such as "<think>", which are no control tokens."""
+    model's own such as "<think>", which are no control tokens. strips: whether they take the white
+    space behind them, which no file says."""
     kinds = own.get("token_type") or ()
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    plain = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
     return [
-        {"id": place, "content": word, **plain, "special": kind != USER_DEFINED}
+        {
+            "id": place,
+            "content": word,
+            **plain,
+            "rstrip": strips and word not in KEEPING_SPACE,
+            "special": kind != USER_DEFINED,
+        }
         for place, (word, kind) in enumerate(zip(words, kinds, strict=False))
-        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN) or (strips and word == "</s>")
     ]
 
 

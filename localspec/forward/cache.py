@@ -122,6 +122,7 @@ class KVCache:
     layers left in the slots from its start on; None once anything was written since."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
+    takes_trees = True  # whether one forward can check several continuations
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A native decoder for models of Llama's shape: tokens in, logits out, nothing else per token.
+"""A native decoder for blocks of attention and feed-forward: tokens in, logits out, nothing else.
 
 Contract: the same as `model.CausalLM` (and its reference): `forward` appends n slots to the cache
 and returns fp32 logits. One product for query, key and value, one for gate and up; keys and
@@ -7,8 +7,8 @@ states of the layers that are asked for. A chain whose first rows an early exit 
 (`cache.partial`) continues from those rows. `forward_together` runs rows of several sequences, each
 a decoder with a cache of its own over the same weights, and reads the weights once.
 
-Not here: the first layers as a model (partial_forward), taking weights over (from_transformers),
-captured graphs (graphs).
+Not here: what a layer holds (block), the first layers as a model (partial_forward), taking weights
+over (from_transformers), captured graphs (graphs).
 """
 
 from __future__ import annotations
@@ -19,70 +19,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 
 from localspec.forward.attention import Attend, cached_attention, each_its_own
+from localspec.forward.block import Block, Weights
 from localspec.forward.cache import KVCache, PartialForward
 from localspec.forward.features import LAST, Features
 from localspec.forward.model import Rows
-from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.tree import additive_mask, depths
 from localspec.forward.upload import indices
-from localspec.forward.weight_layout import Linear, PlainLinear, padded
-
-
-@dataclass(frozen=True)
-class Block:
-    """One layer. head_norm: [heads + kv_heads, head_dim] for queries and keys, where the family
-    has one. is_rotated: whether queries and keys are rotated by their position."""
-
-    attention_norm: RootMeanSquareNorm
-    qkv: Linear
-    head_norm: RootMeanSquareNorm | None
-    output: Linear
-    feed_forward_norm: RootMeanSquareNorm
-    gate_up: Linear
-    down: Linear
-    is_rotated: bool = True
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        return (self.qkv, self.output, self.gate_up, self.down)
-
-    @property
-    def weight_bytes(self) -> int:
-        norms = (self.attention_norm, self.head_norm, self.feed_forward_norm)
-        held = sum(norm.weight_bytes for norm in norms if norm is not None)
-        return held + sum(linear.weight_bytes for linear in self.linears)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A whole model. embedding: [V, d]. cos, sin: [capacity, head_dim]; `sin` has the sign of the
-    rotation, so that a roll by half a head is all that is left to do."""
-
-    embedding: torch.Tensor
-    blocks: tuple[Block, ...]
-    final_norm: RootMeanSquareNorm
-    head: Linear
-    cos: torch.Tensor
-    sin: torch.Tensor
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Every product of one step, the output head last."""
-        return (*(linear for block in self.blocks for linear in block.linears), self.head)
-
-    @property
-    def weight_bytes(self) -> int:
-        tables = self.embedding.nbytes + self.cos.nbytes + self.sin.nbytes
-        blocks = sum(block.weight_bytes for block in self.blocks)
-        is_tied = isinstance(self.head, PlainLinear) and self.head.weight is self.embedding
-        head = 0 if is_tied else self.head.weight_bytes
-        return tables + blocks + self.final_norm.weight_bytes + head
+from localspec.forward.weight_layout import Linear, padded
 
 
 @dataclass(frozen=True)
@@ -127,22 +72,13 @@ class Decoder:
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits of normalised rows: [n, d] -> [n, V] fp32."""
-        made = self.weights.head(padded(rows) if self._pads_head else rows)
+        made = self.weights.logits(padded(rows) if self._pads_head else rows)
         return made[: rows.shape[0]].float()
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Decoder:
         """A decoder over the same cache with other linear layers; all else is shared. It is as fast
         as it can be: what it is for is drafting."""
-        blocks = tuple(
-            replace(
-                block,
-                qkv=change(block.qkv),
-                output=change(block.output),
-                gate_up=change(block.gate_up),
-                down=change(block.down),
-            )
-            for block in self.weights.blocks
-        )
+        blocks = tuple(block.with_linears(change) for block in self.weights.blocks)
         weights = replace(self.weights, blocks=blocks, head=change(self.weights.head))
         return Decoder(weights, self.cache, is_fastest=True)
 
@@ -198,7 +134,7 @@ class Decoder:
 
     @torch.inference_mode()
     def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        return F.embedding(indices(ids, self.device), self.weights.embedding)  # [n, d]
+        return self.weights.embed(indices(ids, self.device))  # [n, d]
 
     def unpadded_layers(
         self,
@@ -211,14 +147,22 @@ class Decoder:
         end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Through the blocks from `first` to before `end`, by default all: rows [n, d], cos and
-        sin [n, 1, head_dim] -> [n, d] and what was to be kept. Tensors in, tensors out: the part
-        that a graph captures."""
+        sin [n, tables, rotated] -> [n, d] and what was to be kept. Tensors in, tensors out: the
+        part that a graph captures."""
         hidden = dict[int, torch.Tensor]()
+        tables = tuple(zip(torch.split(cos, 1, 1), torch.split(sin, 1, 1), strict=True))
         for layer, block in enumerate(self.weights.blocks[first:end], first):
-            queries, keys_values = self._projected(block, rows, cos, sin)
-            rows = block.output.add_to(attend(layer, queries, keys_values), rows)
-            gate, up = block.gate_up(block.feed_forward_norm(rows)).chunk(2, dim=-1)
-            rows = block.down.add_to(F.silu(gate).mul_(up), rows)
+            queries, keys_values = self._projected(block, rows, tables)
+            seen = attend(layer, queries, keys_values)
+            if block.after_attention is None:
+                rows = block.output.add_to(seen, rows)
+            else:
+                rows = rows + block.after_attention(block.output(seen))
+            read = rows if block.feed_forward_norm is None else block.feed_forward_norm(rows)
+            if block.after_feed_forward is None:
+                rows = block.feed_forward.add_to(read, rows)
+            else:
+                rows = rows + block.after_feed_forward(block.feed_forward(read))
             if layer in keep:
                 hidden[layer] = rows
         return rows, hidden
@@ -260,17 +204,25 @@ class Decoder:
         return rows, {**hidden, **upper}
 
     def _projected(
-        self, block: Block, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        block: Block,
+        rows: torch.Tensor,
+        tables: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [n, heads, head_dim]; keys then values [n, 2 * kv_heads, head_dim]."""
         shape = self.weights
-        qkv = block.qkv(block.attention_norm(rows)).view(rows.shape[0], -1, shape.head_dim)
+        read = rows if block.attention_norm is None else block.attention_norm(rows)
+        qkv = block.qkv(read).view(rows.shape[0], -1, shape.head_dim)
         turned = qkv[:, : shape.num_heads + shape.num_kv_heads]  # queries and keys, a view
         if block.head_norm is not None:
             turned.copy_(block.head_norm(turned))
-        if block.is_rotated:
-            rolled = torch.roll(turned, shape.head_dim // 2, -1)
-            turned.mul_(cos).addcmul_(rolled, sin)
+        if block.rotation is not None:
+            cos, sin = tables[block.rotation]
+            turned = turned[..., : cos.shape[-1]]
+            swapped = shape.swapped(turned)
+            turned.mul_(cos).addcmul_(swapped, sin)
+        if shape.query_scale != 1.0:
+            qkv[:, : shape.num_heads].mul_(shape.query_scale)
         return qkv[:, : shape.num_heads], qkv[:, shape.num_heads :]
 
     def laid_out(self, rows: Rows, start: int) -> tuple[torch.Tensor, torch.Tensor, Attend]:
@@ -282,15 +234,23 @@ class Decoder:
     def _rotations(
         self, num_rows: int, parents: Sequence[int] | None, start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of every row's position, [n, 1, head_dim]."""
+        """cos and sin of every row's position, [n, tables, rotated]."""
         places: slice | torch.Tensor = slice(start, start + num_rows)
         if parents is not None:
             places = indices([start + depth for depth in depths(parents)], self.device)
-        return self.weights.cos[places].unsqueeze(1), self.weights.sin[places].unsqueeze(1)
+        return self.weights.cos[places], self.weights.sin[places]
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
-        mask = additive_mask(num_rows, parents, start, self.cache.dtype, self.cache.device)
-        return cached_attention(self.cache, start, num_rows, self.weights.num_heads, mask, parents)
+        found = dict[int | None, Attend]()
+        for window in self.weights.windows:
+            like = (self.cache.dtype, self.cache.device)
+            mask = additive_mask(num_rows, parents, start, *like, window)
+            inputs = (self.cache, start, num_rows, self.weights.num_heads, mask, parents)
+            found[window] = cached_attention(*inputs)
+        if len(found) == 1:
+            return found.popitem()[1]
+        of_layers = [found[block.window] for block in self.weights.blocks]
+        return lambda layer, queries, keys_values: of_layers[layer](layer, queries, keys_values)
 
     def logits(
         self,

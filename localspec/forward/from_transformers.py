@@ -1,158 +1,297 @@
 """Moves the weights of a loaded transformers module into the native decoder.
 
-Contract: `take_over` reads a module of a family it knows (pre-normed blocks of attention and gated
-feed-forward, one after the other), builds the decoder and, on request, empties the module layer by
-layer, so that no more than one layer is held twice. A family, an activation or a setting it does
-not know is refused with the reason; the transformers path then stays. The rotations are computed by
-the module's own code.
+Contract: `take_over` reads a module of a family it knows, builds the decoder and, on request,
+empties the module layer by layer, so that no more than one layer is held twice. In what a family
+differs is said by FAMILIES, the rest by the module's own config. A family, an activation or a
+setting that is not known is refused with the reason; the transformers path then stays. The
+rotations are computed by the module's own code.
 
-Not here: the forward (decoder), reading files (weights), layouts of a weight (weight_layout).
+Not here: the forward (decoder), what a layer holds (block), reading files (weights), layouts of a
+weight (weight_layout).
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.forward.block import (
+    Activation,
+    Block,
+    Experts,
+    FeedForward,
+    GatedFeedForward,
+    Norm,
+    Scale,
+    Weights,
+    WholeNorm,
+    halves_swapped,
+    pairs_swapped,
+)
 from localspec.forward.cache import KVCache
-from localspec.forward.decoder import Block, Decoder, Weights
+from localspec.forward.decoder import Decoder
 from localspec.forward.model import window_of
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.weight_layout import ModuleLinear, fused, packed
+from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
 
 
 @dataclass(frozen=True)
 class _Family:
-    """How a family lays out a block. has_joined_products: query, key and value are one layer
-    already, and so are gate and up."""
+    """How a family lays out a block: the module's names of its norms, None where it has none there.
+    head_norms: of each query and key head, or of all together. is_qkv_joined, is_gate_up_joined:
+    whether these are one layer already. norm_offset: what a norm adds to its weight.
+    is_interleaved: whether numbers that are rotated together stand side by side."""
 
-    has_head_norms: bool = False
-    has_joined_products: bool = False
+    attention_norm: str | None = "input_layernorm"
+    after_attention: str | None = None
+    feed_forward_norm: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+    head_norms: Literal["each", "whole"] | None = None
+    is_qkv_joined: bool = False
+    is_gate_up_joined: bool = False
+    norm_offset: float = 0.0
+    is_interleaved: bool = False
 
 
+_AFTER_ONLY = _Family(
+    attention_norm=None,
+    after_attention="post_attention_layernorm",
+    feed_forward_norm=None,
+    after_feed_forward="post_feedforward_layernorm",
+    head_norms="whole",
+)
+_GEMMA3 = _Family(
+    after_attention="post_attention_layernorm",
+    feed_forward_norm="pre_feedforward_layernorm",
+    after_feed_forward="post_feedforward_layernorm",
+    head_norms="each",
+    norm_offset=1.0,
+)
 FAMILIES = {
     "llama": _Family(),
     "mistral": _Family(),
     "qwen2": _Family(),
-    "qwen3": _Family(has_head_norms=True),
+    "qwen3": _Family(head_norms="each"),
+    "qwen3_moe": _Family(head_norms="each"),
     "smollm3": _Family(),
-    "phi3": _Family(has_joined_products=True),
+    "phi3": _Family(is_qkv_joined=True, is_gate_up_joined=True),
+    "glm4": _Family(
+        after_attention="post_self_attn_layernorm",
+        after_feed_forward="post_mlp_layernorm",
+        is_gate_up_joined=True,
+        is_interleaved=True,
+    ),
+    "granite": _Family(),
+    "olmo2": _AFTER_ONLY,
+    "olmo3": _AFTER_ONLY,
+    "gemma3_text": _GEMMA3,
+}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change with the length
-NORM_CLASSES = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm",
-                "SmolLM3RMSNorm", "Phi3RMSNorm")  # fmt: skip
+NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
+    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm4", "Granite",
+    "Olmo2", "Olmo3", "Gemma3",
+))  # fmt: skip
+CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
     """A decoder with the module's weights over `cache`. is_emptied: take the weights out of the
     module, which cannot run afterwards. Raises ModelError for a module that is not known."""
-    family = _family(module, cache.shape.capacity)
-    config = module.config
-    cos, sin = _rotation_tables(module, cache)
-    _require_whole_heads(config, cache, cos)
-    blocks = tuple(
-        _block(layer, family, config.rms_norm_eps, is_emptied) for layer in module.model.layers
-    )
-    embedding = module.model.embed_tokens.weight.detach()
-    is_tied = module.lm_head.weight is module.model.embed_tokens.weight
+    config, decoder = module.config.get_text_config(), module.get_decoder()
+    family, activation = _family(config, decoder, cache)
+    kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ("full_attention",)))
+    cos, sin = _rotation_tables(decoder, cache, kinds, family.is_interleaved)
+    reader = _Reader(family, config, activation, cache.shape.capacity, kinds, is_emptied)
+    blocks = tuple(reader.block(layer) for layer in decoder.layers)
+    embedding, head = decoder.embed_tokens, module.get_output_embeddings()
+    weight = embedding.weight.detach()
+    factor = getattr(embedding, "embed_scale", None)  # Gemma's, rounded as it is there
+    scale = getattr(config, "embedding_multiplier", 1.0)
     weights = Weights(
-        embedding=embedding,
+        embedding=weight,
         blocks=blocks,
-        final_norm=_norm(module.model.norm, config.rms_norm_eps),
-        head=packed(embedding, None) if is_tied else fused([module.lm_head]),
+        final_norm=reader.norm(decoder.norm),
+        head=packed(weight, None) if head.weight is embedding.weight else fused([head]),
         cos=cos,
         sin=sin,
         num_heads=config.num_attention_heads,
         num_kv_heads=cache.shape.num_kv_heads,
         head_dim=cache.shape.head_dim,
+        swapped=pairs_swapped if family.is_interleaved else halves_swapped,
+        embedding_scale=scale if factor is None else float(factor.to(weight.dtype)),
+        query_scale=float(decoder.layers[0].self_attn.scaling) * cache.shape.head_dim**0.5,
+        logit_scale=1.0 / getattr(config, "logits_scaling", 1.0),
     )
     return Decoder(weights, cache)
 
 
-def _family(module: Any, capacity: int) -> _Family:
+def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[_Family, Activation]:
     """Raises ModelError unless every setting of the blocks is known."""
-    config = module.config
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise _unsuited(f"{config.model_type} is no family it knows")
-    if config.hidden_act != "silu":
-        raise _unsuited(f"its activation is {config.hidden_act}, not silu")
-    window = window_of(config)
-    if window is not None and window < capacity:
-        raise _unsuited(
-            f"its layers attend to a window of {window} positions, and the context is {capacity}; "
-            f"with --context {window} or less it would"
-        )
-    rotation = (config.rope_parameters or {}).get("rope_type", "default")
-    if rotation not in ROTATIONS:
-        raise _unsuited(f"its rotation is {rotation}, which changes with the length")
-    norms = {type(layer.input_layernorm).__name__ for layer in module.model.layers}
-    norms |= {type(module.model.norm).__name__}
-    if not norms <= set(NORM_CLASSES):
-        raise _unsuited(f"its norm is {', '.join(sorted(norms))}")
-    return family
-
-
-def _require_whole_heads(config: Any, cache: KVCache, cos: torch.Tensor) -> None:
-    if cos.shape[-1] != cache.shape.head_dim:
-        raise _unsuited("only a part of each head is rotated by position")
+    name = str(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None))
+    if name not in ACTIVATIONS:
+        raise _unsuited(f"its activation is {name}, not {' or '.join(ACTIVATIONS)}")
+    for cap in CAPPED:
+        if getattr(config, cap, None):
+            raise _unsuited(f"its {cap} is {getattr(config, cap)}")
     if config.num_attention_heads % cache.shape.num_kv_heads:
         raise _unsuited("its query heads do not divide among its key heads")
+    given = config.rope_parameters or {}
+    rotations = [each for each in given.values() if isinstance(each, dict)] or [given]
+    for each in rotations:
+        rotation = each.get("rope_type", "default")
+        if rotation not in ROTATIONS and not _is_short(config, each, cache.shape.capacity):
+            raise _unsuited(f"its rotation is {rotation}, which changes with the length")
+    modules = [part for layer in decoder.layers for part in layer.modules()]
+    norms = {type(each).__name__ for each in (*modules, decoder.norm)}
+    unknown = sorted(name for name in norms if "Norm" in name and name not in NORM_CLASSES)
+    if unknown:
+        raise _unsuited(f"its norm is {', '.join(unknown)}")
+    return family, ACTIVATIONS[name]
+
+
+def _is_short(config: Any, rotation: Mapping[str, Any], capacity: int) -> bool:
+    """Whether a rotation that changes beyond a length never does within the context."""
+    original = getattr(config, "original_max_position_embeddings", None)
+    original = original or rotation.get("original_max_position_embeddings") or 0
+    return rotation["rope_type"] == "longrope" and capacity <= int(original)
 
 
 @torch.inference_mode()
-def _rotation_tables(module: Any, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and signed sin of every position, [capacity, head_dim], by the module's own code."""
-    positions = torch.arange(cache.shape.capacity, device=module.device)[None]
-    like = torch.empty(1, dtype=module.dtype, device=module.device)
-    cos, sin = module.model.rotary_emb(like, positions)  # [1, capacity, turned]
-    sin = sin[0].clone()
-    # A roll by half a head turns (x1, x2) into (x2, x1); the rotation needs (-x2, x1).
-    sin[:, : sin.shape[-1] // 2].neg_()
-    return cos[0].contiguous(), sin.contiguous()
+def _rotation_tables(
+    decoder: Any, cache: KVCache, kinds: Sequence[str], is_interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and signed sin of every position, [capacity, kinds, rotated], by the module's own
+    code."""
+    weight = decoder.embed_tokens.weight
+    positions = torch.arange(cache.shape.capacity, device=weight.device)[None]
+    like = torch.empty(1, dtype=weight.dtype, device=weight.device)
+    rotation = decoder.rotary_emb
+    is_apart = "layer_type" in inspect.signature(rotation.forward).parameters
+    tables = list[tuple[torch.Tensor, torch.Tensor]]()
+    for kind in kinds if is_apart else kinds[:1]:
+        cos, sin = rotation(like, positions, *((kind,) if is_apart else ()))  # [1, capacity, r]
+        cos, sin = cos[0], sin[0].clone()
+        half = sin.shape[-1] // 2
+        # The swap turns (x1, x2) into (x2, x1); the rotation needs (-x2, x1).
+        sin[:, :half].neg_()
+        if is_interleaved:
+            cos, sin = (_interleaved(each, half) for each in (cos, sin))
+        tables.append((cos, sin))
+    cosines, sines = zip(*tables, strict=True)
+    return torch.stack(cosines, 1), torch.stack(sines, 1)
 
 
-def _block(layer: Any, family: _Family, eps: float, is_emptied: bool) -> Block:
-    attention, feed_forward = layer.self_attn, layer.mlp
-    if family.has_joined_products:
-        qkv, gate_up = [attention.qkv_proj], [feed_forward.gate_up_proj]
-    else:
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        gate_up = [feed_forward.gate_proj, feed_forward.up_proj]
-    made = Block(
-        attention_norm=_norm(layer.input_layernorm, eps),
-        qkv=fused(qkv),
-        head_norm=_head_norm(attention, eps) if family.has_head_norms else None,
-        output=fused([attention.o_proj]),
-        feed_forward_norm=_norm(layer.post_attention_layernorm, eps),
-        gate_up=fused(gate_up),
-        down=fused([feed_forward.down_proj]),
-        is_rotated=bool(getattr(attention, "use_rope", True)),  # transformers' own, SmolLM3
-    )
-    if is_emptied:
-        sources = (qkv, [attention.o_proj], gate_up, [feed_forward.down_proj])
-        for linear, layers in zip(made.linears, sources, strict=True):
-            if not isinstance(linear, ModuleLinear):  # that one computes with the modules
-                _empty(layers)
-    return made
+def _interleaved(table: torch.Tensor, half: int) -> torch.Tensor:
+    return table.view(-1, 2, half).transpose(1, 2).flatten(1)
 
 
-def _norm(module: Any, eps: float) -> RootMeanSquareNorm:
-    return RootMeanSquareNorm(module.weight.detach().clone(), eps)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the layers of one module."""
 
+    family: _Family
+    config: Any
+    activation: Activation
+    capacity: int
+    kinds: Sequence[str]
+    is_emptied: bool
 
-def _head_norm(attention: Any, eps: float) -> RootMeanSquareNorm:
-    """The norms of query and key heads as one: [heads + kv_heads, head_dim]."""
-    size = attention.head_dim
-    num_heads = attention.q_proj.out_features // size
-    num_kv_heads = attention.k_proj.out_features // size
-    queries = attention.q_norm.weight.detach().expand(num_heads, size)
-    keys = attention.k_norm.weight.detach().expand(num_kv_heads, size)
-    return RootMeanSquareNorm(torch.cat((queries, keys)), eps)
+    def block(self, layer: Any) -> Block:
+        attention, family = layer.self_attn, self.family
+        joined = [attention.qkv_proj] if family.is_qkv_joined else None
+        qkv = joined or [attention.q_proj, attention.k_proj, attention.v_proj]
+        is_rotated = bool(getattr(attention, "use_rope", True))  # transformers' own, SmolLM3
+        return Block(
+            attention_norm=self._norm_of(layer, family.attention_norm),
+            qkv=self._taken(qkv),
+            head_norm=self._head_norm(attention),
+            output=self._taken([attention.o_proj]),
+            feed_forward_norm=self._norm_of(layer, family.feed_forward_norm),
+            feed_forward=self._feed_forward(layer.mlp),
+            after_attention=self._after(layer, family.after_attention),
+            after_feed_forward=self._after(layer, family.after_feed_forward),
+            rotation=self._table(attention.layer_idx) if is_rotated else None,
+            window=self._window(attention.layer_idx),
+        )
+
+    def norm(self, module: Any) -> Norm:
+        return RootMeanSquareNorm(self._weight(module), self.config.rms_norm_eps)
+
+    def _weight(self, module: Any) -> torch.Tensor:
+        weight: torch.Tensor = module.weight.detach()
+        return weight.clone() if not self.family.norm_offset else self.family.norm_offset + weight
+
+    def _norm_of(self, layer: Any, name: str | None) -> Norm | None:
+        return None if name is None else self.norm(getattr(layer, name))
+
+    def _after(self, layer: Any, name: str | None) -> Norm | None:
+        factor = getattr(self.config, "residual_multiplier", 1.0)
+        return self._norm_of(layer, name) if factor == 1.0 else Scale(factor)
+
+    def _head_norm(self, attention: Any) -> Norm | None:
+        """The norms of query and key heads as one."""
+        if self.family.head_norms is None:
+            return None
+        num_heads, eps = self.config.num_attention_heads, self.config.rms_norm_eps
+        if self.family.head_norms == "whole":
+            return WholeNorm(self.norm(attention.q_norm), self.norm(attention.k_norm), num_heads)
+        size, num_kv_heads = attention.head_dim, self.config.num_key_value_heads
+        queries = self._weight(attention.q_norm).expand(num_heads, size)
+        keys = self._weight(attention.k_norm).expand(num_kv_heads, size)
+        return RootMeanSquareNorm(torch.cat((queries, keys)), eps)
+
+    def _feed_forward(self, module: Any) -> FeedForward:
+        if hasattr(module, "experts"):
+            return self._experts(module)
+        joined = [module.gate_up_proj] if self.family.is_gate_up_joined else None
+        gate_up = self._taken(joined or [module.gate_proj, module.up_proj])
+        return GatedFeedForward(gate_up, self._taken([module.down_proj]), self.activation)
+
+    def _experts(self, module: Any) -> Experts:
+        """Of Qwen3's kind: [experts, 2 f, d] and [experts, d, f]."""
+        router, held = module.gate, module.experts
+        pairs = zip(held.gate_up_proj.detach(), held.down_proj.detach(), strict=True)
+        experts = tuple(
+            GatedFeedForward(packed(gate_up, None), packed(down, None), self.activation)
+            for gate_up, down in pairs
+        )
+        if self.is_emptied:
+            _drop(held, "gate_up_proj", "down_proj")
+        weight = router.weight.detach()
+        return Experts(packed(weight, None), experts, router.top_k, router.norm_topk_prob)
+
+    def _table(self, layer: int) -> int:
+        kinds = getattr(self.config, "layer_types", None)
+        has_several = isinstance(next(iter(self.config.rope_parameters.values()), None), dict)
+        return self.kinds.index(kinds[layer]) if kinds and has_several else 0
+
+    def _window(self, layer: int) -> int | None:
+        kinds = getattr(self.config, "layer_types", None)
+        window = window_of(self.config)
+        is_windowed = kinds is None or kinds[layer] == "sliding_attention"
+        is_cut = window is not None and window < self.capacity
+        return window if is_windowed and is_cut else None
+
+    def _taken(self, layers: list[Any]) -> Linear:
+        made = fused(layers)
+        if self.is_emptied and not isinstance(made, ModuleLinear):  # it computes with the modules
+            _empty(layers)
+        return made
 
 
 def _empty(layers: list[Any]) -> None:
@@ -161,9 +300,15 @@ def _empty(layers: list[Any]) -> None:
     On a GPU their memory goes back to the driver: torch would keep it, and fused weights need
     larger blocks than those that were freed."""
     for layer in layers:
-        layer.weight = nn.Parameter(layer.weight.data.new_empty(0), requires_grad=False)
-    if any(layer.weight.device.type == "cuda" for layer in layers):
-        torch.cuda.empty_cache()
+        _drop(layer, "weight")
+
+
+def _drop(module: Any, *names: str) -> None:
+    for name in names:
+        weight = getattr(module, name)
+        setattr(module, name, nn.Parameter(weight.data.new_empty(0), requires_grad=False))
+        if weight.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _unsuited(reason: str) -> ModelError:

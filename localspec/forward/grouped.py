@@ -2,8 +2,8 @@
 
 Contract: `Grouped` is what a published layout stands for: whole numbers with a scale and an offset
 for each group of inputs. `Int4Linear` keeps four of their bits and computes by torch's own
-kernel, on a processor; the numbers are kept exactly, scales are rounded to the layer's precision.
-`error` is measured against the dense weight when a layer is made.
+kernel, on a processor; the numbers are kept exactly, scales and rows are rounded to bf16. `error`
+is measured against the dense weight when a layer is made.
 
 Not here: reading layouts (unpack), which layers of a copy are quantised (quantise).
 """
@@ -53,7 +53,7 @@ class Grouped:
         least = groups.amin(-1)
         scales = ((groups.amax(-1) - least) / 15).clamp(min=1e-9)
         values = ((groups - least[..., None]) / scales[..., None]).round().clamp(0, 15)
-        return cls(values.flatten(1).int(), scales, least, 4)
+        return cls(values.flatten(1).to(torch.uint8), scales, least, 4)
 
     @property
     def group_size(self) -> int:
@@ -81,13 +81,16 @@ class Grouped:
 
 
 class Int4Linear(nn.Module):
-    """error: how far its output lies from the dense layer's, by their norm, for a row of noise."""
+    """Rows of any precision, computed in bf16: in fp32 the kernel takes 20 to 40 times as long on a
+    processor without AVX-512.
+
+    error: how far its output lies from the dense layer's, by their norm, for a row of noise."""
 
     packed: torch.Tensor
     scales_and_zeros: torch.Tensor
     has_invariant_rows = True
 
-    def __init__(self, weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Grouped, bias: torch.Tensor | None) -> None:
         super().__init__()
         kernels: Any = torch.ops.aten
         self._product: Any = kernels._weight_int4pack_mm_for_cpu
@@ -99,22 +102,21 @@ class Int4Linear(nn.Module):
         middles = (MIDDLE + lowest) * weight.scales + weight.offsets
         both = torch.stack((weight.scales, middles), -1)  # [out, groups, 2]
         self.register_buffer("packed", kernels._convert_weight_to_int4pack_for_cpu(numbers, 1))
-        self.register_buffer("scales_and_zeros", both.transpose(0, 1).contiguous().to(dtype))
-        self.bias = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+        self.register_buffer("scales_and_zeros", both.transpose(0, 1).contiguous().bfloat16())
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.error = self._measured(weight)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        flat = rows.reshape(-1, self.in_features).contiguous()
+        flat = rows.reshape(-1, self.in_features).bfloat16().contiguous()
         made: torch.Tensor = self._product(
             flat, self.packed, self.group_size, self.scales_and_zeros
         )
-        made = made.view(*rows.shape[:-1], self.out_features)
+        made = made.to(rows.dtype).view(*rows.shape[:-1], self.out_features)
         return made if self.bias is None else made + self.bias
 
     @torch.inference_mode()
     def _measured(self, weight: Grouped) -> float:
         noise = torch.randn(1, self.in_features, generator=torch.Generator().manual_seed(0))
-        noise = noise.to(self.scales_and_zeros.dtype)
-        wanted = noise.float() @ weight.dense().T
-        found = self(noise).float() - (0.0 if self.bias is None else self.bias.float())
+        wanted = noise @ weight.dense().T
+        found = self(noise) - (0.0 if self.bias is None else self.bias.float())
         return float((found - wanted).norm() / wanted.norm().clamp(min=1e-9))

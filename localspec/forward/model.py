@@ -21,7 +21,7 @@ from localspec.errors import ModelError
 from localspec.formats.attention import attention_fault, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
-from localspec.forward.tree import causal_mask, depths, visible_mask
+from localspec.forward.tree import depths, visible_mask
 from localspec.forward.upload import indices, uploaded
 
 # How far logits may lie apart that are computed in two ways, by their norm: only rounding.
@@ -96,7 +96,8 @@ class ModuleLM:
     def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """See LanguageModel."""
         rows: torch.Tensor = self.module.get_input_embeddings()(indices(ids, self.device))
-        return rows
+        factor = getattr(self.module.config.get_text_config(), "embedding_multiplier", None)
+        return rows * factor if factor else rows
 
 
 class CausalLM(ModuleLM):
@@ -175,9 +176,8 @@ class CausalLM(ModuleLM):
             if not self._has_kinds:
                 return made(self._window)
             return {"full_attention": made(None), "sliding_attention": made(self._window)}
-        if parents is None and not self._is_eager:
-            return causal_mask(num_tokens, start, self.device)
-        return made(None)
+        needs_none = parents is None and (num_tokens == 1 or start == 0)  # sdpa's own is_causal
+        return None if needs_none and not self._is_eager else made(None)
 
 
 def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:

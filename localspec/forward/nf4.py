@@ -54,8 +54,10 @@ class Nf4Linear:
 
     @classmethod
     def of_weight(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Nf4Linear:
-        """weight: [out, in], quantised now."""
-        library()
+        """weight: [out, in], quantised now. Raises RuntimeError where no kernel multiplies with it:
+        to run one nevertheless would end the process."""
+        if not has_kernel(weight.device):
+            raise RuntimeError("this processor has no instructions for bf16")
         shape = (weight.shape[0], weight.shape[1])
         packed, scales = torch.ops.bitsandbytes.quantize_4bit.default(
             weight.contiguous(), BLOCK, "nf4", torch.uint8

@@ -1,30 +1,36 @@
-"""Models whose files hold 4-bit weights, with those very weights.
+"""Models in 4-bit groups on a processor: with the very weights of their files, or rounded.
 
-Contract: `in_its_own_bits` builds a transformers module whose packed layers are Int4Linear and all
-others dense, without ever holding the packed ones in full precision. On a processor, for the
-families that the native decoder takes.
+Contract: `in_groups` builds a transformers module whose packed layers are Int4Linear and all
+others dense, without ever holding the packed ones in full precision. What files hold in 4 bits is
+kept so. Weights in 16 or 32 bits are rounded one by one as they are read, where the processor has
+no kernel for NF4: bitsandbytes would unpack every weight at every step, which takes 9 times as
+long. For the families that the native decoder takes.
 
 Not here: reading the files (stored), the layers (grouped), other ways to 4 bits (weights).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import nn
 
 from localspec.errors import ModelError
 from localspec.formats.stored import stored_of
 from localspec.forward.from_transformers import FAMILIES
-from localspec.forward.grouped import Int4Linear
+from localspec.forward.grouped import Grouped, Int4Linear
+from localspec.forward.nf4 import has_kernel
+from localspec.forward.quantise import GROUP, suits
 from localspec.forward.stored import stored_weights
 
 MOST_REPACKING_ERROR = 0.05  # of a layer's output, by its norm: rounded scales are near 0.002
 
 
-def in_its_own_bits(
+def in_groups(
     name: str,
     config: Mapping[str, Any],
     known: Any,
@@ -32,38 +38,78 @@ def in_its_own_bits(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Any:
-    """The module with the 4-bit layers of its files as they are; None where the files hold none or
-    the device, the family or the layout has no kernel for them. known: the config as transformers
-    reads it. Raises ModelError."""
+    """The module with layers in 4 bits; None where bitsandbytes has to make them: another device
+    or family, a layout without a kernel, or weights in 16 or 32 bits where NF4 has one. known: the
+    config as transformers reads it. Raises ModelError."""
+    from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     stored = stored_of(config, name)
-    if stored is None or device.type != "cpu" or known.model_type not in FAMILIES:
+    if device.type != "cpu" or known.model_type not in FAMILIES:
         return None
-    weights = stored_weights(config, files, dtype, keeps=True)
-    if weights is None or not weights.kept:
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    layers = dict[str, Int4Linear]()
+    if stored is None and has_kernel(device):
         return None
-    del known.quantization_config
-    with torch.device("meta"):
+    if stored is None:
+        tensors = _read(files)
+    else:
+        weights = stored_weights(config, files, dtype, keeps=True)
+        if weights is None or not weights.kept:
+            return None
+        del known.quantization_config
+        tensors = weights.dense.items()
+        for place, weight in weights.kept.items():
+            layers[place.removesuffix(".weight")] = Int4Linear(weight, None)
+    with init_empty_weights():  # buffers are computed, and in no file
         module: Any = AutoModelForCausalLM.from_config(
             known, dtype=dtype, attn_implementation="sdpa"
         )
-    for place, weight in weights.kept.items():
+    module.tie_weights()
+    rounded = frozenset[str]() if stored is not None else _layers_of(module)
+    needed = {place.removesuffix(".weight") for place, _ in module.named_parameters()}
+    if rounded and not needed <= {path for file in files for path in _paths(file)}:
+        return None  # names that only transformers' own loading understands
+    dense = dict[str, torch.Tensor]()
+    for place, tensor in tensors:
         path = place.removesuffix(".weight")
-        layer = Int4Linear(weight, weights.dense.pop(f"{path}.bias", None), dtype)
+        if path in rounded:
+            layers[path] = Int4Linear(Grouped.rounded(tensor, GROUP), None)
+        else:
+            dense[place] = tensor.to(dtype)
+    for path, layer in layers.items():
+        bias = dense.pop(f"{path}.bias", None)
+        layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         if not layer.error <= MOST_REPACKING_ERROR:  # NaN too
             raise ModelError(
                 f"The 4-bit kernel of this machine answers {layer.error:.1%} off for {path} in "
                 f"{name}. Load it with --dtype bfloat16."
             )
         module.set_submodule(path, layer)
-    module.load_state_dict(weights.dense, strict=False, assign=True)
+    module.load_state_dict(dense, strict=False, assign=True)
     module.tie_weights()
-    module.model.rotary_emb = type(module.model.rotary_emb)(known)  # computed, in no file
     missing = [place for place, tensor in module.named_parameters() if tensor.is_meta]
     if missing:
         raise weights_missing(name, missing)
     return module.eval().requires_grad_(False)
+
+
+def _layers_of(module: Any) -> frozenset[str]:
+    """The linear layers that the format can take, but for the output head."""
+    head = module.get_output_embeddings()
+    found = ((path, each) for path, each in module.named_modules() if each is not head)
+    return frozenset(path for path, each in found if type(each) is nn.Linear and suits(each))
+
+
+def _paths(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as opened:
+        return [name.removesuffix(".weight") for name in opened.keys()]  # noqa: SIM118
+
+
+def _read(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
 
 
 def weights_missing(name: str, names: list[str]) -> ModelError:

@@ -1,15 +1,17 @@
-"""A 4-bit copy of a loaded model that shares with it whatever is not quantised, cache included.
+"""A quantised copy of a loaded model that shares with it whatever is not quantised, cache included.
 
 Contract: `quantised_twin` gives a model over the original's KV cache whose linear layers, the
-output head too, are kept in 4 bits, and the bytes it holds of its own. Embedding, norms and every
-layer whose shape the format cannot take are the original's tensors. The original is read, never
-written. The native decoder keeps its fused layers, the transformers path gets a copy of the module.
-Every quantised layer is compared with its original once, when it is made.
+output head too, are kept in 4 or 8 bits, and the bytes it holds of its own. Embedding, norms and
+every layer whose shape the format cannot take are the original's tensors. The original is read,
+never written. The native decoder keeps its fused layers, the transformers path gets a copy of the
+module. Every quantised layer is compared with its original once, when it is made.
 
-The format is NF4 where the device has a kernel for it, else, on a processor, numbers in groups by
-torch's own kernel (`kind_for`). On a processor with both, one row and two threads, ms: 7168 x 1024
-.094 and .135, 1024 x 3584 .056 and .055, 16384 x 2048 .34 and .47; five rows .20 and .37, .11 and
-.18, .82 and 1.64. In 8 bits (.15, .09 and .37 for one row) copies would draft more slowly.
+The format is the fastest for one row (`kind_for`): NF4 where the device has a kernel for it; else
+8 bits by FBGEMM, on a processor that it knows; else 4 bits in groups. On a processor with a kernel
+for NF4, two threads, ms: 7168 x 1024 .094 in NF4, .135 in groups, .15 in 8 bits; 16384 x 2048 .34,
+.47 and .37. On one without, one thread: 2048 x 1024 .32 in groups, .16 in 8 bits.
+
+`with_quantised_head` does so with the output head of a target, alone and where it is asked for.
 
 Not here: drafting with a copy (drafters.self_quant), 4-bit or 8-bit targets (weights).
 """
@@ -17,7 +19,9 @@ Not here: drafting with a copy (drafters.self_quant), 4-bit or 8-bit targets (we
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -32,11 +36,12 @@ from localspec.forward.model import CausalLM, LanguageModel
 from localspec.forward.nf4 import Nf4Linear
 from localspec.forward.weight_layout import Linear, ModuleLinear, bytes_of
 
-Kind = Literal["nf4", "int4"]
+Kind = Literal["nf4", "int8", "int4"]
 
-GROUP = 64  # weights that share one scale in either format; a row must hold whole ones
+GROUP = 64  # weights that share one scale in the formats of 4 bits; a row must hold whole ones
+ROW_BYTES = 12  # of 8 bits, of each output: its scale, zero point and sum of weights
 ROWS = 32  # of outputs, that the kernels for a processor take at a time
-MAX_RELATIVE_ERROR = 0.5  # 4 bits are near 0.1; a broken kernel is beyond 1
+MAX_RELATIVE_ERROR = 0.5  # 4 bits are near 0.1, 8 near 0.02; a broken kernel is beyond 1
 MIN_QUANTISED_SHARE = 0.5  # below this a draft step costs about what the target's own costs
 
 
@@ -49,13 +54,19 @@ class Twin:
 
 
 def kind_for(device: torch.device) -> Kind:
-    """Raises ModelError where the device has no kernel for 4 bits."""
+    """Raises ModelError where the device has no kernel for few bits."""
     if device.type not in ("cpu", "cuda"):
         raise ModelError(
             f"bitsandbytes has no proven 4-bit path on {device.type}, so no quantised copy can be "
             "made there. Use another drafter, or run the model on the CPU."
         )
-    return "nf4" if nf4.has_kernel(device) else "int4"
+    if nf4.has_kernel(device):
+        return "nf4"
+    return "int8" if has_fbgemm() else "int4"
+
+
+def has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def quantised_twin(model: LanguageModel, kind: Kind | None = None) -> Twin:
@@ -89,6 +100,19 @@ def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
     twin = model.with_linears(change)
     _require_share(num_quantised, num_weights)
     return Twin(twin, held)
+
+
+def with_quantised_head(model: LanguageModel) -> Decoder:
+    """The model with its output head in 4 bits, over the same cache. Raises ModelError."""
+    head = model.weights.head.dense() if isinstance(model, Decoder) else None
+    if head is None or not suits(head) or not isinstance(model, Decoder):
+        raise ModelError(
+            "The output head of this model cannot be kept in 4 bits: that takes a model that the "
+            f"native decoder runs, and a head of {GROUP} x n inputs and {ROWS} x n tokens. Use "
+            "--dtype 4-bit."
+        )
+    made = quantised_layer(head, "nf4" if nf4.has_kernel(model.device) else "int4")
+    return Decoder(replace(model.weights, head=made), model.cache, model.is_fastest)
 
 
 def quantised_copy(module: Any, kind: Kind) -> tuple[Any, int]:
@@ -156,7 +180,7 @@ def quantised_layer(linear: nn.Linear, kind: Kind) -> Linear:
     weight = linear.weight.detach()
     bias = None if linear.bias is None else linear.bias.detach()
     try:
-        made = Nf4Linear.of_weight(weight, bias) if kind == "nf4" else _int4(weight, bias)
+        made = MAKERS[kind](weight, bias)
         row = torch.randn(1, linear.in_features, generator=torch.Generator().manual_seed(0))
         row = row.to(weight.device, weight.dtype)  # [1, in]
         wanted, got = linear(row).float(), made(row).float()  # [1, out]
@@ -175,5 +199,43 @@ def quantised_layer(linear: nn.Linear, kind: Kind) -> Linear:
 
 
 def _int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    layer = Int4Linear(Grouped.rounded(weight, GROUP), bias, weight.dtype)
+    layer = Int4Linear(Grouped.rounded(weight, GROUP), bias)
     return ModuleLinear([layer], bytes_of(*layer.parameters(), *layer.buffers()))
+
+
+class Int8Linear:
+    """8 bits a weight with a scale for each output, by FBGEMM. Rows are rounded to 7 bits with one
+    scale for all of a call (with 8, sums overflow on a processor without VNNI), so a row's bits
+    depend on the rows beside it: for copies, which check nothing."""
+
+    has_invariant_rows = False
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        kernels: Any = torch.ops.quantized
+        weight = weight.float()
+        scales = (weight.abs().amax(1) / 127).clamp(min=1e-9).double()
+        with warnings.catch_warnings():  # a later torch drops this type; kernels may go with it
+            warnings.simplefilter("ignore", UserWarning)
+            numbers = torch.quantize_per_channel(
+                weight, scales, torch.zeros_like(scales, dtype=torch.int64), 0, torch.qint8
+            )
+        self._packed: Any = kernels.linear_prepack(numbers, None if bias is None else bias.float())
+        self._product: Any = kernels.linear_dynamic.default
+        self.weight_bytes = weight.numel() + ROW_BYTES * weight.shape[0] + bytes_of(bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self._product(rows.float(), self._packed, True).to(rows.dtype)
+        return made
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self(rows).add_(residual)
+
+    def dense(self) -> None:
+        return None
+
+
+MAKERS: Mapping[Kind, Callable[[torch.Tensor, torch.Tensor | None], Linear]] = {
+    "nf4": Nf4Linear.of_weight,
+    "int8": Int8Linear,
+    "int4": _int4,
+}

@@ -1,14 +1,15 @@
 """Models whose memory of the text is a state of fixed size: linear attention, convolutions, Mamba.
 
-Contract: a LanguageModel for plain decoding. transformers computes it, with a cache of its own. The
-state of an earlier length cannot be had back, so nothing drafts for such a model. `cache` mirrors
-the tokens and holds no slots: where a text does not go on from what the state has read, the state
-is dropped and the text is read again from its start. So every method of the cache keeps its
+Contract: a LanguageModel for chains. transformers computes it, with a cache of its own. `cache`
+mirrors the tokens and holds no slots. The state of an earlier length cannot be computed from a
+later one, so the state before every forward of several tokens is held: after a rejected draft it is
+taken up again and the accepted tokens are read a second time, within the round that drafted. Where
+a text goes on from neither, it is read again from its start. So every method of the cache keeps its
 promise, at the cost of time.
 
 A text may be read in pieces. Some families of transformers lose the state between pieces of several
-tokens: `reads_pieces` is compared once, and where it is False later tokens are read one by one.
-Where that gives other logits too the model is refused.
+tokens: `reads_pieces` is compared once, and where it is False later tokens are read one by one, so
+that no draft pays. Where that gives other logits too the model is refused.
 
 Not here: which families these are (formats.attention), loading (weights).
 Source: Mamba (arXiv 2312.00752), Gated DeltaNet (arXiv 2412.06464), Jamba (arXiv 2403.19887).
@@ -16,14 +17,15 @@ Source: Mamba (arXiv 2312.00752), Gated DeltaNet (arXiv 2412.06464), Jamba (arXi
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from localspec.errors import ModelError
-from localspec.formats.attention import no_drafts_for
+from localspec.formats.attention import chains_for, no_drafts_for
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import Features
 from localspec.forward.model import AGREEMENT, PREFILL_CHUNK, ModuleLM
@@ -32,20 +34,39 @@ from localspec.forward.upload import indices
 PIECES = (6, 3)  # tokens that are read at once and in pieces
 
 
+class StateCache(KVCache):
+    """The tokens that a state has read. settled: called when a round has kept what it accepted."""
+
+    takes_trees = False
+
+    def __init__(self, shape: KVShape, module: Any, settled: Callable[[], None]) -> None:
+        super().__init__(shape, module.dtype, module.device)
+        self._settled = settled
+
+    def keep(self, base: int, path: Sequence[int]) -> None:
+        super().keep(base, path)
+        self._settled()
+
+
 class RecurrentLM(ModuleLM):
     """A module of transformers whose own cache is its state."""
 
     def __init__(self, module: Any, capacity: int) -> None:
-        shape = KVShape(0, 1, 1, capacity)
-        super().__init__(module, KVCache(shape, module.dtype, module.device))
-        self.refusal = no_drafts_for(str(module.config.model_type))
+        super().__init__(module, StateCache(KVShape(0, 1, 1, capacity), module, self._settle))
         parameters = inspect.signature(module.forward).parameters
         self._state_name = "cache_params" if "cache_params" in parameters else "past_key_values"
         self._keeps_few = "logits_to_keep" in parameters
         self._state: Any = None
         self._read = list[int]()  # the tokens that the state has read
+        self._held: tuple[list[int], Any] = ([], None)  # as they were before several tokens
         self.reads_pieces = True
         self._compare_pieces()
+        family = str(module.config.model_type)
+        self.refusal = chains_for(family) if self.reads_pieces else no_drafts_for(family)
+
+    def suits(self, sends_chains: bool) -> bool:
+        """Whether a drafter can draft for it. sends_chains: see registry.DrafterInfo."""
+        return self.reads_pieces and sends_chains
 
     @torch.inference_mode()
     def forward(
@@ -58,28 +79,44 @@ class RecurrentLM(ModuleLM):
         assert parents is None, "a state follows one text"
         wanted = len(tokens) if num_logits is None else num_logits
         with self.cache.append(tokens):
-            if self._read != self.cache.tokens:
-                self._state, self._read = None, []
-                for start in range(0, self.cache.length, PREFILL_CHUNK):
-                    self._run(self.cache.tokens[start : start + PREFILL_CHUNK], 1)
+            self._go_to(self.cache.tokens)
             return self._run(tokens, wanted)
+
+    @torch.inference_mode()
+    def _settle(self) -> None:
+        if len(self._read) > self.cache.length:
+            self._go_to(self.cache.tokens)
+
+    def _go_to(self, tokens: Sequence[int]) -> None:
+        """Bring the state to these tokens, from where it is, from the one held or from none."""
+        if self._read == tokens:
+            return
+        held, state = self._held
+        is_before = state is not None and tokens[: len(held)] == held
+        self._state, self._read = (_copied(state), [*held]) if is_before else (None, [])
+        for start in range(len(self._read), len(tokens), PREFILL_CHUNK):
+            self._run(tokens[start : start + PREFILL_CHUNK], 1)
 
     def _run(self, tokens: Sequence[int], wanted: int) -> torch.Tensor:
         """Logits after the last tokens, [wanted, V] fp32."""
         few = {"logits_to_keep": wanted} if self._keeps_few else {}
+        if len(tokens) > 1 and self.reads_pieces and self._state is not None:
+            self._held = ([*self._read], _copied(self._state))
         is_whole = self.reads_pieces or self._state is None
         pieces = [tokens] if is_whole else [[token] for token in tokens]
         rows = list[torch.Tensor]()
+        state, read = self._state, self._read
+        self._state, self._read = None, []  # nothing is left of them where the forward fails
         for piece in pieces:
             output = self.module(
                 input_ids=indices([piece], self.device),
                 use_cache=True,
-                **{self._state_name: self._state},
+                **{self._state_name: state},
                 **few,
             )
-            self._state = getattr(output, self._state_name)
+            state = getattr(output, self._state_name)
             rows.append(output.logits[0].float())
-        self._read += tokens
+        self._state, self._read = state, [*read, *tokens]
         return torch.cat(rows)[-wanted:]
 
     def _compare_pieces(self) -> None:
@@ -104,3 +141,19 @@ class RecurrentLM(ModuleLM):
 
     def follow(self, layers: Sequence[int]) -> Features:
         raise ModelError(self.refusal)
+
+
+def _copied(state: Any) -> Any:
+    """A cache of transformers that further forwards of the other leave as it is. They write into
+    the tensors of states (in dicts) and replace those of keys and values."""
+    made = copy.copy(state)
+    made.layers = [copy.copy(layer) for layer in state.layers]
+    for layer in made.layers:
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):
+                setattr(layer, name, {key: _cloned(each) for key, each in value.items()})
+    return made
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 
 from localspec.forward.attention import (
     Attend,
@@ -80,13 +79,13 @@ class Window:
         lie in the window. block: [w, w] additive, what the rows see of each other; they see every
         slot before their first."""
         weights = self.weights
-        rows = F.embedding(ids, weights.embedding)  # [w, d]
-        cos = weights.cos.index_select(0, positions).unsqueeze(1)
-        sin = weights.sin.index_select(0, positions).unsqueeze(1)
+        rows = weights.embed(ids)  # [w, d]
+        cos = weights.cos.index_select(0, positions)
+        sin = weights.sin.index_select(0, positions)
         features = self._decoder.written_features
         keep = frozenset(() if features is None else features.layers)
         rows, hidden = self._decoder.unpadded_layers(
-            rows, cos, sin, self._attention(slots, block), keep
+            rows, cos, sin, self._attention(positions, slots, block), keep
         )
         if features is not None:
             hidden[LAST] = weights.final_norm(rows)
@@ -96,17 +95,33 @@ class Window:
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """[w, d] -> [w, V] in the weights' own precision."""
-        return self.weights.head(self.weights.final_norm(rows))
+        return self.weights.logits(self.weights.final_norm(rows))
 
-    def _mask(self, slots: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    def _mask(
+        self,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        block: torch.Tensor,
+        window: int | None,
+    ) -> torch.Tensor:
         """Additive, [1, 1, w, bucket]."""
         # Filled in place: a number in `where` would be copied from the host, which stops a capture.
         past = torch.zeros(self.bucket, dtype=self.dtype, device=self.device)
         past.masked_fill_(self._columns >= slots[:1], float("-inf"))
-        return past.repeat(block.shape[0], 1).index_copy_(1, slots, block)[None, None]
+        mask = past.repeat(block.shape[0], 1).index_copy_(1, slots, block)
+        if window is not None:
+            held = self._columns.index_copy(0, slots, positions)  # the position in every slot
+            mask.masked_fill_(positions[:, None] - held >= window, float("-inf"))
+        return mask[None, None]
 
-    def _attention(self, slots: torch.Tensor, block: torch.Tensor) -> Attend:
-        mask = grouped_mask(self._mask(slots, block), self._groups)
+    def _attention(
+        self, positions: torch.Tensor, slots: torch.Tensor, block: torch.Tensor
+    ) -> Attend:
+        masks = {
+            window: grouped_mask(self._mask(positions, slots, block, window), self._groups)
+            for window in self.weights.windows
+        }
+        of_layers = [masks[each.window] for each in self.weights.blocks]
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             width, _, head_dim = queries.shape
@@ -114,10 +129,11 @@ class Window:
             new = keys_values.view(width, 2, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
             keys.index_copy_(2, slots, new[:1])
             values.index_copy_(2, slots, new[1:])
-            window = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
+            held = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
+            mask = of_layers[layer]
             if self._parts == 1 or mask is None:
-                return grouped_attention(queries, *window, mask)
-            return split_attention(queries, *window, mask, self._parts)
+                return grouped_attention(queries, *held, mask)
+            return split_attention(queries, *held, mask, self._parts)
 
         return attend
 

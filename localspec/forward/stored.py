@@ -124,9 +124,26 @@ def gguf_weights(config: Mapping[str, Any], file: Path, dtype: torch.dtype, keep
         grouped = gguf_groups(tensor) if keeps and layer.endswith("_proj") else None
         if grouped is not None:
             kept[name] = grouped.rows(order)
+        elif family.norm_shift and layer.endswith("norm"):
+            found[name] = (gguf_values(tensor, torch.float32) - family.norm_shift).to(dtype)
         else:
             found[name] = gguf_values(tensor, dtype)[order]
-    return Weights(found, kept)
+    return Weights(_with_joined_experts(found), kept)
+
+
+def _with_joined_experts(dense: Dense) -> Dense:
+    """The weights of all experts of a layer as transformers holds them: gate and up as one."""
+    joined = Dense()
+    for name, tensor in dense.items():
+        layer, is_expert, part = name.partition(".experts.")
+        if not is_expert:
+            joined[name] = tensor
+        elif part == "gate_proj.weight":
+            up = dense[f"{layer}.experts.up_proj.weight"]
+            joined[f"{layer}.experts.gate_up_proj"] = torch.cat((tensor, up), 1)  # [e, 2 f, d]
+        elif part == "down_proj.weight":
+            joined[f"{layer}.experts.down_proj"] = tensor
+    return joined
 
 
 def gguf_groups(tensor: GGUFTensor) -> Grouped | None:

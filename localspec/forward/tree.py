@@ -31,14 +31,6 @@ def paths_of(parents: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def causal_mask(num_tokens: int, start: int, device: torch.device) -> torch.Tensor | None:
-    """Mask of a chain after `start` cached tokens; None where attention needs none."""
-    if num_tokens == 1 or start == 0:  # sdpa's own is_causal covers an empty cache
-        return None
-    visible = torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=device)
-    return visible.tril_(start)[None, None]  # [1, 1, n, start + n]
-
-
 def tree_mask(parents: Sequence[int], start: int, device: torch.device) -> torch.Tensor:
     """Mask of a tree after `start` cached tokens: [1, 1, n, start + n], True = visible."""
     size = len(parents)
@@ -56,16 +48,15 @@ def additive_mask(
     start: int,
     dtype: torch.dtype,
     device: torch.device,
+    window: int | None = None,
 ) -> torch.Tensor | None:
     """Mask to add to attention scores after `start` cached tokens, [1, 1, n, start + n]: 0 where
-    a token sees, -inf where not. parents: None for a chain. None for one token, which sees all."""
-    if num_tokens == 1:
+    a token sees, -inf where not. parents: None for a chain. window: how many positions up to its
+    own a token sees, None for all. None for one token that sees all."""
+    if num_tokens == 1 and (window is None or start < window):
         return None
-    if parents is None:
-        blocked = torch.full((num_tokens, num_tokens), float("-inf"), dtype=dtype, device=device)
-        return F.pad(blocked.triu_(1), (start, 0))[None, None]
-    blocked = torch.zeros(1, 1, num_tokens, start + num_tokens, dtype=dtype, device=device)
-    return blocked.masked_fill_(~tree_mask(parents, start, device), float("-inf"))
+    seen = visible_mask(num_tokens, parents, start, device, window)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
 
 
 def visible_mask(
@@ -80,14 +71,15 @@ def visible_mask(
     a position of a tree is its depth's."""
     if parents is None:
         seen = torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=device)
-        seen, places = seen.tril_(start)[None, None], list(range(num_tokens))
+        seen = seen.tril_(start)[None, None]
     else:
-        seen, places = tree_mask(parents, start, device), depths(parents)
-    if window is None:
+        seen = tree_mask(parents, start, device)
+    if window is None or start + num_tokens <= window:
         return seen
-    own = uploaded(places, torch.int64, device) + start  # [n]
-    cached = torch.arange(start, device=device)
-    return seen & (own[:, None] - torch.cat((cached, own)) < window)
+    places = torch.arange(start + num_tokens, device=device)
+    if parents is not None:
+        places[start:] = uploaded([start + depth for depth in depths(parents)], torch.int64, device)
+    return seen & (places[start:, None] - places < window)
 
 
 def children(parents: Sequence[int]) -> dict[int, list[int]]:

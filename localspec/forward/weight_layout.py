@@ -6,6 +6,10 @@ halves the time of a step and makes checking eight tokens cost little more than 
 are private operators of torch: each layer is compared with the plain product once, when it is
 packed, and stays plain where they are missing or wrong. `dense` gives the weight back.
 
+In fp32, which is what a processor without instructions for bf16 computes in, weights that were
+published in bf16 or fp16 are kept in fp16, by FBGEMM's kernels: half the bytes of a step, and the
+same sums within the rounding of fp32.
+
 `tune` adds a plain copy of the weights for single rows where that is faster. Plain decoding is one
 row a step and bound by the memory's bandwidth; checking a draft is several rows and wants the
 packed layout. Which is faster for one row depends on the processor and on whether the model fits
@@ -32,6 +36,9 @@ from localspec.forward.nf4 import Nf4Linear
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
 ROW_MULTIPLE = 4
+FP16_ROW_MULTIPLE = 3  # FBGEMM's kernels for one and two rows add up in another order
+FP16_PROBED_ROWS = 63  # up to these it is measured which widths need no such rows
+FP16_STEP = 2.0**-24  # between the least numbers of fp16
 TESTED_ROWS = (1, 5)  # one row and several take different kernels
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the largest output
 
@@ -174,6 +181,71 @@ def _is_single_row_exact(in_features: int, dtype: torch.dtype) -> bool:
     return torch.equal(torch.cat([product(row[None]) for row in rows]), product(rows))
 
 
+class Fp16Linear:
+    """Weights in fp16 for rows in fp32, which multiplies and adds in fp32. CPU.
+
+    is_padded: rows are filled up to a width that gives them the same bits as every other such
+    width (`_fp16_widths`)."""
+
+    has_invariant_rows = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        kernels: Any = torch.ops.quantized
+        self._packed: Any = kernels.linear_prepack_fp16(weight.contiguous(), bias)
+        self._unpack: Any = kernels.linear_unpack_fp16.default
+        self._product: Any = kernels.linear_dynamic_fp16.default
+        self.is_padded = True
+        self._widths = _fp16_widths(weight.shape[1])
+        self.bias = bias
+        self.weight_bytes = weight.numel() * torch.half.itemsize + bytes_of(bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        size = rows.shape[0]
+        if self.is_padded:
+            is_known = size < len(self._widths)
+            missing = self._widths[size] - size if is_known else -size % FP16_ROW_MULTIPLE
+            rows = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+        made: torch.Tensor = self._product(rows, self._packed)
+        return made[:size]
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self(rows).add_(residual)
+
+    def dense(self) -> nn.Linear:
+        return _as_module(self._unpack(self._packed)[0], self.bias)
+
+
+def _suits_fp16(weight: torch.Tensor) -> bool:
+    """Whether fp16 holds the weights: exactly, but for what is smaller than its least numbers."""
+    if weight.dtype != torch.float32:
+        return False
+    lost = (weight - weight.half()).abs().amax()  # [] fp32; inf - inf is NaN
+    return bool(lost <= FP16_STEP / 2) and bool(_fp16_widths(weight.shape[1]))
+
+
+@cache
+@torch.inference_mode()
+def _fp16_widths(in_features: int) -> tuple[int, ...]:
+    """For every number of rows, 0 to FP16_PROBED_ROWS, the least width from there on at which
+    FBGEMM gives a row the bits of other widths. Empty where its kernels do not run here, or
+    multiples of FP16_ROW_MULTIPLE are no such widths."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(2, FP16_PROBED_ROWS, in_features, generator=generator)
+    kernels: Any = torch.ops.quantized
+    try:
+        packed = kernels.linear_prepack_fp16(weight, None)
+        at_once = kernels.linear_dynamic_fp16(rows, packed)
+        same = [
+            torch.equal(kernels.linear_dynamic_fp16(rows[:n], packed), at_once[:n])
+            for n in range(1, FP16_PROBED_ROWS + 1)
+        ]
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return ()
+    if not all(same[FP16_ROW_MULTIPLE - 1 :: FP16_ROW_MULTIPLE]):
+        return ()
+    return tuple(same.index(True, max(n, 1) - 1) + 1 for n in range(FP16_PROBED_ROWS + 1))
+
+
 class ModuleLinear:
     """Layers of one input in another format (4 bits in groups, LLM.int8), by their modules; the
     outputs of several stand side by side."""
@@ -202,7 +274,7 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
         return plain
     try:
-        made = PackedLinear(weight, bias)
+        made = (Fp16Linear if _suits_fp16(weight) else PackedLinear)(weight, bias)
         is_right = all(_agree(made, plain, num_rows) for num_rows in TESTED_ROWS)
     except (RuntimeError, AttributeError, NotImplementedError):
         return plain  # kernels of another torch or another processor
@@ -234,7 +306,7 @@ def _stacked_bias(layers: Sequence[nn.Linear]) -> torch.Tensor | None:
 
 
 @torch.inference_mode()
-def _agree(made: PackedLinear, plain: PlainLinear, num_rows: int) -> bool:
+def _agree(made: Linear, plain: PlainLinear, num_rows: int) -> bool:
     generator = torch.Generator().manual_seed(num_rows)
     rows = torch.randn(num_rows, plain.weight.shape[1], generator=generator)
     rows = rows.to(plain.weight.dtype)
@@ -276,6 +348,9 @@ def tune(
     layers = [each for each in linears if isinstance(each, PackedLinear)]
     for layer in layers:
         layer.is_single_row_doubled = False
+    for linear in linears:
+        if isinstance(linear, Fp16Linear):
+            linear.is_padded = False
     needed = sum(layer.weight_bytes for layer in layers)
     if not layers or (spare_bytes is not None and needed > spare_bytes):
         return False

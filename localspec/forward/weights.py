@@ -28,7 +28,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
-from localspec.forward.own_bits import in_its_own_bits, weights_missing
+from localspec.forward.own_bits import in_groups, weights_missing
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
@@ -73,9 +73,10 @@ def load_model(
     """The model of a checked folder on `device`, with a cache of `context_length` slots.
 
     It runs natively where the decoder knows the family and its logits agree, else on transformers.
-    bits: quantise the linear layers by bitsandbytes (NF4 or LLM.int8) while loading. spare_bytes:
-    memory that may be spent on speed, None for no limit. is_fastest: the fastest linear layers for
-    one row, as timed, at the cost of has_invariant_rows. Raises ModelError, MemoryShortage.
+    bits: quantise the linear layers while loading, by bitsandbytes (NF4 or LLM.int8) or in groups
+    (own_bits). spare_bytes: memory that may be spent on speed, None for no limit. is_fastest: the
+    fastest linear layers for one row, as timed, at the cost of has_invariant_rows. Raises
+    ModelError, MemoryShortage.
     """
     module = load_module(folder, dtype, device, bits)
     if has_state(module.config):
@@ -83,7 +84,10 @@ def load_model(
         return Opened(recurrent, recurrent.refusal, False)
     dtype = module.dtype  # what is loaded as it is kept has one of its own
     shape = kv_shape(module.config, context_length)
-    repacked = max((m.error for m in module.modules() if isinstance(m, Int4Linear)), default=None)
+    repacked = None
+    if stored_of(_read_object(folder / "config.json"), folder.name) is not None:
+        layers = (each for each in module.modules() if isinstance(each, Int4Linear))
+        repacked = max((layer.error for layer in layers), default=None)
     try:
         small = replace(shape, capacity=sum(PROBED))
         wanted = _answers(CausalLM(module, KVCache(small, dtype, device)), *PROBED)
@@ -148,7 +152,7 @@ def load_module(
         own = None
         if bits == 4:
             files = weight_files(folder)
-            own = in_its_own_bits(folder.name, config, known, files, dtype, device)
+            own = in_groups(folder.name, config, known, files, dtype, device)
         if own is not None:
             return own
         opener, source = _opener(folder, config, known, dtype)

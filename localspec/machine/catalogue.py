@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.config import Profile, Settings, load_profiles
@@ -21,11 +21,11 @@ from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import gguf_of, shape_of_gguf
-from localspec.machine.hardware import Hardware, probe
+from localspec.machine.hardware import Hardware, on_device, probe
 from localspec.machine.hub_files import Survey
 from localspec.machine.other_programs import OtherModel, found_models
 from localspec.machine.plan_report import offered_ids
-from localspec.machine.plans import DraftCandidate, full_precision, room_for
+from localspec.machine.plans import DraftCandidate, full_precision, other_device, room_for
 from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot, recommend
 from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import (
@@ -38,9 +38,6 @@ from localspec.machine.sources import (
 )
 from localspec.options import LoadOptions, Offer
 from localspec.speculation import Measurement
-
-# A precision and the next one with fewer bits, as the person names them.
-FEWER_BITS = {"float32": "8-bit", "float16": "8-bit", "bfloat16": "8-bit", "8-bit": "4-bit"}
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,13 @@ class CatalogueState:
 @dataclass
 class Catalogue:
     """settings: where profiles and the list of downloads are. probe: reads the machine. measured:
-    what earlier runs measured, at a context length."""
+    what earlier runs measured, at a context length. asked: what the program was started with, of
+    which the devices count."""
 
     settings: Settings
     probe: Callable[[], Hardware] = probe
     measured: Callable[[int], Sequence[Measurement]] = lambda context_length: ()
+    asked: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.settings.home / "downloads.json")
@@ -78,7 +77,8 @@ class Catalogue:
         self, context_length: int, freed_bytes: int = 0, folder: str | None = None
     ) -> CatalogueState:
         """freed_bytes: what the loaded model would give back."""
-        hardware, cached, disk = self.probe(), cached_models(), disk_free()
+        hardware = on_device(self.probe(), self.asked.device)
+        cached, disk = cached_models(), disk_free()
         models, notices = self._models(cached)
         more, others = of_other_programs()
         models += more
@@ -103,6 +103,7 @@ class Catalogue:
             cached={each.id: each.num_bytes for each in cached},
             exact=dict(self._exact),
             measurements=tuple(self.measured(context_length)),
+            other=other_device(known, self.asked.draft_device),
         )
         return CatalogueState(
             hardware=hardware,
@@ -245,15 +246,17 @@ def smaller_offer(
     target, precision: of what is loaded, as a description names them. None where nothing smaller
     is known that is on this machine.
     """
-    fewer = FEWER_BITS.get(precision)
-    if fewer is not None:
-        text = f"{target} in {fewer} weights takes about half the memory; answers change a little."
-        return Offer(text, replace(options, dtype=fewer))
+    if not precision.startswith("4-bit"):
+        text = f"{target} in 4-bit weights takes far less memory; answers change a little."
+        return Offer(text, replace(options, dtype="4-bit"))
     smaller = _next_smaller(options.model or target, profiles)
     if smaller is None:
         return None
     text = f"{smaller} is smaller and already on this machine."
-    return Offer(text, LoadOptions(model=smaller, context=options.context, home=options.home))
+    less = LoadOptions(
+        model=smaller, context=options.context, home=options.home, device=options.device
+    )
+    return Offer(text, less)
 
 
 def _next_smaller(name: str, profiles: Mapping[str, Profile]) -> str | None:

@@ -1,7 +1,7 @@
 """The shape of the model in a folder, counted from its files where its family is not known.
 
 Contract: `shape_from_folder` reads config.json and, for families that shapes.py does not know, the
-parameters from the headers of the .safetensors files; ModelError where these do not say enough.
+parameters from the headers of the weight files; ModelError where these do not say enough.
 What a layer's activations need is then taken as of a Llama of the same width.
 
 Not here: the arithmetic (shapes), whether the model can run (forward.model).
@@ -18,6 +18,8 @@ from typing import Any
 from localspec.errors import ModelError
 from localspec.files import read_json
 from localspec.formats.attention import attention_fault, count_attention_layers, is_recurrent
+from localspec.formats.gguf_file import POINTER, read_header
+from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
 from localspec.formats.safetensors_file import tensor_shapes
 from localspec.formats.stored import stored_of
@@ -25,7 +27,7 @@ from localspec.machine.shapes import (
     FAMILIES,
     Counted,
     ModelShape,
-    longest_context,
+    decoder_shape,
     shape_from_config,
 )
 
@@ -53,51 +55,69 @@ def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
         raise ModelError(f"{path} is not a JSON object. Fetch the folder again.")
     files = sorted(folder.glob("*.safetensors"))
     name = name or folder.name
+    if (folder / POINTER).is_file():
+        return shape_of_gguf(Path(str(read_json(folder / POINTER)["file"])), name)
     if str(config.get("model_type", "unknown")) in FAMILIES or not files:
         shape = shape_from_config(config, name)
     else:
-        shape = counted_shape(config, files, name)
+        tensors = {key: shape for file in files for key, shape in tensor_shapes(file).items()}
+        stored = stored_of(config, name)
+        is_packed = stored is not None and stored.is_unpacked
+        shape = counted_shape(config, tensors, name, is_packed)
     if shape.kept_as is None:
         return shape
     return replace(shape, kept_bytes=sum(file.stat().st_size for file in files))
 
 
-def counted_shape(config: Mapping[str, Any], files: Sequence[Path], name: str) -> ModelShape:
-    """config: of config.json. files: the weights. Raises ModelError."""
+def shape_of_gguf(file: Path, name: str) -> ModelShape:
+    """The shape of the model in a GGUF file. Raises ModelError."""
+    header = read_header(file)
+    config = config_of(header)
+    if config["model_type"] in FAMILIES:
+        return shape_from_config(config, name)
+    named = tensor_names(header)
+    tensors = {named[each.name]: each.shape for each in header.tensors if each.name in named}
+    return counted_shape(config, tensors, name)
+
+
+def counted_shape(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, tuple[int, ...]],
+    name: str,
+    is_packed: bool = False,
+) -> ModelShape:
+    """config: of config.json. tensors: the shapes of the weights by their names. is_packed: whether
+    those are not the shapes that a model computes with. Raises ModelError."""
     text = {**config, **(config.get("text_config") or {})}
     family = str(config.get("model_type", "unknown"))
     fault = attention_fault(text)
     if fault is not None and not is_recurrent(text):
         raise ModelError(fault)
     sizes = {key: _first(text, names) for key, names in NAMES.items()}
-    longest, stored = longest_of(config), stored_of(config, name)
+    longest = longest_of(config)
     lacking = [NAMES[key][0] for key, size in sizes.items() if size is None]
     lacking += ["max_position_embeddings"] * (longest is None)
-    lacking += ["number of weights before packing"] * (stored is not None and stored.is_unpacked)
+    lacking += ["number of weights before packing"] * is_packed
     if lacking:
         raise ModelError(
             f"{name} is a '{family}' model whose files do not say its {' and '.join(lacking)}, so "
             "the memory it needs is not known. Choose a model of another family."
         )
-    tensors = {key: shape for file in files for key, shape in tensor_shapes(file).items()}
     layers, width, heads = (int(sizes[key] or 0) for key in NAMES)
     linear = sum(prod(shape) for key, shape in tensors.items() if _is_linear(key, shape))
-    return ModelShape(
-        name=name,
-        family=family,
-        num_layers=layers,
+    known = {
+        **text,
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": text.get("intermediate_size") or 4 * width,
+        "vocab_size": text.get("vocab_size") or 0,
+        "max_position_embeddings": longest,
+    }
+    return replace(
+        decoder_shape(known, name, family),
         is_recurrent=is_recurrent(text),
         num_state_layers=layers - count_attention_layers(text, layers),
-        hidden_size=width,
-        num_heads=heads,
-        num_kv_heads=int(text.get("num_key_value_heads") or heads),
-        head_dim=int(text.get("head_dim") or width // heads),
-        intermediate_size=int(text.get("intermediate_size") or 4 * width),
-        vocab_size=int(text.get("vocab_size") or 0),
-        context_length=longest_context(text, int(longest or 0)),
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        stored_as="" if stored is None else stored.title,
-        kept_as=None if stored is None else stored.stays,
         counted=Counted(sum(prod(shape) for shape in tensors.values()), linear),
     )
 

@@ -6,7 +6,7 @@ Not here: reading it (hardware).
 from __future__ import annotations
 
 from localspec.machine.hardware import Hardware, gib
-from localspec.machine.nvml import in_use
+from localspec.machine.nvml import Gpu, in_use
 
 
 def found_line(hardware: Hardware) -> str:
@@ -14,12 +14,25 @@ def found_line(hardware: Hardware) -> str:
     gpu = hardware.gpu
     if gpu is None:
         return _without_gpu(hardware)
-    name = gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    name = _short(gpu)
     if gpu.has_unified_memory:
         return f"Found {name}, which shares the RAM: {_amounts(hardware)}."
     if hardware.total_bytes is None:
         return f"Found {name}. The driver does not say how much memory it has."
-    return f"Found {name}, {_amounts(hardware)}{in_use(gpu)}."
+    return f"Found {name}, {_amounts(hardware)}{in_use(gpu)}.{_others(hardware)}"
+
+
+def _others(hardware: Hardware) -> str:
+    """The GPUs beside the one to use, as --device counts them."""
+    said = [
+        f"{_short(gpu)} ({name}, {gib(gpu.free_bytes)} free)"
+        for name, gpu in hardware.other_gpus.items()
+    ]
+    return f" Beside it: {', '.join(said)}." if said else ""
+
+
+def _short(gpu: Gpu) -> str:
+    return gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def _without_gpu(hardware: Hardware) -> str:

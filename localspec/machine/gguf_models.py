@@ -20,7 +20,8 @@ from localspec.files import replacing
 from localspec.formats.gguf_file import PART, POINTER, GGUFHeader, is_gguf, parts_of, read_header
 from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names
 from localspec.formats.gguf_tokenizer import tokenizer_of
-from localspec.machine.shapes import ModelShape, shape_from_config
+from localspec.machine import folder_shapes
+from localspec.machine.shapes import ModelShape
 
 LAYOUT = "2"  # of the folders written here: another one is written anew
 PROJECTOR = "mmproj"  # in the name of a file with a vision tower, which is no model
@@ -47,8 +48,7 @@ def is_model_file(file: Path) -> bool:
 
 
 def shape_of_gguf(file: Path, name: str | None = None) -> ModelShape:
-    config = config_of(read_header(file))
-    return shape_from_config(config, name or title_of(file))
+    return folder_shapes.shape_of_gguf(file, name or title_of(file))
 
 
 def title_of(file: Path) -> str:

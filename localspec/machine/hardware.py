@@ -173,6 +173,16 @@ class Hardware:
         return self.gpu is not None and (self.gpu.has_display or self.host.draws_with_gpu)
 
     @property
+    def other_gpus(self) -> dict[str, Gpu]:
+        """Those beside the one to use, by the name that on_device takes."""
+        used = None if self.gpu is None else _bare_uuid(self.gpu.uuid)
+        return {
+            f"cuda:{number}": gpu
+            for number, gpu in enumerate(self.gpus)
+            if _bare_uuid(gpu.uuid) != used
+        }
+
+    @property
     def device_name(self) -> str:
         if self.gpu is not None:
             return self.gpu.name
@@ -207,15 +217,16 @@ def probe(
             f"{reading.gpus[0].name} is here, but the installed torch {version} is "
             "a build for CPUs only. Install torch's CUDA build to use the GPU."
         )
-    gpu = max(usable, key=lambda each: each.free_bytes or 0, default=None)
+    # A GPU stays the one that was chosen while a model of ours fills it.
+    gpu = max(usable, key=lambda each: each.without_us_bytes, default=None)
     device: Device = "cuda" if gpu else "mps" if _is_apple(host) else "cpu"
     if device == "mps":  # a Mac has no NVML to miss
         notices = []
     return Hardware(device, host, gpu, reading.gpus, torch_build, tuple(notices))
 
 
-def on_device(hardware: Hardware, name: str | None) -> Hardware:
-    """The machine with the device that was asked for (LoadOptions.device). Raises ConfigError."""
+def on_device(hardware: Hardware, name: str | None, flag: str = "--device") -> Hardware:
+    """The machine with the device that was asked for by `flag`. Raises ConfigError."""
     if name is None or name == hardware.device:
         return hardware
     if name == "cpu":
@@ -225,7 +236,7 @@ def on_device(hardware: Hardware, name: str | None) -> Hardware:
         return replace(hardware, gpu=found[name])
     known = ["cpu", *(["mps"] if hardware.device == "mps" else [])]
     known += ["cuda", *found] if hardware.device == "cuda" else []
-    raise ConfigError(f"--device {name} is not here. This computer has: {', '.join(known)}.")
+    raise ConfigError(f"{flag} {name} is not here. This computer has: {', '.join(known)}.")
 
 
 def _is_apple(host: Host) -> bool:

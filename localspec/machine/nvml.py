@@ -65,7 +65,7 @@ class Gpu:
     """One GPU, or one MIG instance of it. Unknown is None.
 
     users: the other programs that hold memory of it, the largest first; None where the driver does
-    not tell.
+    not tell. own_bytes: what this program and the engine that it started hold.
     has_display: a screen is connected to it, or Windows draws with it (WDDM).
     has_unified_memory: it shares the RAM and has no memory figure of its own.
     """
@@ -81,6 +81,12 @@ class Gpu:
     is_mig: bool = False
     has_unified_memory: bool = False
     users: tuple[GpuUser, ...] | None = None
+    own_bytes: int | None = None
+
+    @property
+    def without_us_bytes(self) -> int:
+        """Free memory, were nothing of ours loaded; 0 where it is not known."""
+        return (self.free_bytes or 0) + (self.own_bytes or 0)
 
     @property
     def used_by_others_bytes(self) -> int | None:
@@ -152,13 +158,15 @@ class _Reader:
         pci = self.ask(nvml.nvmlDeviceGetPciInfo, parent)
         memory, is_unified = self._memory(handle, name)
         total, free = memory or (None, None)
+        users, own_bytes = self._users(handle)
         return Gpu(
             name=name,
             uuid=uuid,
             pci_bus_id=None if pci is None else text(pci.busId),
             total_bytes=total,
             free_bytes=free,
-            users=self._users(handle),
+            users=users,
+            own_bytes=own_bytes,
             driver=driver,
             num_cuda_cores=self.ask(nvml.nvmlDeviceGetNumGpuCores, parent),
             has_display=self._has_display(parent),
@@ -187,8 +195,8 @@ class _Reader:
             self.notices.append(f"Memory of {name}: {sentence(error)}")
             return None, False
 
-    def _users(self, handle: Any) -> tuple[GpuUser, ...] | None:
-        """Programs other than this one and the engine that it started."""
+    def _users(self, handle: Any) -> tuple[tuple[GpuUser, ...] | None, int | None]:
+        """Programs other than this one and the engine that it started, and what these two hold."""
         by_process: dict[int, int | None] = {}
         for question in (
             self.nvml.nvmlDeviceGetComputeRunningProcesses,
@@ -196,7 +204,7 @@ class _Reader:
         ):
             processes = self.ask(question, handle)
             if processes is None:
-                return None
+                return None, None
             for each in processes:  # a process may be in both lists
                 known, used = by_process.get(each.pid), each.usedGpuMemory
                 by_process[each.pid] = max(known or 0, int(used)) if used is not None else known
@@ -204,7 +212,10 @@ class _Reader:
         users = [
             GpuUser(process_name(pid), used) for pid, used in by_process.items() if pid not in ours
         ]
-        return tuple(sorted(users, key=lambda user: -(user.used_bytes or 0)))
+        held = [used for pid, used in by_process.items() if pid in ours]
+        told = [used for used in held if used is not None]
+        own_bytes = sum(told) if len(told) == len(held) else None
+        return tuple(sorted(users, key=lambda user: -(user.used_bytes or 0))), own_bytes
 
     def _has_display(self, handle: Any) -> bool:
         active = self.ask(self.nvml.nvmlDeviceGetDisplayActive, handle)

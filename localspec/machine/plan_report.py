@@ -19,15 +19,17 @@ from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
     DraftCandidate,
+    OtherDevice,
     Plan,
     PlanReport,
     PlanRequest,
     Refusal,
     full_precision,
+    other_device,
     room_for,
 )
 from localspec.machine.recommend import expected_gain
-from localspec.machine.shapes import Precision
+from localspec.machine.shapes import QUANTISED
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement
@@ -39,10 +41,12 @@ def make_plans(
     vram_gib: float | None = None,
     hardware: Hardware | None = None,
     measurements: Sequence[Measurement] = (),
+    other_gib: float | None = None,
 ) -> PlanReport:
     """Plans for what `options` name, or for all profiles when they name nothing.
 
-    vram_gib: free GPU memory to plan for, 0 for no GPU; None takes what is free now.
+    vram_gib: free GPU memory to plan for, 0 for no GPU; None takes what is free now. other_gib: of
+    a second GPU, no larger than the first.
     Raises ConfigError and ModelError for names, values and folders that cannot be used.
     """
     context = options.context
@@ -54,13 +58,18 @@ def make_plans(
         wanted = [find_profile(options.profile, profiles)]
         profiles = {**profiles, wanted[0].name: wanted[0]}
     hardware = hardware or probe()
-    room, only = room_for(hardware, vram_gib), _quantised(options.dtype)
+    room, only = room_for(hardware, vram_gib), QUANTISED.get(options.dtype or "")
     full = full_precision(None if only else options.dtype, hardware, vram_gib)
+    if vram_gib is None:
+        other = other_device(hardware, options.draft_device)
+    else:
+        other = _made_up(hardware, other_gib, options.draft_device)
 
     def request_for(target: KnownModel, drafts: Sequence[str]) -> PlanRequest:
         found = [find_model(name, profiles) for name in drafts]
         candidates = tuple(DraftCandidate(e.shape, compatibility_of(target, e)) for e in found)
-        return PlanRequest(target.shape, room, context, candidates, full, only, tuple(measurements))
+        known = tuple(measurements)
+        return PlanRequest(target.shape, room, context, candidates, full, only, known, other)
 
     if options.model is None and options.draft is None:
         requests, refused = [], list[Refusal]()
@@ -79,9 +88,19 @@ def make_plans(
     return _of_drafter(report, options.drafter)
 
 
-def _quantised(dtype: str | None) -> Precision | None:
-    """The precision where a quantised one was asked for."""
-    return "8-bit" if dtype == "8-bit" else "4-bit" if dtype == "4-bit" else None
+def _made_up(hardware: Hardware, gib: float | None, asked: str | None) -> OtherDevice | None:
+    """The second of two GPUs that are planned for, or the processor beside one. Raises
+    ConfigError."""
+    if asked == "cpu":
+        return other_device(replace(hardware, device="cuda"), asked)
+    if asked not in (None, "cuda:1") or (asked is not None and gib is None):
+        raise ConfigError(
+            f"--draft-device {asked} is none of the devices that are planned for. Give cpu, or "
+            "cuda:1 with --vram-gib twice."
+        )
+    if gib is None:
+        return None
+    return OtherDevice("cuda:1", room_for(hardware, gib), "bf16", asked is not None)
 
 
 def offered_ids(profiles: Iterable[Profile]) -> list[str]:
@@ -133,12 +152,14 @@ def render(report: PlanReport, free_bytes: int, most: int = 5) -> str:
     shown = of_models if is_overview else report.plans
     for number, each in enumerate(shown[:most], start=1):
         draft = f" with {each.draft_name}" if each.draft else ""
+        draft += f" on {each.draft_device}" if each.draft_device else ""
         lines.append(
             f"{number:3}. {each.target.name}, {each.precision}, {each.drafter}{draft}, context "
-            f"{each.context_length}: {gib(each.bytes.total, ceil)}, "
-            f"gain {_gain(each, report.device)}"
+            f"{each.context_length}: {gib(each.bytes.total, ceil)}, {_gain(each, report.device)}"
         )
-        lines += [] if is_overview else [f"     {each.reason}"]
+        if not is_overview:
+            more = gib(each.bytes.further_reply, ceil)
+            lines += [f"     {each.reason}", f"     Each further reply at the same time: {more}."]
     lines += _rest(len(shown), most, "models" if is_overview else "plans")
     if is_overview:
         lines += ["", "--model NAME lists the plans of one model, and what was refused."]
@@ -154,11 +175,13 @@ def render(report: PlanReport, free_bytes: int, most: int = 5) -> str:
 def _gain(plan: Plan, device: str) -> str:
     """As measured here, else the range that is assumed."""
     found = expected_gain(plan, device)
+    if plan.drafter == OFF:
+        return "plain speed"
     if found is None:
-        return "–"
+        return "gain unknown"
     if found.is_measured:
-        return f"{found.low:.2f}×"
-    return f"{found.low:.1f} to {found.high:.1f}× (assumed)"
+        return f"gain {found.low:.2f}×"
+    return f"gain {found.low:.1f} to {found.high:.1f}× (assumed)"
 
 
 def _rest(count: int, most: int, what: str) -> list[str]:

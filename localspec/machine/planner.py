@@ -9,7 +9,8 @@ Order: plans with less than half the wanted context come last. On a GPU what
 drafts well (a draft model, or whatever was measured to gain) comes before what does not: a 4-bit
 target with a draft is several times as fast as a full one without. Then precision comes before
 context, and context before the drafter. Among drafters a measured gain decides; without one, the
-registry's order does.
+registry's order does. A draft is beside its target, on a second GPU only where that gives the
+target more bits or more context: the two take turns, so a second GPU makes neither faster.
 
 Not here: reading the machine (hardware), profiles and folders (plan_report).
 """
@@ -24,7 +25,7 @@ from typing import Any
 
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, planned
-from localspec.formats.attention import no_drafts_for
+from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.hardware import gib
 from localspec.machine.plans import (
     DRAFT_MODEL,
@@ -37,8 +38,9 @@ from localspec.machine.plans import (
     PlanRequest,
     Refusal,
     bytes_of,
+    draft_bytes_of,
 )
-from localspec.machine.shapes import ModelShape
+from localspec.machine.shapes import ModelShape, Precision
 from localspec.speculation import Measurement
 
 # Context lengths tried below the wanted one.
@@ -80,7 +82,7 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
         Arrangement(request.target, precision, request.wanted_context, request.full)
         for precision in request.precisions
     ]
-    if request.target.is_recurrent:
+    if request.target.is_recurrent and request.target.family in TOKEN_BY_TOKEN:
         reason = no_drafts_for(request.target.family)
         yield from ((drafter, reason) for drafter in preference() if drafter != OFF)
         yield OFF, base
@@ -93,9 +95,19 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
         )
     for candidate in request.drafts:
         with_draft = [replace(each, drafter=DRAFT_MODEL, draft=candidate.shape) for each in base]
-        yield DRAFT_MODEL, _draft_objection(request, candidate) or with_draft
+        objection, other = _draft_objection(request, candidate), request.other
+        if objection is not None or other is None or not other.is_asked:
+            yield DRAFT_MODEL, objection or with_draft
+        if objection is not None or other is None:
+            continue
+        # Where both fit on one device, a second one makes neither faster.
+        lacking = [each for each in with_draft if other.is_asked or not _fits(request, each)]
+        if lacking:
+            yield DRAFT_MODEL, [replace(each, draft_on=other) for each in lacking]
     whole = [each for each in base if each.precision == request.full]
-    with_copy = [replace(each, drafter=SELF_QUANT, self_draft="4-bit") for each in whole]
+    # A processor that computes in fp32 has no kernel for NF4, and copies run faster in 8 bits.
+    copied: Precision = "8-bit" if request.full == "fp32" else "4-bit"
+    with_copy = [replace(each, drafter=SELF_QUANT, self_draft=copied) for each in whole]
     yield SELF_QUANT, _self_draft_objection(request) or with_copy
     for drafter in (*(info.name for info in planned() if info.needs == "nothing"), OFF):
         yield drafter, [replace(each, drafter=drafter) for each in base]
@@ -128,6 +140,8 @@ def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | N
 
 def _self_draft_objection(request: PlanRequest) -> str | None:
     name = request.target.name
+    if request.target.is_recurrent:
+        return chains_for(request.target.family)
     if request.room.device == "mps":
         return (
             "bitsandbytes has no proven path on Apple GPUs, so no quantised copy can be made "
@@ -155,6 +169,9 @@ def _needed(request: PlanRequest, arrangement: Arrangement) -> int:
 
 
 def _fits(request: PlanRequest, arrangement: Arrangement) -> bool:
+    apart, other = draft_bytes_of(arrangement), arrangement.draft_on
+    if apart is not None and other is not None and apart.total > other.room.free_bytes:
+        return False
     return _needed(request, arrangement) <= request.room.free_bytes
 
 
@@ -168,6 +185,13 @@ def _longest_fitting(request: PlanRequest, arrangement: Arrangement) -> Arrangem
 
 def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrangement]) -> str:
     """ "... needs 21.4 GiB, 17.9 GiB is free: context 8192 or 4-bit would fit." """
+    apart, other = draft_bytes_of(short), short.draft_on
+    if apart is not None and other is not None and apart.total > other.room.free_bytes:
+        return (
+            f"{short.draft.name if short.draft else ''} needs {gib(apart.total, ceil)} on "
+            f"{other.name}, {gib(other.room.free_bytes, floor)} is free there: a shorter context "
+            "or a smaller draft would fit."
+        )
     said = (
         f"{_title(short)} needs {gib(_needed(request, short), ceil)}, "
         f"{gib(request.room.free_bytes, floor)} is free: "
@@ -209,6 +233,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         request.precisions.index(each.precision),
         -each.context_length,
         tier,
+        each.draft_on is not None,
         -(speedup or 0.0),
         preference().index(each.drafter),
         drafts.index(each.draft) if each.draft else 0,
@@ -228,7 +253,13 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
         f"{gib(request.room.free_bytes - needed.total, floor)} stays free beyond the margin.",
     )
     reason = " ".join(part for part in parts if part)
-    return Plan(**vars(arrangement), bytes=needed, expected_speedup=speedup, reason=reason)
+    return Plan(
+        **vars(arrangement),
+        bytes=needed,
+        draft_bytes=draft_bytes_of(arrangement),
+        expected_speedup=speedup,
+        reason=reason,
+    )
 
 
 def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanBytes) -> str:
@@ -248,15 +279,36 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
             "counting."
         )
     candidate = next(each for each in request.drafts if each.shape == draft)
-    size = gib(needed.draft_weights + needed.draft_kv, ceil)
+    held = draft_bytes_of(arrangement) or needed
+    size = gib(held.draft_weights + held.draft_kv, ceil)
     said = f"{draft.name} drafts for {size}, its own cache included; "
-    said += f"{candidate.compatibility.reason}."
+    said += f"{candidate.compatibility.reason}.{_where(request, arrangement)}"
     share = draft.num_params / target.num_params
     if share <= LARGE_DRAFT_SHARE:
         return said
     return (
         f"{said} The draft has {_billions(draft)} parameters, {share:.0%} of its target's "
         f"{_billions(target)}: beyond a tenth it may cost more than it saves."
+    )
+
+
+def _where(request: PlanRequest, arrangement: Arrangement) -> str:
+    """Where the draft is and why, where there is a choice."""
+    other = request.other
+    if other is None:
+        return ""
+    if arrangement.draft_on is None:
+        return (
+            " Both are on one GPU: they take turns, so a second GPU would make neither faster, "
+            f"and {other.name} stays free."
+        )
+    if other.is_asked:
+        return f" The draft is on {other.name}, as asked; only token ids pass between the two."
+    beside = _longest_fitting(request, replace(arrangement, draft_on=None))
+    instead = "does not fit" if beside is None else f"leaves a context of {beside.context_length}"
+    return (
+        f" The target is on the GPU with more free memory, the draft on {other.name}: beside the "
+        f"target in {arrangement.precision} it {instead}. Only token ids pass between the two."
     )
 
 
@@ -293,7 +345,12 @@ def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str
         )
     if target.stored_as:
         yield f"Its weights are kept as {target.stored_as}, and {_done(request, arrangement)}."
-    if arrangement.precision not in (arrangement.full, target.kept_as):
+    if arrangement.precision == "4-bit-head":
+        yield (
+            "4-bit weights change the answers a little, and a 4-bit output head more; the "
+            f"embedding stays in {arrangement.full}."
+        )
+    elif arrangement.precision not in (arrangement.full, target.kept_as):
         yield (
             f"{arrangement.precision} weights change the answers a little; embeddings and output "
             f"head stay in {arrangement.full}."
@@ -308,7 +365,7 @@ def _done(request: PlanRequest, arrangement: Arrangement) -> str:
         return "loaded as they are"
     if arrangement.precision == arrangement.full:
         return "unpacked while loading"
-    if arrangement.precision == "4-bit" and request.room.device == "cpu":
+    if arrangement.precision != "8-bit" and request.room.device == "cpu":
         return "left in their 4 bits where the layout allows it"
     return "unpacked and quantised a second time while loading"
 
@@ -317,6 +374,8 @@ def _title(arrangement: Arrangement) -> str:
     said = f"{arrangement.target.name} in {arrangement.precision}"
     if arrangement.draft is not None:
         said += f" with draft {arrangement.draft.name}"
+    if arrangement.draft_on is not None:
+        said += f" on {arrangement.draft_on.name}"
     if arrangement.self_draft is not None:
         said += f" with {_copy(arrangement)} of itself"
     return f"{said} at context {arrangement.context_length}"

@@ -18,7 +18,13 @@ from localspec.config import nearest
 from localspec.core import OFF
 from localspec.errors import ConfigError
 from localspec.machine.compatibility import UNKNOWN, Compatibility
-from localspec.machine.hardware import Device, Hardware, confirmed_by_torch, margin_for
+from localspec.machine.hardware import (
+    Device,
+    Hardware,
+    confirmed_by_torch,
+    margin_for,
+    on_device,
+)
 from localspec.machine.shapes import (
     FULL_BYTES,
     TORCH_NAMES,
@@ -56,7 +62,10 @@ CUBLAS_WORKSPACE_BYTES = 32 * MIB
 CONTEXT_SMALL = (4_352, 107 * MIB)
 CONTEXT_LARGE = (24_064, 555 * MIB)
 # Families that the native decoder runs (forward.from_transformers); a test compares.
-NATIVE_FAMILIES = ("llama", "mimo", "mistral", "qwen2", "qwen3", "smollm3", "phi3")
+NATIVE_FAMILIES = (
+    "llama", "mimo", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "glm4", "granite",
+    "olmo2", "olmo3", "gemma3", "gemma3_text",
+)  # fmt: skip
 # torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
 LIBRARIES_BYTES = 400 * MIB
 
@@ -114,6 +123,31 @@ def room_for(hardware: Hardware, vram_gib: float | None = None) -> Room:
     )
 
 
+@dataclass(frozen=True)
+class OtherDevice:
+    """A second device, for a draft. name: as --draft-device takes it. full: what it computes in.
+    is_asked: the draft is to be there and nowhere else."""
+
+    name: str
+    room: Room
+    full: Precision
+    is_asked: bool = False
+
+
+def other_device(hardware: Hardware, name: str | None = None) -> OtherDevice | None:
+    """Where a draft may be besides the target's device: `name`, else the GPU with the most free
+    memory after the target's; None without one. Raises ConfigError."""
+    others, asked = hardware.other_gpus, name
+    if name is None:
+        if hardware.device != "cuda" or not others:
+            return None
+        name = max(others, key=lambda each: others[each].without_us_bytes)
+    found = on_device(hardware, name, "--draft-device")
+    if (found.device, found.gpu) == (hardware.device, hardware.gpu):
+        return None
+    return OtherDevice(name, room_for(found), full_precision(None, found), asked is not None)
+
+
 def full_precision(
     dtype: str | None, hardware: Hardware, vram_gib: float | None = None
 ) -> Precision:
@@ -122,7 +156,7 @@ def full_precision(
         if dtype not in FULL_PRECISIONS:
             raise ConfigError(
                 f"'{dtype}' is no precision. Did you mean '{nearest(dtype, FULL_PRECISIONS)}'? "
-                "8-bit and 4-bit are planned beside it."
+                "8-bit, 4-bit and 4-bit-head are planned beside it."
             )
         return FULL_PRECISIONS[dtype]
     if vram_gib or (hardware.device == "cuda" and vram_gib is None):
@@ -154,6 +188,11 @@ class PlanBytes:
     def total(self) -> int:
         return sum(vars(self).values())
 
+    @property
+    def further_reply(self) -> int:
+        """For each reply beside the first: weights are shared, contexts are not."""
+        return self.target_kv + self.draft_kv
+
     def as_dict(self) -> dict[str, int]:
         return {**vars(self), "total": self.total}
 
@@ -163,7 +202,8 @@ class Arrangement:
     """One thing to load: a target in a precision at a context, and what drafts for it.
 
     full: what unquantised parts are kept in. draft: the model behind DRAFT_MODEL. self_draft:
-    precision of the target's own quantised copy behind SELF_QUANT.
+    precision of the target's own quantised copy behind SELF_QUANT. draft_on: where the draft is,
+    None: beside the target.
     """
 
     target: ModelShape
@@ -173,15 +213,18 @@ class Arrangement:
     drafter: str = OFF
     draft: ModelShape | None = None
     self_draft: Precision | None = None
+    draft_on: OtherDevice | None = None
 
 
 def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
-    """The bytes of an arrangement. A self-draft shares embeddings, norms and the cache."""
-    target, draft, full = plan.target, plan.draft, plan.full
+    """The bytes of an arrangement on the target's device. A self-draft shares embeddings, norms and
+    the cache."""
+    target, full = plan.target, plan.full
+    draft = plan.draft if plan.draft_on is None else None
     kept_in = kv_precision(full, room.device)
     draft_weights = draft.weight_bytes(full) if draft else 0
     if plan.self_draft is not None:
-        draft_weights = target.copy_bytes
+        draft_weights = target.copy_bytes(plan.self_draft)
     is_quantised = plan.precision not in FULL_BYTES or plan.self_draft is not None
     activations = _activation_bytes(target, plan.context_length, full, is_quantised)
     if draft is not None:
@@ -198,6 +241,21 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         graphs=GRAPHS_BYTES if room.device == "cuda" and is_captured else 0,
         runtime=room.runtime_bytes,
         margin=room.margin_bytes,
+    )
+
+
+def draft_bytes_of(plan: Arrangement) -> PlanBytes | None:
+    """The bytes on the device that a draft has to itself; None where it has none."""
+    draft, other = plan.draft, plan.draft_on
+    if draft is None or other is None:
+        return None
+    alone = bytes_of(Arrangement(draft, other.full, plan.context_length, other.full), other.room)
+    return replace(
+        alone,
+        target_weights=0,
+        target_kv=0,
+        draft_weights=alone.target_weights,
+        draft_kv=alone.target_kv,
     )
 
 
@@ -228,7 +286,8 @@ class DraftCandidate:
 @dataclass(frozen=True)
 class PlanRequest:
     """drafts: best first. full: what unquantised weights and caches are kept in.
-    only_precision: None plans for all that the device and the model allow."""
+    only_precision: None plans for all that the device and the model allow. other: a second device,
+    for a draft."""
 
     target: ModelShape
     room: Room
@@ -237,6 +296,7 @@ class PlanRequest:
     full: Precision = "bf16"
     only_precision: Precision | None = None
     measurements: tuple[Measurement, ...] = ()
+    other: OtherDevice | None = None
 
     @property
     def wanted_context(self) -> int:
@@ -252,18 +312,19 @@ class PlanRequest:
         if self.room.device == "mps" or self.target.num_experts:
             # bitsandbytes has no proven path on Apple GPUs and leaves fused experts as they are.
             return (self.full,)
-        if self.room.device == "cuda":
-            # LLM.int8 asks the host in every layer whether there are outliers: hundreds of waits a
-            # step, which no graph can record. It is planned where it is asked for.
-            return (self.full, "4-bit")
-        return (self.full, "8-bit", "4-bit")
+        # 8 bits take more memory than 4, so they are planned where they are asked for. On CUDA
+        # LLM.int8 asks the host in every layer whether there are outliers: hundreds of waits a
+        # step, which no graph can record.
+        return (self.full, "4-bit")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Arrangement):
-    """An arrangement that fits. expected_speedup: None where it was not measured."""
+    """An arrangement that fits. draft_bytes: on a device that the draft has to itself.
+    expected_speedup: None where it was not measured."""
 
     bytes: PlanBytes
+    draft_bytes: PlanBytes | None
     expected_speedup: float | None
     reason: str
 
@@ -271,14 +332,26 @@ class Plan(Arrangement):
     def draft_name(self) -> str | None:
         return None if self.draft is None else self.draft.name
 
+    @property
+    def draft_weights(self) -> int:
+        return (self.draft_bytes or self.bytes).draft_weights
+
+    @property
+    def draft_device(self) -> str | None:
+        """None: beside the target."""
+        return None if self.draft_on is None else self.draft_on.name
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "target": self.target.name,
             "precision": self.precision,
             "drafter": self.drafter,
             "draft": self.draft_name,
+            "draft_device": self.draft_device,
             "context": self.context_length,
             "bytes": self.bytes.as_dict(),
+            "draft_bytes": None if self.draft_bytes is None else self.draft_bytes.as_dict(),
+            "further_reply_bytes": self.bytes.further_reply,
             "fits": True,
             "expected_speedup": self.expected_speedup,
             "reason": self.reason,

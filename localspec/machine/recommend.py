@@ -30,6 +30,7 @@ from localspec.machine.plans import (
     DRAFT_MODEL,
     SELF_QUANT,
     DraftCandidate,
+    OtherDevice,
     Plan,
     PlanRequest,
     Room,
@@ -75,7 +76,8 @@ class AvailableModel:
 @dataclass(frozen=True)
 class Snapshot:
     """What the machine has now. room: the memory, that of the loaded model included.
-    cached: bytes on disk of each model that is whole here. exact: bytes to fetch, from the hub."""
+    other: a second device, for a draft. cached: bytes on disk of each model that is whole here.
+    exact: bytes to fetch, from the hub."""
 
     room: Room
     full: Precision
@@ -83,6 +85,7 @@ class Snapshot:
     cached: Mapping[str, int] = field(default_factory=dict)
     exact: Mapping[str, int] = field(default_factory=dict)
     measurements: tuple[Measurement, ...] = ()
+    other: OtherDevice | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Card:
         return LoadOptions(
             model=self.id,
             draft=self.plan.draft_name,
+            draft_device=self.plan.draft_device,
             context=self.plan.context_length,
             dtype=TORCH_NAMES.get(self.plan.precision, self.plan.precision),
             anyway=anyway,
@@ -234,6 +238,7 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
         # Quantised weights are seldom faster than whole ones on a processor.
         only_precision=snapshot.full if room.device == "cpu" else None,
         measurements=snapshot.measurements,
+        other=snapshot.other,
     )
     report = plan(request)
     if report.plans:
@@ -272,12 +277,15 @@ def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:
 
 
 def expected_gain(plan: Plan, device: str) -> ExpectedGain | None:
-    """None for plain decoding."""
+    """None for plain decoding, and for a draft on a device of another kind that was not measured:
+    nothing is known of what its steps cost beside the target's."""
     if plan.drafter == OFF:
         return None
     measured = plan.expected_speedup
     if measured is not None:
         return ExpectedGain(measured, measured, "from what was measured here", True)
+    if plan.draft_on is not None and plan.draft_on.room.device != device:
+        return None
     if (info := REGISTRY[plan.drafter]).needs == "nothing":
         return ExpectedGain(
             1.0,
@@ -305,7 +313,7 @@ def _draft_costs(plan: Plan, device: str) -> tuple[float, float]:
         assert plan.self_draft is not None, "what needs no model was answered before"
         share = plan.target.weight_bytes(plan.self_draft, plan.full) / plan.bytes.target_weights
         return share, share
-    share = plan.bytes.draft_weights / plan.bytes.target_weights
+    share = plan.draft_weights / plan.bytes.target_weights
     layers = plan.draft.num_layers / plan.target.num_layers
     return share, share if device == "cpu" else max(share, layers)
 

@@ -18,7 +18,11 @@ from typing import Any, Literal
 from localspec.errors import ModelError
 from localspec.formats.stored import stored_of
 
-Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit"]
+# 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
+Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit", "4-bit-head"]
+QUANTISED: Mapping[str, Precision] = {
+    "8-bit": "8-bit", "4-bit": "4-bit", "4-bit-head": "4-bit-head",
+}  # fmt: skip
 # Bytes of a value in a precision that is not quantised, and torch's name of it.
 FULL_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 TORCH_NAMES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -180,13 +184,17 @@ class ModelShape:
         if precision in FULL_BYTES:
             return num_params * FULL_BYTES[precision]
         kept = num_params - self.linear_params
+        if precision == "4-bit-head":
+            kept -= 0 if self.is_tied else self.vocab_size * self.hidden_size
+            return kept * FULL_BYTES[full] + self.copy_bytes("4-bit")
         return kept * FULL_BYTES[full] + self.quantised_bytes(precision)
 
-    @property
-    def copy_bytes(self) -> int:
-        """Of a self-draft: linear layers and output head in 4 bits. It shares everything else with
-        its target."""
-        return self.quantised_bytes("4-bit") + int(self.vocab_size * self.hidden_size * NF4_BYTES)
+    def copy_bytes(self, precision: Precision) -> int:
+        """Of linear layers and output head in 8 or 4 bits: what a self-draft does not share."""
+        row_bytes = self.hidden_size * NF4_BYTES
+        if precision == "8-bit":
+            row_bytes = self.hidden_size + INT8_ROW_BYTES
+        return self.quantised_bytes(precision) + int(self.vocab_size * row_bytes)
 
     @property
     def published_bytes(self) -> int:
@@ -222,6 +230,11 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
             f"{name} is a '{family}' model, and localspec can count the memory of these families "
             f"only: {known}. Choose a model of one of them."
         )
+    return decoder_shape(config, name, family)
+
+
+def decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelShape:
+    """The same of any family, without what only its files say. Raises ModelError."""
     try:
         if family == "gemma3":
             text = {**GEMMA3_DEFAULTS, **config["text_config"]}
@@ -240,7 +253,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     hidden_size = int(config["hidden_size"])
     num_heads = int(config["num_attention_heads"])
     num_layers = int(config["num_hidden_layers"])
-    family_bias, has_qk_norm = FAMILIES[family]
+    family_bias, has_qk_norm = FAMILIES.get(family, (False, False))
     stored = stored_of(config, name)
     attention_bias = bool(config.get("attention_bias", False))
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)

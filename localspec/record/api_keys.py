@@ -11,22 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 
-from localspec.errors import RequestError
+from localspec.errors import RequestError, StoreError
 from localspec.record.connection import SharedConnection
 from localspec.record.rows import now
 
 PREFIX = "sk-localspec-"  # clients of OpenAI expect sk-
 NUM_BYTES = 24
+MOST_CHARACTERS = 80  # of a name
+USED_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What is known of a key."""
+    """What is known of a key. last_used_at_utc: None where it never was, or that is not known."""
 
     name: str
     created_at_utc: str
+    last_used_at_utc: str | None
 
 
 class ApiKeys:
@@ -34,15 +39,22 @@ class ApiKeys:
 
     def __init__(self, db: SharedConnection) -> None:
         self._db = db
+        self._noted_s: dict[str, float] = {}  # by the hash of a key
 
     def all(self) -> list[ApiKey]:
         """Oldest first."""
         with self._db.reading() as tables:
-            rows = tables.rows("SELECT name, created_at_utc FROM api_key ORDER BY id")
+            rows = tables.rows(
+                "SELECT name, created_at_utc, last_used_at_utc FROM api_key ORDER BY id"
+            )
         return [ApiKey(**row) for row in rows]
 
     def make(self, name: str) -> str:
-        """A new key; it can never be read again. Raises RequestError for a name in use."""
+        """A new key; it can never be read again. Raises RequestError for a name in use, or none."""
+        if not 0 < len(name.strip()) <= MOST_CHARACTERS:
+            raise RequestError(
+                f"A key needs a name of 1 to {MOST_CHARACTERS} characters to tell it by."
+            )
         key = f"{PREFIX}{secrets.token_urlsafe(NUM_BYTES)}"
         with self._db.writing() as tables:
             if tables.rows("SELECT 1 FROM api_key WHERE name = ?", name):
@@ -60,8 +72,21 @@ class ApiKeys:
                 raise RequestError(f"There is no key called {name!r}.")
 
     def opens(self, key: str) -> bool:
+        hashed = _hashed(key)
         with self._db.reading() as tables:
-            return bool(tables.rows("SELECT 1 FROM api_key WHERE hash = ?", _hashed(key)))
+            is_known = bool(tables.rows("SELECT 1 FROM api_key WHERE hash = ?", hashed))
+        if is_known:
+            self._note_use(hashed)
+        return is_known
+
+    def _note_use(self, hashed: str) -> None:
+        """Once a minute. A log that cannot be written refuses nobody who has a key."""
+        now_s = time.monotonic()
+        if now_s - self._noted_s.get(hashed, -USED_EVERY_S) < USED_EVERY_S:
+            return
+        self._noted_s[hashed] = now_s
+        with suppress(StoreError), self._db.writing() as tables:
+            tables.execute("UPDATE api_key SET last_used_at_utc = ? WHERE hash = ?", now(), hashed)
 
 
 def _hashed(key: str) -> str:

@@ -216,10 +216,13 @@ def conversation_from(row: Mapping[str, Any]) -> Conversation:
     return Conversation(**{**fields, "is_pinned": bool(row["is_pinned"])})
 
 
-def turn_from(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The flat row that statistics, exports and comparisons use. drafted_by stays JSON: to read it
-    takes as long as the rest of a row, and few readers need it (`counts`)."""
-    return {**row, "exact": None if row["exact"] is None else bool(row["exact"])}
+def turn_from(row: dict[str, Any]) -> dict[str, Any]:
+    """The same row, changed into the flat one that statistics, exports and comparisons use.
+    drafted_by stays JSON: to read it takes as long as the rest of a row, and few readers need it
+    (`counts`)."""
+    if row["exact"] is not None:
+        row["exact"] = bool(row["exact"])
+    return row
 
 
 def counts(text: str | None) -> dict[str, int] | None:
@@ -234,8 +237,10 @@ def stats_row(stats: TurnStats | None) -> dict[str, Any]:
     """The columns of the statistics; all NULL where there are none."""
     if stats is None:
         return dict.fromkeys(STATS_COLUMNS)
-    row = {name: getattr(stats, name) for name in STATS_COLUMNS}
-    return {**row, "exact": int(stats.exact), "drafted_by": json.dumps(dict(stats.drafted_by))}
+    row = {name: stats.told(name) for name in STATS_COLUMNS}
+    exact = None if row["exact"] is None else int(stats.exact)
+    made_by = None if row["drafter"] is None else json.dumps(dict(stats.drafted_by))
+    return {**row, "exact": exact, "drafted_by": made_by}
 
 
 def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:

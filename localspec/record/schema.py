@@ -287,6 +287,12 @@ def m016_thoughts(db: Database) -> None:
         db.conn.execute(statement)
 
 
+@MIGRATIONS()
+def m017_use_of_keys(db: Database) -> None:
+    """When a key of a program was used last."""
+    db.conn.execute("ALTER TABLE api_key ADD COLUMN last_used_at_utc TEXT")
+
+
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""
     with closing(Database(memory=True, execute_plugins=False)) as empty:

@@ -235,12 +235,13 @@ class Store:
 
     def finish_turn(self, turn: Turn, end: TurnEnd) -> None:
         """Record the end of a turn, whatever it was. Calling it again replaces what it wrote."""
+        has_ids = self.logs_text and "token_ids" not in (end.stats.untold if end.stats else ())
         ids = json.dumps([int(token) for token in end.token_ids])
         row = {
             "finished_at_utc": now(),
             "finish_reason": end.finish_reason,
             "error": end.error,
-            "token_ids": ids if self.logs_text else None,  # ids and drafts spell the text
+            "token_ids": ids if has_ids else None,  # ids and drafts spell the text
             "provenance": json.dumps(list(end.provenance)),
             "drafted": end.drafted if self.logs_text else None,
             **stats_row(end.stats),

@@ -132,7 +132,7 @@ NOTICES_HTML = '<div id="ls-notices" role="alert"></div>'
 # places it.
 MODELS_PARTS = (
     "found", "loaded", "first", "here", "search", "results", "downloads", "others", "elsewhere",
-    "tune", "folder",
+    "tune", "folder", "server", "programs",
 )  # fmt: skip
 MODELS_HTML = (
     '<div id="ls-models" aria-busy="true">'

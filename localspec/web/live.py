@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from localspec.backend import Description, TurnStats
+from localspec.backend import Description, Server, TurnStats
 from localspec.chat.service import Status, TurnView
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, label_of
@@ -111,9 +111,11 @@ def _phase(status: Status) -> tuple[str, float]:
 
 
 def model_words(loaded: Description | None) -> list[str]:
-    """The model's name, then its precision and its draft."""
+    """The model's name, then its precision and its draft, or the server that has it."""
     if loaded is None:
         return ["No model", ""]
+    if loaded.server is not None:
+        return [short(loaded.target), loaded.device]
     draft = f" · draft {short(loaded.draft)}" if loaded.draft else ""
     return [short(loaded.target), f"{loaded.dtype}{draft}"]
 
@@ -125,7 +127,7 @@ def short(model_id: str) -> str:
 
 def _figures(stats: TurnStats | None) -> dict[str, Any]:
     """The figures of the line."""
-    if stats is None or not stats.num_steps:
+    if stats is None or not stats.num_output_tokens:
         return {"speed": DASH, "gain": "", "is_slower": False, "guesses": ""}
     speed = stats.tokens_per_second
     right = percent(stats.acceptance_rate)
@@ -138,6 +140,8 @@ def _figures(stats: TurnStats | None) -> dict[str, Any]:
 
 
 def _gain(stats: TurnStats, speedup: float | None) -> str:
+    if stats.told("num_draft_tokens") is None:
+        return ""
     if not stats.num_draft_tokens:
         return "without drafting"
     if stats.no_speedup is not None:
@@ -158,8 +162,10 @@ def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> li
     facts = [("Now", capital(labelled(status.phrase)))]
     if status.num_waiting:
         facts.append(("Waiting", counted(status.num_waiting, "message")))
-    if stats is not None and view is not None and stats.num_steps:
-        facts += _speeds(stats)
+    loaded = status.description
+    if stats is not None and view is not None and stats.num_output_tokens:
+        is_remote = loaded is not None and loaded.server is not None
+        facts += _speeds(stats, is_remote)
         facts += [
             (capital(label_of(name)), f"{right} of {made} guesses right")
             for name, (right, made) in sorted(view.guesses.items(), key=lambda one: -one[1][1])
@@ -167,22 +173,35 @@ def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> li
         if stats.num_draft_tokens:
             facts.append(("Guesses a round", number(stats.mean_num_draft_tokens)))
         facts.append(("Kind of text", kind_words(view.workload)))
-    loaded = status.description
-    if loaded is not None:
+    if loaded is not None and loaded.server is not None:
+        facts += _server_facts(loaded.server)
+    elif loaded is not None:
         held = DASH if loaded.held_bytes is None else size(loaded.held_bytes)
         facts.append(("Memory in use", f"{held}, {loaded.device}"))
     return facts
 
 
-def _speeds(stats: TurnStats) -> list[tuple[str, str]]:
-    """With and without drafting, and the gain of the whole reply and of its decoding."""
+def _server_facts(server: Server) -> list[tuple[str, str]]:
+    offer = counted(len(server.models), "model")
+    where = f"{server.name} at {server.url}, with {offer}"
+    return [("Server", where), ("Limits", " ".join(server.limits))]
+
+
+def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
+    """With and without drafting, and the gain of the whole reply and of its decoding. Of a server
+    plain decoding is not known, and drafts only as far as it tells them."""
     speed = "" if stats.tokens_per_second is None else f"{rate(stats.tokens_per_second)} tok/s"
     first = DASH if stats.ttft_ms is None else f"after {stats.ttft_ms / 1000:.2f} s"
+    if is_remote:
+        right = "none" if stats.told("num_draft_tokens") == 0 else DASH
+        if stats.num_draft_tokens:
+            right = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} right"
+        return [("Speed", speed or DASH), ("First token", first), ("Guesses of the server", right)]
     if not stats.num_draft_tokens:
         return [("Without drafting", speed or DASH), ("First token", first)]
     plain = "not measured yet"
     if stats.no_speedup == "load_changed":
-        plain = "not known: the machine was busier than when this was measured"
+        plain = "not known: other programs kept this machine too busy"
     elif stats.plain_decode_ms:
         plain = (
             f"{rate(1000 * stats.num_output_tokens / stats.plain_decode_ms)} tok/s, measured here"
@@ -215,11 +234,13 @@ def _reason(status: Status, view: TurnView | None) -> str:
     if loaded is None:
         return "What can draft is known once the model is loaded."
     stats = view.stats if view is not None else None
+    if loaded.server is not None:
+        return _reason_of_server(stats)
     if status.off is not None:
         has_drafted = stats is not None and stats.num_drafts > 0
         now = "Stopped drafting" if has_drafted else "Without drafting"
         return f"{now}, because {_because(status.off.text)}."
-    if view is not None and stats is not None and stats.num_steps:
+    if view is not None and stats is not None and stats.num_output_tokens:
         if stats.drafter == OFF:
             return f"Without drafting, because {_because(stats.reason)}."
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
@@ -235,6 +256,14 @@ def _reason(status: Status, view: TurnView | None) -> str:
         )
     why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in loaded.drafters)
     return f"Without drafting: no drafter can be used here ({why or 'none is installed'})."
+
+
+def _reason_of_server(stats: TurnStats | None) -> str:
+    if stats is None or not stats.num_output_tokens:
+        return "Ready. The server decides how it drafts."
+    if not stats.num_draft_tokens:
+        return stats.reason
+    return f"Drafting by the server: {_sentence(stats.reason)}"
 
 
 def _names_another(stats: TurnStats, loaded: Description) -> bool:
@@ -318,12 +347,14 @@ def footer(row: Mapping[str, Any]) -> list[str]:
     """The figures in the line under a finished reply, from its row in the log. All others stand in
     the details."""
     more = " more" if row["continues_message_id"] else ""
-    parts = [counted(row["num_output_tokens"], "token") + more]
+    parts = []
+    if row["num_output_tokens"] is not None:
+        parts.append(counted(row["num_output_tokens"], "token") + more)
     if row["tokens_per_second"] is not None:
         parts.append(f"{rate(row['tokens_per_second'])} tok/s")
     if row["speedup"] is not None:
         parts.append(gain_words(row["speedup"]))
-    elif not row["num_draft_tokens"]:
+    elif row["num_draft_tokens"] == 0:
         parts.append("without drafting")
     return parts
 

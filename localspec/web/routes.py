@@ -34,6 +34,7 @@ from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
 from localspec.web.guard.security import is_loopback
 from localspec.web.live import HardwareLine, counted, live_state
 from localspec.web.models.models_controller import ModelsController
+from localspec.web.models.programs import MadeKey
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
 from localspec.web.stats.selection import WEEK, number_of, week_begin
@@ -111,7 +112,7 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
     async def act_on_models(request: Request) -> Response:
         try:
             asked = _action_in(await request.body(), request.client)
-            return JSONResponse({"message": await run_in_threadpool(models.act, asked)})
+            return JSONResponse(_told(await run_in_threadpool(models.act, asked)))
         except LocalspecError as error:
             return JSONResponse({"error": str(error)}, 409)
 
@@ -187,6 +188,13 @@ def scope_of(
     return Scope(), "all"
 
 
+def _told(told: str | MadeKey | None) -> dict[str, str | None]:
+    """What the tab shows after a click."""
+    if isinstance(told, MadeKey):
+        return {"message": str(told), "key": told.key}
+    return {"message": told}
+
+
 def _action_in(body: bytes, client: Any) -> dict[str, Any]:
     """What a button of the Models tab asks. Raises RequestError."""
     try:
@@ -195,8 +203,8 @@ def _action_in(body: bytes, client: Any) -> dict[str, Any]:
         asked = None
     if not isinstance(asked, dict):
         raise RequestError("What the page sent is no request. Reload it.")
-    if asked.get("act") == "folder" and not is_this_machine(client):
-        raise RequestError("A folder can be named only from a browser on this machine.")
+    if asked.get("act") in ("folder", "connect") and not is_this_machine(client):
+        raise RequestError("That can be named only from a browser on this machine.")
     return asked
 
 

@@ -1,4 +1,7 @@
-"""A real server of the interfaces on the fake backend, in a thread, and the real clients."""
+"""A real server of the interfaces on the fake backend, in a thread, and the real clients.
+
+The clients are imported where they are used, for that takes seconds and one worker needs them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from localspec.backend import Backend, Request
 from localspec.chat.service import ChatService
@@ -22,6 +24,10 @@ from localspec.web.guard.programs import nothing_else
 from localspec.web.server import with_interfaces
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 REPLY = "One two three four five six seven eight nine ten."
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Lima"}}\n</tool_call>'
@@ -62,9 +68,13 @@ class Doors:
         return self.backend
 
     def openai(self) -> OpenAI:
+        from openai import OpenAI
+
         return OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=20.0)
 
     def anthropic(self) -> Anthropic:
+        from anthropic import Anthropic
+
         return Anthropic(base_url=self.url, api_key=self.key, max_retries=0, timeout=20.0)
 
     def http(self, **headers: str) -> httpx.Client:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import openai
+from typing import TYPE_CHECKING
+
 import pytest
-from openai import OpenAI
 
 from localspec.backend import Message
 from tests.api.conftest import REPLY, Doors
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "demo-12m"
 ASKED = [{"role": "user", "content": "Count."}]
@@ -137,6 +140,8 @@ def test_parts_of_text_are_joined(client: OpenAI) -> None:
 def test_what_cannot_be_done_is_refused_in_words(
     client: OpenAI, doors: Doors, fields: dict[str, object], param: str | None, said: str
 ) -> None:
+    import openai
+
     asked = {"model": MODEL, "messages": ASKED, **fields}
     with pytest.raises(openai.BadRequestError, match=said) as caught:
         client.chat.completions.create(**asked)  # type: ignore[call-overload]
@@ -145,6 +150,8 @@ def test_what_cannot_be_done_is_refused_in_words(
 
 
 def test_logprobs_of_each_token_are_given_where_they_are_asked_for(client: OpenAI) -> None:
+    import openai
+
     asked = {"model": MODEL, "messages": ASKED, "logprobs": True, "top_logprobs": 2}
     found = client.chat.completions.create(**asked)  # type: ignore[call-overload]
     content = found.choices[0].logprobs.content
@@ -169,6 +176,8 @@ def test_what_the_model_thinks_is_apart(client: OpenAI) -> None:
 
 
 def test_a_model_that_is_not_loaded_is_not_found(client: OpenAI) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError, match=f"'{MODEL}' is"):
@@ -212,6 +221,8 @@ def test_a_client_that_goes_away_frees_its_place(client: OpenAI, doors: Doors) -
 
 
 def test_a_client_that_does_not_wait_for_a_whole_answer_frees_its_place(doors: Doors) -> None:
+    import openai
+
     with doors.openai() as impatient, pytest.raises(openai.APITimeoutError):
         impatient.chat.completions.create(
             model=MODEL,
@@ -223,6 +234,8 @@ def test_a_client_that_does_not_wait_for_a_whole_answer_frees_its_place(doors: D
 
 
 def test_a_reply_that_the_page_stops_says_so(client: OpenAI, doors: Doors) -> None:
+    import openai
+
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "endless and slow"}],

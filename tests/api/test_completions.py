@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import openai
+from typing import TYPE_CHECKING
+
 import pytest
-from openai import OpenAI
 
 from localspec.backend import Message
 from tests.api.conftest import REPLY, Doors
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "demo-12m"
 
@@ -44,5 +47,7 @@ def test_logprobs_have_the_places_of_their_tokens(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "."}, {"best_of": 4}, {"n": 17}])
 def test_what_cannot_be_done_is_refused(client: OpenAI, fields: dict[str, object]) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model=MODEL, prompt="x", **fields)  # type: ignore[call-overload]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 import jsonschema
-import openai
 import pytest
 
 from localspec.chat.service import ReplySettings
@@ -141,6 +140,8 @@ def test_logprobs_are_the_same_whatever_drafts_and_name_the_greedy_token_first(d
 @pytest.mark.slow  # loads the demo pair
 def test_a_raw_text_is_continued_where_it_ends(demo: Doors) -> None:
     """The chat format written out is the chat."""
+    import openai
+
     with demo.openai() as client:
         chat = client.chat.completions.create(
             model="localspec/demo",

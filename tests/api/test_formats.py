@@ -3,15 +3,16 @@ decoded."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import OpenAI
 from pydantic import BaseModel
 
 from localspec.chat.grammars import ANY_OBJECT, grammar_of
 from tests.api.conftest import Doors
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "demo-12m"
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}]}
@@ -58,6 +59,8 @@ def test_a_format_of_responses_reaches_the_engine_and_is_repeated(
 def test_a_format_that_cannot_be_held_to_is_refused_before_anything_is_decoded(
     client: OpenAI, doors: Doors, form: dict[str, Any], said: str
 ) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=said) as of_chat:
         client.chat.completions.create(**ASKED, response_format=form)
     flat = {"type": form["type"], "name": "x", **form.get("json_schema", {})}

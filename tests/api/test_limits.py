@@ -6,7 +6,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import openai
 import pytest
 
 from localspec.api.faults import Refused
@@ -43,6 +42,8 @@ def test_a_full_queue_answers_with_the_time_to_wait(tmp_path: Path) -> None:
 def test_a_full_queue_is_429_with_retry_after(
     doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import openai
+
     def full(self: ProgramService, *asked: object) -> None:
         raise QueueFull(32, 2.0)
 
@@ -87,6 +88,8 @@ def test_under_a_load_nothing_is_lost_and_who_goes_away_frees_its_place(doors: D
 
 
 def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
+    import openai
+
     fault = LocalspecError("The card is on fire. Cool it.")
     backend = FakeBackend(Script(fail_at_round=0, fault=fault))
     with (

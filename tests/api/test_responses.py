@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import openai
+from typing import TYPE_CHECKING
+
 import pytest
-from openai import OpenAI
 
 from localspec.backend import Message
 from tests.api.conftest import REPLY, Doors
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "demo-12m"
 
@@ -47,9 +50,11 @@ def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
         {"store": True},
         {"tools": [{"type": "web_search"}]},
         {"text": {"format": {"type": "xml"}}},
-        {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
     ],
 )
 def test_what_cannot_be_done_is_refused(client: OpenAI, fields: dict[str, object]) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError):
         client.responses.create(**{"model": MODEL, "input": "x", **fields})  # type: ignore[call-overload]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
-from openai import OpenAI
 
 from localspec.api.tools import Calls, calls_in
 from localspec.backend import Message, ToolCall
 from localspec.chat.grammars import grammar_of
 from tests.api.conftest import CALL, Doors
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "demo-12m"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -85,6 +87,8 @@ def test_the_answer_of_a_tool_goes_back_to_the_model(client: OpenAI, doors: Door
 
 
 def test_a_call_is_up_to_the_model_unless_it_is_forced(client: OpenAI, doors: Doors) -> None:
+    import openai
+
     def grammar(**fields: object) -> str:
         client.chat.completions.create(**ASKED, **fields)  # type: ignore[call-overload]
         assert doors.fake.requests[-1].tools == (TOOL,), "the model is shown all of them"
@@ -129,3 +133,31 @@ def test_anthropics_client_calls_and_answers(doors: Doors) -> None:
     assert [one.role for one in shown.messages] == ["user", "assistant", "tool", "user"]
     called = shown.messages[1].tool_calls
     assert [json.loads(one.arguments)["city"] for one in called] == ["Lima", "Cusco"]
+
+
+def test_responses_call_and_answer(client: OpenAI, doors: Doors) -> None:
+    tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
+    asked = {"model": MODEL, "tools": [tool]}
+    question = {"role": "user", "content": "weather?"}
+    found = client.responses.create(**asked, input=[question])  # type: ignore[call-overload]
+    with client.responses.stream(**asked, input=[question]) as stream:
+        given = [one.arguments for one in stream if one.type.endswith("arguments.done")]
+        streamed = stream.get_final_response()
+    calls = [item for item in found.output if item.type == "function_call"]
+    assert [json.loads(one.arguments)["city"] for one in calls] == ["Lima", "Cusco"]
+    assert given == [one.arguments for one in calls]
+    for one in (found, streamed):
+        assert [item.type for item in one.output] == ["message", "function_call", "function_call"]
+    told = [
+        {"type": "function_call_output", "call_id": one.call_id, "output": "Sun."} for one in calls
+    ]
+    back = [item.model_dump(exclude_none=True) for item in found.output]
+    client.responses.create(**asked, input=[question, *back, *told])  # type: ignore[call-overload]
+    client.responses.create(**asked, input=[question], tool_choice="required")  # type: ignore[call-overload]
+    named = {"type": "function", "name": "weather"}
+    client.responses.create(**asked, input=[question], tool_choice=named)  # type: ignore[call-overload]
+    *_, shown, forced, chosen = doors.fake.requests
+    assert [one.role for one in shown.messages] == ["user", "assistant", "tool", "tool"]
+    assert [one.call_id for one in shown.messages[1].tool_calls] == [one.call_id for one in calls]
+    assert forced.grammar == chosen.grammar == grammar_of(functions=[forced.tools[0]["function"]])
+    assert shown.grammar == "" and shown.tools[0]["function"]["parameters"] == SCHEMA

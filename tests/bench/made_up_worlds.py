@@ -298,6 +298,38 @@ def summaries(seed: int, price: str = "one thread", num_turns: int = 48) -> Worl
     )
 
 
+def two_tasks(seed: int, price: str = "one thread", long_rate: float = 0.15) -> World:
+    """One kind of text with two tasks: short prompts whose drafts are accepted at 0.75, and every
+    third prompt a long one whose drafts are accepted at `long_rate`, and have to be paid for by
+    reading 1000 tokens. Replies have 8 to 64 tokens."""
+    random, plain_ms = Random(f"two tasks/{seed}"), 4.2
+    turns, place = list[Stretch](), 0
+    for index in range(24):
+        length = int(8 * 8 ** random.random())
+        turns.append(Stretch(place, length, 1000 if is_long(index) else 60))
+        place += length
+    jump, slope = SLOPES[price]
+    widths = {n: plain_ms * (1.0 + jump * (n > 0) + slope * n) for n in range(LONGEST_REACH + 1)}
+    steps, tracks = dict[str, Any](), dict[str, Track]()
+    for way in range(5):
+        steps[f"way {way}"] = {"128": plain_ms * random.choice(MODEL_SHARES)}
+        means = {True: random.gauss(long_rate, 0.08), False: random.gauss(0.75, 0.1)}
+        reach = list[int]()
+        for index, turn in enumerate(turns):
+            rate = min(0.97, max(0.02, random.gauss(means[is_long(index)], 0.12)))
+            reach += [_reach(random, rate, 0.95) for _ in range(turn.length)]
+        tracks[f"way {way}"] = Track(("s",) * len(reach), (), None, tuple(reach))
+    verify = {str(n + 1): {"128": ms} for n, ms in widths.items()}
+    world = World(f"two tasks, {price}", tracks, tuple(turns),
+                  {"verify_ms": verify, "draft_step_ms": steps})  # fmt: skip
+    return replace(hopeful(world, 0.0), catch_up=0.02, max_tokens=64)
+
+
+def is_long(index: int) -> bool:
+    """Of the turns of `two_tasks`."""
+    return index % 3 == 2
+
+
 def _named(feature: str, world: World) -> World:
     return replace(world, name=f"{world.name}, {feature}")
 

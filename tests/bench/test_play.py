@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from random import Random
-from statistics import mean
+from statistics import harmonic_mean, mean
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import OFF, SamplingParams, Sequence, Step
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
+from localspec.engine.policy import policy_of
 from tests.bench.made_up_worlds import (
     FLAT,
     MODEL,
@@ -32,10 +34,12 @@ from tests.bench.made_up_worlds import (
     best_by_kind,
     contest_worlds,
     first_starts,
+    is_long,
     misjudged,
     stationary,
     summaries,
     turning,
+    two_tasks,
 )
 
 COSTS = {
@@ -221,6 +225,37 @@ def test_reading_a_long_prompt_for_a_short_reply_loses_next_to_nothing(price: st
         found = summaries(seed, price)
         plain = play_fixed(found, OFF, 0).tokens_per_second
         assert play_adaptive(found, "auto", seed).tokens_per_second >= 0.97 * plain
+
+
+@pytest.mark.parametrize(("long_rate", "least"), [(0.15, 0.92), (0.45, 0.95)])
+def test_what_one_task_taught_loses_little_on_another(long_rate: float, least: float) -> None:
+    """Short prompts gain; long ones, of the same kind of text, would lose by every drafter."""
+    short, long = list[float](), list[float]()
+    for seed in range(4):
+        found = two_tasks(seed, long_rate=long_rate)
+        gains = gains_by_turn(found, seed)
+        long.append(harmonic_mean(gains[2::3]))
+        short.append(harmonic_mean([gain for n, gain in enumerate(gains) if not is_long(n)]))
+    assert mean(long) >= least and mean(short) >= 1.3, (long, short)
+
+
+def gains_by_turn(found: World, seed: int) -> list[float]:
+    """Of `auto` over plain decoding."""
+    readers = readers_of(found)
+    controller = controller_of(found, readers)
+    games = {name: Game(found, readers, Random(seed)) for name in ("auto", OFF)}
+    taken = {name: [0.0] for name in games}
+    for turn in found.turns:
+        for name, game in games.items():
+            game.turn(turn, policy_of(controller, game.sampling, name, None) if name == "auto"
+                      else FixedArm(OFF, 0))  # fmt: skip
+            taken[name].append(game.result(is_timed=False).ms)
+    return [
+        (plain_end - plain_start) / (auto_end - auto_start)
+        for (plain_start, plain_end), (auto_start, auto_end) in zip(
+            pairwise(taken[OFF]), pairwise(taken["auto"]), strict=True
+        )
+    ]
 
 
 def test_a_drafter_reads_what_it_missed_before_it_drafts() -> None:

@@ -196,8 +196,8 @@ def test_times_are_set_and_speedup_is_unknown_until_measured() -> None:
 def test_a_reply_is_compared_as_a_whole_and_by_its_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Rounds of a stand-in take microseconds, which scatter by more than any change of load.
-    monkeypatch.setattr("localspec.engine.plain_baseline.REACH", float("inf"))
+    # Rounds of a stand-in take microseconds, which scatter by more than a reply may.
+    monkeypatch.setattr("localspec.engine.plain_baseline.UNSURE", float("inf"))
     backend = writing(*"abcabcabc")
     guess = {"drafter": "knowing", "num_draft_tokens": 3}
     rounds = [chunk.step for chunk in ask(backend, **guess) if chunk.step is not None]

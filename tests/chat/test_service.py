@@ -232,6 +232,40 @@ def test_an_unavailable_drafter_is_refused_with_its_reason(start: Start) -> None
         service.submit(None, "hi", ReplySettings(drafter="self_quant"))
 
 
+@pytest.mark.parametrize("num_words", [1, 900])
+def test_a_message_is_on_disk_before_the_engine_is_asked_whether_it_fits(
+    start: Start, monkeypatch: pytest.MonkeyPatch, num_words: int
+) -> None:
+    """An engine that stands still holds up the check; a kill at that moment loses nothing."""
+    service, short = start(Script(reply="ok", context_length=1200)), ReplySettings(max_tokens=60)
+    backend = ready(service)
+    handle = ask(service, "one").handle
+    asked = service.messages(handle)[0].message_id or 0
+    edited = service.edit(handle, asked, "uno", short)
+    assert edited is not None and edited.done.wait(WAIT_S) and service.flush()
+    service.show_branch(handle, asked)
+    before = service.messages(handle)
+    on_disk = list[list[str]]()
+
+    def count_tokens(messages: tuple[Message, ...]) -> int:
+        on_disk.append([one.text for one in service.store.messages(handle)])
+        return FakeBackend.count_tokens(backend, messages)
+
+    monkeypatch.setattr(backend, "count_tokens", count_tokens)
+    text = "word " * num_words
+    if num_words == 1:
+        assert service.edit(handle, asked, text, short) is not None
+        assert on_disk[0].count(text) == 1
+        return
+    with pytest.raises(ContextOverflow):
+        service.edit(handle, asked, text * 2, short)
+    assert on_disk[0].count(text * 2) == 1
+    assert service.messages(handle) == before, "the branch that was in use"
+    with pytest.raises(ContextOverflow):
+        service.regenerate(handle, ReplySettings(max_tokens=1200))
+    assert service.messages(handle) == before, "an earlier message is not taken back"
+
+
 @pytest.mark.parametrize("failing_round", [0, 1, 5])
 @pytest.mark.parametrize(
     ("fault", "sentence"),

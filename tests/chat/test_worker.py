@@ -15,6 +15,7 @@ import pytest
 
 from localspec.backend import Backend, Chunk, Description, Message, Request, TurnStats
 from localspec.chat.jobs import Task
+from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.errors import EngineLost, MemoryShortage, RequestError
 from localspec.options import LoadOptions, Offer
@@ -559,6 +560,7 @@ def test_replies_of_two_conversations_are_written_at_the_same_time(
     first, second, third = sent(service), sent(service), sent(service)
     begun(first, second)
     assert (service.status().num_waiting, third.view.phase) == (1, "queued")
+    assert third.view.position == 1, "it begins when one of the two has ended"
     told = [service.status(each) for each in (None, first.handle, second.handle, third.handle)]
     oldest, *own = [one.reply for one in told]
     assert oldest is first.view and own == [first.view, second.view, third.view]
@@ -582,6 +584,24 @@ def test_of_one_conversation_one_reply_follows_the_other(
     assert first.done.wait(WAIT_S) and second.done.wait(WAIT_S)
     roles = [each.role for each in world.opened[0].requests[-1].messages]
     assert roles == ["user", "assistant", "user"]
+
+
+def test_of_one_conversation_of_a_program_two_replies_are_written_at_the_same_time(
+    world: World, gate: threading.Event
+) -> None:
+    """Each of its requests has all that the reply needs."""
+    service = beside(world, 2, gate)
+    programs, said = ProgramService(service), (Message("user", "hi"), Message("assistant", REPLY))
+    gate.set()
+    first = programs.answer(Request(said[:1], workload="auto"))
+    assert first.done.wait(WAIT_S)
+    gate.clear()
+    asked = Request((*said, Message("user", "and then?")), workload="auto")
+    both = [programs.answer(asked) for _ in range(2)]
+    begun(*both)
+    assert all(one.pending.conversation is first.pending.conversation for one in both)
+    gate.set()
+    assert all(one.done.wait(WAIT_S) for one in both)
 
 
 def test_a_task_and_an_order_wait_for_all_that_runs_and_have_the_engine_alone(

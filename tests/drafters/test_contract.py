@@ -7,18 +7,22 @@ At temperatures above 0: test_contract_sampled.
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, DraftPlan, Growth, Proposal, SamplingParams, chain
+from localspec.core import OFF, DraftPlan, Growth, Proposal, Round, SamplingParams, chain
 from localspec.drafters.parts import Parts
 from localspec.engine import engine as engine_module
+from localspec.engine.batch import Batch, Forwarded
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import noise_after
 from localspec.forward.cache import KVCache
+from localspec.forward.model import Rows
 from tests.drafters.stages import (
     LENGTH,
     NAMES,
@@ -32,6 +36,7 @@ from tests.drafters.stages import (
     stage,
 )
 from tests.tiny import (
+    Context,
     Plans,
     agreeing_draft,
     play,
@@ -322,8 +327,50 @@ def test_fault_noise_at_temperature_zero_is_seen(monkeypatch: pytest.MonkeyPatch
     def noisy(
         logits: torch.Tensor, sequence: core.Sequence, texts: list[tuple[int, ...]]
     ) -> torch.Tensor:
-        return logits + noise_after(sequence, [len(text) for text in texts])
+        return logits + noise_after(sequence, [len(text) for text in texts], logits.device)
 
     monkeypatch.setattr(engine_module, "scores", noisy)
     with pytest.raises(AssertionError):
         check_greedy(stage(("draft_model",)).engine, ("draft_model", 4))
+
+
+def played(name: str, together: bool) -> list[tuple[Context, list[int]]]:
+    """Two sequences in one batch, whose drafters share weights, or one after the other, which share
+    nothing: the text of each, and how many draft tokens its rounds accepted."""
+    parts, prompts = parts_for((name,), tiny_llama(), 256), (PROMPT, PROMPT[::-1])
+    first, own = build(name, parts), parts.beside()
+    assert own is not None
+    second = first.beside(own)
+    assert second is not None and second is not first
+    if hasattr(first, "model"):
+        assert first.model.cache is not second.model.cache, "each would read its text over and over"
+    if not together:
+        own = parts_for((name,), tiny_llama(), 256)
+        second = build(name, own)
+    engines = (Engine(parts.target, {name: first}), Engine(own.target, {name: second}))
+    batch, never, found = Batch[Round](), threading.Event(), list[tuple[Context, list[int]]]()
+
+    def steps(engine: Engine, prompt: Context) -> Generator[Rows | Round | None, Forwarded, None]:
+        sequence = engine.start(prompt, SamplingParams(), LENGTH, frozenset())
+        yield from engine.read(sequence, never)
+        with engine.decoding(sequence):
+            while sequence.finish_reason is None:
+                yield (yield from engine.round(sequence, Plans((name, 4))))
+
+    open_ones = [
+        batch.run(steps(engine, prompt)) for engine, prompt in zip(engines, prompts, strict=True)
+    ]
+    in_turn = zip(*zip_longest(*open_ones), strict=True) if together else map(list, open_ones)
+    for prompt, rounds in zip(prompts, in_turn, strict=True):
+        every = [each for each in rounds if each is not None]
+        text = (*prompt, *(token for each in every for token in each.tokens))
+        found.append((text, [each.step.num_accepted_tokens for each in every]))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_sequences_at_once_are_drafted_and_written_as_each_is_alone(name: str) -> None:
+    at_once = played(name, together=True)
+    assert at_once == played(name, together=False)
+    assert [text for text, _ in at_once] == [plain_text(PROMPT), plain_text(PROMPT[::-1])]
+    assert sum(sum(accepted) for _, accepted in at_once) > 0

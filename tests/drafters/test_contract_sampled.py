@@ -136,6 +136,9 @@ class Forcing:
         self._start = start
         self._tokens = tokens
 
+    def on(self, device: torch.device) -> Forcing:
+        return self
+
     def rows(self, position: int, count: int) -> torch.Tensor:
         made = torch.zeros(count, SMALL_VOCAB)
         for row in range(count):
@@ -228,6 +231,9 @@ def test_fault_one_noise_for_all_places_is_seen(monkeypatch: pytest.MonkeyPatch)
         rows = sequence.noise.rows(0, 1)
 
         class Stuck:
+            def on(self, device: torch.device) -> Stuck:
+                return self
+
             def rows(self, position: int, count: int) -> torch.Tensor:
                 return rows.expand(count, -1)
 

@@ -19,17 +19,19 @@ from localspec.core import (
     Step,
 )
 from localspec.drafters.ngram import NgramDrafter
+from localspec.drafters.parts import Parts
 from localspec.drafters.self_quant import SelfQuantDrafter
 from localspec.engine.acceptance import Acceptance, Situation
 from localspec.engine.controller import Controller
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.engine.policy import policy_of
-from localspec.errors import NumericsError
+from localspec.errors import ModelError, NumericsError
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import Kind, quantised_twin
-from tests.tiny import tiny_llama, turn_of, with_cache
+from tests.forward.test_decoder import small
+from tests.tiny import KINDS, tiny_llama, turn_of, with_cache
 
 NAME = SelfQuantDrafter.name
 PROMPT = (3, 1, 4, 1, 5)
@@ -85,7 +87,7 @@ def engine_of(kind: Kind = "int4", seed: int = SEED) -> tuple[Engine, SelfQuantD
     return Engine(target, {NAME: drafter}), drafter
 
 
-@pytest.mark.parametrize("kind", ["int4", "nf4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_is_that_of_plain_decoding(kind: Kind) -> None:
     engine, _ = engine_of(kind)
     plain = decoded(engine, Fixed(OFF, 0))
@@ -212,3 +214,9 @@ def test_a_step_as_dear_as_the_targets_own_is_left_with_a_reason(
     *_, plan = (policy.plan(turn()) for _ in range(3))  # a run may begin with two second looks
     assert (plan.drafter, plan.num_draft_tokens) == (OFF, 0)
     assert plan.reason.startswith("Off: ") and reason in plan.reason
+
+
+def test_no_copy_of_a_mixture_of_experts_is_made() -> None:
+    target = with_cache(small("qwen3_moe"), 64)
+    with pytest.raises(ModelError, match=r"every expert.*A draft model would do"):
+        SelfQuantDrafter.build(Parts(target))

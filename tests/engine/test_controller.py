@@ -340,20 +340,6 @@ def test_a_look_at_plain_decoding_takes_two_rounds() -> None:
     assert starts and all(looks[i + 1] for i in starts)
 
 
-def test_after_a_change_of_load_plain_decoding_is_looked_at_soon() -> None:
-    world = World({"draft_model": Simulated(0.5, 0.9)})
-    world.run(700, COLD)  # the next look of its own is 512 drafted rounds away
-    for is_told in (False, True):
-        if is_told:
-            world.controller.load_changed()
-        before = len(world.steps)
-        world.run(12, COLD)
-        looks = [
-            step for step in world.steps[before:] if step.is_probe and not step.num_draft_tokens
-        ]
-        assert len(looks) == (2 if is_told else 0)
-
-
 def test_shipped_acceptance_is_where_a_first_turn_starts() -> None:
     learnt = World({"d": Simulated(1.0, 0.9)})
     learnt.run(100, COLD)

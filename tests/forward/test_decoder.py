@@ -18,6 +18,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import FAMILIES, take_over
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.forward.weight_layout import PackedLinear, PlainLinear
+from localspec.forward.weights import drop_towers
 from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
@@ -43,6 +44,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+LONG = {
+    **PARTIAL, "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+TWO_ROTATIONS = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama, tied, head of its own size": {
@@ -57,7 +67,35 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1]},
     "phi3": {"model_type": "phi3"},
-}
+    "phi3, a part of each head rotated": {"model_type": "phi3", "rope_parameters": PARTIAL},
+    "phi3, within its first length": {
+        "model_type": "phi3", "rope_parameters": LONG, "original_max_position_embeddings": 64,
+    },
+    "mistral, windowed": {"model_type": "mistral", "sliding_window": 6},
+    "qwen2, windowed from a layer on": {
+        "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 6,
+        "max_window_layers": 1,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "norm_topk_prob": True,
+    },
+    "qwen3_moe, shares as they are, a dense layer": {
+        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "norm_topk_prob": False, "mlp_only_layers": [1],
+    },
+    "glm4": {"model_type": "glm4", "head_dim": 16, "rope_parameters": PARTIAL},
+    "granite": {
+        "model_type": "granite", "embedding_multiplier": 6.0, "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2, "logits_scaling": 4.0,
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "olmo3": {"model_type": "olmo3", "sliding_window": 6, "num_hidden_layers": 4},
+    "gemma3_text": {
+        "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 24,
+        "sliding_window": 6, "num_hidden_layers": 7, "rope_parameters": TWO_ROTATIONS,
+    },
+}  # fmt: skip
 
 
 def scrambled(config: Any) -> Any:
@@ -129,6 +167,18 @@ def test_only_the_wanted_logits_are_computed(pair: tuple[CausalLM, Decoder]) -> 
     assert torch.allclose(native.forward(TEXT, num_logits=2), everything[-2:], atol=1e-4)
 
 
+def test_the_text_part_of_a_model_that_sees_images() -> None:
+    text = {**SHAPE, **SETTINGS["gemma3_text"]}
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    settings = {"text_config": text, "vision_config": vision, "mm_tokens_per_image": 4}
+    module = scrambled(AutoConfig.for_model("gemma3", **settings))
+    drop_towers(module)
+    assert_close(with_cache(module, 64).forward(TEXT), on_transformers(module, 64).forward(TEXT))
+
+
 def test_hidden_states_are_those_of_transformers() -> None:
     module = small("llama")
     native = with_cache(module, 64)
@@ -170,10 +220,11 @@ def test_a_copy_with_other_linears_shares_all_else() -> None:
     [
         ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "gpt2 is no family it knows"),
         ("llama", {**SHAPE, "hidden_act": "gelu"}, "gelu, not silu"),
-        ("phi3", {**SHAPE, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-         "only a part of each head"),
+        ("gemma3_text", {**SHAPE, "final_logit_softcapping": 3.0}, "final_logit_softcapping is 3"),
         ("llama", {**SHAPE, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
                                                 "factor": 2.0}}, "changes with the length"),
+        ("phi3", {**SHAPE, "rope_parameters": {**LONG, "original_max_position_embeddings": 32},
+                  "original_max_position_embeddings": 32}, "longrope, which changes"),
     ],
 )  # fmt: skip
 def test_what_it_does_not_know_is_refused_and_left_whole(

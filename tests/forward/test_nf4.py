@@ -8,15 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from localspec.forward import nf4
 from localspec.forward.nf4 import Nf4Linear, library
 from localspec.forward.weight_layout import ModuleLinear, fused
 from tests.fake_card import CUDA, fake_card
+from tests.tiny import NEEDS_BF16
 
 CPU = torch.device("cpu")
-needs_kernel = pytest.mark.skipif(
-    not nf4.has_kernel(CPU), reason="this processor has no instructions for bf16"
-)
 
 
 def module_of(out: int, seed: int, has_bias: bool = False, is_nested: bool = False) -> Any:
@@ -46,7 +43,7 @@ def rows(count: int) -> torch.Tensor:
     return torch.randn(count, 64, generator=generator).to(torch.bfloat16)
 
 
-@needs_kernel
+@NEEDS_BF16
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("has_run", [False, True])  # the first forward lays weights out anew
 @torch.inference_mode()
@@ -62,7 +59,7 @@ def test_layers_of_one_input_become_one_product(is_nested: bool, has_run: bool) 
     assert torch.equal(joined.add_to(rows(3), wanted), 2.0 * wanted)
 
 
-@needs_kernel
+@NEEDS_BF16
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_at_every_width() -> None:
     layer = Nf4Linear.of_weight(torch.randn(96, 64).to(torch.bfloat16), None)
@@ -72,7 +69,7 @@ def test_a_row_has_the_same_bits_at_every_width() -> None:
         assert torch.equal(layer(rows(9)[:width]), together[:width])
 
 
-@needs_kernel
+@NEEDS_BF16
 def test_layers_of_other_shapes_and_formats_stay_apart() -> None:
     odd = library().nn.Linear8bitLt(64, 32, bias=False, has_fp16_weights=True)
     assert isinstance(fused([odd]), ModuleLinear)

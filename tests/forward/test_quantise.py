@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,12 +12,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from localspec.errors import ModelError
-from localspec.forward import nf4
+from localspec.forward import nf4, quantise
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.quantise import Kind, kind_for, quantised_copy, quantised_twin
-from tests.tiny import on_transformers, tiny_llama, with_cache
+from tests.tiny import KINDS, on_transformers, tiny_llama, with_cache
 
-KINDS: tuple[Kind, ...] = ("nf4", "int4")
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 
@@ -84,24 +83,24 @@ def test_everything_but_the_layers_is_shared(kind: Kind) -> None:
         assert type(module.get_submodule(path)) is nn.Linear
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int4", 0.3)])
-def test_a_copy_answers_nearly_as_its_original(kind: Kind, limit: float) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_answers_nearly_as_its_original(kind: Kind) -> None:
     for module in (tiny_llama(), biased_qwen()):
         wanted = logits_of(module)
         got = logits_of(quantised_copy(module, kind)[0])
         assert got.dtype == wanted.dtype
         difference = float((got - wanted).norm() / wanted.norm())
-        assert 0.0 < difference < limit  # 0 would mean that nothing was quantised
+        assert 0.0 < difference < 0.3  # 0 would mean that nothing was quantised
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("nf4", 0.3), ("int4", 0.3)])
-def test_a_native_twin_answers_nearly_as_its_original(kind: Kind, limit: float) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_native_twin_answers_nearly_as_its_original(kind: Kind) -> None:
     model = with_cache(tiny_llama())
     twin = quantised_twin(model, kind)
     assert twin.model.cache is model.cache and twin.weight_bytes > 0
     wanted = model.forward([3, 1, 4])
     model.cache.rollback(0)
-    assert 0.0 < float((twin.model.forward([3, 1, 4]) - wanted).norm() / wanted.norm()) < limit
+    assert 0.0 < float((twin.model.forward([3, 1, 4]) - wanted).norm() / wanted.norm()) < 0.3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,13 +109,16 @@ def test_bf16_goes_in_and_comes_out(kind: Kind) -> None:
     assert logits_of(quantised_copy(module, kind)[0]).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(("kind", "scale_bits"), [("nf4", (16, 32)), ("int4", (64, 64))])
-def test_bytes_are_those_of_the_quantised_layers_alone(
-    kind: Kind, scale_bits: tuple[int, int]
-) -> None:
-    module = tiny_llama()  # fp32; scales of NF4 are bf16 on a processor
-    weights = sum(m.weight.numel() for m in module.modules() if type(m) is nn.Linear)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_those_of_the_quantised_layers_alone(kind: Kind) -> None:
+    module = tiny_llama()
+    layers = [each for each in module.modules() if type(each) is nn.Linear]
     held = quantised_copy(module, kind)[1]
+    if kind == "int8":
+        assert held == sum(each.weight.numel() + 12 * each.out_features for each in layers)
+        return
+    scale_bits = (16, 32)  # of a group: both formats of 4 bits keep them in bf16 on a processor
+    weights = sum(each.weight.numel() for each in layers)
     least, most = (weights * (4 + bits / 64) / 8 for bits in scale_bits)
     assert least <= held <= most
 
@@ -128,27 +130,35 @@ def test_nf4_is_taken_where_a_kernel_multiplies_with_it(monkeypatch: pytest.Monk
             nf4.library().functional, "has_avx512bf16", lambda there=is_there: there
         )
         kinds.append(kind_for(torch.device("cpu")))
-    assert kinds == ["nf4", "int4"] and kind_for(torch.device("cuda")) == "nf4"
+    assert kinds == ["nf4", "int8"] and kind_for(torch.device("cuda")) == "nf4"
+    monkeypatch.setattr(quantise, "has_fbgemm", lambda: False)
+    assert kind_for(torch.device("cpu")) == "int4"
     with pytest.raises(ModelError, match="no proven 4-bit path on mps"):
         kind_for(torch.device("mps"))
+
+
+def test_a_processor_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
+    with pytest.raises(ModelError, match=r"no instructions for bf16"):
+        quantised_twin(with_cache(tiny_llama()), "nf4")
 
 
 def test_shapes_that_no_kernel_takes_are_refused_with_a_remedy() -> None:
     for model in (on_transformers(narrow_llama(), 16), with_cache(narrow_llama(), 16)):
         with pytest.raises(ModelError, match=r"Only 0% .* take layers of 64 .* another draft"):
-            quantised_twin(model, "nf4")
+            quantised_twin(model, "int4")
 
 
 def test_a_layer_of_an_odd_shape_stays_shared() -> None:
     module = tiny_llama()
     module.model.layers[0].mlp.odd = nn.Linear(60, 8, bias=False)
-    copy, _ = quantised_copy(module, "nf4")
+    copy, _ = quantised_copy(module, "int4")
     assert copy.model.layers[0].mlp.odd.weight is module.model.layers[0].mlp.odd.weight
     assert type(copy.model.layers[0].mlp.up_proj) is not nn.Linear
 
 
 def test_a_copy_cannot_be_saved() -> None:
-    copy, _ = quantised_copy(tiny_llama(), "nf4")
+    copy, _ = quantised_copy(tiny_llama(), "int4")
     with pytest.raises(ModelError, match="cannot be saved"):
         copy.state_dict()
 
@@ -175,7 +185,7 @@ def test_damaged_weights_are_refused() -> None:
     module = tiny_llama()
     with torch.no_grad():
         module.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
-    for kind in KINDS:
+    for kind in get_args(Kind):
         with pytest.raises(ModelError):
             quantised_copy(module, kind)
 

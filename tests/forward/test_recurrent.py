@@ -1,4 +1,5 @@
-"""Models with recurrent states decode plainly, and no text is read on from a state of another."""
+"""Models with recurrent states answer as they do without drafts, and no text is read on from a
+state of another."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from localspec import core
 from localspec.backend import Message, Request
-from localspec.core import SamplingParams
+from localspec.core import DraftPlan, Proposal, SamplingParams
+from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.model import kv_shape
@@ -21,9 +24,10 @@ from localspec.load import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.planner import plan
 from localspec.machine.plans import DraftCandidate, PlanRequest, Room
+from localspec.machine.shapes import Counted
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.tiny import CPU, GREEDY, Plans, play
+from tests.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7)
 COMMON = {
@@ -76,7 +80,7 @@ def test_a_hybrid_decodes_what_it_says_of_the_whole_text(family: str, tmp_path: 
     module = module_of(family)
     module.save_pretrained(str(tmp_path))
     opened = load_model(tmp_path, torch.float32, CPU, 64)
-    assert isinstance(opened.model, RecurrentLM) and "cannot take back" in str(opened.notice)
+    assert isinstance(opened.model, RecurrentLM) and "into a state" in str(opened.notice)
     engine = Engine(opened.model, {})
     first = play(engine, PROMPT, Plans(("off", 0)), 6).tokens
     assert first == greedy(module, PROMPT, 6)
@@ -113,14 +117,114 @@ def test_only_what_goes_on_from_the_state_is_read_on() -> None:
     assert sizes == [6, 2, 8]
 
 
-def test_a_plan_for_a_hybrid_is_plain_decoding_with_the_reason(tmp_path: Path) -> None:
-    module_of("lfm2").save_pretrained(str(tmp_path))
+DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_5_text")
+
+
+def drafters_of(target: RecurrentLM) -> dict[str, Any]:
+    """Lookup, and a draft model of another family."""
+    from localspec.build_drafters import build_drafters
+    from localspec.drafters.parts import Parts
+
+    return build_drafters(Parts(target, with_cache(tiny_llama(vocab_size=64))), print)[0]
+
+
+class RightButLast(DrafterBase):
+    """Drafts what is said, but for the last token: every draft is accepted in part."""
+
+    name, shapes_itself = "right", False
+
+    def __init__(self) -> None:
+        self.text = list[int]()
+
+    def signal(self, sequence: core.Sequence) -> str:
+        return self.name
+
+    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        size = len(sequence.tokens)
+        found = self.text[size : size + plan.num_draft_tokens]
+        return core.chain((*found[:-1], *((token + 1) % 64 for token in found[-1:])))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, seed=3)], ids=["T=0", "T=0.8"])
+@pytest.mark.parametrize("family", DRAFTED)
+def test_a_hybrid_that_drafts_says_what_it_says_without(
+    family: str, sampling: SamplingParams
+) -> None:
+    """A turn that is cancelled, the whole turn, an edit, a longer prompt, the first one again."""
+    module = module_of(family)
+    plain = RecurrentLM(module, 128)
+    assert plain.reads_pieces
+    target, right = RecurrentLM(module, 128), RightButLast()
+    engine = Engine(target, {**drafters_of(target), "right": right})
+    edited = (*PROMPT[:3], 40, *PROMPT[4:])
+    plans = Plans(("right", 4), ("ngram", 4), ("right", 3), ("draft_model", 3), ("off", 0))
+    for prompt in (PROMPT, edited, (*PROMPT, 3, 3, 9), PROMPT):
+        right.text = play(Engine(plain, {}), prompt, Plans(("off", 0)), 24, sampling).tokens
+        cancelled = engine.start(prompt, sampling, 24, frozenset())
+        engine.prefill(cancelled, threading.Event())
+        rounds = engine.decode(cancelled, plans, threading.Event())
+        next(rounds), next(rounds), rounds.close()
+        assert play(engine, prompt, plans, 24, sampling).tokens == right.text
+    drafted = {each.drafter for each in plans.steps if each.num_draft_tokens}
+    assert {"right", "draft_model"} <= drafted
+    steps = [each for each in plans.steps if each.drafter == "right"]
+    assert sum(each.num_accepted_tokens for each in steps) > len(steps)
+    assert all(each.num_accepted_tokens < each.num_draft_tokens for each in steps)
+
+
+def test_a_rejected_draft_costs_one_forward_of_what_was_accepted() -> None:
+    module, sizes = module_of("lfm2"), list[int]()
+    model = RecurrentLM(module, 64)
+    model.forward(PROMPT)
+    module.register_forward_pre_hook(
+        lambda _, __, named: sizes.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    model.forward([4, 9, 2, 6, 1])
+    model.cache.keep(len(PROMPT), (0, 1))  # the root and the first draft token
+    model.forward([8])
+    assert sizes == [5, 2, 1]
+    model.forward([5, 6])
+    model.cache.keep(len(PROMPT) + 3, (0, 1))  # all of them
+    model.forward([7])
+    assert sizes[3:] == [2, 1]
+
+
+def test_after_a_failed_forward_the_text_is_read_from_its_start() -> None:
+    module = module_of("lfm2")
+    wanted = RecurrentLM(module, 64).forward((*PROMPT, 4))[-1]
+    model = RecurrentLM(module, 64)
+    model.forward(PROMPT)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    hook = module.model.layers[1].register_forward_hook(fail)
+    with pytest.raises(MemoryError):
+        model.forward([4, 9])
+    hook.remove()
+    assert torch.allclose(model.forward([4])[-1], wanted, atol=1e-4)
+
+
+def test_only_what_checks_chains_drafts_for_a_hybrid(tmp_path: Path) -> None:
+    module = module_of("lfm2")
+    assert set(drafters_of(RecurrentLM(module, 64))) == {"ngram", "draft_model", "chained"}
+    module.save_pretrained(str(tmp_path))
+    shape = shape_from_folder(tmp_path)
+    small = DraftCandidate(replace(shape, counted=Counted(10, 5), is_recurrent=False))
+    report = plan(PlanRequest(shape, Room("cpu", 2**33), drafts=(small,)))
+    assert {each.drafter for each in report.plans} == {"off", "ngram", "draft_model"}
+    (refused,) = (each.reason for each in report.refused if each.drafter == "self_quant")
+    assert "one chain of tokens" in refused
+
+
+def test_a_plan_for_what_is_read_token_by_token_is_plain_with_the_reason(tmp_path: Path) -> None:
+    module_of("jamba").save_pretrained(str(tmp_path))
     shape = shape_from_folder(tmp_path)
     small = DraftCandidate(replace(shape, num_layers=1))
     report = plan(PlanRequest(shape, Room("cpu", 2**33), drafts=(small,)))
     assert {each.drafter for each in report.plans} == {"off"}
     refused = {each.drafter: each.reason for each in report.refused}
-    assert {"ngram", "draft_model"} <= refused.keys() and "cannot take back" in refused["ngram"]
+    assert {"ngram", "draft_model"} <= refused.keys() and "token by token" in refused["ngram"]
     whole = replace(shape, is_recurrent=False, num_state_layers=0)
     of_whole = plan(PlanRequest(whole, Room("cpu", 2**33), drafts=(small,)))
     assert any("full attention would do" in each.reason for each in of_whole.refused)
@@ -135,16 +239,16 @@ def test_keys_and_values_are_counted_for_the_layers_that_have_them(tmp_path: Pat
     assert shapes == {"granitemoehybrid": 1, "jamba": 1, "falcon_h1": 2}
 
 
-def test_what_cannot_go_back_drafts_for_none_and_is_drafted_for_by_none() -> None:
+def test_what_reads_token_by_token_drafts_for_none_and_is_drafted_for_by_none() -> None:
     from localspec.build_drafters import build_drafters
     from localspec.drafters.parts import Parts
 
-    module = module_of("lfm2")
+    module = module_of("jamba")
     with pytest.raises(ModelError, match="cannot take back a rejected draft"):
         kv_shape(module.config, 64)  # asked before a draft is loaded
     target = RecurrentLM(module, 64)
     drafters, statuses = build_drafters(Parts(target), lambda said: None)
-    assert drafters == {} and all("cannot take back" in each.reason for each in statuses)
+    assert drafters == {} and all("token by token" in each.reason for each in statuses)
     sampled = SamplingParams(0.7, seed=3)
     replies = [play(Engine(target, {}), PROMPT, Plans(("off", 0)), 8, sampled) for _ in "ab"]
     assert replies[0].tokens == replies[1].tokens
@@ -157,7 +261,7 @@ def test_a_hybrid_is_loaded_and_answers(tmp_path: Path) -> None:
         LoadOptions(model=str(folder), context=64, raw=True), None, lambda said: None
     )
     described = backend.describe()
-    assert not any(each.is_available for each in described.drafters)
-    assert any("cannot take back" in each for each in described.notices)
+    assert [each.name for each in described.drafters if each.is_available] == ["ngram"]
+    assert any("one chain of tokens" in each for each in described.notices)
     request = Request((Message("user", "a b c"),), GREEDY, max_tokens=4)
     assert list(backend.generate(request, threading.Event()))[-1].phase == "done"

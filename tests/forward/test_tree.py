@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
-from localspec.forward.tree import causal_mask, children, depths, tree_mask
+from localspec.forward.tree import additive_mask, children, depths, tree_mask, visible_mask
 from tests.tiny import CPU
 
 
@@ -42,14 +43,31 @@ def test_depth_is_the_number_of_ancestors() -> None:
 
 def test_mask_of_a_chain_is_the_causal_one() -> None:
     for size, start in ((2, 3), (5, 1), (4, 7)):
-        causal = causal_mask(size, start, CPU)
-        assert causal is not None
+        causal = visible_mask(size, None, start, CPU)
         assert torch.equal(causal, tree_mask(range(-1, size - 1), start, CPU))
 
 
-def test_attention_needs_no_mask_for_one_token_or_an_empty_cache() -> None:
-    assert causal_mask(1, 9, CPU) is None
-    assert causal_mask(6, 0, CPU) is None
+@pytest.mark.parametrize("parents", [None, (-1, 0, 0, 1, 2, 2, -1)], ids=["chain", "tree"])
+@pytest.mark.parametrize("start", [0, 3, 11])
+def test_in_a_window_a_token_sees_no_position_further_back(
+    parents: tuple[int, ...] | None, start: int
+) -> None:
+    size, window = 7, 4
+    places = range(size) if parents is None else depths(parents)
+    whole = visible_mask(size, parents, start, CPU)[0, 0]
+    mask = additive_mask(size, parents, start, torch.float32, CPU, window)
+    assert mask is not None
+    held = [*range(start), *(start + place for place in places)]
+    for node, place in enumerate(places):
+        for column, at in enumerate(held):
+            is_seen = bool(whole[node, column]) and start + place - at < window
+            assert (float(mask[0, 0, node, column]) == 0.0) is is_seen
+
+
+def test_attention_needs_no_mask_for_one_token_that_sees_all() -> None:
+    assert additive_mask(1, None, 9, torch.float32, CPU) is None
+    assert additive_mask(1, None, 9, torch.float32, CPU, 10) is None
+    assert additive_mask(1, None, 9, torch.float32, CPU, 9) is not None
 
 
 def test_children_keep_the_order_of_the_proposal() -> None:

@@ -14,6 +14,7 @@ from localspec.forward import weight_layout
 from localspec.forward.decoder import Decoder
 from localspec.forward.weight_layout import (
     TIMED_PASSES,
+    Fp16Linear,
     ModuleLinear,
     PackedLinear,
     PlainLinear,
@@ -21,9 +22,10 @@ from localspec.forward.weight_layout import (
     packed,
     tune,
 )
-from tests.tiny import tiny_llama, with_cache
+from tests.tiny import NEEDS_BF16, tiny_llama, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
+PACKED = (pytest.param(BF16, marks=NEEDS_BF16), FP32)
 
 
 def layer(out_features: int, *, bias: bool = False, dtype: torch.dtype = FP32) -> nn.Linear:
@@ -35,7 +37,7 @@ def rows(dtype: torch.dtype, count: int = 3) -> torch.Tensor:
     return torch.randn(count, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("dtype", PACKED)
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
     module = layer(40, bias=bias, dtype=dtype)
@@ -50,7 +52,7 @@ def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
     assert made.weight_bytes == plain.weight_bytes
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("dtype", PACKED)
 def test_a_packed_layer_gives_its_weight_back(dtype: torch.dtype) -> None:
     module = layer(40, bias=True, dtype=dtype)
     dense = packed(module.weight, module.bias).dense()
@@ -70,6 +72,49 @@ def test_a_kernel_that_is_wrong_or_missing_is_not_used(
     monkeypatch.setattr(weight_layout.PackedLinear, "__call__", broken)
     module = layer(40)
     assert isinstance(packed(module.weight, None), PlainLinear)
+
+
+# -- fp16 weights for rows in fp32 ----------------------------------------------------------
+
+
+def halved(out_features: int, in_features: int = 1000) -> torch.Tensor:
+    """A weight as published in bf16, in fp32."""
+    torch.manual_seed(out_features)
+    return (0.02 * torch.randn(out_features, in_features)).bfloat16().float()
+
+
+def test_weights_published_in_bf16_are_kept_in_fp16() -> None:
+    weight, bias = halved(40), torch.randn(40)
+    made, plain = packed(weight, bias), PlainLinear(weight, bias)
+    assert isinstance(made, Fp16Linear) and made.weight_bytes == weight.numel() * 2 + bias.nbytes
+    given, residual = torch.randn(5, 1000), torch.ones(5, 40)
+    assert torch.allclose(made(given), plain(given), atol=1e-5, rtol=1e-5)
+    added = made.add_to(given, residual)
+    assert torch.allclose(added, plain.add_to(given, residual), atol=1e-5, rtol=1e-5)
+    assert torch.equal(residual, torch.ones(5, 40)), "the residual is only read"
+    dense = made.dense()
+    assert float((dense.weight - weight).abs().max()) < 2.0**-24  # fp16 has no smaller number
+    assert torch.equal(dense.bias, bias)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_at_every_width(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made, given = packed(halved(72), None), torch.randn(260, 1000)
+        at_once = made(given)
+        for width in (1, 2, 3, 4, 5, 7, 8, 9, 14, 31, 32, 64, 121, 259):
+            assert torch.equal(torch.cat([made(part) for part in given.split(width)]), at_once)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [1.0 + 2.0**-12, 1e6, float("nan")])
+def test_a_weight_that_fp16_does_not_hold_stays_in_fp32(number: float) -> None:
+    weight = halved(40)
+    weight[0, 0] = number
+    assert not isinstance(packed(weight, None), Fp16Linear)
 
 
 def test_a_precision_without_a_packed_kernel_stays_plain() -> None:
@@ -148,7 +193,7 @@ def test_nothing_is_tried_where_the_memory_is_short() -> None:
     assert tuned(decoder, needed, ticking(0.02, 0.01))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", PACKED)
 def test_the_logits_stay(dtype: torch.dtype) -> None:
     module = tiny_llama(later=1.0).to(dtype)
     reference, plain = with_cache(module), with_cache(module)

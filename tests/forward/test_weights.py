@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from localspec.errors import ModelError
-from localspec.forward import weights
+from localspec.forward import nf4, weights
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
+from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM
 from localspec.forward.weights import (
     check_folder,
@@ -27,6 +29,7 @@ from localspec.forward.weights import (
     load_module,
     weight_files,
 )
+from tests.forward.test_stored import tiny_qwen
 from tests.tiny import CPU, tiny_llama
 
 SINGLE = "model.safetensors"
@@ -383,6 +386,33 @@ def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32)
     assert isinstance(opened.model, Decoder) and opened.notice is None
     assert opened.has_invariant_rows
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_4_bits_without_a_kernel_for_nf4_are_groups(
+    has_bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bitsandbytes would unpack every weight at every step."""
+    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
+    module = tiny_qwen("qwen2") if has_bias else tiny_llama()
+    for name, tensor in module.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(tensor)
+    module.save_pretrained(str(tmp_path), max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    opened = load_model(tmp_path, torch.float32, CPU, 32, bits=4)
+    assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
+    assert opened.repacking_error is None, "the files hold no 4-bit weights"
+    held = [m for m in load_module(tmp_path, torch.float32, CPU, 4).modules() if is_packed(m)]
+    assert len(held) == 7 * module.config.num_hidden_layers
+    assert sum(layer.bias is not None for layer in held) == (3 * len(held) // 7 if has_bias else 0)
+    wanted = load(tmp_path).forward([3, 1, 4, 1, 5])
+    off = float((opened.model.forward([3, 1, 4, 1, 5]) - wanted).norm() / wanted.norm())
+    assert 0.0 < off < 0.3
+
+
+def is_packed(module: Any) -> bool:
+    return isinstance(module, Int4Linear)
 
 
 def test_the_fastest_kernels_promise_no_bits(good: Path) -> None:

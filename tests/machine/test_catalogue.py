@@ -9,6 +9,7 @@ import pytest
 from localspec.config import Profile, load_profiles, settings_for
 from localspec.machine.catalogue import Catalogue, smaller_offer
 from localspec.machine.hardware import probe
+from localspec.machine.recommend import Card
 from localspec.options import LoadOptions
 from tests.machine.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
@@ -46,17 +47,14 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
     return dict(load_profiles((folder,)))
 
 
-@pytest.mark.parametrize(
-    ("precision", "fewer"),
-    [("float32", "8-bit"), ("bfloat16", "8-bit"), ("float16", "8-bit"), ("8-bit", "4-bit")],
-)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "8-bit"])
 def test_fewer_bits_of_the_same_model_come_first(
-    profiles: dict[str, Profile], precision: str, fewer: str
+    profiles: dict[str, Profile], precision: str
 ) -> None:
     options = LoadOptions(model="two/large", context=512)
     offer = smaller_offer(options, "two/large", precision, profiles)
-    assert offer is not None and fewer in offer.text
-    assert offer.options == LoadOptions(model="two/large", context=512, dtype=fewer)
+    assert offer is not None and "4-bit" in offer.text
+    assert offer.options == LoadOptions(model="two/large", context=512, dtype="4-bit")
 
 
 def test_after_four_bits_the_next_smaller_model_here_that_is_no_draft(
@@ -72,6 +70,21 @@ def test_below_the_smallest_nothing_is_offered(
 ) -> None:
     assert smaller_offer(LoadOptions(), "two/small", "4-bit", profiles) is None
     assert smaller_offer(LoadOptions(model=str(tmp_path)), "unknown", "4-bit", profiles) is None
+
+
+def test_what_is_offered_is_for_the_devices_that_were_asked_for(tmp_path: Path) -> None:
+    machine = probe(FakeNvml(free_gib=24, total_gib=24, num_gpus=2), LINUX, CUDA_BUILD)
+
+    def first(**asked: str) -> Card:
+        catalogue = Catalogue(settings_for(tmp_path), lambda: machine, asked=LoadOptions(**asked))
+        card = catalogue.read(4096).recommendation.card
+        assert card is not None
+        return card
+
+    assert first().plan.bytes.graphs > 0 == first(device="cpu").plan.bytes.graphs
+    assert first().plan.draft_device is None
+    assert first(draft_device="cuda:1").plan.draft_device == "cuda:1"
+    assert first(draft_device="cuda:1").load_options().draft_device == "cuda:1"
 
 
 def test_where_the_gpus_memory_is_unknown_nothing_is_said_to_fit(tmp_path: Path) -> None:

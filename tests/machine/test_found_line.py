@@ -52,6 +52,11 @@ def test_the_line_names_the_gpu_its_memory_and_who_else_uses_it(
     assert found == f"Found RTX 4070, 12.0 GiB, 10.3 GiB free{said}."
 
 
+def test_a_second_gpu_is_named_as_the_flags_count_it() -> None:
+    found = line(FakeNvml(free_gib=10.0, total_gib=12.0, num_gpus=2))
+    assert found.endswith("10.0 GiB free. Beside it: RTX 4070 (cuda:1, 10.0 GiB free).")
+
+
 def test_what_the_driver_does_not_tell_is_unknown() -> None:
     silent = FakeNvml(failing={"nvmlDeviceGetComputeRunningProcesses": 3})
     assert line(silent).endswith("free (what other programs use is unknown).")

@@ -152,9 +152,9 @@ def test_a_file_that_was_moved_is_still_the_same_model(demo: Path, tmp_path: Pat
 
 
 def test_a_family_without_a_reader_is_named_with_what_would_do(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "odd.gguf", tiny_llama(), family="gemma3")
+    write_gguf(tmp_path / "odd.gguf", tiny_llama(), family="minicpm")
     with pytest.raises(
-        ModelError, match=r"of the family gemma3.*Fetch the model with .safetensors"
+        ModelError, match=r"of the family minicpm.*Fetch the model with .safetensors"
     ):
         resolve(LoadOptions(model=str(tmp_path / "odd.gguf"), home=tmp_path))
 

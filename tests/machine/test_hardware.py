@@ -152,6 +152,25 @@ def test_memory_of_other_processes_leaves_out_our_own() -> None:
     assert gpu is not None and gpu.used_by_others_bytes == 2 * GIB
 
 
+def test_the_gpu_stays_the_chosen_one_while_a_model_of_ours_fills_it() -> None:
+    """A load that follows another one, and what is recommended for it, mean the same card."""
+
+    class Two(FakeNvml):
+        def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:
+            free = 3 if handle == "gpu0" else 8
+            return SimpleNamespace(total=12 * GIB, free=free * GIB)
+
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+            pid = self.holder if handle == "gpu0" else 1
+            return [SimpleNamespace(pid=pid, usedGpuMemory=7 * GIB)]
+
+        holder = os.getpid()
+
+    ours, others = Two(num_gpus=2), Two(num_gpus=2)
+    others.holder = 1
+    assert found(ours).gpu == found(ours).gpus[0] != found(others).gpu == found(others).gpus[1]
+
+
 def test_a_process_that_hides_its_share_makes_the_sum_unknown() -> None:
     gpu = found(FakeNvml(processes=((4242, 2 * GIB), (4243, None)))).gpu
     assert gpu is not None and gpu.used_by_others_bytes is None

@@ -11,7 +11,15 @@ import pytest
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.machine.catalogue import profile_models
 from localspec.machine.planner import plan
-from localspec.machine.plans import DEFAULT_CONTEXT, GIB, DraftCandidate, PlanRequest, Room
+from localspec.machine.plans import (
+    DEFAULT_CONTEXT,
+    GIB,
+    DraftCandidate,
+    OtherDevice,
+    PlanReport,
+    PlanRequest,
+    Room,
+)
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import find_model
 
@@ -26,7 +34,7 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (6, Q4): (("4-bit", ALONE, 4096), ("4-bit", ALONE, 4096)),
     (6, Q8): (None, None),
     (6, L8): (None, None),
-    (6, G4): (("4-bit", PAIR, 4096), ("4-bit", ALONE, 4096)),
+    (6, G4): (("4-bit", ALONE, 4096), None),
     (8, Q4): (("4-bit", PAIR, 4096), ("4-bit", PAIR, 4096)),
     (8, Q14): (None, None),
     (8, G4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
@@ -36,7 +44,7 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (12, Q14): (None, None),
     (12, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
     (12, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
-    (12, G12): (("4-bit", PAIR, 4096), ("4-bit", ALONE, 4096)),
+    (12, G12): (("4-bit", ALONE, 4096), ("4-bit", ALONE, 4096)),
     (16, Q4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (16, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
@@ -89,3 +97,53 @@ def test_the_first_offer_is_what_an_expert_takes(card_gib: int) -> None:
         snapshot = Snapshot(card_room(card_gib, desktop), "bf16")
         offered = recommend(snapshot, models, DEFAULT_CONTEXT).card
         assert offered is not None and offered.id == OFFERED[card_gib], desktop
+
+
+# -- two cards ------------------------------------------------------------------------------
+
+
+def second_card(free_gib: float, is_asked: bool = False) -> OtherDevice:
+    return OtherDevice("cuda:1", Room("cuda", int(free_gib * GIB)), "bf16", is_asked)
+
+
+def planned_on(first_gib: float, other: OtherDevice | None) -> PlanReport:
+    target, draft = find_model(Q8, PROFILES), find_model("Qwen/Qwen3-0.6B", PROFILES)
+    room, drafts = Room("cuda", int(first_gib * GIB)), (DraftCandidate(draft.shape),)
+    return plan(PlanRequest(target.shape, room, drafts=drafts, other=other))
+
+
+def test_both_are_on_one_card_where_they_fit_there() -> None:
+    first, *others = planned_on(24, second_card(8)).plans
+    assert (first.precision, first.draft_device, first.draft_bytes) == ("bf16", None, None)
+    assert "they take turns" in first.reason and "cuda:1 stays free" in first.reason
+    assert all(each.draft_device is None for each in others)
+
+
+def test_the_draft_is_on_the_other_card_where_that_keeps_more_of_the_target() -> None:
+    alone, beside = planned_on(19, None).plans[0], planned_on(19, second_card(8)).plans[0]
+    assert alone.precision == "4-bit"
+    found = (beside.precision, beside.drafter, beside.context_length, beside.draft_device)
+    assert found == ("bf16", PAIR, 8192, "cuda:1")
+    assert "beside the target in bf16 it" in beside.reason and "token ids" in beside.reason
+    assert beside.bytes.draft_weights == beside.bytes.draft_kv == 0
+    assert beside.draft_bytes is not None and beside.draft_bytes.total <= 8 * GIB
+    pair = planned_on(24, None).plans[0]
+    assert beside.draft_weights == pair.draft_weights == pair.bytes.draft_weights
+
+
+def test_a_draft_that_the_other_card_cannot_hold_is_refused_with_the_figures() -> None:
+    report = planned_on(19, second_card(2))
+    assert report.plans[0].precision == "4-bit" and report.plans[0].draft_device is None
+    assert any("on cuda:1, 2.0 GiB is free there" in each.reason for each in report.refused)
+
+
+def test_a_draft_that_is_asked_for_elsewhere_is_planned_only_there_and_loaded_there() -> None:
+    asked = second_card(8, is_asked=True)
+    pairs = [each for each in planned_on(24, asked).plans if each.drafter == PAIR]
+    assert pairs and all(each.draft_device == "cuda:1" for each in pairs)
+    snapshot = Snapshot(Room("cuda", 19 * GIB), "bf16", other=second_card(8))
+    models = [each for each in profile_models(PROFILES, []) if each.id == Q8]
+    card = recommend(snapshot, models, DEFAULT_CONTEXT).card
+    assert card is not None and card.gain is not None
+    options = card.load_options()
+    assert (options.dtype, options.draft_device) == ("bfloat16", "cuda:1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError
-from localspec.machine.hardware import Hardware, probe
+from localspec.machine.hardware import Hardware, gib, probe
 from localspec.machine.plan_report import make_plans, render
 from localspec.machine.plans import full_precision, room_for
 from localspec.machine.sources import find_model
@@ -254,5 +255,8 @@ def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings
         r"draft_model with \S+, context \d+: \S+ GiB, gain 1\.\d to \d\.\d× \(assumed", text
     )
     assert f"and {len(report.plans) - 3} more plans" in text and "Refused:" in text
+    first = report.plans[0]
+    assert first.as_dict()["further_reply_bytes"] == first.bytes.target_kv + first.bytes.draft_kv
+    assert f"further reply at the same time: {gib(first.bytes.further_reply, ceil)}" in text
     nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 2, GPU)
     assert "Nothing fits." in render(nothing, 2 * GIB)

@@ -84,7 +84,10 @@ def test_precisions_of_llama_8b_by_memory(free_gib: int, precisions: list[str]) 
     assert [each.precision for each in report.plans if each.drafter == "off"] == precisions
 
 
-def test_8_bit_is_planned_on_a_gpu_only_where_it_is_asked_for() -> None:
+def test_8_bit_is_planned_only_where_it_is_asked_for() -> None:
+    """It is slower than 4-bit on a GPU and on a processor."""
+    on_cpu = plan(request("Qwen/Qwen3-4B", Room("cpu", 20 * GIB, 32 * GIB)))
+    assert {each.precision for each in on_cpu.plans} == {"bf16", "4-bit"}
     asked = replace(request("Qwen/Qwen3-8B", gpu(24)), only_precision="8-bit")
     assert {each.precision for each in plan(asked).plans} == {"8-bit"}
 
@@ -347,8 +350,8 @@ def test_the_report_has_exactly_the_agreed_keys() -> None:
     report = plan(request("Qwen/Qwen3-8B", gpu(24))).as_dict()
     assert list(report) == ["device", "plans", "refused"]
     assert list(report["plans"][0]) == [
-        "target", "precision", "drafter", "draft", "context", "bytes", "fits",
-        "expected_speedup", "reason",
+        "target", "precision", "drafter", "draft", "draft_device", "context", "bytes",
+        "draft_bytes", "further_reply_bytes", "fits", "expected_speedup", "reason",
     ]  # fmt: skip
     assert "total" in report["plans"][0]["bytes"]
     report = plan(request("Qwen/Qwen3-8B", gpu(4))).as_dict()

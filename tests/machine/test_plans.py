@@ -7,7 +7,8 @@ from typing import Any, Literal
 import pytest
 
 from localspec.machine.plans import NATIVE_FAMILIES, Arrangement, Room, bytes_of
-from localspec.machine.shapes import shape_from_config
+from localspec.machine.shapes import Precision, shape_from_config
+from tests.tiny import KINDS
 
 pytestmark = pytest.mark.slow  # imports transformers
 
@@ -52,14 +53,15 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     assert CONTEXT % KEY_TILE == 0
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_self_draft_is_planned_no_smaller_than_it_is(
-    module: Any, kind: Literal["nf4", "int4"]
+    module: Any, kind: Literal["nf4", "int8", "int4"]
 ) -> None:
     from localspec.forward.quantise import quantised_copy
 
     shape = shape_from_config(module.config.to_dict(), "small")
-    planned = bytes_of(Arrangement(shape, "bf16", CONTEXT, self_draft="4-bit"), ROOM)
+    precision: Precision = "8-bit" if kind == "int8" else "4-bit"
+    planned = bytes_of(Arrangement(shape, "bf16", CONTEXT, self_draft=precision), ROOM)
     _, held = quantised_copy(module, kind)
     assert held <= planned.draft_weights <= 1.1 * held
 
@@ -69,4 +71,5 @@ def test_the_planner_counts_as_native_what_the_decoder_takes() -> None:
     from localspec.forward.weights import KNOWN_AS
 
     renamed = {name for name, family in KNOWN_AS.items() if family in FAMILIES}
-    assert set(NATIVE_FAMILIES) == FAMILIES.keys() | renamed
+    with_images = {"gemma3"}  # its text part is a gemma3_text
+    assert set(NATIVE_FAMILIES) == FAMILIES.keys() | renamed | with_images

@@ -210,6 +210,14 @@ def test_weight_bytes_by_precision() -> None:
     assert 0 < eight < 0.01 * LLAMA_8B.linear_params  # the scales of the rows
 
 
+def test_a_quantised_output_head_saves_memory_only_where_the_embedding_is_another_matrix() -> None:
+    for is_tied in (False, True):
+        shape = replace(LLAMA_8B, is_tied=is_tied)
+        head = shape.vocab_size * shape.hidden_size
+        change = shape.weight_bytes("4-bit-head") - shape.weight_bytes("4-bit")
+        assert change == int(0.5625 * head) - (0 if is_tied else 2 * head)
+
+
 def test_embeddings_and_head_stay_wide_under_4_bit() -> None:
     tied = replace(LLAMA_8B, is_tied=True)
     one_embedding = 128256 * 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -29,10 +30,30 @@ def test_the_log_holds_no_key(tmp_path: Path) -> None:
     assert key.encode() not in held and b"laptop" in held
 
 
+def test_the_last_use_is_known_and_a_log_that_is_read_only_refuses_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "localspec.db"
+    with closing(Store.open(path)) as store:
+        key = store.api_keys.make("laptop")
+        assert store.api_keys.all()[0].last_used_at_utc is None
+        assert not store.api_keys.opens("sk-another")
+        assert store.api_keys.all()[0].last_used_at_utc is None
+        assert store.api_keys.opens(key)
+        assert store.api_keys.all()[0].last_used_at_utc is not None
+    with (
+        closing(Store.open(path, busy_timeout_ms=1)) as served,
+        closing(sqlite3.connect(path)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        assert served.api_keys.opens(key)
+
+
 def test_names_are_single_and_must_be_known(tmp_path: Path) -> None:
     with closing(Store.open(tmp_path / "localspec.db")) as store:
         store.api_keys.make("laptop")
         with pytest.raises(RequestError, match="already"):
             store.api_keys.make("laptop")
+        for name in (" ", "x" * 81):
+            with pytest.raises(RequestError, match="1 to 80 characters"):
+                store.api_keys.make(name)
         with pytest.raises(RequestError, match="no key called 'phone'"):
             store.api_keys.revoke("phone")

@@ -111,7 +111,8 @@ class Site:
 def service(tmp_path: Path) -> Iterator[ChatService]:
     """A service on the fake that nobody has started."""
     store = Store.open(tmp_path / "localspec.db")
-    made = ChatService(store, session_info, lambda *_: FakeBackend())
+    quick = Script(prefill_s=0.0, round_s=0.002)
+    made = ChatService(store, session_info, lambda *_: FakeBackend(quick))
     yield made
     made.close()
     store.close()

@@ -19,6 +19,7 @@ from localspec.backend import Backend
 from localspec.chat.service import ChatService
 from localspec.options import LoadOptions
 from localspec.record.store import Store
+from localspec.remote.server import ServerBackend
 from tests.fakes import FakeBackend, Script, session_info
 from tests.machine.hub_stub import HubStub, client_of, serving
 
@@ -105,6 +106,8 @@ def models_site(root: Path, script: Script | None = None) -> Iterator[ModelsSite
         def opener_for(options: LoadOptions) -> Callable[[Callable[[str], None]], Backend]:
             def open_backend(report: Callable[[str], None]) -> Backend:
                 opened.append(options)
+                if options.remote is not None:
+                    return ServerBackend.open(options.remote)
                 report(f"loading {options.model}")
                 return backend
 

@@ -113,7 +113,7 @@ def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
     assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "too busy to compare"
     assert (
         facts(stats=busy)["Without drafting"]
-        == "not known: the machine was busier than when this was measured"
+        == "not known: other programs kept this machine too busy"
     )
 
 

@@ -91,7 +91,7 @@ def test_the_tune_up_is_one_click_and_ends_in_words(page: Any, place: ModelsSite
 def test_load_anyway_is_asked_once_more(page: Any, place: ModelsSite) -> None:
     """A model that does not fit is loaded only by somebody who was told what may come."""
     asked: list[str] = []
-    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     page.evaluate(
         """() => { const made = document.createElement('button'); made.dataset.act = 'load';
         made.dataset.id = 'someone/huge'; made.dataset.anyway = '1';
@@ -147,6 +147,31 @@ def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSi
     load.click()
     wait_until(page, lambda: len(place.opened) > 1)
     assert (place.opened[-1].model, place.opened[-1].draft) == (TARGET, DRAFT)
+
+
+def test_a_key_for_a_program_is_made_shown_once_copied_and_revoked(
+    page: Any, place: ModelsSite, context: Any
+) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    part, said = page.locator('#ls-models [data-part="programs"]'), page.locator("#ls-models-said")
+    part.locator("summary").click()
+    assert page.url.split("/?")[0] + "/v1" in part.inner_text(), "the address to give"
+    part.get_by_label("A name to tell the new key by").fill("<b>laptop</b>")
+    part.get_by_role("button", name="Make a key").click()
+    said.locator("code").wait_for(timeout=WAIT_MS)
+    key = said.locator("code").inner_text()
+    assert place.service.api_keys.opens(key)
+    said.get_by_role("button", name="Copy").click()
+    said.get_by_text("Copied").wait_for(timeout=WAIT_MS)
+    assert page.evaluate("() => navigator.clipboard.readText()") == key
+    part.get_by_text(re.compile(r"made 20.* UTC · used 20.* UTC")).wait_for(timeout=WAIT_MS)
+    assert "<b>laptop</b>" in part.locator("li").inner_text()
+    assert key not in page.evaluate("() => fetch('/models').then((answer) => answer.text())")
+    page.once("dialog", lambda dialog: dialog.accept())
+    part.get_by_role("button", name="Revoke").click()
+    part.get_by_text("There is no key yet").wait_for(timeout=WAIT_MS)
+    assert not place.service.api_keys.opens(key) and said.inner_text() == ""
+    part.locator("summary").click()
 
 
 def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:

@@ -68,8 +68,20 @@ def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_mod
     page.reload()
     holds(page, "max_tokens", "99")
     holds(page, "system_prompt", "Be brief.")
-    page.page.click("#ls-new")
+    page.page.evaluate(
+        """() => {
+          document.getElementById('ls-new').click();
+          const field = document.getElementById('ls-set-temperature');
+          field.value = '1.25';
+          field.dispatchEvent(new Event('input', { bubbles: true }));
+        }"""
+    )
     holds(page, "max_tokens", "40")
+    ask(page, "echo typed before the new chat was there", 1)
+    assert site.backend.requests[-1].sampling.temperature == 1.25
+    assert site.service.settings_of(newest(site, "settled"))["temperature"] == "0.3"
+    page.page.click("#ls-new")
+    holds(page, "temperature", "0.7")
     page.page.keyboard.press("Control+,")
     page.page.click("#ls-defaults-forget")
     page.page.locator("#ls-defaults-forget").wait_for(state="hidden")

@@ -5,22 +5,22 @@ from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
-import gradio as gr
 import pytest
 
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
 from localspec.web.talk.form import Form, form_html
-from localspec.web.wiring import build_page
 from tests.fakes import FakeBackend, session_info
 
 
 @pytest.mark.parametrize("drafter", ["auto", "off", "ngram"])
 def test_the_page_starts_with_the_drafter_that_was_asked_for(tmp_path: Path, drafter: str) -> None:
+    from localspec.web.wiring import build_page
+
     store = Store.open(tmp_path / "localspec.db")
     service = ChatService(store, session_info, lambda report: FakeBackend(), drafter)
     blocks = build_page(service).blocks.values()
-    found = next(b for b in blocks if isinstance(b, gr.HTML) and b.elem_id == "ls-form-box")
+    found = next(block for block in blocks if block.elem_id == "ls-form-box")
     store.close()
     assert Form.read(found.value) == Form(drafter=drafter)
     assert f'name="drafter" value="{drafter}"' in found.html_template

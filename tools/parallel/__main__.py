@@ -39,6 +39,7 @@ from localspec.options import LoadOptions
 SERIAL, TOGETHER, DRAFTED = "one at a time", "together", "together, auto"
 ARMS = {SERIAL: OFF, TOGETHER: OFF, DRAFTED: AUTO}
 WARM_TOKENS = 24
+PERCENTS = (50, 95, 99)
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -99,17 +100,19 @@ def figures(runs: Sequence[list[Reply]]) -> dict[str, float | None]:
     return {
         "tokens_per_second": sum(len(each.tokens) for each in replies) / seconds,
         "tokens_per_second_each": median(own) if own else None,
-        "ttft_ms_p50": median(1000.0 * each.arrived_s[0] for each in replies),
-        "ttft_ms_p95": quantile([1000.0 * each.arrived_s[0] for each in replies], 0.95),
-        "gap_ms_p50": quantile(gaps, 0.5),
-        "gap_ms_p95": quantile(gaps, 0.95),
+        **quantiles("ttft_ms", [1000.0 * each.arrived_s[0] for each in replies]),
+        **quantiles("gap_ms", gaps),
     }
+
+
+def quantiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    return {f"{name}_p{percent}": quantile(values, percent / 100) for percent in PERCENTS}
 
 
 @app.command()
 def parallel(
     prompts: Annotated[Path, typer.Option(help="JSON lines as `bench` reads them.")],
-    sequences: Annotated[str, typer.Option(help="How many at the same time.")] = "1,2,4,8",
+    sequences: Annotated[str, typer.Option(help="How many at the same time.")] = "1,2,4,8,16",
     temperatures: Annotated[str, typer.Option(help="Each is measured.")] = "0,0.7",
     max_tokens: Annotated[int, typer.Option(help="Of a reply.")] = 64,
     turns: Annotated[int, typer.Option(help="How often the arms take turns.")] = 2,
@@ -172,14 +175,26 @@ def measured(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    columns = "T|sequences|arm|tokens/s|each|TTFT P50 / P95, ms|gap P50 / P95, ms|differ"
-    lines = [f"| {columns.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|"]
+    """ "of plain": the rate over that of plain decoding together."""
+    names = " / ".join(f"P{percent}" for percent in PERCENTS)
+    columns = f"T|sequences|arm|tokens/s|of plain|each|TTFT {names}, ms|gap {names}, ms|differ"
+    lines = [f"| {columns.replace('|', ' | ')} |", "|---" * 9 + "|"]
+    plain = {
+        (row["temperature"], row["sequences"]): row["tokens_per_second"]
+        for row in rows
+        if row["arm"] == TOGETHER
+    }
     for row in rows:
+        share = row["tokens_per_second"] / plain[row["temperature"], row["sequences"]]
+        ttft, gaps = (
+            " / ".join(f"{row[f'{name}_p{percent}']:.0f}" for percent in PERCENTS)
+            for name in ("ttft_ms", "gap_ms")
+        )
         lines.append(
             f"| {row['temperature']:g} | {row['sequences']} | {row['arm']} "
-            f"| {row['tokens_per_second']:.1f} | {row['tokens_per_second_each'] or 0:.1f} "
-            f"| {row['ttft_ms_p50']:.0f} / {row['ttft_ms_p95']:.0f} "
-            f"| {row['gap_ms_p50']:.0f} / {row['gap_ms_p95']:.0f} | {row['num_differing']} |"
+            f"| {row['tokens_per_second']:.1f} | {share:.2f} "
+            f"| {row['tokens_per_second_each'] or 0:.1f} | {ttft} | {gaps} "
+            f"| {row['num_differing']} |"
         )
     return "\n".join(lines)
 

@@ -5,17 +5,19 @@ embedding and output head. A published folder holds the config of a Llama of one
 `hidden_norm` among its tensors it is an EAGLE-3: hidden states of three layers, an output head of
 its own over a part of the vocabulary (d2t: what to add to a draft id to get the target's).
 Otherwise it is an EAGLE-1 or 2, which reads and predicts what the target's own head reads. An
-embedding in the file is used only where it differs from the target's.
+embedding in the file is used only where it differs from the target's. A config in the layout of
+speculators nests the layer's and counts layers by their input.
 
 Not here: running a head (autoregressive), which tokens are worth a row (drafters.eagle).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840). Layouts as in
-SafeAILab/EAGLE model/cnets.py and cnets1.py; layer indices as vLLM and SGLang read them.
+SafeAILab/EAGLE model/cnets.py and cnets1.py and in vllm-project/speculators models/eagle3; layer
+indices as vLLM and SGLang read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ from localspec.forward.model import LanguageModel
 from localspec.forward.upload import indices
 
 KIND = "eagle"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
 
 
@@ -85,6 +88,13 @@ class ThirdNetwork(_FusedNetwork):
 
     def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
         return layer(self._both(rows, embedded), rows)
+
+
+class NormedThirdNetwork(_FusedNetwork):
+    """EAGLE-3 with norm_before_residual: the stream carries the normalised state."""
+
+    def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
+        return layer(self._both(rows, embedded), self.parts["hidden_norm"](rows))
 
 
 class OwnNetwork(_FusedNetwork):
@@ -152,7 +162,7 @@ def read_shape(settings: Settings, sizes: TargetSizes) -> HeadShape:
 
 def _published(folder: Path, target: LanguageModel) -> HeadParts:
     sizes, dtype = TargetSizes.of(target), target.embed([0]).dtype
-    config = read_published(folder, KIND)
+    config = _unnested(read_published(folder, KIND))
     tensors = {_plain_name(name): t for name, t in read_tensors(folder / PUBLISHED_WEIGHTS).items()}
     offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     is_third = "hidden_norm.weight" in tensors
@@ -170,7 +180,10 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     embed, embedding_bytes = _embedding(held.pop("embedding", None), target)
     parts = packed_parts(held, layer.norm_epsilon)
     frequencies, rope_scale = _rotation(config, layer, target.device)
-    network: type[Network] = ThirdNetwork if is_third else FirstNetwork
+    network: type[Network] = FirstNetwork
+    if is_third:
+        is_normed = config.values.get("norm_before_residual")
+        network = NormedThirdNetwork if is_normed else ThirdNetwork
     output = OutputHead(target.head, target.vocab_size)
     if is_third:
         ids = _target_ids(config, offsets, draft_vocab_size, target)
@@ -187,6 +200,28 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     )
 
 
+def _unnested(config: Settings) -> Settings:
+    """The settings of a head in the layout of speculators under the names of the others, its
+    layers by their output; any other as it is. Raises ModelError."""
+    if "speculators_model_type" not in config.values:
+        return config
+    from transformers import AutoConfig
+
+    config.require("norm_before_fc", False)
+    layer = config.values.get("transformer_layer_config")
+    try:  # it leaves out what its family has as a default
+        whole = AutoConfig.for_model(**{"model_type": "llama", **(layer or {})}).to_dict()
+    except Exception as error:  # unknown values in transformers' code: any type is possible
+        reason = f"{PUBLISHED_CONFIG} describes no layer ({first_line(error)})"
+        raise config.unfit(reason) from error
+    names = ("draft_vocab_size", "norm_before_residual", "target_hidden_size")
+    own = {name: config.values[name] for name in names if config.values.get(name) is not None}
+    ids = config.values.get(LAYER_IDS)
+    if isinstance(ids, list):
+        own[LAYER_IDS] = [i - 1 if type(i) is int else i for i in ids]
+    return replace(config, values={**whole, **own})
+
+
 def _plain_name(name: str) -> str:
     """Without the prefixes that differ between files: the one layer is called layers.0 or
     midlayer, and some files put `model.` before all."""
@@ -198,7 +233,8 @@ def _plain_name(name: str) -> str:
 def _layer_shape(config: Settings, sizes: TargetSizes, is_third: bool) -> LayerShape:
     """Raises ModelError for another target or an unknown variant."""
     config.require("num_hidden_layers", 1)
-    config.require("norm_before_residual", False)
+    if not is_third:
+        config.require("norm_before_residual", False)
     width, vocab_size = config.whole("hidden_size"), config.whole("vocab_size")
     read = config.whole("target_hidden_size", width)
     if (width, read, vocab_size) != (sizes.hidden_size, sizes.hidden_size, sizes.vocab_size):
@@ -215,7 +251,7 @@ def _third_layers(config: Settings, sizes: TargetSizes) -> tuple[int, ...]:
     number = sizes.num_layers
     nested = config.values.get("eagle_config") or {}
     places = (nested if isinstance(nested, dict) else {}, config.values)
-    found = (place.get("eagle_aux_hidden_state_layer_ids") for place in places)
+    found = (place.get(LAYER_IDS) for place in places)
     named = next((each for each in found if each), None)
     layers = named or [1, number // 2 - 1, number - 4]
     if not isinstance(layers, list) or not all(type(i) is int and 0 <= i < number for i in layers):

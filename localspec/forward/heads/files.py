@@ -131,8 +131,11 @@ def head_kind(folder: Path) -> str:
         raise ModelError(
             f"{folder.name} holds a head in the layout of {layout}, which is not read yet. Choose "
             "a Medusa head, an EAGLE head in the layout of SafeAILab (one layer, `midlayer` or "
-            "`layers.0`), or train one (python -m localspec train eagle)."
+            "`layers.0`) or an EAGLE-3 in that of speculators, or train one: "
+            "python -m localspec train eagle."
         )
+    if config.get("speculators_model_type") == "eagle3":
+        return "eagle"
     if "medusa_num_heads" in config:
         return "medusa"
     if config.get("num_hidden_layers") == 1:  # EAGLE's one layer has the model type of its target
@@ -145,8 +148,9 @@ def head_kind(folder: Path) -> str:
 
 def _unread_layout(config: Mapping[str, Any]) -> str | None:
     """The name of a published layout that is known and not read."""
-    if "speculators_model_type" in config or "speculators_version" in config:
-        return f"speculators ({config.get('speculators_model_type', 'of an old version')})"
+    kind = config.get("speculators_model_type")
+    if kind != "eagle3" and (kind is not None or "speculators_version" in config):
+        return f"speculators ({kind or 'of an old version'})"
     if "dflash_config" in config:
         return "z-lab (DFlash)"
     names = " ".join(str(name) for name in config.get("architectures") or ())

@@ -30,7 +30,7 @@ NOT_HERE = "localspec answers only under its own address."
 NOT_ALLOWED = "A page of another origin asked for this. Allow it with --allow-origin."
 NO_KEY = (
     "This needs a key of localspec, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. "
-    "Make one with: python -m localspec keys make NAME"
+    "Make one on localspec's page, under Models, or with: python -m localspec keys make NAME"
 )
 CHALLENGE = {"www-authenticate": "Bearer"}
 

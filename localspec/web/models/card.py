@@ -16,6 +16,7 @@ from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Download, FileProgress, in_words, so_far
 from localspec.machine.hardware import gib
 from localspec.machine.hub_files import gb
+from localspec.machine.plans import Plan
 from localspec.machine.recommend import Card, ExpectedGain, Part
 
 ANYWAY = (
@@ -93,12 +94,20 @@ def details_html(card: Card, lately: RecentGain | None) -> str:
         f'<div class="ls-mabout">{refusal}<dl>'
         f"<dt>Drafts</dt><dd>{drafter}</dd>"
         f"<dt>Why</dt><dd>{html.escape(plan.reason)}</dd>"
-        f"<dt>Memory</dt><dd>{gib(need)} with a context of {plan.context_length:,} tokens</dd>"
+        f"<dt>Memory</dt><dd>{gib(need)} with a context of {plan.context_length:,} tokens"
+        f"{_draft_memory(plan)}</dd>"
         f"<dt>Licence</dt><dd>{_license_html(card)}</dd>"
         f"<dt>Download</dt><dd>{_download_html(card)}</dd>"
         f"<dt>Gain</dt><dd>{gain_html(card.gain, lately)}</dd></dl>"
         f"{bar_html(card)}{note}{asking}</div>"
     )
+
+
+def _draft_memory(plan: Plan) -> str:
+    """Of a draft on a device of its own."""
+    if plan.draft_bytes is None:
+        return ""
+    return f", and {gib(plan.draft_bytes.total)} on {plan.draft_device} for the draft"
 
 
 def download_html(each: Download) -> str:

@@ -2,8 +2,9 @@
 
 Contract: `view` gives all parts of the tab as HTML; the machine is read again at most every
 READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and may return a
-sentence to show. Only models that were offered can be named; the route decides who may name a
-folder. Only the acts "download", "resume", "size" and "search" use the network.
+sentence to show, or the key that it made. Only models that were offered can be named; the route
+decides who may name a folder. Only the acts "download", "resume", "size" and "search" use the
+network.
 
 Not here: HTML (page, card), what is recommended and why (machine.recommend).
 """
@@ -27,10 +28,11 @@ from localspec.machine.download_faults import DownloadFault
 from localspec.machine.hub_files import HubModel
 from localspec.machine.plans import DEFAULT_CONTEXT
 from localspec.machine.recommend import Card
-from localspec.options import LoadOptions
+from localspec.options import LoadOptions, RemoteServer
 from localspec.web.live import short
 from localspec.web.models import page
 from localspec.web.models.card import Around
+from localspec.web.models.programs import MadeKey, programs_html
 
 READ_AGAIN_S = 15.0
 MAX_WORDS = 100  # characters of a search
@@ -72,7 +74,8 @@ class ModelsController:
         self._searched = ("", "")  # words and size
         self._found: tuple[HubModel, ...] | DownloadFault | None = None
         self.tuning: Tuning | None = None
-        self._acts: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+        self._server = None if service.options is None else service.options.remote
+        self._acts: dict[str, Callable[[Mapping[str, Any]], str | MadeKey | None]] = {
             "context": self._choose_context,
             "folder": self._choose_folder,
             "search": self._search,
@@ -82,11 +85,14 @@ class ModelsController:
             "resume": lambda said: self.catalogue.downloads.resume(self._known_download(said)),
             "cancel": lambda said: self.catalogue.downloads.cancel(self._known_download(said)),
             "forget": lambda said: self.catalogue.downloads.forget(self._known_download(said)),
+            "connect": self._connect,
             "load": self._load,
             "unload": lambda said: self._service.unload(),
             "retry": lambda said: self._service.retry(),
             "tune": self._tune,
             "skip": self._skip,
+            "make-key": self._make_key,
+            "revoke-key": self._revoke_key,
         }
 
     # what is shown
@@ -111,28 +117,33 @@ class ModelsController:
             ),
             "elsewhere": page.elsewhere_html(state.others),
             "folder": page.folder_html(state),
+            "server": page.server_html("" if self._server is None else self._server.url),
             "others": page.others_html(found, around),
+            "programs": programs_html(self._service.api_keys.all(), loaded),
             "tune": page.tune_html(
                 None if tuning is None else tuning.result,
                 tuning is not None and tuning.is_running,
                 None if tuning is None else tuning.task.error,
-                status.description is not None,
+                status.description is not None and status.description.server is None,
             ),
         }
         return {"parts": parts, "ready": self._ready(status.description)}
 
     def _ready(self, loaded: Description | None) -> list[dict[str, Any]]:
-        """The models that are whole on this machine, each as it would be loaded."""
-        return [
+        """The models that are whole on this machine, each as it would be loaded, and the server
+        that was connected last."""
+        target = None if loaded is None or loaded.server is not None else loaded.target
+        ready = [
             {
                 "id": card.id,
                 "name": short(card.id),
                 "words": " · ".join(filter(None, (str(card.plan.precision), _draft_words(card)))),
-                "is_loaded": loaded is not None and card.id == loaded.target,
+                "is_loaded": card.id == target,
             }
             for card in self.cards()
             if card.parts[0].is_here
         ]
+        return ready if self._server is None else [_entry_of(self._server, loaded), *ready]
 
     def _machine(self) -> CatalogueState:
         """The machine as it was read last; read again after a while, or when something changed
@@ -166,8 +177,9 @@ class ModelsController:
 
     # what the buttons do
 
-    def act(self, said: Mapping[str, Any]) -> str | None:
-        """Do what was asked; a sentence where there is something to say. Raises RequestError."""
+    def act(self, said: Mapping[str, Any]) -> str | MadeKey | None:
+        """Do what was asked; a sentence where there is something to say. Raises RequestError,
+        StoreError."""
         act = self._acts.get(str(said.get("act")))
         if act is None:
             raise RequestError(
@@ -227,8 +239,23 @@ class ModelsController:
             raise RequestError(f"There is no download of {model_id}.")
         return model_id
 
+    def _connect(self, said: Mapping[str, Any]) -> None:
+        """Free what is loaded, then attach to a server."""
+        server = RemoteServer(str(said.get("value", "")), key=str(said.get("key") or "") or None)
+        self._server = server
+        self._attach(server)
+
+    def _attach(self, server: RemoteServer) -> None:
+        now = self._service.options or LoadOptions()
+        self._service.switch(LoadOptions(remote=server, home=now.home, parallel=now.parallel))
+        self.tuning = None
+
     def _load(self, said: Mapping[str, Any]) -> str | None:
-        """Free what is loaded, then load the card's plan. A draft that is not here is left out."""
+        """Free what is loaded, then load the card's plan, or attach to the server again. A draft
+        that is not here is left out."""
+        if self._server is not None and said.get("id") == self._server.url:
+            self._attach(self._server)
+            return None
         card = self._card(said)
         if not card.parts[0].is_here:
             raise RequestError(f"{card.id} is not on this machine yet. Download it first.")
@@ -237,11 +264,10 @@ class ModelsController:
             raise RequestError(card.refusal)
         has_draft = all(part.is_here for part in card.parts[1:])
         options = card.load_options(is_anyway)
-        options = replace(
-            options,
-            draft=options.draft if has_draft else None,
-            home=(self._service.options or LoadOptions()).home,
-        )
+        if not has_draft:
+            options = replace(options, draft=None, draft_device=None)
+        home = (self._service.options or LoadOptions()).home
+        options = replace(options, home=home, device=self.catalogue.asked.device)
         self._service.switch(options)
         self.tuning = None
         draft = card.plan.draft_name
@@ -270,6 +296,20 @@ class ModelsController:
         if self.tuning is not None:
             self.tuning.task.cancel.set()
 
+    def _make_key(self, said: Mapping[str, Any]) -> MadeKey:
+        name = str(said.get("value", "")).strip()
+        return MadeKey(name, self._service.api_keys.make(name))
+
+    def _revoke_key(self, said: Mapping[str, Any]) -> None:
+        self._service.api_keys.revoke(str(said.get("id")))
+
+
+def _entry_of(server: RemoteServer, loaded: Description | None) -> dict[str, Any]:
+    """Of the menu over the chat: the server's model while it is connected, else its address."""
+    is_loaded = loaded is not None and loaded.server is not None
+    name = short(loaded.target) if loaded is not None and is_loaded else "Server"
+    return {"id": server.url, "name": name, "words": server.url, "is_loaded": is_loaded}
+
 
 def _draft_words(card: Card) -> str:
     return f"draft {short(card.plan.draft_name)}" if card.plan.draft_name else ""
@@ -277,6 +317,8 @@ def _draft_words(card: Card) -> str:
 
 def controller_of(service: ChatService) -> ModelsController:
     """The controller of a service: profiles and downloads lie where its log lies."""
-    catalogue = Catalogue(settings_for(service.data_folder), measured=service.measurements)
+    asked = service.options or LoadOptions()
+    settings = settings_for(service.data_folder)
+    catalogue = Catalogue(settings, measured=service.measurements, asked=asked)
     atexit.register(catalogue.close)  # a download must not outlive the app
     return ModelsController(service, catalogue)

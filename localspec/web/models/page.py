@@ -59,6 +59,8 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     phase, loaded = status.phase, status.description
     if phase in BUSY:
         name = html.escape(options.model) if options is not None and options.model else "the model"
+        if options is not None and options.remote is not None:
+            name = html.escape(options.remote.url)
         verb = "Starting the engine again" if phase == "restarting" else f"Loading {name}"
         return (
             f'<p class="ls-mphase" role="status"><span class="ls-spin" aria-hidden="true"></span>'
@@ -72,11 +74,20 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     if loaded is None:
         again = button("Load it again", "retry")
         return f"<p><b>Nothing is loaded.</b> {html.escape(status.phrase)} {again}</p>"
+    if loaded.server is not None:
+        disconnect = button("Disconnect", "unload")
+        limits = "".join(f"<li>{html.escape(each)}</li>" for each in loaded.server.limits)
+        return (
+            f'<p class="ls-mline"><span><b>Connected:</b> {html.escape(loaded.target)} on '
+            f"{html.escape(loaded.server.name)} at {html.escape(loaded.server.url)}</span>"
+            f'{disconnect}</p><details data-key="limits"><summary>What it cannot do here</summary>'
+            f"<ul>{limits}</ul></details>"
+        )
     draft = f" with {html.escape(loaded.draft)}" if loaded.draft else ""
     held = loaded.held_bytes
     return (
         f'<p class="ls-mline"><span><b>Loaded:</b> {html.escape(loaded.target)}{draft}, '
-        f"{html.escape(loaded.dtype)}, context {loaded.context_length:,}, "
+        f"{html.escape(str(loaded.dtype))}, context {loaded.context_length:,}, "
         f"{gib(held)} of memory</span>{button('Unload', 'unload')}</p>"
     )
 
@@ -137,6 +148,21 @@ def folder_html(state: CatalogueState) -> str:
         f"{fault}"
         f'<p class="ls-mfine">Models are kept in {html.escape(state.cache_folder)}, where other '
         "programs that use the hub find them too.</p>"
+    )
+
+
+def server_html(url: str) -> str:
+    """The card of a server. url: of the one connected last; its key is not shown again."""
+    key_id, url_id = "ls-mserver-key", "ls-mserver"
+    return (
+        '<form class="ls-mfolder" data-act="connect"><h2>A server of yours</h2>'
+        f'<label for="{url_id}">Address of a running vLLM, SGLang or any server with '
+        f'OpenAI\'s interface</label><span><input id="{url_id}" data-key="server" name="value" '
+        f'type="text" value="{html.escape(url)}" placeholder="http://127.0.0.1:8000" '
+        'autocomplete="off" spellcheck="false"></span>'
+        f'<label for="{key_id}">Its key, where it wants one (kept until localspec ends)</label>'
+        f'<span><input id="{key_id}" data-key="server-key" name="key" type="password" '
+        'autocomplete="off"><button type="submit" class="ls-mbtn">Connect</button></span></form>'
     )
 
 

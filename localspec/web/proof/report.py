@@ -173,8 +173,8 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
         (
             ("target", loaded.target),
             ("draft", _cell(loaded.draft)),
-            ("device and precision", f"{loaded.device}, {loaded.dtype}"),
-            ("context", str(loaded.context_length)),
+            ("device and precision", f"{loaded.device}, {_cell(loaded.dtype)}"),
+            ("context", _cell(loaded.context_length)),
             ("target in memory", memory),
         ),
     )

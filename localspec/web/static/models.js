@@ -11,11 +11,29 @@ let isAsking = false;
 const root = () => document.getElementById('ls-models');
 const isSeen = () => root() !== null && root().offsetParent !== null && !document.hidden;
 
-function say(text, isBad = false) {
+function say(text, isBad = false, key = '') {
   const place = document.getElementById('ls-models-said');
   if (!place) return;
   place.textContent = text || '';
   place.classList.toggle('ls-mfault', isBad && Boolean(text));
+  if (!key) return;
+  const code = Object.assign(document.createElement('code'), { textContent: key });
+  place.append(' ', code, ' ', copyButton(code));
+}
+
+// Only a page of this very machine may use the clipboard; elsewhere the text is selected.
+function copyButton(code) {
+  const button = document.createElement('button');
+  Object.assign(button, { type: 'button', className: 'ls-mbtn', textContent: 'Copy' });
+  button.addEventListener('click', async () => {
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = 'Copied';
+    } else {
+      window.getSelection().selectAllChildren(code);
+    }
+  });
+  return button;
 }
 
 function place(section, text) {
@@ -26,6 +44,9 @@ function place(section, text) {
   const open = [...section.querySelectorAll('details[open]')].map((each) => each.dataset.key);
   section.innerHTML = text;
   for (const each of section.querySelectorAll('[data-grow]')) each.style.flexGrow = each.dataset.grow;
+  for (const each of section.querySelectorAll('[data-origin]')) {
+    each.textContent = location.origin + each.dataset.origin;
+  }
   for (const each of section.querySelectorAll('details')) {
     each.open = open.includes(each.dataset.key);
   }
@@ -73,7 +94,7 @@ async function act(said) {
       body: JSON.stringify(said),
     });
     const told = await answer.json().catch(() => ({ error: 'localspec refused this request.' }));
-    say(told.error || told.message, Boolean(told.error));
+    say(told.error || told.message, Boolean(told.error), told.key);
   } catch (error) {
     say('localspec does not answer. Is it still running?', true);
   }
@@ -102,6 +123,7 @@ document.addEventListener('submit', (event) => {
   if (!form) return;
   event.preventDefault();
   act({ act: form.dataset.act, ...Object.fromEntries(new FormData(form)) });
+  if (form.dataset.act === 'make-key') form.reset();
 }, true);
 
 window.lsModels = () => {

@@ -14,11 +14,33 @@ const held = () => Object.fromEntries(fieldNames().map((name) => [name, field(na
 
 let panel = { prompts: {}, ways: [], defaults: {}, model: null, is_loaded: false };
 
-// Values
+// Values. What the server says may have been asked before a person changed a field: then the field
+// stays as it is. What is changed while another chat is on its way belongs to that one.
+
+const LEAVES = new Set(["open", "duplicate", "fork", "delete", "restore"]); // commands: the chat that is shown
+const changedFields = new Set(); // by the person, since this chat was asked for
+let isOnItsWay = false;
+
+function leave() {
+  if (keepTimer) keepNow();
+  changedFields.clear();
+  isOnItsWay = true;
+}
+
+function arrive() {
+  isOnItsWay = false;
+  if (changedFields.size) keep(0);
+}
+
+window.addEventListener("ls-command", ({ detail }) => { if (LEAVES.has(detail.do)) leave(); });
+onNews("warning", arrive);
 
 function show(written) {
-  const values = JSON.parse(written);
-  for (const [name, value] of Object.entries(values)) {
+  fill(Object.entries(JSON.parse(written)).filter(([name]) => !changedFields.has(name)));
+}
+
+function fill(values) {
+  for (const [name, value] of values) {
     const one = field(name);
     if (!one || one.value === value) continue;
     one.value = value;
@@ -52,16 +74,27 @@ const promptShown = () => {
 
 let keepTimer = 0;
 
-function changed(isWhole) {
-  draw();
+function keep(afterMs) {
   window.lsSettings.set(JSON.stringify(held()));
   clearTimeout(keepTimer);
-  keepTimer = setTimeout(() => command({ do: "keep" }), isWhole ? 0 : KEEP_MS);
+  if (!isOnItsWay) keepTimer = setTimeout(keepNow, afterMs);
+}
+
+function keepNow() {
+  clearTimeout(keepTimer);
+  keepTimer = 0;
+  command({ do: "keep" });
+}
+
+function changed(names, isWhole) {
+  for (const name of names) changedFields.add(name);
+  draw();
+  keep(isWhole ? 0 : KEEP_MS);
 }
 
 function set(values) {
-  show(JSON.stringify(values));
-  changed(true);
+  fill(Object.entries(values));
+  changed(Object.keys(values), true);
   form().dispatchEvent(new Event("change", { bubbles: true })); // the gauge counts anew
 }
 
@@ -69,11 +102,11 @@ document.addEventListener("input", (event) => {
   const target = event.target;
   if (!target.closest?.("#ls-form")) return;
   if (target.dataset.for) field(target.dataset.for).value = target.value;
-  if (target.id !== "ls-prompts") changed(false);
+  if (target.id !== "ls-prompts") changed([target.dataset.for ?? target.name], false);
 });
 document.addEventListener("change", (event) => {
   if (event.target.id === "ls-prompts") set(panel.prompts[event.target.value] ?? {});
-  else if (event.target.closest?.("#ls-form") && event.target.id !== "ls-form") changed(true);
+  else if (event.target.closest?.("#ls-form") && event.target.id !== "ls-form") changed([], true);
 });
 document.addEventListener("submit", (event) => { if (event.target.id === "ls-form") event.preventDefault(); });
 
@@ -81,7 +114,7 @@ document.addEventListener("submit", (event) => { if (event.target.id === "ls-for
 
 const ask = (isReady) => command({ do: "panel", is_ready: isReady });
 window.addEventListener("ls-phase", (event) => { if (event.detail === "ready") ask(true); }); // a model is there
-onNews("moved", () => ask(false));
+onNews("moved", () => { arrive(); ask(false); });
 
 onNews("panel", (told) => {
   panel = told;
@@ -119,6 +152,7 @@ const closeSpeeds = () => { speeds().open = false; };
 
 document.addEventListener("click", (event) => {
   const target = event.target;
+  if (target.closest?.("#ls-new")) leave();
   const way = target.closest?.("#ls-speed-choice .ls-way");
   if (way && event.detail && !way.querySelector("input").disabled) { // by a pointer: keys may go on
     setTimeout(() => { closeSpeeds(); speeds().querySelector("summary").focus(); });
@@ -179,7 +213,7 @@ export function toggleSettings() {
 }
 
 // Escape leaves the list of speeds, then, where it lies over the chat, the panel. Enter chooses.
-function leave(event) {
+function leaveByKey(event) {
   const isOfList = speeds()?.open && (event.key === "Escape" || event.target.name === "drafter");
   if (isOfList) {
     closeSpeeds();
@@ -189,7 +223,7 @@ function leave(event) {
 }
 document.addEventListener("keydown", (event) => {
   const isMeant = ["Escape", "Enter"].includes(event.key) && event.target.closest?.("#ls-settings");
-  if (!isMeant || document.querySelector("dialog[open]") || !leave(event)) return;
+  if (!isMeant || document.querySelector("dialog[open]") || !leaveByKey(event)) return;
   event.preventDefault();
   event.stopPropagation(); // else it would end a reply
 }, { capture: true });

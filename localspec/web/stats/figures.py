@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
@@ -157,8 +158,8 @@ def reached_acceptance(rounds: Sequence[Row]) -> float | None:
 def turn_table(rows: Sequence[Row]) -> list[list[Any]]:
     """One line a turn, newest first, at most MAX_LINES, in the order of TURN_COLUMNS. Tokens by the
     time of decoding are the tokens per second."""
-    newest = [*enumerate(rows, 1)][-MAX_LINES:]
-    return [_line(number_of_turn, row) for number_of_turn, row in reversed(newest)]
+    newest = reversed(rows[-MAX_LINES:])
+    return [_line(len(rows) - place, row) for place, row in enumerate(newest)]
 
 
 def _line(turn: int, row: Row) -> list[Any]:
@@ -295,4 +296,4 @@ def _gain(rows: Sequence[Row], plain: str, took: str) -> float | None:
 
 
 def _sum(rows: Sequence[Row], name: str) -> Any:
-    return sum(row[name] or 0 for row in rows)
+    return sum(filter(None, map(itemgetter(name), rows)))

@@ -9,6 +9,7 @@ at a smaller α than drawn.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +66,8 @@ def make_plots(
 def _speed(rows: Sequence[Row]) -> Plot:
     by_arm: dict[str, list[tuple[float, float]]] = {}
     colours = {}
-    for turn, row in [*enumerate(rows, 1)][-MAX_MARKS:]:
+    newest = rows[-MAX_MARKS:]
+    for turn, row in enumerate(newest, len(rows) - len(newest) + 1):
         if row["tokens_per_second"] is not None:
             name = stats.arm(row)
             by_arm.setdefault(name, []).append((float(turn), row["tokens_per_second"]))
@@ -78,12 +80,14 @@ def _speed(rows: Sequence[Row]) -> Plot:
 
 def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
     """Rows by what they share in this column, lenient turns apart."""
-    groups: dict[str, list[Row]] = {}
+    groups: defaultdict[tuple[Any, bool], list[Row]] = defaultdict(list)
     for row in rows:
         if row["num_output_tokens"]:
-            lenient = " (lenient)" if row["exact"] is False else ""
-            groups.setdefault(f"{_label(field, row[field])}{lenient}", []).append(row)
-    return dict(sorted(groups.items()))
+            groups[row[field], row["exact"] is False].append(row)
+    named: defaultdict[str, list[Row]] = defaultdict(list)
+    for (value, is_lenient), members in groups.items():
+        named[_label(field, value) + (" (lenient)" if is_lenient else "")] += members
+    return dict(sorted(named.items()))
 
 
 def _label(field: str, value: Any) -> str:

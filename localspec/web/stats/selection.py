@@ -65,7 +65,9 @@ class Selection:
 
     def of_anyone(self, service: ChatService) -> list[Row]:
         """Those of all who asked."""
-        return [row for row in self._scope(service) if self._includes(row)]
+        rows = self._scope(service)
+        is_all = self.model == ALL_MODELS and self.since is None and self.until is None
+        return rows if is_all else [row for row in rows if self._includes(row)]
 
     def asked(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if self.source in (ANYONE, row["source"])]

@@ -14,9 +14,7 @@ import html
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
-
-import gradio as gr
+from typing import TYPE_CHECKING, Any
 
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
@@ -27,6 +25,9 @@ from localspec.files import parsed
 from localspec.leniency import THRESHOLD
 from localspec.web.live import capital, labelled
 from localspec.workloads import AS_SET, EXACT
+
+if TYPE_CHECKING:
+    import gradio as gr
 
 THINKING_BUDGET = 2048
 THINKS = {"on": True, "off": False}  # else as the model does by itself
@@ -347,6 +348,8 @@ tell();
 
 
 def lay_out(service: ChatService) -> gr.HTML:
+    import gradio as gr  # heavy: what reads a form works without it
+
     return gr.HTML(
         written(defaults(service, None)),
         html_template=form_html(service),

@@ -213,7 +213,7 @@ class Handlers:
         try:
             settings = self.settled(handle, form, extras)
             whole = extras.joined(text)
-            reply, settings = await asyncio.to_thread(self._begun, handle, whole, settings, begin)
+            reply = await asyncio.to_thread(begin, settings)
         except ContextOverflow as error:
             if self.service.when_full(handle) == "stop":
                 return Shown(warning=f"{error} {STOPS}")
@@ -231,8 +231,8 @@ class Handlers:
             self._unsent = None
         with suppress(StoreError):  # the journal says that the log takes nothing
             await asyncio.to_thread(self.keep, reply.handle, form)
-        if settings.num_left_out:
-            self._left_out[reply.handle] = settings.num_left_out
+        if reply.settings.num_left_out:
+            self._left_out[reply.handle] = reply.settings.num_left_out
         reader = await self.presence.take_over(page)
         first = self.service.running(reply.handle) or reply  # a later one waits below it
         self.presence.asked(page, reply)
@@ -244,25 +244,6 @@ class Handlers:
         if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
             return Shown(handle=reply.handle)
         return Shown(chat, self._growing(first), reply.handle, True, history, is_running=True)
-
-    def _begun(
-        self,
-        handle: int | None,
-        whole: str,
-        settings: ReplySettings,
-        begin: Callable[[ReplySettings], Reply | None],
-    ) -> tuple[Reply | None, ReplySettings]:
-        """The reply and the settings it began with: in a chat that goes on without its oldest
-        messages, without as many as it takes by now. Raises LocalspecError."""
-        try:
-            return begin(settings), settings
-        except ContextOverflow:
-            chosen = settings.num_left_out or self.service.when_full(handle) == "roll"
-            fewest = sending.fitting(self.service, handle, whole, settings) if chosen else None
-            if fewest is None:
-                raise
-            settings = replace(settings, num_left_out=fewest)
-            return begin(settings), settings
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
         """The form's settings, with what the person decided about an overflow. Raises

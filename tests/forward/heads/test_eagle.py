@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -22,6 +22,7 @@ from localspec.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
+from localspec.forward.heads.files import head_kind
 from tests.drafters.random_eagle import write_random
 from tests.forward.heads.test_files import change_config
 from tests.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
@@ -50,6 +51,13 @@ CONFIG: dict[str, Any] = {
 THIRD = CONFIG | {
     "draft_vocab_size": DRAFT_VOCAB,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+}
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+NESTED = {
+    "speculators_model_type": "eagle3",
+    "transformer_layer_config": {"model_type": "llama", **CONFIG},
+    "norm_before_residual": True,
+    LAYER_IDS: [1, 2, 3],  # by what goes into them
 }
 IDS = torch.arange(DRAFT_VOCAB) * 3  # what the draft's tokens are called by the target
 
@@ -101,10 +109,13 @@ class Reference(torch.nn.Module):
         rows = self.fc(torch.cat((embedded, features), -1))
         return self.run(self.layers[0], rows, rows)
 
-    def third(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def third(
+        self, embedded: torch.Tensor, features: torch.Tensor, is_normed: bool = False
+    ) -> torch.Tensor:
         hidden, layer = self.fc(features), self.midlayer
-        mixed = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), -1)
-        return self.run(layer, mixed, hidden)
+        normed = layer.hidden_norm(hidden)
+        mixed = torch.cat((layer.input_layernorm(embedded), normed), -1)
+        return self.run(layer, mixed, normed if is_normed else hidden)
 
 
 def publish(folder: Path, is_third: bool, **changes: Any) -> Reference:
@@ -162,6 +173,30 @@ def test_a_published_head_says_what_its_authors_code_says(tmp_path: Path, is_thi
 
 
 @torch.no_grad()
+def test_a_head_in_the_layout_of_speculators_says_what_its_authors_code_says(
+    tmp_path: Path,
+) -> None:
+    """Its config nests the layer's, and its stream carries the normalised state."""
+    target = any_target()
+    reference = publish(tmp_path, True)
+    own = {"draft_vocab_size": DRAFT_VOCAB, "architectures": ["Eagle3Speculator"]}
+    (tmp_path / "config.json").write_text(json.dumps(NESTED | own), encoding="utf-8")
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    assert head_kind(tmp_path) == "eagle"
+    head = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
+    assert head.layers == (0, 1, 2)
+    rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
+    head.reuse(TEXT)
+    output = head.read(TEXT, target.follow(head.layers))
+    wanted = reference.third(embedded, rows, is_normed=True)[-1:]
+    assert torch.allclose(output, wanted, atol=1e-4)
+    plain = reference.third(embedded, rows)[-1:]
+    assert not torch.allclose(output, plain, atol=1e-2)
+
+
+@torch.no_grad()
 def test_biases_of_an_eagle_1_are_used(tmp_path: Path) -> None:
     target = any_target()
     publish(tmp_path, False)
@@ -213,7 +248,10 @@ def test_without_names_the_authors_choice_of_layers_is_read(tmp_path: Path) -> N
         (False, {"fc.weight": None}, "lacks fc.weight"),
         (False, {"layers.0.input_layernorm.weight": torch.ones(64)}, "input_layernorm.weight"),
         (False, {"fc.bias": torch.ones(64, dtype=torch.int8)}, "fc.bias is int8"),
-        (True, {"norm_before_residual": True}, "norm_before_residual is True"),
+        (False, {"norm_before_residual": True}, "norm_before_residual is True"),
+        (True, NESTED | {"norm_before_fc": True}, "norm_before_fc is True"),
+        (True, NESTED | {"transformer_layer_config": 5}, "describes no layer"),
+        (True, NESTED | {LAYER_IDS: [0, 1, 2]}, r"reads the layers \[-1, 0, 1\]"),
         (True, {"d2t": torch.full((DRAFT_VOCAB,), 60)}, "does not name 20 different tokens"),
         (True, {"d2t": -torch.arange(DRAFT_VOCAB)}, "does not name 20 different tokens"),
         (True, {"d2t": torch.zeros(DRAFT_VOCAB)}, "not int64"),

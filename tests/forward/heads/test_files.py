@@ -109,7 +109,7 @@ def test_a_head_of_another_kind_and_no_head_are_refused(heads: Path, kind: str) 
 @pytest.mark.parametrize(
     ("config", "layout"),
     [
-        ({"speculators_model_type": "eagle3", "num_hidden_layers": 1}, "speculators .eagle3."),
+        ({"speculators_model_type": "eagle", "num_hidden_layers": 1}, "speculators .eagle."),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "z-lab .DFlash."),
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, "DeepSpec .DSpark."),
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, "DeepSpec .DFlash."),

@@ -78,6 +78,9 @@ def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(
         def __init__(self, text: tuple[int, ...]) -> None:
             self._text = text
 
+        def on(self, device: torch.device) -> Any:
+            return self
+
         def rows(self, position: int, count: int) -> Any:
             made = torch.zeros(count, target.vocab_size)
             for row in range(count):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from localspec.config import settings_for
-from localspec.errors import RequestError
+from localspec.errors import ConfigError, RequestError
 from localspec.machine.catalogue import Catalogue
 from localspec.machine.hardware import TorchBuild, probe
 from localspec.web.models.models_controller import ModelsController
@@ -24,6 +24,7 @@ from tests.gguf_files import write_gguf
 from tests.machine.fake_nvml import FakeNvml
 from tests.machine.hub_stub import Refusal
 from tests.record import samples
+from tests.remote.stub_server import serving
 from tests.tiny import tiny_llama
 from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
 
@@ -341,3 +342,36 @@ def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
     act(controller, "folder", value="")  # makes it read the machine again
     said = f"<b>{plain_ms / 320.0:.2f} times</b> the speed without drafting, in your last 2 replies"
     assert said in parts(controller)["first"] + parts(controller)["others"] and plain_ms < 320.0
+
+
+# a server of the person's own
+
+
+def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    place.service.start()
+    with serving() as stub:
+        act(controller, "connect", value=stub.url, key="sesame")
+        wait(lambda: "Connected:" in parts(controller)["loaded"])
+        shown = controller.view()
+        assert "stub-1b" in shown["parts"]["loaded"]
+        assert "vLLM 9.9" in shown["parts"]["loaded"]
+        assert "plain decoding" in shown["parts"]["loaded"], "what it cannot do"
+        entry = {"id": stub.url, "name": "stub-1b", "words": stub.url, "is_loaded": True}
+        assert shown["ready"][0] == entry
+        assert "sesame" not in str(shown)
+        act(controller, "unload")
+        wait(lambda: place.service.status().phase == "unloaded")
+        assert controller.view()["ready"][0]["is_loaded"] is False
+        act(controller, "load", stub.url)
+        wait(lambda: "Connected:" in parts(controller)["loaded"])
+
+
+def test_a_wrong_address_is_said_and_frees_nothing(
+    controller: ModelsController, place: ModelsSite
+) -> None:
+    before = place.service.status().description
+    with pytest.raises(ConfigError, match="Write it like"):
+        act(controller, "connect", value="my server")
+    assert place.service.status().description == before

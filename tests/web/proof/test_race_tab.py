@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from localspec.web.proof.race_tab import Runs
 from tests.web.conftest import Open, Site, Visit, until
 
 
@@ -43,6 +42,8 @@ def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None
 
 
 def test_who_begins_alternates(site: Site) -> None:
+    from localspec.web.proof.race_tab import Runs
+
     until(lambda: site.service.status().phase == "ready")
     runs, first = Runs(site.service), []
     for _ in range(4):

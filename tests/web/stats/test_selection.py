@@ -12,7 +12,6 @@ from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
 from localspec.web.routes import scope_of
 from localspec.web.stats.selection import Selection, selection_of, week_begin
-from localspec.web.stats.tab import fill
 from tests.chat.services import ask, close, ended, open_service
 
 
@@ -41,6 +40,8 @@ def test_the_last_seven_days_are_a_scope_of_figures_and_exports() -> None:
 
 
 def test_the_turns_of_other_programs_are_apart_unless_they_are_asked_for(tmp_path: Path) -> None:
+    from localspec.web.stats.tab import fill
+
     service, _ = open_service(tmp_path)
     ask(service, "Tell me of owls.")
     program = Request(

@@ -1,0 +1,246 @@
+"""The parts of a decoder, as data: what its layers hold and in what they differ.
+
+Contract: a `Block` is attention and a feed-forward part, each added to what goes through the model.
+All in which families differ stands here as a value: norms before a part, after it or both; norms
+of query and key heads; which table rotates a layer and how many numbers of a head; how far back a
+layer sees; scales; experts. The decoder has one path for all of them.
+
+Not here: the forward (decoder), taking weights over (from_transformers).
+Source: Llama (arXiv 2302.13971), Gemma 3 (arXiv 2503.19786), OLMo 2 (arXiv 2501.00656), Qwen3
+(arXiv 2505.09388), and the modelling files of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from localspec.errors import ModelError
+from localspec.forward.weight_layout import Linear, PlainLinear
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Norm(Protocol):
+    """Rows, or heads of rows, to as many."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+class Scale:
+    """Multiplies every row: what Granite does where others have a norm."""
+
+    weight_bytes = 0
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.factor
+
+
+class WholeNorm:
+    """Norms of all query heads as one row, and of all key heads: [n, heads + kv_heads, head_dim] to
+    the same."""
+
+    def __init__(self, queries: Norm, keys: Norm, num_heads: int) -> None:
+        self._queries, self._keys, self._num_heads = queries, keys, num_heads
+        self.weight_bytes = queries.weight_bytes + keys.weight_bytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        queries, keys = rows[:, : self._num_heads], rows[:, self._num_heads :]
+        normed = (self._queries(queries.flatten(1)), self._keys(keys.flatten(1)))
+        return torch.cat(normed, dim=-1).view(rows.shape)
+
+
+class FeedForward(Protocol):
+    """The second part of a block: [n, d] to [n, d]."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]: ...
+
+    @property
+    def reads_host(self) -> bool:
+        """Whether its forward waits for the device, which no graph can hold."""
+        ...
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> FeedForward: ...
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class GatedFeedForward:
+    """down(activation(gate) * up), gate and up as one product."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation = F.silu
+    reads_host = False
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.gate_up, self.down)
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> GatedFeedForward:
+        return replace(self, gate_up=change(self.gate_up), down=change(self.down))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.down(self._inner(rows))
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.down.add_to(self._inner(rows), residual)
+
+    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(rows).chunk(2, dim=-1)
+        return self.activation(gate).mul_(up)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture: each row goes through the `num_chosen` experts that the router rates highest. An
+    expert reads its weights once for all rows that chose it; a row's sum is in the experts' order,
+    whatever other rows chose. is_normalised: whether the shares of a row add up to 1."""
+
+    router: Linear
+    experts: tuple[GatedFeedForward, ...]
+    num_chosen: int
+    is_normalised: bool
+    reads_host = True
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.router, *(linear for each in self.experts for linear in each.linears))
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> Experts:
+        """Raises ModelError: no copy of a mixture is made."""
+        raise ModelError(
+            "A copy of a mixture would hold every expert, of which a token reads a few only: it "
+            "would take the memory and save little time. A draft model would do."
+        )
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + self(rows)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        shares, chosen = torch.softmax(self.router(rows), -1, torch.float32).topk(self.num_chosen)
+        if self.is_normalised:
+            shares = shares / shares.sum(-1, keepdim=True)
+        shares = shares.to(rows.dtype)
+        places = dict[int, list[tuple[int, int]]]()  # expert -> rows, and its rank there
+        for row, experts in enumerate(chosen.tolist()):
+            for rank, expert in enumerate(experts):
+                places.setdefault(expert, []).append((row, rank))
+        made = torch.zeros_like(rows)
+        for expert in sorted(places):
+            of_rows, ranks = zip(*places[expert], strict=True)
+            at = torch.tensor(of_rows, device=rows.device)
+            share = shares[at, torch.tensor(ranks, device=rows.device), None]
+            made.index_add_(0, at, self.experts[expert](rows[at]) * share)
+        return made
+
+
+def halves_swapped(rows: torch.Tensor) -> torch.Tensor:
+    """(x1, x2) -> (x2, x1), of halves."""
+    return torch.roll(rows, rows.shape[-1] // 2, -1)
+
+
+def pairs_swapped(rows: torch.Tensor) -> torch.Tensor:
+    """(x1, x2, x3, x4, ...) -> (x2, x1, x4, x3, ...)."""
+    return rows.reshape(*rows.shape[:-1], -1, 2).flip(-1).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer. Norms are None where the family has none there; `after_` ones are of what a part
+    gives, before it is added. head_norm: of query and key heads, [n, heads + kv_heads, head_dim].
+    rotation: which of the tables turns queries and keys by their position, None for none. window:
+    how many positions up to its own a token sees, None for all."""
+
+    attention_norm: Norm | None
+    qkv: Linear
+    head_norm: Norm | None
+    output: Linear
+    feed_forward_norm: Norm | None
+    feed_forward: FeedForward
+    after_attention: Norm | None = None
+    after_feed_forward: Norm | None = None
+    rotation: int | None = 0
+    window: int | None = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.qkv, self.output, *self.feed_forward.linears)
+
+    @property
+    def weight_bytes(self) -> int:
+        norms = (self.attention_norm, self.head_norm, self.after_attention,
+                 self.feed_forward_norm, self.after_feed_forward)  # fmt: skip
+        held = sum(norm.weight_bytes for norm in norms if norm is not None)
+        return held + sum(linear.weight_bytes for linear in self.linears)
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> Block:
+        feed_forward = self.feed_forward.with_linears(change)
+        qkv, output = change(self.qkv), change(self.output)
+        return replace(self, qkv=qkv, output=output, feed_forward=feed_forward)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A whole model. embedding: [V, d]. cos, sin: [capacity, tables, rotated], of the first
+    `rotated` numbers of each head; `sin` has the sign of the rotation, so that `swapped` is all
+    that is left to do. query_scale: beside the root of head_dim."""
+
+    embedding: torch.Tensor
+    blocks: tuple[Block, ...]
+    final_norm: Norm
+    head: Linear
+    cos: torch.Tensor
+    sin: torch.Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    swapped: Callable[[torch.Tensor], torch.Tensor] = halves_swapped
+    embedding_scale: float = 1.0
+    query_scale: float = 1.0
+    logit_scale: float = 1.0
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every product of a step, the output head last."""
+        return (*(linear for block in self.blocks for linear in block.linears), self.head)
+
+    @property
+    def weight_bytes(self) -> int:
+        tables = self.embedding.nbytes + self.cos.nbytes + self.sin.nbytes
+        blocks = sum(block.weight_bytes for block in self.blocks)
+        is_tied = isinstance(self.head, PlainLinear) and self.head.weight is self.embedding
+        head = 0 if is_tied else self.head.weight_bytes
+        return tables + blocks + self.final_norm.weight_bytes + head
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """How far back its layers see."""
+        return frozenset(block.window for block in self.blocks)
+
+    @property
+    def reads_host(self) -> bool:
+        return any(block.feed_forward.reads_host for block in self.blocks)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = F.embedding(ids, self.embedding)  # [n, d]
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Normalised rows [n, d] -> [n, V], in their own precision."""
+        made = self.head(rows)
+        return made if self.logit_scale == 1.0 else made * self.logit_scale

@@ -1,0 +1,156 @@
+"""One reply of a server as it streams in: text, thought, probabilities, and the turn's statistics.
+
+Contract: `add` takes the events of the stream, `count` what is known of drafts at the end, `last`
+gives the last chunk. What the server did not tell is in `TurnStats.untold`.
+
+Not here: reading the stream (server).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from localspec.backend import Chunk, Logprob, Request, TurnStats
+from localspec.core import FinishReason
+from localspec.errors import LocalspecError
+from localspec.remote import servers
+from localspec.remote.counters import Drafts
+
+NAME = "server"  # of a draft's maker, as the log has it
+
+# Of every reply: who made which token is not told, and what an answer is equal to neither.
+UNTOLD = frozenset({"num_steps", "exact", "token_ids"})
+OF_DRAFTS = frozenset({"drafter", "draft_share"})  # known as soon as the counts are
+DRAFTS = OF_DRAFTS | {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
+TOLD_NOTHING = "The server does not tell what it drafted."
+NOT_WHOLE = "The reply did not come to its end, so what was drafted for it is not known."
+NOT_ALONE = (
+    "Its counters are of all requests together, and others ran at the same time, so what was "
+    "drafted for this reply is not known."
+)
+FINISHED: Mapping[str, FinishReason] = {"stop": "eos", "length": "length"}
+
+
+@dataclass
+class RemoteTurn:
+    """One reply under way. untold: so far."""
+
+    request: Request
+    cancel: threading.Event
+    stats: TurnStats = field(init=False)
+    started_s: float = field(default_factory=time.monotonic)
+    first_s: float | None = None
+    reason: FinishReason | None = None
+    drafts: Drafts | None = None
+    untold: frozenset[str] = UNTOLD | DRAFTS | {
+        "num_output_tokens", "num_prompt_tokens", "num_reused_tokens", "num_thinking_tokens",
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        source = "text" if self.request.continues else None
+        self.stats = TurnStats(0, continued_from=source, untold=self.untold)  # type: ignore[arg-type]
+
+    def add(self, event: Mapping[str, Any], kind: servers.ServerKind) -> Chunk | None:
+        """What an event of the stream adds; None where that is nothing to show."""
+        self._count_tokens(event.get("usage") or {})
+        if kind.drafts is not None:
+            self.drafts = _drafts_in(event, kind.drafts) or self.drafts
+        choice: Mapping[str, Any] = next(iter(event.get("choices") or ()), {})
+        if choice.get("finish_reason") is not None:
+            self.reason = _reason(choice)
+        delta = choice.get("delta") or {}
+        text = delta.get("content") or choice.get("text") or ""
+        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        logprobs = _logprobs(choice.get("logprobs") or {})
+        if not (text or thinking or logprobs):
+            return None
+        now_s = time.monotonic()
+        if self.first_s is None:
+            self.first_s = now_s
+            self.stats = replace(self.stats, ttft_ms=1000.0 * (now_s - self.started_s))
+        self.stats = replace(
+            self.stats,
+            decode_ms=1000.0 * (now_s - self.first_s),
+            reply_ms=1000.0 * (now_s - self.started_s),
+        )
+        return Chunk("decode", self.stats, text, thinking=thinking, logprobs=logprobs)
+
+    def _count_tokens(self, usage: Mapping[str, Any]) -> None:
+        paths = {
+            "num_output_tokens": "completion_tokens",
+            "num_prompt_tokens": "prompt_tokens",
+            "num_reused_tokens": "prompt_tokens_details.cached_tokens",
+            "num_thinking_tokens": "completion_tokens_details.reasoning_tokens",
+        }
+        found = {name: servers.at_path(usage, path) for name, path in paths.items()}
+        told = {name: count for name, count in found.items() if isinstance(count, int)}
+        if told:
+            self._learn(told)
+
+    def count(self, drafts: Drafts | str) -> None:
+        """What was drafted for the whole reply, or why that is not known."""
+        if isinstance(drafts, str):
+            self.stats = replace(self.stats, reason=drafts)
+            return
+        told = {
+            "num_draft_tokens": drafts.num_draft_tokens,
+            "num_accepted_tokens": drafts.num_accepted_tokens,
+        }
+        if drafts.num_drafts is not None:
+            told["num_drafts"] = drafts.num_drafts
+        self._learn(told)
+        made = {NAME: drafts.num_draft_tokens} if drafts.num_draft_tokens else {}
+        reason = "as the server was started" if made else "The server drafted nothing."
+        untold = self.untold - OF_DRAFTS
+        self.stats = replace(self.stats, drafted_by=made, reason=reason, untold=untold)
+
+    def _learn(self, told: Mapping[str, int]) -> None:
+        self.untold -= told.keys()
+        self.stats = replace(self.stats, **told, untold=self.untold)  # type: ignore[arg-type]
+
+    def last(self, error: Exception | None) -> Chunk:
+        """The end of the reply."""
+        if error is not None:
+            return Chunk("done", self.stats, finish_reason="error", error=_with_what_is_kept(error))
+        if self.cancel.is_set() and self.reason is None:
+            return Chunk("done", self.stats, finish_reason="cancelled")
+        if self.reason is None:
+            return self.last(LocalspecError("The server ended the reply without a reason."))
+        return Chunk("done", self.stats, finish_reason=self.reason)
+
+
+def _reason(choice: Mapping[str, Any]) -> FinishReason:
+    """A stop text is told apart by vLLM and SGLang only."""
+    by_text = isinstance(choice.get("stop_reason") or choice.get("matched_stop"), str)
+    found = FINISHED.get(str(choice["finish_reason"]), "stop")
+    return "stop" if by_text else found
+
+
+def _drafts_in(event: Mapping[str, Any], paths: servers.DraftPaths) -> Drafts | None:
+    drafted = servers.at_path(event, paths.num_draft_tokens)
+    accepted = servers.at_path(event, paths.num_accepted_tokens)
+    if not isinstance(drafted, int) or not isinstance(accepted, int):
+        return None
+    rounds = servers.at_path(event, paths.num_drafts)
+    return Drafts(rounds if isinstance(rounds, int) else None, drafted, accepted)
+
+
+def _logprobs(found: Mapping[str, Any]) -> tuple[Logprob, ...]:
+    return tuple(
+        Logprob(
+            one["token"],
+            one["logprob"],
+            tuple((each["token"], each["logprob"]) for each in one.get("top_logprobs") or ()),
+        )
+        for one in found.get("content") or ()
+    )
+
+
+def _with_what_is_kept(error: Exception) -> str:
+    """The end of a reply that had begun."""
+    said = str(error) if isinstance(error, LocalspecError) else f"localspec failed: {error!r}."
+    return f"{said} What was written is kept. Continue it, or regenerate it."

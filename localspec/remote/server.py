@@ -1,0 +1,263 @@
+"""A backend whose engine is somebody's server: vLLM, SGLang or any with OpenAI's interface.
+
+Contract: localspec.backend.Backend. Every reply is a request of its own, so a server that was away
+is there again with the next one. What a request asks and the server cannot do is refused before
+the first chunk, in words. A server that fails or goes away ends the turn with finish_reason
+"error", and what was written stays; the next turn asks the server anew what it is. Unknown is
+unknown: what the server does not tell is in `TurnStats.untold`. How much of the drafts was
+accepted comes from the stream or from the difference of the server's counters.
+
+`decode_ms` is from the first event with text to the last. No learnt state is made; that of engines
+here is kept as it was.
+
+Not here: what servers there are (servers), their counters (counters). The client is OpenAI's own
+package; it runs in a thread of its own, so that a cancel reaches a server that says nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from localspec.backend import (
+    Candidate,
+    Chunk,
+    Description,
+    Message,
+    Request,
+    Server,
+)
+from localspec.errors import LocalspecError, RequestError, first_line
+from localspec.options import RemoteServer
+from localspec.remote import batch, counters, servers
+from localspec.remote.batch import BatchReply
+from localspec.remote.counters import Counters, Drafts
+from localspec.remote.remote_turn import NOT_ALONE, NOT_WHOLE, TOLD_NOTHING, RemoteTurn
+from localspec.remote.server_request import fields_of
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+CANCEL_LOOK_S = 0.02
+CONNECT_S = 10.0
+SILENT_S = 600.0  # a long prompt on a slow server comes first
+USUAL_TOGETHER = 16  # replies asked for at the same time; the server has a queue of its own
+
+
+class ServerBackend:
+    """See the module. Make one with `open`."""
+
+    def __init__(
+        self,
+        server: RemoteServer,
+        state: Mapping[str, Any] | None,
+        num_slots: int | None,
+        counts_replies: bool,
+    ) -> None:
+        from anyio.from_thread import start_blocking_portal
+
+        self._server = server
+        self._state = dict(state or {})
+        self._num_slots = num_slots or USUAL_TOGETHER
+        self._counts_replies = counts_replies
+        self._must_look = False
+        with ExitStack() as stack:
+            self._asks = stack.enter_context(servers.client_of(server))
+            self._found = servers.look_at(server, self._asks)
+            self._portal = stack.enter_context(start_blocking_portal())
+            self._client = _client_of(server)
+            stack.callback(self._portal.call, self._client.close)
+            self._open = stack.pop_all()
+
+    @classmethod
+    def open(
+        cls,
+        server: RemoteServer,
+        state: Mapping[str, Any] | None = None,
+        num_slots: int | None = None,
+        counts_replies: bool = True,
+    ) -> ServerBackend:
+        """state: what engines here have learnt, which is kept as it is. num_slots: replies that are
+        asked for at the same time. counts_replies: whether the counters are read around every
+        reply. Raises ConfigError."""
+        return cls(server, state, num_slots, counts_replies)
+
+    def is_alive(self) -> bool:
+        return True  # a server that went away may be there again with the next request
+
+    def describe(self) -> Description:
+        found, notices = self._found, list[str]()
+        if not found.url.startswith("https://") and servers.uses_proxies(found.url):
+            notices.append(
+                f"The connection to {found.url} is not encrypted: whoever listens on the network "
+                "can read along."
+            )
+        return Description(
+            target=found.model,
+            draft=None,
+            device=f"{found.kind.name} at {found.url}",
+            dtype=None,
+            context_length=found.context_length,
+            drafters=(),
+            notices=tuple(notices),
+            num_slots=self._num_slots,
+            server=Server(found.name, found.url, found.models, found.limits),
+        )
+
+    def count_tokens(self, messages: tuple[Message, ...]) -> int | None:
+        return servers.num_tokens(self._found, self._asks, messages)
+
+    def candidates(
+        self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
+    ) -> tuple[Candidate, ...]:
+        raise RequestError(f"{self._found.kind.name} does not tell what else it might have said.")
+
+    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
+        raise RequestError(f"{self._found.kind.name} does not tell the text of single tokens.")
+
+    def calibrate(self, cancel: threading.Event) -> Iterator[str]:
+        return iter(())
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._state
+
+    def close(self) -> None:
+        self._open.close()
+
+    def counters(self) -> Counters | None:
+        """Of all requests so far, where the server shows them."""
+        prefix = self._found.kind.counters
+        return counters.read(self._asks, prefix) if prefix else None
+
+    def generate_batch(self, requests: Sequence[Request]) -> list[BatchReply] | None:
+        """The replies to several requests as SGLang's batch; None where this is another program."""
+        if self._found.kind.name != "SGLang":
+            return None
+        return batch.generate(self._asks, self._found, requests)
+
+    # one turn
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        if self._must_look:
+            self._found = servers.look_at(self._server, self._asks)
+            self._must_look = False
+        fields = fields_of(self._found, request)
+        return self._chunks(RemoteTurn(request, cancel), fields)
+
+    def _chunks(self, turn: RemoteTurn, fields: dict[str, Any]) -> Iterator[Chunk]:
+        kind = self._found.kind
+        before = self.counters() if self._counts_replies else None
+        events = SimpleQueue[_Event]()
+        reading: Future[None] = self._portal.start_task_soon(
+            self._read, fields, turn.request.is_raw, events
+        )
+        try:
+            first = _next(events, turn.cancel)
+            if isinstance(first, Exception):
+                self._must_look = True
+                raise first
+            yield Chunk("prefill", turn.stats)
+            error = None
+            while (event := _next(events, turn.cancel)) is not None:
+                if isinstance(event, Exception):
+                    self._must_look, error = True, event
+                    break
+                chunk = turn.add(event, kind)
+                if chunk is not None:
+                    yield chunk
+        finally:
+            reading.cancel()
+        turn.count(self._drafts(turn, before))
+        yield turn.last(error)
+
+    def _drafts(self, turn: RemoteTurn, before: Counters | None) -> Drafts | str:
+        """What was drafted for the whole reply, or why that is not known."""
+        if turn.reason is None:
+            return NOT_WHOLE
+        if before is None:
+            return turn.drafts or TOLD_NOTHING
+        after = counters.read_after(self._asks, self._found.kind.counters, before)
+        if after is None:
+            return TOLD_NOTHING
+        return counters.drafts_between(before, after, turn.stats.num_output_tokens) or NOT_ALONE
+
+    async def _read(
+        self, fields: dict[str, Any], is_raw: bool, events: SimpleQueue[_Event]
+    ) -> None:
+        """Put what the server sends into the queue: first an empty event once it took the request,
+        at the end None or an error."""
+        import httpx2
+        import openai
+
+        asked: Any = self._client.completions if is_raw else self._client.chat.completions
+        try:
+            async with await asked.create(**fields) as stream:
+                events.put({})
+                async for event in stream:
+                    events.put(event.to_dict())
+            events.put(None)
+        except (openai.OpenAIError, httpx2.HTTPError) as error:
+            events.put(explained(self._found, error, self._server.key))
+        except ValueError as error:  # it ended in the middle of an event
+            name, said = self._found.kind.name, first_line(error)
+            events.put(LocalspecError(f"{name} sent what cannot be read ({said})."))
+        except Exception as error:  # the edge of this task: whoever waits must be told
+            events.put(error)
+
+
+_Event = dict[str, Any] | Exception | None
+
+
+def _client_of(server: RemoteServer) -> AsyncOpenAI:
+    import httpx2
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    url = server.address
+    timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S)
+    return AsyncOpenAI(
+        base_url=f"{url}/v1",
+        api_key=server.key or "none",  # the package wants one
+        organization="",
+        project="",
+        max_retries=0,
+        timeout=timeout,
+        http_client=DefaultAsyncHttpxClient(
+            trust_env=servers.uses_proxies(url), timeout=timeout, follow_redirects=False
+        ),
+    )
+
+
+def _next(events: SimpleQueue[_Event], cancel: threading.Event) -> _Event:
+    """The next event; None at the end, and where the turn was cancelled."""
+    while not cancel.is_set():
+        with suppress(Empty):
+            return events.get(timeout=CANCEL_LOOK_S)
+    return None
+
+
+def explained(found: servers.Found, error: Exception, key: str | None) -> LocalspecError:
+    """A fault of the request or of the server, with the remedy. No key is in it."""
+    import openai
+
+    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
+        return RequestError(servers.refused_key(found.url))
+    if not isinstance(error, openai.APIStatusError):
+        if isinstance(error, openai.APIError) and error.body is not None:  # told in the stream
+            return LocalspecError(f"{found.kind.name} failed: {_said(error.body, key)}.")
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return LocalspecError(servers.gone(found.url, cause))
+    said = _said(error.body if error.body is not None else error.message, key)
+    if isinstance(error, openai.RateLimitError):
+        return LocalspecError(f"{found.kind.name} is busy: {said}. Wait a moment, then try again.")
+    if error.status_code < 500:
+        return RequestError(f"{found.kind.name} refused the request: {said}. Change it.")
+    return LocalspecError(f"{found.kind.name} failed: {said}. Its own log says why.")
+
+
+def _said(body: object, key: str | None) -> str:
+    words = servers.sentence_in(body).rstrip(".")
+    return words.replace(key, "…") if key else words

@@ -1,0 +1,115 @@
+"""The throughput test of a server: what it counts, compares and advises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from localspec.backend import Message, Request
+from localspec.bench.cases import Prompt
+from localspec.bench.remote import render_remote, run_remote
+from localspec.core import SamplingParams
+from localspec.errors import ConfigError
+from localspec.options import RemoteServer
+from localspec.remote.server import ServerBackend
+from tests.remote.stub_server import Stub, reset, serving
+
+PROMPTS = [Prompt(f"p{number}", "qa", f"Question {number}?") for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def pair_of_file() -> Iterator[tuple[Stub, Stub]]:
+    with serving() as one, serving() as other:
+        yield one, other
+
+
+@pytest.fixture
+def pair(pair_of_file: tuple[Stub, Stub]) -> tuple[Stub, Stub]:
+    for stub in pair_of_file:
+        reset(stub)
+    return pair_of_file
+
+
+def measured(*stubs: Stub, **more: Any) -> dict[str, Any]:
+    usual = {"prompts": PROMPTS, "concurrencies": [1, 3], "max_tokens": 8, "temperature": 0.0}
+    servers = [RemoteServer(stub.url) for stub in stubs]
+    return run_remote(servers, **{**usual, **more}, say=lambda phrase: None)
+
+
+def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) -> None:
+    drafting, plain = pair
+    plain.drafted = (0, 0, 0)
+    result = measured(drafting, plain)
+    rows = result["rows"]
+    assert [(row["server"], row["concurrency"]) for row in rows] == [
+        ("speculative", 1), ("plain", 1), ("speculative", 3), ("plain", 3),
+    ]  # fmt: skip
+    for row in rows:
+        assert (row["num_requests"], row["num_failed"]) == (6, 0)
+        assert row["tokens_per_second"] == pytest.approx(18 / row["seconds"])
+        assert row["ttft_ms"]["p50"] <= row["ttft_ms"]["p99"]
+    assert [row["num_draft_tokens"] for row in rows] == [72, 0, 72, 0], "warm requests are apart"
+    assert rows[0]["acceptance_rate"] == 0.5
+    assert rows[0]["mean_accepted_length"] == 2.5
+    gains = [row["speedup"] for row in rows]
+    assert gains[1] is gains[3] is None
+    assert gains[0] == pytest.approx(rows[0]["tokens_per_second"] / rows[1]["tokens_per_second"])
+    assert len(drafting.bodies) == len(plain.bodies) == 2 * (2 + 6)
+    assert "times plain" in render_remote(result)
+
+
+def test_counters_that_somebody_else_moved_are_not_used(pair: tuple[Stub, Stub]) -> None:
+    pair[0].others = 1
+    row = measured(pair[0], concurrencies=[1])["rows"][0]
+    assert row["num_draft_tokens"] is row["acceptance_rate"] is None
+
+
+def test_failures_are_counted_and_told(pair: tuple[Stub, Stub]) -> None:
+    pair[0].fault = (500, "no memory")
+    result = measured(pair[0], concurrencies=[2])
+    assert result["rows"][0]["num_failed"] == 6
+    assert result["rows"][0]["ttft_ms"] is None
+    assert "no memory" in render_remote(result)
+
+
+@pytest.mark.parametrize(("accepted", "words"), [(10, "more spec"), (6, "usual"), (1, "thrown")])
+def test_the_advice_goes_by_acceptance(pair: tuple[Stub, Stub], accepted: int, words: str) -> None:
+    pair[0].drafted = (4, 12, accepted)
+    assert words in measured(pair[0], concurrencies=[1])["advice"][0]
+
+
+def test_sglang_gets_all_prompts_as_one_batch_too(pair: tuple[Stub, Stub]) -> None:
+    pair[0].owned_by = "sglang"
+    row = measured(pair[0], concurrencies=[2])["rows"][0]
+    assert row["batch"]["acceptance_rate"] == 0.5
+    body = pair[0].bodies[-1]
+    assert body["path"] == "/generate"
+    assert body["text"] == [prompt.text for prompt in PROMPTS]
+    assert body["sampling_params"][0]["max_new_tokens"] == 8
+
+
+def test_the_replies_of_a_batch_come_in_order(pair: tuple[Stub, Stub]) -> None:
+    pair[0].owned_by = "sglang"
+    requests = [
+        Request((Message("user", text),), SamplingParams(seed=3), 5, stop=("\n",))
+        for text in ("a", "b")
+    ]
+    with closing(ServerBackend.open(RemoteServer(pair[0].url))) as backend:
+        found = backend.generate_batch(requests)
+    assert found is not None
+    assert [one.text for one in found] == ["To a", "To b"]
+    assert found[0].drafts is not None
+    assert (found[0].num_output_tokens, found[0].drafts.num_accepted_tokens) == (6, 4)
+    wanted = {"sampling_seed": 3, "stop": ["\n"], "top_k": -1, "temperature": 0.0}
+    asked = pair[0].bodies[-1]["sampling_params"][1]
+    assert {name: asked[name] for name in wanted} == wanted
+
+
+def test_a_test_of_nothing_is_refused(pair: tuple[Stub, Stub]) -> None:
+    with pytest.raises(ConfigError, match="prompts"):
+        measured(pair[0], prompts=[])
+    with pytest.raises(ConfigError, match="concurrency"):
+        measured(pair[0], concurrencies=[0])

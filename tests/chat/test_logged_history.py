@@ -1,0 +1,129 @@
+"""Of a program's conversation, sent whole with each request, only what is new is logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localspec.backend import Message, Request, ToolCall
+from localspec.chat.logged_history import LoggedHistory
+from localspec.chat.programs import ProgramService
+from localspec.record.export import Scope
+from tests.chat.services import close, ended, open_service
+from tests.fakes import Script
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+
+
+def scripted(request: Request) -> str:
+    asked = request.messages[-1].content
+    return CALL if asked == "weather?" else f" reply to {asked} "
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[ProgramService]:
+    service, _ = open_service(tmp_path, Script(reply=scripted, round_s=0.0, prefill_s=0.0))
+    yield ProgramService(service)
+    close(service)
+
+
+def asked(*texts: str, system: str = "") -> Request:
+    """The person's message and the program's reply in turns."""
+    roles = ("user", "assistant")
+    messages = [Message(roles[place % 2], text) for place, text in enumerate(texts)]  # type: ignore[arg-type]
+    if system:
+        messages.insert(0, Message("system", system))
+    return Request(tuple(messages), workload="auto")
+
+
+def answered(programs: ProgramService, request: Request) -> list[str]:
+    """What the log holds of the conversation at the end of this turn, in the order of its talk."""
+    ended(programs.service, programs.answer(request))
+    row = programs.service.turn_rows()[-1]
+    return [one.text.strip() for one in programs.service.store.branch(row["message_id"])]
+
+
+def stored(programs: ProgramService) -> int:
+    store = programs.service.store
+    return sum(len(store.messages(one.id)) for one in store.conversations())
+
+
+def conversations(programs: ProgramService) -> int:
+    return len({row["conversation_id"] for row in programs.service.turn_rows()})
+
+
+def test_a_long_chat_is_logged_once_and_each_turn_has_its_row(
+    programs: ProgramService, tmp_path: Path
+) -> None:
+    said = list[str]()
+    for number in range(12):
+        said.append(f"question {number}")
+        found = answered(programs, asked(*said, system="Be brief."))
+        said.append(f"reply to question {number}")  # without the spaces around it, as some send it
+        assert found == said
+    assert stored(programs) == 24 and conversations(programs) == 1
+    assert len(programs.service.turn_rows()) == 12
+    out = tmp_path / "out.md"
+    programs.service.export(Scope(), "markdown", out)
+    assert out.read_text("utf-8").count("reply to question 3") == 1
+
+
+def test_another_reply_stands_beside_the_first(programs: ProgramService) -> None:
+    answered(programs, asked("one"))
+    again = asked("one", "reply to one", "two")
+    assert answered(programs, again) == answered(programs, again)
+    assert (stored(programs), conversations(programs)) == (5, 1)
+
+
+def test_a_changed_history_is_a_branch(programs: ProgramService) -> None:
+    answered(programs, asked("one"))
+    answered(programs, asked("one", "reply to one", "two"))
+    changed = ["one", "another reply", "two"]
+    assert answered(programs, asked(*changed)) == [*changed, "reply to two"]
+    assert (stored(programs), conversations(programs)) == (4 + 3, 1)
+
+
+def test_the_answer_of_a_tool_follows_the_call(programs: ProgramService) -> None:
+    answered(programs, asked("weather?"))
+    call = Message("assistant", "", (ToolCall("1", "weather", "{}"),))
+    told = Message("tool", "Sun.", call_id="1")
+    request = Request((Message("user", "weather?"), call, told), workload="auto")
+    assert answered(programs, request) == ["weather?", CALL, "Sun.", "reply to Sun."]
+    assert (stored(programs), conversations(programs)) == (4, 1)
+
+
+def test_requests_that_begin_alike_are_conversations_of_their_own(
+    programs: ProgramService,
+) -> None:
+    for system in ("", "", "Be brief."):
+        answered(programs, asked("one", system=system))
+    assert (stored(programs), conversations(programs)) == (6, 3)
+    other = asked("one", "reply to one", "two", system="Be long.")
+    assert answered(programs, other) == ["one", "reply to one", "two", "reply to two"]
+    assert conversations(programs) == 4
+
+
+def test_a_request_follows_a_turn_that_the_log_could_not_take_yet(
+    programs: ProgramService,
+) -> None:
+    """The program is faster than the disk: the reply has ended, its row has not."""
+    first = programs.answer(asked("one"))
+    assert first.done.wait(20)
+    second = programs.answer(asked("one", "reply to one", "two"))
+    ended(programs.service, second)
+    assert (stored(programs), conversations(programs)) == (4, 1)
+
+
+def test_what_is_remembered_has_an_end() -> None:
+    history = LoggedHistory("api", most_turns=2)
+    request = asked("one", "reply", "two")
+    for text in ("one", "three", "four"):
+        place = history.place(asked(text))
+        history.add(place)
+        place.turn.prompt_id = 7
+    assert history.place(request).turn.parent_id is None, "the oldest was forgotten"
+    known = replace(request, messages=(Message("user", "four"), *request.messages[1:]))
+    assert history.place(known).turn.parent_id == 7

@@ -1,0 +1,161 @@
+"""A GGUF file of each family gives the logits of the same model from safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFWriter, RopeScalingType
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from localspec.errors import ModelError
+from localspec.formats.gguf_file import read_header
+from localspec.formats.gguf_settings import FAMILIES, config_of
+from localspec.forward.weights import load_module
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import opened_gguf, shape_of_gguf
+from tests.forward.test_stored import VOCABULARY
+from tests.gguf_files import write_gguf
+from tests.tiny import CPU
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+GEMMA_ROTATIONS = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+Describe = Callable[[GGUFWriter], None]
+
+
+def of_phi(writer: GGUFWriter) -> None:
+    writer.add_rope_dimension_count(12)
+    writer.add_rope_scaling_orig_ctx_len(32)
+    writer.add_sliding_window(6)
+    for name in ("short", "long"):
+        factors = torch.tensor(LONG[f"{name}_factor"])
+        writer.add_tensor(f"rope_factors_{name}.weight", factors.numpy())
+
+
+def of_gemma(writer: GGUFWriter) -> None:
+    writer.add_sliding_window(8)
+    writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(8.0)
+
+
+def of_qwen(writer: GGUFWriter) -> None:
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(24)
+
+
+def of_granite(writer: GGUFWriter) -> None:
+    writer.add_attention_scale(0.2)
+    writer.add_embedding_scale(6.0)
+    writer.add_residual_scale(0.3)
+    writer.add_logit_scale(4.0)
+
+
+def of_glm(writer: GGUFWriter) -> None:
+    writer.add_rope_dimension_count(8)
+
+
+# By the family's name in GGUF: transformers' name, its settings, what the converter writes of them.
+MODELS: dict[str, tuple[str, dict[str, Any], Describe]] = {
+    "gemma3": ("gemma3_text", {
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8,
+        "num_hidden_layers": 7, "rope_parameters": GEMMA_ROTATIONS, "tie_word_embeddings": True,
+    }, of_gemma),
+    "phi3": ("phi3", {
+        "rope_parameters": LONG, "original_max_position_embeddings": 32, "sliding_window": 6,
+    }, of_phi),
+    "qwen3moe": ("qwen3_moe", {
+        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    }, of_qwen),
+    "glm4": ("glm4", {
+        "head_dim": 16, "attention_bias": True,
+        "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    }, of_glm),
+    "olmo2": ("olmo2", {}, lambda writer: None),
+    "granite": ("granite", {
+        "embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    }, of_granite),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1]}, lambda writer: None),
+}  # fmt: skip
+
+
+def module_of(family: str) -> Any:
+    name, settings, _ = MODELS[family]
+    config = AutoConfig.for_model(name, **SIZES | settings)
+    module: Any = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.copy_(tensor + torch.rand(tensor.shape, generator=generator) - 0.5)
+    return module.eval().requires_grad_(False)
+
+
+def written(family: str, file: Path, module: Any, kind: str = "F32") -> dict[str, torch.Tensor]:
+    def describe(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        MODELS[family][2](writer)
+
+    return write_gguf(file, module, kind, family, describe)
+
+
+def test_every_family_is_compared() -> None:
+    compared_elsewhere = {"llama", "qwen2", "qwen3"}  # tests/forward/test_stored.py
+    assert MODELS.keys() | compared_elsewhere == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path) -> None:
+    module = module_of(family)
+    module.save_pretrained(str(tmp_path / "folder"))
+    written(family, tmp_path / "tiny.gguf", module)
+    folders = (tmp_path / "folder", opened_gguf(tmp_path / "tiny.gguf", tmp_path))
+    modules = [load_module(folder, torch.float32, CPU) for folder in folders]
+    with torch.inference_mode():
+        wanted, found = (each(input_ids=torch.tensor([TOKENS])).logits for each in modules)
+    assert torch.allclose(found, wanted, atol=1e-5 * float(wanted.abs().max()))
+    shape = shape_of_gguf(tmp_path / "tiny.gguf")
+    assert shape.num_params == sum(each.numel() for each in module.parameters())
+    assert shape_from_folder(folders[1]).num_params == shape.num_params
+    assert shape.kv_width == shape_from_folder(folders[0]).kv_width
+
+
+def test_a_window_of_none_is_no_window(tmp_path: Path) -> None:
+    def of_phi_4(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_rope_scaling_orig_ctx_len(64)
+        writer.add_sliding_window(0)
+
+    write_gguf(tmp_path / "tiny.gguf", module_of("phi3"), "F32", "phi3", of_phi_4)
+    assert config_of(read_header(tmp_path / "tiny.gguf"))["sliding_window"] is None
+
+
+def test_what_a_family_does_not_have_in_a_file_is_named(tmp_path: Path) -> None:
+    def of_olmo_3(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_sliding_window(8)
+
+    file = tmp_path / "odd.gguf"
+    write_gguf(file, module_of("olmo2"), "F32", "olmo2", of_olmo_3)
+    with pytest.raises(ModelError, match=r"odd.gguf is an OLMo 3.*windows.*safetensors"):
+        shape_of_gguf(file)
+    write_gguf(file, module_of("granite"), "F32", "granite", VOCABULARY)
+    with pytest.raises(ModelError, match=r"does not say 'granite.embedding_scale'"):
+        shape_of_gguf(file)

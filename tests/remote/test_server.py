@@ -1,0 +1,346 @@
+"""A server of somebody's behind the seam: what is asked of it, what it tells, how it fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.backend import Backend, Chunk, Message, Request, TurnStats
+from localspec.chat.service import ChatService, ReplySettings
+from localspec.config import remote_server
+from localspec.core import OFF, SamplingParams
+from localspec.errors import ConfigError, LocalspecError, RequestError
+from localspec.leniency import Threshold
+from localspec.options import RemoteServer
+from localspec.record.store import Store
+from localspec.remote.remote_turn import NOT_ALONE, TOLD_NOTHING
+from localspec.remote.server import ServerBackend
+from localspec.web.live import live_state
+from tests.fakes import session_info
+from tests.remote.stub_server import Stub, reset, serving
+from tests.waiting import WAIT_S, until
+
+ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
+NEVER = threading.Event()
+SGLANG = {
+    "sglext": {
+        "spec_tokens_details": {
+            "spec_verify_ct": 5, "spec_num_proposed_drafts": 20, "spec_num_correct_drafts": 7,
+        }
+    }
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stub_of_file() -> Iterator[Stub]:
+    with serving() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(stub_of_file: Stub) -> Stub:
+    reset(stub_of_file)
+    return stub_of_file
+
+
+@pytest.fixture
+def opened() -> Iterator[list[ServerBackend]]:
+    backends: list[ServerBackend] = []
+    yield backends
+    for backend in backends:
+        backend.close()
+
+
+@pytest.fixture
+def open_it(opened: list[ServerBackend]) -> Any:
+    def open_backend(stub: Stub, **more: Any) -> ServerBackend:
+        opened.append(ServerBackend.open(RemoteServer(stub.url), **more))
+        return opened[-1]
+
+    return open_backend
+
+
+def chunks(backend: Backend, **more: Any) -> list[Chunk]:
+    return list(backend.generate(Request(**{"messages": ASKED, **more}), NEVER))
+
+
+def text_of(found: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in found)
+
+
+def test_it_says_what_it_is_and_what_it_cannot_do(stub: Stub, open_it: Any) -> None:
+    found = open_it(stub, state={"kept": 1}, num_slots=3)
+    said = found.describe()
+    assert (said.target, said.context_length, said.dtype) == ("stub-1b", 512, None)
+    assert said.server.name == "vLLM 9.9"
+    assert said.server.models == ("stub-1b",)
+    assert "plain decoding" in said.server.limits[0]
+    assert said.num_slots == 3
+    assert said.drafters == ()
+    assert found.count_tokens(ASKED) == 9
+    assert found.snapshot() == {"kept": 1}, "what engines here have learnt is not lost"
+
+
+def test_a_reply_is_asked_for_whole_and_streams(stub: Stub, open_it: Any) -> None:
+    sampling = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.05, seed=11)
+    found = chunks(open_it(stub), sampling=sampling, max_tokens=40, stop=("\n\n",))
+    assert [chunk.phase for chunk in found] == ["prefill", "decode", "decode", "decode", "done"]
+    assert text_of(found) == "Rain falls."
+    assert found[-1].finish_reason == "eos"
+    body = stub.bodies[-1]
+    wanted = {
+        "path": "/v1/chat/completions", "model": "stub-1b", "temperature": 0.7, "top_p": 0.9,
+        "min_p": 0.05, "top_k": -1, "repetition_penalty": 1.0, "seed": 11, "max_tokens": 40,
+        "stop": ["\n\n"], "stream": True,
+    }  # fmt: skip
+    assert {name: body[name] for name in wanted} == wanted
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Rain?"},
+    ]
+
+
+def test_what_was_accepted_is_the_difference_of_its_counters(stub: Stub, open_it: Any) -> None:
+    backend = open_it(stub)
+    chunks(backend)
+    stats = chunks(backend)[-1].stats
+    assert (stats.num_prompt_tokens, stats.num_output_tokens) == (9, 3)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (4, 12, 6)
+    assert stats.told("acceptance_rate") == 0.5
+    assert stats.told("drafter") == "server"
+    assert stats.told("exact") is None
+    assert stats.told("speedup") is None
+    assert stats.ttft_ms is not None
+    assert stats.tokens_per_second is not None
+
+
+def test_beside_others_its_counters_tell_nothing_of_one_reply(stub: Stub, open_it: Any) -> None:
+    stub.others = 1
+    stats = chunks(open_it(stub))[-1].stats
+    assert stats.told("num_draft_tokens") is None
+    assert stats.told("draft_share") is None
+    assert stats.acceptance_rate is None
+    assert stats.reason == NOT_ALONE
+
+
+def test_a_request_that_still_runs_counts_as_another(stub: Stub, open_it: Any) -> None:
+    stub.counters["num_requests_running"] = 1
+    stats = chunks(open_it(stub))[-1].stats
+    assert stats.told("num_draft_tokens") is None
+
+
+def test_sglang_tells_it_in_the_stream(stub: Stub, open_it: Any) -> None:
+    stub.owned_by, stub.extra = "sglang", SGLANG
+    found = chunks(open_it(stub))
+    stats = found[-1].stats
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (5, 20, 7)
+    assert stub.bodies[-1]["return_spec_tokens_details"] is True
+
+
+def test_a_server_of_unknown_kind_is_asked_for_openais_fields_only(
+    stub: Stub, open_it: Any
+) -> None:
+    stub.owned_by, stub.context_length = "somebody", None
+    backend = open_it(stub)
+    stats = chunks(backend)[-1].stats
+    assert stats.told("num_draft_tokens") is None
+    assert stats.reason == TOLD_NOTHING
+    assert backend.count_tokens(ASKED) is None
+    assert backend.describe().context_length is None
+    assert not {"top_k", "min_p", "repetition_penalty"} & stub.bodies[-1].keys()
+    with pytest.raises(RequestError, match="top-k"):
+        chunks(backend, sampling=SamplingParams(temperature=1.0, top_k=5))
+    with pytest.raises(RequestError, match="cannot continue"):
+        chunks(backend, messages=(*ASKED, Message("assistant", "Rain")), continues=True)
+
+
+def test_thoughts_and_probabilities_are_passed_on(stub: Stub, open_it: Any) -> None:
+    stub.thinking = ("Hmm", ".")
+    found = chunks(open_it(stub), num_logprobs=2, thinks=True)
+    assert "".join(chunk.thinking for chunk in found) == "Hmm."
+    assert text_of(found) == "Rain falls."
+    probable = [one for chunk in found for one in chunk.logprobs]
+    assert [one.text for one in probable] == ["Rain", " falls", "."]
+    assert probable[0].top == (("Rain", -0.1), ("x", -3.0))
+    assert stub.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": True}
+
+
+def test_a_reply_is_continued_as_it_stands(stub: Stub, open_it: Any) -> None:
+    begun = (*ASKED, Message("assistant", "Rain"))
+    found = chunks(open_it(stub), messages=begun, continues=True)
+    assert found[-1].stats.continued_from == "text"
+    body = stub.bodies[-1]
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert body["messages"][-1] == {"role": "assistant", "content": "Rain"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"drafter": OFF}, "by itself"),
+        ({"num_draft_tokens": 4}, "by itself"),
+        ({"sampling": SamplingParams(leniency=Threshold(0.5))}, "lenient"),
+        ({"tools": ({"type": "function"},)}, "plain text"),
+        ({"grammar": "start: x"}, "plain text"),
+        ({"is_raw": True, "num_logprobs": 1}, "probabilities"),
+        ({"thinking_budget": 5}, "how long"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_it_is_asked(
+    stub: Stub, open_it: Any, asked: dict[str, Any], word: str
+) -> None:
+    backend = open_it(stub)
+    with pytest.raises(RequestError, match=word):
+        chunks(backend, **asked)
+    assert stub.bodies == []
+
+
+def test_a_cancel_reaches_a_server_that_says_nothing(stub: Stub, open_it: Any) -> None:
+    stub.stands_after = 2
+    cancel = threading.Event()
+    found = open_it(stub).generate(Request(ASKED), cancel)
+    assert [next(found).phase, next(found).text] == ["prefill", "Rain"]
+    threading.Timer(0.05, cancel.set).start()
+    began_s = time.monotonic()
+    assert [chunk.finish_reason for chunk in found] == ["cancelled"]
+    assert time.monotonic() - began_s < 5.0
+    assert stub.closed.wait(WAIT_S), "the server was told"
+
+
+def test_a_broken_connection_ends_the_turn_and_the_next_one_connects_again(
+    stub: Stub, open_it: Any
+) -> None:
+    backend = open_it(stub)
+    stub.breaks_after = 2
+    last = chunks(backend)[-1]
+    assert last.finish_reason == "error"
+    assert "does not answer" in str(last.error)
+    assert "Continue it" in str(last.error)
+    stub.breaks_after, stub.model = None, "another-2b"  # it was started again with another model
+    assert text_of(chunks(backend)) == "Rain falls."
+    assert stub.bodies[-1]["model"] == "another-2b"
+    assert backend.describe().target == "another-2b"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ((400, "max_tokens is too large"), RequestError, "max_tokens is too large"),
+        ((429, "too many"), LocalspecError, "busy"),
+        ((500, "out of memory"), LocalspecError, "out of memory"),
+    ],
+)
+def test_its_own_words_explain_a_fault(
+    stub: Stub, open_it: Any, fault: tuple[int, str], kind: type[Exception], words: str
+) -> None:
+    backend = open_it(stub)
+    stub.fault = fault
+    with pytest.raises(kind, match=words):
+        chunks(backend)
+    stub.fault = None
+    assert text_of(chunks(backend)) == "Rain falls."
+
+
+def test_a_server_that_is_not_there_is_said_so(opened: list[ServerBackend]) -> None:
+    with pytest.raises(ConfigError, match="does not answer"):
+        ServerBackend.open(RemoteServer("http://127.0.0.1:9"))
+    with pytest.raises(ConfigError, match="Write it like"):
+        ServerBackend.open(RemoteServer("localhost:8000"))
+
+
+def test_a_model_that_it_has_not_is_named_with_those_it_has(stub: Stub) -> None:
+    with pytest.raises(ConfigError, match="stub-1b"):
+        ServerBackend.open(RemoteServer(stub.url, model="other"))
+
+
+# the key
+
+
+def test_the_key_opens_the_server_and_is_in_no_sentence(
+    stub: Stub, opened: list[ServerBackend]
+) -> None:
+    stub.key = "sesame"
+    with pytest.raises(ConfigError, match="refused the key") as refused:
+        ServerBackend.open(RemoteServer(stub.url, key="wrong-word"))
+    assert "wrong-word" not in str(refused.value)
+    server = RemoteServer(stub.url, key="sesame")
+    opened.append(ServerBackend.open(server))
+    assert text_of(chunks(opened[-1])) == "Rain falls."
+    assert "sesame" not in repr(server) + repr(opened[-1].describe())
+    stub.fault = (400, "bad request with sesame")
+    with pytest.raises(RequestError) as said:
+        chunks(opened[-1])
+    assert "sesame" not in str(said.value)
+
+
+def test_a_key_goes_over_https_or_to_this_machine_only_unless_told() -> None:
+    with pytest.raises(ConfigError, match="not encrypted"):
+        RemoteServer("http://example.com:8000", key="sesame")
+    told = RemoteServer("http://example.com:8000", key="sesame", sends_key_openly=True)
+    assert told.address == "http://example.com:8000"
+    assert RemoteServer("http://example.com:8000").address == "http://example.com:8000"
+    assert RemoteServer("https://example.com/v1", key="k").address == "https://example.com"
+    assert RemoteServer("http://localhost:1/v1/", key="k").address == "http://localhost:1"
+    with pytest.raises(ConfigError, match="would be logged"):
+        RemoteServer("https://me:word@example.com")
+
+
+def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
+    named = tmp_path / "key"
+    named.write_text("of the file\n")
+    environment = {"LOCALSPEC_REMOTE_KEY": "of the environment"}
+    from_file = remote_server("https://x", None, named, False, environment)
+    from_environment = remote_server("https://x", None, None, False, environment)
+    assert from_file is not None
+    assert from_environment is not None
+    assert (from_file.key, from_environment.key) == ("of the file", "of the environment")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        remote_server("https://x", None, tmp_path / "none", False, environment)
+    assert remote_server(None, None, named, False, environment) is None
+
+
+# in the chat
+
+
+def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "localspec.db")
+    service = ChatService(
+        store, session_info, lambda report: ServerBackend.open(RemoteServer(stub.url))
+    )
+    service.start()
+    try:
+        until(lambda: service.status().phase == "ready")
+        told = service.submit(None, "Rain?", ReplySettings(max_tokens=40))
+        assert told is not None
+        assert told.done.wait(WAIT_S)
+        strip = live_state(service.status())
+        stub.others = 1
+        untold = service.submit(told.handle, "And snow?", ReplySettings(max_tokens=40))
+        assert untold is not None
+        assert untold.done.wait(WAIT_S)
+        service.journal.flush()
+        first, second = service.store.turn_rows()
+    finally:
+        service.close()
+        store.close()
+    assert first["acceptance_rate"] == 0.5
+    assert second["acceptance_rate"] is None
+    assert second["num_draft_tokens"] is None
+    assert [row["exact"] for row in (first, second)] == [None, None]
+    assert (first["model"], first["device"]) == ("stub-1b", f"vLLM at {stub.url}")
+    facts = dict(strip["facts"])
+    assert strip["model"] == ["stub-1b", f"vLLM at {stub.url}"]
+    assert strip["guesses"] == "50 % of guesses right"
+    assert facts["Guesses of the server"] == "6 of 12 right"
+    assert "plain decoding" in facts["Limits"]
+
+
+def test_what_is_untold_is_no_figure() -> None:
+    stats = TurnStats(1, num_draft_tokens=3, untold=frozenset({"num_draft_tokens"}))
+    assert stats.told("num_draft_tokens") is None
+    assert stats.told("num_prompt_tokens") == 1

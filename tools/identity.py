@@ -1,0 +1,245 @@
+"""`python -m tools.identity --prompts FILE.jsonl`: is a reply the same, whatever drafts it?
+
+For every prompt and temperature a reply is written without drafting, then with `auto`, with every
+drafter that is ready, and with a random drafter, length and rule in every round, all with the seed
+of the prompt. Arms come in a random order and share the caches, so each meets what other turns
+left; in three cases of ten the caches are emptied first. --out keeps a digest of every reply while
+the run goes on; --against compares with the digests of an earlier run, so that a restart lies
+between the two. `--order` draws another order of arms, and so another history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from localspec.bench.cases import OWN_PROMPTS, Case, fitting_cases, load_prompts
+from localspec.bench.open_engine import open_bench_engine
+from localspec.bench.runs import BenchEngine, empty_caches, own_controller
+from localspec.core import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
+from localspec.core import Sequence as Turn
+from localspec.engine.calibrate import calibrate
+from localspec.engine.policy import policy_of
+from localspec.errors import ConfigError
+from localspec.files import read_json
+from localspec.flags import (
+    ContextFlag,
+    DraftFlag,
+    DtypeFlag,
+    HeadsFlag,
+    JsonFlag,
+    KernelsFlag,
+    ModelFlag,
+    ProfileFlag,
+    finish,
+    listed_numbers,
+    require_temperatures,
+    run_app,
+    to_stderr,
+)
+from localspec.options import LoadOptions
+
+RANDOM = "a random drafter every round"
+EMPTIED_SHARE = 0.3  # of the replies that start from empty caches
+LONGEST_DRAFT = 12
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+class RandomPolicy:
+    """Another drafter, length and stopping rule in every round."""
+
+    def __init__(self, names: Sequence[str], random: Random) -> None:
+        self._names, self._random = names, random
+
+    def plan(self, sequence: Turn) -> DraftPlan:
+        pick = self._random
+        bar, price = pick.random(), pick.choice((0.0, 0.05, 0.2))
+        growth = Growth(lambda confidence: confidence, (price,) * LONGEST_DRAFT, price)
+        return DraftPlan(
+            pick.choice(self._names),
+            pick.randint(1, LONGEST_DRAFT),
+            keep_drafting=pick.choice((None, lambda index, confidence: confidence > bar)),
+            growth=pick.choice((None, growth)),
+        )
+
+    def observe(self, sequence: Turn, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """One reply. key: of its prompt and temperature. num_accepted_tokens: by its drafts."""
+
+    key: str
+    arm: str
+    tokens: tuple[int, ...]
+    num_accepted_tokens: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.tokens).encode("ascii")).hexdigest()[:16]
+
+
+@app.command()
+def identity(
+    prompts: Annotated[Path, typer.Option(help="JSON lines as `bench` reads them.")] = OWN_PROMPTS,
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of a reply.")] = 12,
+    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7,1",
+    order: Annotated[int, typer.Option(help="Seed of the order of arms.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Keep the digests here.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Digests of an earlier run.")] = None,
+    profile: ProfileFlag = None,
+    model: ModelFlag = None,
+    draft: DraftFlag = None,
+    heads: HeadsFlag = None,
+    context: ContextFlag = None,
+    dtype: DtypeFlag = None,
+    kernels: KernelsFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Count the replies that differ from plain decoding, and from an earlier run."""
+    asked = listed_numbers(temperatures)
+    require_temperatures(asked)
+    earlier = {} if against is None else digests_of(against)
+    options = LoadOptions(
+        profile, model, draft, None, context, dtype, tuple(heads or ()), kernels=kernels, parallel=1
+    )
+    bench = open_bench_engine(options, None, to_stderr)
+    for phrase in calibrate(bench.engine, bench.controller):
+        to_stderr(phrase)
+    rows = load_prompts(prompts, limit)
+    cases, skipped = fitting_cases(rows, bench.render, max_tokens, bench.context_length)
+    count, started_s = Count(earlier), perf_counter()
+    for number, case in enumerate(cases, 1):
+        for temperature in asked:
+            for written in replies(bench, case, temperature, max_tokens, order):
+                count.take(written)
+        taken_s = perf_counter() - started_s
+        to_stderr(f"[{number}/{len(cases)}] {count.sentence()} {taken_s:.0f} s.")
+        if out is not None:
+            out.write_text(json.dumps(count.digests, indent=0), encoding="utf-8")
+    result = {**count.as_json(), "num_prompts": len(cases), "num_skipped": len(skipped)}
+    finish({**result, "machine": bench.machine}, table(result), as_json)
+    if count.num_differing or count.num_other_than_earlier:
+        raise typer.Exit(1)
+
+
+def digests_of(path: Path) -> Mapping[str, str]:
+    """Of an earlier run. Raises ConfigError."""
+    found = read_json(path)
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ConfigError(f"{path} holds no digests. Name a file that --out has written.")
+    return found
+
+
+def replies(
+    bench: BenchEngine, case: Case, temperature: float, max_tokens: int, order: int
+) -> Iterator[Written]:
+    """Of all arms, plain decoding among them."""
+    pick = Random(f"{order} {case.id} {temperature}")
+    arms = [OFF, AUTO, RANDOM, *bench.engine.drafters]
+    pick.shuffle(arms)
+    for arm in arms:
+        if pick.random() < EMPTIED_SHARE:
+            empty_caches(bench.engine, case.prompt)
+        yield reply(bench, case, temperature, max_tokens, arm, pick)
+
+
+def reply(
+    bench: BenchEngine, case: Case, temperature: float, max_tokens: int, arm: str, pick: Random
+) -> Written:
+    sampling, never = case.sampling(temperature), threading.Event()
+    turn = bench.engine.start(case.prompt, sampling, max_tokens, bench.end_ids)
+    bench.engine.prefill(turn, never)
+    policy = _policy(bench, case, temperature, arm, pick)
+    steps = [each.step for each in bench.engine.decode(turn, policy, never)]
+    tokens = tuple(turn.tokens[turn.prompt_length :])
+    accepted = sum(step.num_accepted_tokens for step in steps)
+    return Written(f"{case.id} T {temperature:g}", arm, tokens, accepted)
+
+
+def _policy(bench: BenchEngine, case: Case, temperature: float, arm: str, pick: Random) -> Policy:
+    if arm == RANDOM:
+        return RandomPolicy((OFF, *bench.engine.drafters), pick)
+    sampling = case.sampling(temperature)
+    return policy_of(own_controller(bench), sampling, arm, None, kind=case.workload)
+
+
+class Count:
+    """What differs, of the replies so far. digests: of plain decoding, by prompt, temperature."""
+
+    def __init__(self, earlier: Mapping[str, str]) -> None:
+        self.digests = dict[str, str]()
+        self.num_replies = 0
+        self.num_differing = 0
+        self.num_other_than_earlier = 0
+        self._earlier = earlier
+        self._written = list[Written]()  # of the prompt and temperature under way
+        self._by_arm = Counter[str]()
+        self._accepted = Counter[str]()
+
+    def take(self, written: Written) -> None:
+        """Replies of one prompt and temperature come one after the other."""
+        if self._written and self._written[-1].key != written.key:
+            self._written.clear()
+        self._written.append(written)
+        self.num_replies += 1
+        self._accepted[written.arm] += written.num_accepted_tokens
+        first = self._earlier.get(written.key)
+        self.num_other_than_earlier += first is not None and written.digest != first
+        plain = next((each for each in self._written if each.arm == OFF), None)
+        if plain is None:
+            return
+        self.digests[written.key] = plain.digest
+        # The replies that came before plain decoding wait for it.
+        for each in self._written if written.arm == OFF else (written,):
+            if each.tokens != plain.tokens:
+                self.num_differing += 1
+                self._by_arm[each.arm] += 1
+
+    def sentence(self) -> str:
+        said = f"{self.num_differing} of {self.num_replies} replies differ from plain decoding"
+        earlier = f", {self.num_other_than_earlier} from the earlier run" if self._earlier else ""
+        return f"{said}{earlier}."
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_replies": self.num_replies,
+            "num_differing": self.num_differing,
+            "num_other_than_earlier": self.num_other_than_earlier if self._earlier else None,
+            "differing_by_arm": {arm: self._by_arm[arm] for arm in sorted(self._accepted)},
+            "accepted_by_arm": dict(sorted(self._accepted.items())),
+        }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """As Markdown."""
+    lines = ["| arm | draft tokens accepted | replies that differ |", "|---|---|---|"]
+    for arm, accepted in result["accepted_by_arm"].items():
+        lines.append(f"| {arm} | {accepted} | {result['differing_by_arm'][arm]} |")
+    earlier = result["num_other_than_earlier"]
+    return "\n".join(
+        (
+            *lines,
+            "",
+            f"{result['num_prompts']} prompts, {result['num_replies']} replies: "
+            f"{result['num_differing']} differ from plain decoding"
+            + (f", {earlier} from the earlier run." if earlier is not None else "."),
+        )
+    )
+
+
+if __name__ == "__main__":
+    run_app(app)
