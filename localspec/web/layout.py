@@ -166,9 +166,9 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 class Page(NamedTuple):
     """The components that handlers read or write. chat: the messages that stand; growing: the
     reply being written. conversation: the handle shown, None for a new chat. extras: what the
-    page adds to a message as it is sent. settings: the fields at the side. bridge,
-    mover: commands from our scripts, the mover's are those after which another conversation or
-    reply is shown; signal: news to them."""
+    page adds to a message as it is sent. reading: the number of the reader of its reply. settings:
+    the fields at the side. bridge, mover: commands from our scripts, the mover's are those after
+    which another conversation or reply is shown; signal: news to them."""
 
     chat: gr.Chatbot
     growing: gr.Chatbot
@@ -178,6 +178,7 @@ class Page(NamedTuple):
     history: gr.HTML
     conversation: gr.Number
     extras: gr.Textbox
+    reading: gr.Number
     bridge: gr.HTML
     mover: gr.HTML
     signal: gr.HTML
@@ -294,15 +295,16 @@ def _chatbot(name: str, label: str) -> gr.Chatbot:
     )
 
 
-def unseen() -> tuple[gr.Number, gr.Textbox, gr.HTML, gr.HTML, gr.HTML]:
+def unseen() -> tuple[gr.Number, gr.Textbox, gr.Number, gr.HTML, gr.HTML, gr.HTML]:
     """What the page carries along without showing it."""
-    conversation = gr.Number(
-        value=None, precision=0, visible="hidden", label="Conversation", elem_id="ls-conversation"
+    conversation, reading = (
+        gr.Number(None, precision=0, visible="hidden", label=label, elem_id=f"ls-{label.lower()}")
+        for label in ("Conversation", "Reading")
     )
     extras = gr.Textbox(visible=False, label="Extras")
     bridge, mover = _bridge("ls-bridge", "false"), _bridge("ls-mover", "true")
     signal = gr.HTML("", html_template="", js_on_load=SIGNAL_JS, elem_id="ls-signal")
-    return conversation, extras, bridge, mover, signal
+    return conversation, extras, reading, bridge, mover, signal
 
 
 def _bridge(name: str, moves: str) -> gr.HTML:

@@ -56,7 +56,7 @@ def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
     new_chat, history = layout.side()
     settings = layout.settings(service)
     layout.frame()
-    conversation, extras, bridge, mover, signal = layout.unseen()
+    conversation, extras, reading, bridge, mover, signal = layout.unseen()
     with gr.Tabs(elem_id="ls-tabs"):
         with gr.Tab("Chat", id="chat"):
             chat, growing, message, stop = layout.talk()
@@ -73,6 +73,7 @@ def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
         history,
         conversation,
         extras,
+        reading,
         bridge,
         mover,
         signal,
@@ -112,14 +113,14 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
         asked, form = _command(event), Form.read(settings)
         return _answers(await commands.answer(_page(request), _handle(handle), asked, form))
 
-    async def follow(request: gr.Request) -> AsyncIterator[Any]:
+    async def follow(request: gr.Request, reading: float | None) -> AsyncIterator[Any]:
         yield gr.skip()  # a generator of Gradio's has to yield once
-        async for bubble in handlers.follow(_page(request)):
+        async for bubble in handlers.follow(_page(request), _handle(reading)):
             yield bubble
         yield gr.skip()  # Gradio sends the last value once more, when the page may have moved on
 
-    async def settle(request: gr.Request) -> list[Any]:
-        return _updates(await handlers.settle(_page(request)))
+    async def settle(request: gr.Request, reading: float | None) -> list[Any]:
+        return _updates(await handlers.settle(_page(request), _handle(reading)))
 
     def stop(handle: float | None) -> None:
         handlers.stop(_handle(handle))
@@ -140,7 +141,8 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
     for event in begun:
         # Each output of a yield costs a millisecond in Gradio, so the text comes by an event that
         # has one.
-        event.then(follow, None, page.growing, **MANY).then(settle, None, shown, **MANY)
+        followed = event.then(follow, page.reading, page.growing, **MANY)
+        followed.then(settle, page.reading, shown, **MANY)
     page.bridge.click(answer, asked, [page.history, page.settings, page.signal], **MANY)
     page.stop.click(stop, [page.conversation], None, queue=False, **QUIET)
     page.conversation.change(None, [page.conversation], None, js=TO_ADDRESS)
@@ -162,6 +164,7 @@ def _outputs(page: Page) -> list[gr.components.Component]:
         page.growing,
         page.stop,
         page.conversation,
+        page.reading,
         page.history,
         page.settings,
         page.signal,
@@ -178,6 +181,7 @@ def _updates(shown: Shown) -> list[Any]:
         _or_skip(shown.growing),
         gr.skip() if running is None else gr.update(interactive=running),
         gr.update(value=shown.handle) if shown.is_moved else gr.skip(),
+        _or_skip(shown.reading),
         *_answers(shown),
     ]
 
@@ -201,5 +205,5 @@ def _written(news: dict[str, Any]) -> str:
 
 
 def _handle(value: float | None) -> int | None:
-    """The conversation's number as the page holds it: 0 and nothing are a new chat."""
+    """A number as the page holds it: 0 and nothing are none."""
     return int(value) if value else None

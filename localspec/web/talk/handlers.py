@@ -45,14 +45,16 @@ class Shown:
     """What changed on the page; None leaves a part as it is.
 
     chat: the messages that stand; growing: the reply being written. handle: the conversation
-    shown, placed where `is_moved`. history: the list at the side. settings: what the
-    fields hold. warning: a passing message; signal: news for our scripts, as plain data.
+    shown, placed where `is_moved`. reading: the number of the reader of its reply. history: the
+    list at the side. settings: what the fields hold. warning: a passing message; signal: news for
+    our scripts, as plain data.
     """
 
     chat: list[ChatMessage] | None = None
     growing: list[ChatMessage] | None = None
     handle: int | None = None
     is_moved: bool = False
+    reading: int | None = None
     history: str | None = None
     is_running: bool | None = None
     settings: Form | None = None
@@ -105,7 +107,8 @@ class Handlers:
             history = await asyncio.to_thread(self.history, page, handle)
             settings = await asyncio.to_thread(self.settings, handle)
         except LocalspecError as error:  # the log cannot be read
-            return Shown([], [], None, True, "", is_running=False, warning=str(error))
+            nothing = Shown([], [], is_moved=True, history="", is_running=False)
+            return replace(nothing, warning=str(error))
         if reply is not None:
             self.presence.read(page, reader, reply)
         self.presence.arrived(handle)
@@ -116,6 +119,7 @@ class Handlers:
             self._growing(reply),
             handle,
             True,
+            reader.number,
             history,
             reply is not None,
             settings=settings,
@@ -236,14 +240,13 @@ class Handlers:
         reader = await self.presence.take_over(page)
         first = self.service.running(reply.handle) or reply  # a later one waits below it
         self.presence.asked(page, reply)
+        self.presence.read(page, reader, first)
         chat = await asyncio.to_thread(self._chat, reply.handle, first)
         history = await asyncio.to_thread(self.history, page, reply.handle)
-        # Last: what the page asked for before may still follow and settle, and would show the end
-        # of this reply before its beginning.
-        self.presence.read(page, reader, first)
         if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
             return Shown(handle=reply.handle)
-        return Shown(chat, self._growing(first), reply.handle, True, history, is_running=True)
+        growing, number = self._growing(first), reader.number
+        return Shown(chat, growing, reply.handle, True, number, history, is_running=True)
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
         """The form's settings, with what the person decided about an overflow. Raises
@@ -264,10 +267,10 @@ class Handlers:
         self._searches.pop(page, None)
         self.presence.leave(page)
 
-    async def follow(self, page: str) -> AsyncIterator[list[ChatMessage]]:
+    async def follow(self, page: str, reading: int | None) -> AsyncIterator[list[ChatMessage]]:
         """The growing text of the reply that the page reads, until it ends or the page moves on.
-        Yields nothing where the page reads none, or where it is followed already."""
-        reader = self.presence.claim(page)
+        Yields nothing where the page reads another or none, or where it is followed already."""
+        reader = self.presence.claim(page, reading)
         if reader is None or reader.reply is None:
             return
         reply, shown = reader.reply, None
@@ -284,9 +287,9 @@ class Handlers:
         finally:
             reader.leave()
 
-    async def settle(self, page: str) -> Shown:
+    async def settle(self, page: str, reading: int | None) -> Shown:
         """The reply that the page followed has ended: show what the log holds of it."""
-        reader = self.presence.finished(page)
+        reader = self.presence.finished(page, reading)
         if reader is None or reader.reply is None:
             return Shown()
         reply = reader.reply
@@ -304,7 +307,7 @@ class Handlers:
             self._growing(following),
             reply.handle,
             True,
-            history,
+            history=history,
             is_running=following is not None,
             signal=news,
         )

@@ -1,7 +1,9 @@
 """Which pages are open, which reply each reads, and when a reply has nobody left to read it.
 
 Contract: a page has one reader at a time. A new one replaces the one before and waits until that
-one has sent its last text. A page that is closed stops the replies it asked for, `grace_s` later,
+one has sent its last text. A reader has a number, which travels to the page with what was asked;
+only events that come after it there can name it, so nothing of a reply is shown before its
+beginning. A page that is closed stops the replies it asked for, `grace_s` later,
 unless another page reads them by then. A reload closes the page and opens it again: the request for
 the new page names the conversation in its address, arrives before the old page is gone, and makes
 the replies of that conversation wait for it (`Arrivals`, `expect`). Nothing here knows the page's
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -29,10 +32,11 @@ LEAVE_S = 1.0  # a browser may have gone without a word, and its reader with it
 
 
 class Reader:
-    """Reads one reply for one page. reply: None while none is being written. is_claimed: its text
-    is being sent. is_settled: the end of the reply was shown."""
+    """Reads one reply for one page. number: its own on this server. reply: None while none is being
+    written. is_claimed: its text is being sent. is_settled: the end of the reply was shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.reply: Reply | None = None
         self.is_claimed = False
         self.is_settled = False
@@ -63,13 +67,14 @@ class Presence:
         self._stop = stop
         self._grace_s = grace_s
         self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
         self._readers: dict[str, Reader] = {}
         self._asked_for: dict[str, list[Reply]] = {}
         self._expected: dict[int, float] = {}
 
     async def take_over(self, page: str) -> Reader:
         """A new reader, the page's only one."""
-        reader = Reader()
+        reader = Reader(next(self._numbers))
         with self._lock:
             before = self._readers.get(page)
             self._readers[page] = reader
@@ -88,25 +93,31 @@ class Presence:
             others = [one for one in self._asked_for.get(page, []) if one is not reply]
             self._asked_for[page] = [*(one for one in others if not one.done.is_set()), reply]
 
-    def claim(self, page: str) -> Reader | None:
-        """The page's reader for whoever sends its text; None where nothing is read or somebody
-        sends it already."""
+    def claim(self, page: str, number: int | None) -> Reader | None:
+        """The page's reader, if that is its number, for whoever sends its text; None where nothing
+        is read or somebody sends it already."""
         with self._lock:
-            reader = self._readers.get(page)
-            if reader is None or reader.reply is None or reader.is_claimed:
+            reader = self._of(page, number)
+            if reader is None or reader.is_claimed:
                 return None
             reader.is_claimed = True
         return reader
 
-    def finished(self, page: str) -> Reader | None:
-        """The page's reader once its reply has ended; once for each."""
+    def finished(self, page: str, number: int | None) -> Reader | None:
+        """The page's reader, if that is its number, once its reply has ended; once for each."""
         with self._lock:
-            reader = self._readers.get(page)
+            reader = self._of(page, number)
             if reader is None or reader.reply is None or reader.is_settled:
                 return None
             if not reader.reply.done.is_set():
                 return None
             reader.is_settled = True
+        return reader
+
+    def _of(self, page: str, number: int | None) -> Reader | None:
+        reader = self._readers.get(page)
+        if reader is None or reader.reply is None or reader.number != number:
+            return None
         return reader
 
     def is_reading(self, page: str, reader: Reader) -> bool:
