@@ -36,13 +36,28 @@ FILE = re.compile(
 AS_SET = "as set"  # what the kind of text's profile says: exact, unless the person set otherwise
 EXACT = "exact"
 
+# The beginning of a line of code: a keyword alone also begins lines of prose.
+NAMES = r"\w+(?:\.\w+)*(?: +as +\w+)?"
+STATEMENT = "|".join(
+    (
+        r"def +\w+ *\(",
+        r"(?:fn|func) +(?:\([^)\n]*\) *)?\w+ *[(<]",
+        r"class +\w+(?: *\([^)\n]*\)| +(?:extends|implements)[^\n]*)? *[:{] *$",
+        r"public +[^\n]*(?:\w\(|[{;] *$)",
+        r"(?:const|let|var) +[^=.?!\n]{1,60}=",
+        rf"import +(?:{NAMES}(?: *, *{NAMES})* *;? *$|[^\n]*[\"'])",
+        r"from +[\w.]+ +import\b",
+        r"#include *[<\"]",
+    )
+)
+
 # Tried in this order; a wrong guess costs nothing but a first draft of another length.
 PATTERNS = (
     (JSON, re.compile(r"\bjson\b|^\s*[{\[]\s*[\"{\[]", re.IGNORECASE)),
     (
         CODE,
         re.compile(
-            r"```|^\s*(?:def|class|import|from|#include|fn|func|public|const|let|var)\s+\S"
+            rf"```|^[ \t]*(?-i:{STATEMENT})"
             r"|\b(?:python|javascript|typescript|java|rust|golang|sql|regex|bash|c\+\+)(?!\w)"
             r"|\b(?:write|fix|debug|refactor|implement|complete|explain|optimi[sz]e)\b[^.?!\n]{0,40}"
             r"\b(?:function|method|class|script|program|code|query|unit tests?|bug)\b"
