@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -20,11 +20,11 @@ from pydantic import Field
 from localspec.api.accounts import prediction_tokens, speculation_of
 from localspec.api.fields import Common, Fields, Part, refuse_unless, role_of, text_of
 from localspec.api.formats import schema_of, with_choice
-from localspec.api.pieces import Whole, pieces, whole
+from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Message, Request, ToolCall, TurnStats
-from localspec.chat.service import clean
+from localspec.chat.service import Reply, clean
 
 
 class InputItem(Fields):
@@ -206,65 +206,99 @@ async def answer(asked: Asked, response: Response) -> dict[str, Any]:
 
 
 async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | None]:
-    """The response as a stream. What the model thinks is given whole, before its text."""
-    reply, text, reasoning, number = asked.replies[0], "", "", 0
-
-    def made(kind: str, **fields: Any) -> bytes:
-        nonlocal number
-        number += 1
-        return event({"type": kind, "sequence_number": number - 1, **fields}, kind)
-
-    begun = response.shown("in_progress", [])
-    yield made("response.created", response=begun)
-    yield made("response.in_progress", response=begun)
-    index, is_open = 0, False
-    async with aclosing(pieces(asked, reply)) as coming:
+    """The response as a stream. What the model thinks is given whole, before its text. None: a
+    moment without news."""
+    stream = _Stream(response)
+    for each in stream.begun():
+        yield each
+    async with aclosing(pieces(asked, asked.replies[0])) as coming:
         async for piece in coming:
             if piece is None:
                 yield None
                 continue
-            reasoning += piece.reasoning
-            is_over = piece.finish_reason is not None
-            if not is_open and (piece.text or (is_over and not piece.calls)):
-                is_open = True
-                if reasoning:
-                    item = thought(reasoning)
-                    yield made("response.output_item.added", output_index=0, item=item)
-                    yield made("response.output_item.done", output_index=0, item=item)
-                    index = 1
-                item = response.item("in_progress")
-                yield made("response.output_item.added", output_index=index, item=item)
-                place = response.place(index)
-                yield made("response.content_part.added", **place, part=part(""))
-            if piece.text:
-                text += piece.text
-                delta = {"delta": piece.text, "logprobs": []}
-                yield made("response.output_text.delta", **response.place(index), **delta)
+            for each in stream.of(piece):
+                yield each
             if piece.finish_reason is not None:
-                found = Whole(
-                    reply, piece.stats, text, reasoning, (), piece.finish_reason, piece.calls
-                )
-                ended = response.ended(found)
-                for index, item in enumerate(ended["output"]):
-                    if item["type"] == "message":
-                        place = response.place(index)
-                        yield made("response.output_text.done", **place, text=text, logprobs=[])
-                        yield made("response.content_part.done", **place, part=part(text))
-                    elif item["type"] == "function_call":
-                        begun = {**item, "arguments": "", "status": "in_progress"}
-                        yield made("response.output_item.added", output_index=index, item=begun)
-                        place = {"item_id": item["id"], "output_index": index}
-                        given = item["arguments"]
-                        yield made("response.function_call_arguments.delta", **place, delta=given)
-                        yield made(
-                            "response.function_call_arguments.done", **place, arguments=given
-                        )
-                    elif is_open:
-                        continue
-                    else:
-                        yield made("response.output_item.added", output_index=index, item=item)
-                    yield made("response.output_item.done", output_index=index, item=item)
-                yield made(f"response.{ended['status']}", response=ended)
+                found = stream.whole(asked.replies[0], piece)
+                for each in stream.ended(response.ended(found)):
+                    yield each
+
+
+class _Stream:
+    """The events of one response, in their order."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._number = 0
+        self._text = ""
+        self._reasoning = ""
+        self._index: int | None = None  # of the message among the items, once it is begun
+
+    def begun(self) -> Iterator[bytes]:
+        begun = self._response.shown("in_progress", [])
+        yield self._event("response.created", response=begun)
+        yield self._event("response.in_progress", response=begun)
+
+    def of(self, piece: Piece) -> Iterator[bytes]:
+        """What a piece of the reply adds."""
+        self._reasoning += piece.reasoning
+        is_over = piece.finish_reason is not None
+        if self._index is None and (piece.text or (is_over and not piece.calls)):
+            yield from self._message_begun()
+        if piece.text and self._index is not None:
+            self._text += piece.text
+            delta = {"delta": piece.text, "logprobs": []}
+            place = self._response.place(self._index)
+            yield self._event("response.output_text.delta", **place, **delta)
+
+    def whole(self, reply: Reply, last: Piece) -> Whole:
+        """The reply, once its last piece has come."""
+        reason = last.finish_reason
+        assert reason is not None, "a reply that has ended has a reason"
+        return Whole(reply, last.stats, self._text, self._reasoning, (), reason, last.calls)
+
+    def ended(self, response: Mapping[str, Any]) -> Iterator[bytes]:
+        """The end of every item, and of the response as it is in the end."""
+        for index, item in enumerate(response["output"]):
+            if item["type"] == "message":
+                yield from self._message_ended(index)
+            elif item["type"] == "function_call":
+                yield from self._called(index, item)
+            elif self._index is not None:
+                continue  # the reasoning, which was given before the message
+            else:
+                yield self._event("response.output_item.added", output_index=index, item=item)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
+
+    def _message_begun(self) -> Iterator[bytes]:
+        self._index = 0
+        if self._reasoning:
+            item = thought(self._reasoning)
+            yield self._event("response.output_item.added", output_index=0, item=item)
+            yield self._event("response.output_item.done", output_index=0, item=item)
+            self._index = 1
+        item = self._response.item("in_progress")
+        yield self._event("response.output_item.added", output_index=self._index, item=item)
+        place = self._response.place(self._index)
+        yield self._event("response.content_part.added", **place, part=part(""))
+
+    def _message_ended(self, index: int) -> Iterator[bytes]:
+        place, text = self._response.place(index), self._text
+        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **place, part=part(text))
+
+    def _called(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
+        """A call is given whole: its arguments are known at the end of the reply alone."""
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        place, given = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        yield self._event("response.function_call_arguments.delta", **place, delta=given)
+        yield self._event("response.function_call_arguments.done", **place, arguments=given)
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:

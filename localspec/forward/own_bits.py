@@ -11,7 +11,7 @@ Not here: reading the files (stored), the layers (grouped), other ways to 4 bits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,42 +41,50 @@ def in_groups(
     """The module with layers in 4 bits; None where bitsandbytes has to make them: another device
     or family, a layout without a kernel, or weights in 16 or 32 bits where NF4 has one. known: the
     config as transformers reads it. Raises ModelError."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     stored = stored_of(config, name)
     if device.type != "cpu" or known.model_type not in FAMILIES:
         return None
-    tensors: Iterable[tuple[str, torch.Tensor]]
-    layers = dict[str, Int4Linear]()
-    if stored is None and has_kernel(device):
-        return None
     if stored is None:
-        tensors = _read(files)
-    else:
-        weights = stored_weights(config, files, dtype, keeps=True)
-        if weights is None or not weights.kept:
-            return None
-        del known.quantization_config
-        tensors = weights.dense.items()
-        for place, weight in weights.kept.items():
-            layers[place.removesuffix(".weight")] = Int4Linear(weight, None)
-    with init_empty_weights():  # buffers are computed, and in no file
-        module: Any = AutoModelForCausalLM.from_config(
-            known, dtype=dtype, attn_implementation="sdpa"
-        )
-    module.tie_weights()
-    rounded = frozenset[str]() if stored is not None else _layers_of(module)
-    needed = {place.removesuffix(".weight") for place, _ in module.named_parameters()}
-    if rounded and not needed <= {path for file in files for path in _paths(file)}:
-        return None  # names that only transformers' own loading understands
-    dense = dict[str, torch.Tensor]()
-    for place, tensor in tensors:
-        path = place.removesuffix(".weight")
-        if path in rounded:
+        return None if has_kernel(device) else _rounded(name, known, files, dtype)
+    weights = stored_weights(config, files, dtype, keeps=True)
+    if weights is None or not weights.kept:
+        return None
+    del known.quantization_config
+    layers = {_path(place): Int4Linear(weight, None) for place, weight in weights.kept.items()}
+    return _assembled(name, _empty(known, dtype), layers, dict(weights.dense))
+
+
+def _rounded(name: str, known: Any, files: Sequence[Path], dtype: torch.dtype) -> Any:
+    """None where names are such that only transformers' own loading understands them."""
+    module = _empty(known, dtype)
+    needed = {_path(place) for place, _ in module.named_parameters()}
+    if not needed <= {path for file in files for path in _paths(file)}:
+        return None
+    suited, layers, dense = _layers_of(module), dict[str, Int4Linear](), dict[str, torch.Tensor]()
+    for place, tensor in _read(files):
+        path = _path(place)
+        if path in suited:
             layers[path] = Int4Linear(Grouped.rounded(tensor, GROUP), None)
         else:
             dense[place] = tensor.to(dtype)
+    return _assembled(name, module, layers, dense)
+
+
+def _empty(known: Any, dtype: torch.dtype) -> Any:
+    """The module without weights. Its buffers are computed, since no file holds them."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        module = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation="sdpa")
+    module.tie_weights()
+    return module
+
+
+def _assembled(
+    name: str, module: Any, layers: Mapping[str, Int4Linear], dense: dict[str, torch.Tensor]
+) -> Any:
+    """The module with these layers in their places and all other weights. Raises ModelError."""
     for path, layer in layers.items():
         bias = dense.pop(f"{path}.bias", None)
         layer.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -101,9 +109,14 @@ def _layers_of(module: Any) -> frozenset[str]:
     return frozenset(path for path, each in found if type(each) is nn.Linear and suits(each))
 
 
+def _path(place: str) -> str:
+    """Of the layer whose weight has this name."""
+    return place.removesuffix(".weight")
+
+
 def _paths(file: Path) -> list[str]:
     with safe_open(file, framework="pt") as opened:
-        return [name.removesuffix(".weight") for name in opened.keys()]  # noqa: SIM118
+        return [_path(name) for name in opened.keys()]  # noqa: SIM118
 
 
 def _read(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
