@@ -6,17 +6,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.tally import PROPERTY, Tally
-
-try:
-    import fcntl
-except ImportError:  # Windows: tests that measure time run beside others there
-    fcntl = None  # type: ignore[assignment]
 
 # Tiny models gain nothing from threads, and on a busy machine threads that wait for each other
 # cost far more than they save. Where a test wants two, they sleep while they wait: three workers
@@ -62,8 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Files of the page without a browser come first: Playwright's event loop runs in the main thread
     from its first test on, where no test can then run a loop of its own. Files with a browser wait
-    for half of their time, so they are spread among the others. Files with a test that runs alone
-    come last.
+    for half of their time, so they are spread among the others.
     """
     of_browser, others = dict[Path, None](), dict[Path, None]()
     places = dict[Path, float]()
@@ -77,24 +70,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             others[item.path] = None
     for files in (of_browser, others):
         places |= {path: (place + 1) / len(files) for place, path in enumerate(files)}
-    places |= {item.path: 2.0 for item in items if item.get_closest_marker("alone")}
     items.sort(key=lambda item: places[item.path])
     if config.getoption("--endurance"):
         items[:] = [one for one in items if "tally" in getattr(one, "fixturenames", ())]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Run a test that is marked `alone` while the other workers wait."""
-    with ExitStack() as locks:
-        if fcntl is not None and hasattr(item.config, "workerinput"):
-            shared = Path(item.config.getoption("basetemp")).parent
-            door, room = (locks.enter_context((shared / n).open("w")) for n in ("door", "room"))
-            fcntl.flock(door, fcntl.LOCK_EX)  # who waits to be alone lets nobody else in
-            is_alone = item.get_closest_marker("alone") is not None
-            fcntl.flock(room, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
-            fcntl.flock(door, fcntl.LOCK_UN)
-        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,8 @@
 """Counts the cases of a test that tries many faults, and what was lost in them.
 
 A test that asks for the fixture `tally` has two sizes: a few cases in the suite, all of them with
-`python -m tests --endurance`, which runs these tests alone and prints a line for each.
+`python -m tests --endurance`, which runs these tests alone and prints a line for each. Only
+there are measurements held against their limits: beside other programs they say nothing.
 """
 
 from __future__ import annotations
@@ -43,6 +44,13 @@ class Tally:
             yield
         except Exception as error:
             self.losses.append(f"{name}: {type(error).__name__}: {error}")
+
+    def measured(self, what: str, found: float, most: float, unit: str) -> None:
+        """Show a measurement. With all cases, where nothing runs beside the test, more than `most`
+        is a loss; the suite asserts no measurement."""
+        self.figures.append(f"{what} {found:.3g} {unit}")
+        with self.case(what):
+            assert not self.is_whole or found <= most, f"{found:.3g} {unit} is more than {most:g}"
 
     @property
     def told(self) -> str:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-WAIT_S = 20.0
+WAIT_S = 60.0  # only what hangs takes longer
 LOOK_S = 0.005
 
 

@@ -2,8 +2,9 @@
 
 Contract: a line is the path of a log. The fork answers one message there, in about a second, and
 prints, a line each: its process id, "kept" once the message is said to be kept, "shown", a moment
-on the monotonic clock and the length of the reply at that moment, "done" at the end. A line is
-written whole or not at all, also where Python does not buffer its output.
+on the monotonic clock and the length of the reply at that moment, "logged" and the length that
+stands in the log from then on, "done" at the end. A line is written whole or not at all, also where
+Python does not buffer its output.
 """
 
 from __future__ import annotations
@@ -24,8 +25,16 @@ def say(text: str) -> None:
     os.write(sys.stdout.fileno(), f"{text}\n".encode())
 
 
+class LoudStore(Store):
+    """Says what it has logged of a growing reply."""
+
+    def checkpoint_reply(self, message_id: int, text: str, thinking: str = "") -> None:
+        super().checkpoint_reply(message_id, text, thinking)
+        say(f"logged {len(text)}")
+
+
 def app(path: Path) -> None:
-    store = Store.open(path)
+    store = LoudStore.open(path)
     service = ChatService(store, session_info, lambda report: FakeBackend(SCRIPT))
     service.start()
     while service.status().phase != "ready":

@@ -455,7 +455,7 @@ def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Pat
     ended(service, service.proceed(made, SETTINGS))
     service.delete(made)
     assert store.conversation_list.purge()
-    assert time.process_time() - started_s < 20
+    assert time.process_time() - started_s < 60  # 4 s; a walk for each message takes minutes
     close(service)
 
 

@@ -20,8 +20,8 @@ from localspec.workloads import load_workloads
 from tests.chat.test_local import PIECES, SAY, Knowing, ask, backend_of
 from tests.fakes import FakeBackend, Script, session_info
 from tests.tiny import scripted
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 CODE = "write a function that adds"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import Counter
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -285,10 +285,10 @@ def test_one_token_repeated_for_ever_costs_no_more_than_its_bound() -> None:
     """20000 equal tokens: 200 rounds in far less than a search of the whole text would take."""
     drafter, sequence = NgramDrafter(), sequence_of(*[4] * 20_000)
     drafter.signal(sequence)
-    started = perf_counter()
+    started = thread_time()
     growth = Growth(lambda chance: chance, (0.01,) * 15, 0.0)
     for _ in range(200):
         assert proposed(drafter, sequence, 2) == (4, 4)
         drafter.propose(sequence, DraftPlan("ngram", 15, growth=growth))
         sequence.append([4])
-    assert perf_counter() - started < 4.0
+    assert thread_time() - started < 4.0  # a fraction of a second of processor time

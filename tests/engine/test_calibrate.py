@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from random import Random
-from time import sleep
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 from localspec import core
 from localspec.core import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import calibrate as calibration
+from localspec.engine import engine as loop
 from localspec.engine import sampling
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate, steady_ms
@@ -24,6 +24,28 @@ from localspec.engine.sampling import perturbed
 from tests.tiny import TableModel
 
 VOCAB = 40
+
+
+class Clock:
+    """Seconds that pass only while somebody sleeps, so that no other program changes them."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+CLOCK = Clock()
+sleep = CLOCK.sleep
+
+
+@pytest.fixture(autouse=True)
+def timed_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "perf_counter", CLOCK)
+    monkeypatch.setattr(loop, "perf_counter", CLOCK)
 
 
 class Timed(TableModel):

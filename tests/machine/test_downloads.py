@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 pytestmark = pytest.mark.slow  # starts child processes
 
 MODEL, OTHER = "someone/model", "someone/other"
-wait = partial(waiting.until, wait_s=60.0)
+wait = waiting.until
 
 
 @pytest.fixture(scope="module")

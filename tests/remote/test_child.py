@@ -130,7 +130,7 @@ def test_description_snapshot_and_counts_cross(shared: Shared) -> None:
 def test_replies_run_beside_each_other_and_calls_that_need_no_engine_between(
     shared: Shared,
 ) -> None:
-    cancel, first_s = threading.Event(), time.monotonic()
+    cancel = threading.Event()
     slow = shared.backend.generate(request(LONG), cancel)
     next(slow)
     beside = play(shared.backend)
@@ -147,7 +147,7 @@ def test_replies_run_beside_each_other_and_calls_that_need_no_engine_between(
     cancel.set()
     assert list(slow)[-1].finish_reason == "cancelled"
     measuring.join(WAIT_S)
-    assert not measuring.is_alive() and time.monotonic() - first_s < WAIT_S
+    assert not measuring.is_alive()
 
 
 def test_an_error_of_ours_while_loading_arrives_as_itself(opened: Any) -> None:
@@ -226,10 +226,8 @@ def test_phrases_of_loading_arrive_and_loading_can_be_given_up(tmp_path: Path) -
         if phrase == "Loading slowly" and heard.count(phrase) > 2:
             raise KeyboardInterrupt
 
-    started_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         ChildBackend.open(opening("slow_to_open", notes=tmp_path / "pid"), report)
-    assert time.monotonic() - started_s < WAIT_S
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not is_running(pid))
 
@@ -281,9 +279,8 @@ def test_leaving_a_reply_ends_it(shared: Shared) -> None:
 def test_tokens_are_counted_while_a_reply_is_written(shared: Shared) -> None:
     with closing(shared.backend.generate(request(SLOW), threading.Event())) as chunks:
         next(chunks)
-        started_s = time.monotonic()
         assert shared.backend.count_tokens((Message("user", "hi"),)) > 0
-        assert time.monotonic() - started_s < 1.0  # the reply takes several seconds
+        assert not shared.is_done
 
 
 def test_measuring_crosses_and_can_be_paused(shared: Shared) -> None:
@@ -398,14 +395,13 @@ def test_what_libraries_print_does_not_disturb(opened: Any) -> None:
     assert play(opened("busy"))[-1].finish_reason == "eos"
 
 
-def test_closing_ends_the_process_in_the_middle_of_a_reply(opened: Any) -> None:
+def test_closing_ends_the_process_in_the_middle_of_a_reply(opened: Any, tmp_path: Path) -> None:
     others = multiprocessing.active_children()
-    backend = opened()
+    backend = opened(notes=tmp_path / "notes")
     chunks = backend.generate(request(SLOW), threading.Event())
     next(chunks)
-    started_s = time.monotonic()
     backend.close()
-    assert time.monotonic() - started_s < 5.0
+    assert "done" not in (tmp_path / "notes").read_text()
     assert set(multiprocessing.active_children()) <= set(others)
     for call in (lambda: list(chunks), backend.describe):
         with pytest.raises(EngineLost):
@@ -438,6 +434,4 @@ def test_no_engine_outlives_a_killed_parent(root: Path, tmp_path: Path, doing: s
         pid = int(notes.read_text())
         assert is_running(pid)
         parent.send_signal(signal.SIGKILL)
-        killed_s = time.monotonic()
         until(lambda: not is_running(pid))
-        assert time.monotonic() - killed_s < 2.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,9 +205,7 @@ def test_a_cancel_reaches_a_server_that_says_nothing(stub: Stub, open_it: Any) -
     found = open_it(stub).generate(Request(ASKED), cancel)
     assert [next(found).phase, next(found).text] == ["prefill", "Rain"]
     threading.Timer(0.05, cancel.set).start()
-    began_s = time.monotonic()
     assert [chunk.finish_reason for chunk in found] == ["cancelled"]
-    assert time.monotonic() - began_s < 5.0
     assert stub.closed.wait(WAIT_S), "the server was told"
 
 

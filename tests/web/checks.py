@@ -7,7 +7,7 @@ about.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,12 +102,3 @@ def bubbles(visit: Visit, role: str = "bot") -> list[str]:
       .filter((one) => !one.querySelector('.ls-footer, .ls-error, .ls-lenient, .ls-own'))
       .map((one) => one.innerText.replaceAll("\\u2063", "").trim()).filter(Boolean)"""
     return list(visit.page.evaluate(script, role))
-
-
-def best_of(num_tries: int, measure: Callable[[], float], enough: float) -> float:
-    """The smallest of several measurements, as soon as one is at most `enough`: tests share two
-    cores with whatever else runs."""
-    found: list[float] = []
-    while len(found) < num_tries and (not found or min(found) > enough):
-        found.append(measure())
-    return min(found)

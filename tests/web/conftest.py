@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from tests.web import witness
 
 THOUGHT = "They ask about **drafts**, and <b>this</b> is `code`."
 TOKEN = "a-token-of-this-launch"
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 VIEWPORT = {"width": 1280, "height": 850}
 # Gradio shows its form before it listens to it; the first news comes when it does. Our own scripts
 # come later still: they name the button of the settings, which they close where there is no room.
 LISTENS = """() => window.lsBridges === 2 && Boolean(window.lsSignal)
   && Boolean(document.querySelector('#ls-settings .toggle-button[aria-expanded]'))"""
-until = partial(waiting.until, wait_s=60.0)
+until = waiting.until
 
 XSS = """<script>window.__pwned = 1</script>
 <img src=x onerror="window.__pwned = 2">

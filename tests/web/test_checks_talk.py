@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.record.samples import siblings
-from tests.web.checks import READY, ask, best_of, bubbles, newest, num_rows, wait_for_reply
+from tests.tally import Tally
+from tests.web.checks import READY, ask, bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -102,16 +103,14 @@ CLICK = """() => new Promise((done) => {
 })"""
 
 
-def test_check_13_a_megabyte_is_pasted_and_the_page_answers(visit: Open, site: Site) -> None:
+def test_check_13_a_megabyte_is_pasted_and_the_page_answers(
+    visit: Open, site: Site, tally: Tally
+) -> None:
     page = visit()
     rows = num_rows(site)
-
-    def click_ms() -> float:
-        page.open("&c=new")
-        page.page.evaluate(PASTE, "word " * 200_000)
-        return float(page.page.evaluate(CLICK))
-
-    assert best_of(3, click_ms, MAX_CLICK_MS) <= MAX_CLICK_MS
+    page.open("&c=new")
+    page.page.evaluate(PASTE, "word " * 200_000)
+    tally.measured("a click beside it", page.page.evaluate(CLICK), MAX_CLICK_MS, "ms")
     page.page.wait_for_selector("#ls-chips .ls-chip", timeout=WAIT_MS)
     page.page.locator("#ls-chips", has_not_text="reading").wait_for()  # which is not sent
     page.page.click("#ls-message .submit-button")

@@ -272,7 +272,7 @@ def test_a_driver_that_fails_leaves_the_last_line() -> None:
 def test_one_look_is_cheap() -> None:
     """A look happens ten times a second: 200 of them in 0.2 s leave it below 1 % of a core."""
     shown = replace(IDLE, reply=view())
-    started_s = time.process_time()
+    started_s = time.thread_time()
     for _ in range(200):
         json.dumps(live_state(shown))
-    assert time.process_time() - started_s < 0.2
+    assert time.thread_time() - started_s < 0.2  # 0.01 s

@@ -6,7 +6,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from localspec.errors import ModelError
+from tests.waiting import until
 from tools.peers.worker import WORKERS, Worker
 
 pytestmark = pytest.mark.slow  # starts child processes
@@ -48,10 +48,7 @@ def is_alive(process_id: int) -> bool:
 
 
 def wait_until_gone(process_id: int) -> bool:
-    deadline = time.monotonic() + 5.0
-    while is_alive(process_id) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_alive(process_id)
+    return until(lambda: not is_alive(process_id))
 
 
 def test_the_opening_is_handed_over_and_requests_are_answered(start: Start) -> None:

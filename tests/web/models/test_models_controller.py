@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.remote.stub_server import serving
 from tests.tiny import tiny_llama
 from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
 
-wait = partial(waiting.until, wait_s=60.0)
+wait = waiting.until
 
 
 @pytest.fixture

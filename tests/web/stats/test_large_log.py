@@ -1,6 +1,6 @@
 """A log of 20,000 turns stays quick to look at, and the export of a log keeps nobody waiting.
 
-Time is that of the processor, which other programs do not change.
+Time is that of the processor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from localspec.record.store import Store
 from localspec.web.stats.selection import Selection
 from tests.fakes import FakeBackend, session_info
 from tests.record.large_log import make_large_log
+from tests.tally import Tally
 
 pytestmark = pytest.mark.slow
 
 NUM_TURNS = 20_000
 NUM_EXPORTED = 2_000  # an export reads turn by turn, however many there are
-MAX_CPU_S = 2.0  # a second where nothing else runs; some machines are slower
+MAX_CPU_S = 1.0
 MAX_CHARACTERS = 400_000
 
 
@@ -43,15 +44,20 @@ def cpu_s(act: Callable[[], object]) -> float:
     return time.thread_time() - begun
 
 
-def test_it_is_listed_searched_and_drawn_quickly_and_in_little(tmp_path: Path) -> None:
+def test_it_is_listed_searched_and_drawn_quickly_and_in_little(
+    tmp_path: Path, tally: Tally
+) -> None:
     from localspec.web.stats.tab import fill
 
     drawn: list[str] = []
     with service_over(tmp_path / "localspec.db", NUM_TURNS) as service:
         assert len(service.turn_rows()) == NUM_TURNS + 1
-        assert cpu_s(lambda: service.conversations()) < MAX_CPU_S
-        assert cpu_s(lambda: service.conversations("word10 turn10")) < MAX_CPU_S
-        assert cpu_s(lambda: drawn.extend(fill(service, Selection("all")))) < MAX_CPU_S
+        for what, act in (
+            ("the list", lambda: service.conversations()),
+            ("a search", lambda: service.conversations("word10 turn10")),
+            ("Stats", lambda: drawn.extend(fill(service, Selection("all")))),
+        ):
+            tally.measured(what, cpu_s(act), MAX_CPU_S, "s of processor time")
     assert sum(map(len, drawn)) < MAX_CHARACTERS
     assert f"of {NUM_TURNS + 1:,} turns" in drawn[-1] and "x faster" in drawn[1]
 

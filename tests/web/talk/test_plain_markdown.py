@@ -82,9 +82,9 @@ def test_a_diagram_stays_code_in_either_kind_of_fence() -> None:
 
 def test_a_long_text_is_marked_quickly() -> None:
     text = "- `a` < b\n\n    c < d\n```\ne\n```\n" * 5_000 + "`" * 20_000 + "` `` " * 5_000
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     as_text(text)
-    assert time.perf_counter() - started_s < 5.0
+    assert time.thread_time() - started_s < 5.0
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_dollars_in_a_fence_stay_as_they_are() -> None:
     [">" * 20_000 + " x", "> " * 20_000, "[" * 20_000, "*" * 20_000, " " * 20_000 + "- x"],
 )
 def test_nesting_without_end_is_bounded_and_quick(text: str) -> None:
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     written = as_text(text)
-    assert time.perf_counter() - started_s < 2.0
+    assert time.thread_time() - started_s < 2.0
     followed = written.split(MARK)[0]
     assert followed.count(">") <= 16 and "[[" not in followed and "**" not in followed
     assert len(followed) - len(followed.lstrip(" ")) <= 64
