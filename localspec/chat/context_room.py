@@ -1,15 +1,16 @@
-"""Whether a request has room in the context.
+"""How full the context is, and whether a request has room in it.
 
 Contract: pure, over a backend that counts tokens.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from localspec.backend import Backend, Description, Message, Request
 from localspec.drafters.registry import label_of
-from localspec.errors import ContextOverflow, RequestError
+from localspec.errors import ContextOverflow, EngineLost, RequestError
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,20 @@ class Limits:
 
     max_tokens: int
     thinking_budget: int | None = None
+
+
+@dataclass(frozen=True)
+class ContextUsage:
+    """How full the context would be. num_tokens: of the conversation with the message being typed.
+    num_reply_tokens: reserved for the reply."""
+
+    num_tokens: int
+    num_reply_tokens: int
+    context_length: int
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_tokens + self.num_reply_tokens > self.context_length
 
 
 def limits_of(
@@ -79,3 +94,11 @@ def check_room(backend: Backend, loaded: Description, request: Request) -> None:
     num_prompt_tokens = backend.count_tokens(request.messages)
     if num_prompt_tokens is not None:
         max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
+
+
+def counted(backend: Backend | None, messages: tuple[Message, ...]) -> int | None:
+    """Tokens of a conversation as a prompt. None while nothing that counts is loaded, or where the
+    chat format refuses the conversation."""
+    with suppress(EngineLost, RequestError):
+        return None if backend is None else backend.count_tokens(messages)
+    return None

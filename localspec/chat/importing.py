@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from localspec.chat.turn import title_line, title_of
+from localspec.chat.titles import title_line, title_of
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.record.conversations import ImportedConversation, ImportedMessage

@@ -18,7 +18,8 @@ from localspec.chat import branches
 from localspec.chat.audit import Replay, logged_reply, replay_of
 from localspec.chat.importing import read_conversations
 from localspec.chat.journal import COMMIT_WAIT_S, Journal
-from localspec.chat.turn import Reply, ShownMessage, clean, title_line
+from localspec.chat.titles import title_line
+from localspec.chat.turn import Reply, ShownMessage, clean
 from localspec.engine.controller import measurements
 from localspec.errors import RequestError
 from localspec.record.api_keys import ApiKeys

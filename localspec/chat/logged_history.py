@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from localspec.backend import Message, Request, Role
 from localspec.chat.journal import OpenConversation, PendingTurn
-from localspec.chat.turn import title_of
+from localspec.chat.titles import title_of
 
 MOST_TURNS = 1024
 

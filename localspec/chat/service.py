@@ -19,15 +19,14 @@ from functools import partial
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
-from localspec.chat.context_room import check_servable
+from localspec.chat.context_room import ContextUsage, check_servable, counted
 from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
-from localspec.chat.log_service import LogService, ReplyRecord
+from localspec.chat.log_service import LogService
 from localspec.chat.off_reasons import off_now
 from localspec.chat.rolling import rolled
-from localspec.chat.titles import Titles
+from localspec.chat.titles import Titles, title_of
 from localspec.chat.turn import (
-    ContextUsage,
     Reply,
     ReplySettings,
     ShownMessage,
@@ -37,18 +36,14 @@ from localspec.chat.turn import (
     decided,
     prompt_messages,
     request_of,
-    title_of,
     turn_settings,
+    versions,
 )
 from localspec.chat.worker import Worker
 from localspec.core import AUTO
 from localspec.errors import EngineLost, RequestError, StoreError
 from localspec.options import LoadOptions
-from localspec.record.conversations import ConversationRow
-from localspec.record.drafted import TokenRecord
 from localspec.record.export import Format, Scope
-from localspec.record.folders import Folder
-from localspec.record.rows import RecentGain
 from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
 
@@ -155,8 +150,10 @@ class ChatService(LogService):
         return next(iter(self._unfinished(handle)), None)
 
     def waiting(self, handle: int | None) -> list[Reply]:
-        """The replies of this conversation that wait for the one that `running` gives."""
-        return self._unfinished(handle)[1:]
+        """The replies of this conversation that wait for the one that `running` gives, and for
+        those asked for together with it."""
+        unfinished = self._unfinished(handle)
+        return [one for one in unfinished if one not in unfinished[0].together]
 
     def _unfinished(self, handle: int | None) -> list[Reply]:
         named = handle or 0
@@ -205,17 +202,22 @@ class ChatService(LogService):
             return self._ask(branches.follow_up(self.store, conversation, text), settings)
 
     def regenerate(
-        self, handle: int, settings: ReplySettings, message_id: int | None = None
+        self,
+        handle: int,
+        settings: ReplySettings,
+        message_id: int | None = None,
+        num_replies: int = 1,
     ) -> Reply | None:
-        """Queue another reply beside this one, None: beside the last. None while a reply is being
-        written, or where there is nothing to answer."""
+        """Queue other replies beside this one, None: beside the last; the first of them. They are
+        written together where there are slots. None while a reply is being written, or where there
+        is nothing to answer. Raises RequestError as `versions` and `submit`."""
         again = partial(branches.regenerated, message_id=message_id)
-        return self._answer_again(handle, again, settings)
+        return self._answer_again(handle, again, versions(settings, num_replies))
 
     def proceed(self, handle: int, settings: ReplySettings) -> Reply | None:
         """Continue the last reply, whatever ended it; the result is one text with the old one. None
         as for `regenerate`."""
-        return self._answer_again(handle, branches.continued, settings)
+        return self._answer_again(handle, branches.continued, [settings])
 
     def edit(
         self, handle: int, message_id: int, text: str, settings: ReplySettings
@@ -287,27 +289,20 @@ class ChatService(LogService):
     ) -> ContextUsage | None:
         """How full the context would be with this message, by the backend's own tokenizer. None
         while that is not known, or where the chat format refuses the conversation."""
-        backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
-        if backend is None or loaded is None or loaded.context_length is None:
+        loaded = self.lifecycle.loaded
+        if loaded is None or loaded.context_length is None:
             return None
         shown = self.messages(handle)
         messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
         if text.strip() or not shown:  # no chat format renders a system prompt alone
             messages = (*messages, Message("user", clean(text)))
-        try:
-            num_tokens = backend.count_tokens(messages)
-        except (EngineLost, RequestError):
+        if (num_tokens := counted(self.lifecycle.backend, messages)) is None:
             return None
-        reserved, room = settings.max_tokens or 0, loaded.context_length
-        return None if num_tokens is None else ContextUsage(num_tokens, reserved, room)
+        return ContextUsage(num_tokens, settings.max_tokens or 0, loaded.context_length)
 
     def num_tokens(self, text: str) -> int | None:
         """Of a text, by the model's own tokenizer; None while it cannot count."""
-        backend = self.lifecycle.backend
-        with suppress(EngineLost, RequestError):
-            if backend is not None:
-                return backend.count_tokens((Message("user", clean(text)),))
-        return None
+        return counted(self.lifecycle.backend, (Message("user", clean(text)),))
 
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue. No effect once it is over."""
@@ -340,15 +335,22 @@ class ChatService(LogService):
         self,
         handle: int,
         make_turn: Callable[[Store, OpenConversation], PendingTurn | None],
-        settings: ReplySettings,
+        each: list[ReplySettings],
     ) -> Reply | None:
+        first: Reply | None = None
         with self._submitting:  # a double click asks once
             if self.running(handle) is not None:
                 return None
-            turn = make_turn(self.store, self.journal.conversation(handle))
-            return None if turn is None else self._ask(turn, settings)
+            conversation = self.journal.conversation(handle)
+            turns = [make_turn(self.store, conversation) for _ in each]
+            for turn, settings in zip(turns, each, strict=True):
+                if turn is not None:
+                    first = self._ask(turn, settings, first).together[0]
+        return first
 
-    def _ask(self, turn: PendingTurn, settings: ReplySettings) -> Reply:
+    def _ask(
+        self, turn: PendingTurn, settings: ReplySettings, beside: Reply | None = None
+    ) -> Reply:
         """Commit this turn's message, check it, which may take seconds, and queue its reply."""
         conversation = turn.conversation
         if conversation.is_deleted:
@@ -366,6 +368,8 @@ class ChatService(LogService):
                 self.journal.take_back(turn)
                 self._show_again(reply.handle, tip_id)
                 raise
+        if beside is not None:
+            reply.join(beside)
         self.worker.queue(reply)  # what could not be checked or taken back, its turn refuses
         return reply
 
@@ -383,18 +387,13 @@ class ChatService(LogService):
 
 __all__ = [
     "ChatService",
-    "ConversationRow",
-    "Folder",
     "Format",
-    "RecentGain",
     "Reply",
-    "ReplyRecord",
     "ReplySettings",
     "Scope",
     "ShownMessage",
     "Status",
     "Task",
-    "TokenRecord",
     "TurnView",
     "clean",
 ]

@@ -1,4 +1,4 @@
-"""Titles of new chats, written by the model from the first exchange.
+"""Titles of chats: the first words, or written by the model from the first exchange.
 
 Contract: `Titles.task` gives a job for the worker's idle time, once for each chat that has exactly
 one exchange and whose title is still its first words. The prompt begins with that exchange, so that
@@ -6,23 +6,28 @@ the engine's cache serves the next message as if nothing had been asked between.
 to any other; it is then tried again. A title that no person would take for one is not used. Titles
 that a person wrote are never replaced (ConversationList.entitle).
 
-Not here: the first words as a title (turn.title_of), the worker's idle time (worker).
+Not here: the worker's idle time (worker).
 """
 
 from __future__ import annotations
 
 import re
 import threading
+import unicodedata
 from collections.abc import Sequence
 
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.jobs import Task
-from localspec.chat.turn import TITLE_LENGTH, Reply, ShownMessage, prompt_messages, title_line
+from localspec.chat.turn import Reply, ShownMessage, prompt_messages
 from localspec.core import SamplingParams
 from localspec.record.rows import PAGE
 from localspec.record.store import Store
 
+TITLE_LENGTH = 48
+MAX_TITLE_LENGTH = 200  # of one that a person writes
+CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
+ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 ASK = "Write a title for this conversation: two to six words, nothing else."
 MAX_TITLE_TOKENS = 24
 MAX_TITLE_WORDS = 8
@@ -107,3 +112,19 @@ def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:
     is_about_it = any(word in said for word in WORD.findall(title.casefold()))
     is_short = len(title) <= TITLE_LENGTH and len(title.split()) <= MAX_TITLE_WORDS
     return title if is_about_it and is_short and "<" not in title else None
+
+
+def title_line(text: str) -> str:
+    """A title as one line of text without control characters."""
+    kept = (
+        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
+    )
+    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
+
+
+def title_of(text: str) -> str:
+    """The title of a conversation that begins with this message."""
+    if named := ONLY_A_FILE.match(text):
+        return named[1][:TITLE_LENGTH]
+    line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
+    return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"

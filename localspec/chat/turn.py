@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import secrets
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -29,18 +27,14 @@ from localspec.backend import (
 )
 from localspec.chat.journal import PendingTurn
 from localspec.core import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, RequestError
 from localspec.leniency import as_data
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnEnd, TurnSettings
 from localspec.workloads import AS_SET, Workload, decide
 
-TITLE_LENGTH = 48
-MAX_TITLE_LENGTH = 200  # of one that a person writes
 DRAWN_SEEDS = 2**53  # the page's JavaScript holds these exactly
-CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
-ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 
 ServicePhase = Literal[
     "loading", "ready", "calibrating", "busy", "unloaded", "restarting", "failed"
@@ -143,23 +137,10 @@ class ShownMessage:
     thinking: str = ""
 
 
-@dataclass(frozen=True)
-class ContextUsage:
-    """How full the context would be. num_tokens: of the conversation with the message being typed.
-    num_reply_tokens: reserved for the reply."""
-
-    num_tokens: int
-    num_reply_tokens: int
-    context_length: int
-
-    @property
-    def is_over(self) -> bool:
-        return self.num_tokens + self.num_reply_tokens > self.context_length
-
-
 class Reply:
     """One turn under way; `view` is what readers need. is_relieved: see Chunk. number: names it in
-    this process. request: None: it is made when the turn begins. fault: an error of ours."""
+    this process. request: None: it is made when the turn begins. fault: an error of ours. together:
+    the answers to one message that were asked for at once, this one included; they share it."""
 
     numbers = itertools.count(1)
 
@@ -172,6 +153,7 @@ class Reply:
         self.fault: LocalspecError | None = None
         self.cancel = threading.Event()
         self.done = threading.Event()
+        self.together = [self]
         self.view = TurnView(
             "queued",
             time.monotonic(),
@@ -196,6 +178,16 @@ class Reply:
     def handle(self) -> int:
         """The conversation's stored id, or a negative stand-in until it has one."""
         return self.pending.conversation.stored_id or self.pending.conversation.handle
+
+    def join(self, other: Reply) -> None:
+        """Before it is queued: it is asked for together with the other."""
+        other.together.append(self)
+        self.together = other.together
+
+    @property
+    def are_all_done(self) -> bool:
+        """Of those asked for together."""
+        return all(one.done.is_set() for one in self.together)
 
     def add(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
@@ -303,6 +295,19 @@ def seeded(sampling: SamplingParams) -> SamplingParams:
     return replace(sampling, seed=secrets.randbelow(DRAWN_SEEDS))
 
 
+def versions(settings: ReplySettings, num_replies: int) -> list[ReplySettings]:
+    """Of several answers to one message, each with a seed of its own. Raises RequestError where
+    all would be the same."""
+    if num_replies > 1 and settings.sampling.temperature == 0:
+        raise RequestError(
+            "At temperature 0 every answer is the same. Set a higher temperature in the settings, "
+            "then ask again."
+        )
+    first = settings.sampling.seed
+    seeds = [None if first is None else first + number for number in range(num_replies)]
+    return [replace(settings, sampling=replace(settings.sampling, seed=seed)) for seed in seeds]
+
+
 def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: PendingTurn) -> Request:
     """The request for the reply to the last message shown. Raises RequestError for a value out of
     range."""
@@ -375,22 +380,6 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone half of a surrogate pair becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def title_line(text: str) -> str:
-    """A title as one line of text without control characters."""
-    kept = (
-        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
-    )
-    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
-
-
-def title_of(text: str) -> str:
-    """The title of a conversation that begins with this message."""
-    if named := ONLY_A_FILE.match(text):
-        return named[1][:TITLE_LENGTH]
-    line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
-    return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"
 
 
 def unexpected(what: str, error: Exception) -> str:

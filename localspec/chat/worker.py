@@ -1,12 +1,12 @@
 """The queue of replies and tasks, and the thread that gives them the backend in their order.
 
 Contract: as many replies run at the same time as the backend has slots, each in a thread of its
-own, and of one conversation of a page one at a time. A task and an order have the backend alone.
-While nothing runs or waits it measures costs, checks that the engine lives, and unloads the model
-after a time without work; the next job loads it again. Whatever a job does, the next one runs. An
-order (switch, unload, retry) goes before everything that waits, after what runs, and ends a load
-under way. A job never raises: its error is a sentence, and what was generated of a reply is kept,
-and checkpointed as it grows.
+own; of one conversation of a page one at a time, or those that were asked for together. A task and
+an order have the backend alone. While nothing runs or waits it measures costs, checks that the
+engine lives, and unloads the model after a time without work; the next job loads it again. Whatever
+a job does, the next one runs. An order (switch, unload, retry) goes before everything that waits,
+after what runs, and ends a load under way. A job never raises: its error is a sentence, and what
+was generated of a reply is kept, and checkpointed as it grows.
 
 Not here: the backend's states (backend_lifecycle), the log (journal), what pages ask (service).
 """
@@ -242,12 +242,12 @@ class Worker:
         is_held_up = self.running and (self._orders or self._losses)
         if is_held_up or len(self.running) >= self._lifecycle.num_slots:
             return None
-        busy = {id(reply.pending.conversation) for reply in self.running}
         for job in self._waiting:
             if isinstance(job, Task):
                 return None
-            # A program's request holds its whole conversation.
-            if job.request is not None or id(job.pending.conversation) not in busy:
+            others = (one.pending for one in self.running if one not in job.together)
+            is_busy = any(one.conversation is job.pending.conversation for one in others)
+            if job.request is not None or not is_busy:  # a program's holds its whole conversation
                 return job
         return None
 

@@ -143,9 +143,8 @@ MODELS_HTML = (
 # A command of our scripts becomes an event of the bridge of its kind; commands from before both
 # bridges were ready wait in a queue.
 BRIDGE_JS = """
-const moving = new Set(['open', 'show', 'continue', 'again', 'takeback', 'rewrite', 'fork',
-  'remove', 'bring_back', 'duplicate',
-  'delete', 'restore']);
+const moving = new Set(['open', 'show', 'continue', 'again', 'several', 'takeback', 'rewrite',
+  'fork', 'remove', 'bring_back', 'duplicate', 'delete', 'restore']);
 const isMine = (command) => moving.has(command.do) === MOVES;
 const pass = (command) => { if (isMine(command)) trigger('click', command); };
 window.addEventListener('ls-command', (event) => pass(event.detail));

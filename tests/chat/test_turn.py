@@ -7,7 +7,8 @@ import pytest
 from localspec.backend import Chunk, TurnStats
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.journal import OpenConversation, PendingTurn
-from localspec.chat.turn import Reply, ReplySettings, ShownMessage, prompt_messages, title_of
+from localspec.chat.titles import title_of
+from localspec.chat.turn import Reply, ReplySettings, ShownMessage, prompt_messages
 from localspec.core import OFF, TARGET, Step
 
 

@@ -17,6 +17,7 @@ from localspec.backend import Backend, Chunk, Description, Message, Request, Tur
 from localspec.chat.jobs import Task
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply, ReplySettings
+from localspec.core import SamplingParams
 from localspec.errors import EngineLost, MemoryShortage, RequestError
 from localspec.options import LoadOptions, Offer
 from localspec.record.store import Store
@@ -362,8 +363,8 @@ def test_a_message_that_ends_every_engine_is_tried_twice(world: World) -> None:
     service = ready(world.begin())
     reply = ask(service)
     assert reply.view.finish_reason == "interrupted"
-    until(lambda: service.status().phase == "ready")
-    assert len(world.opened) == 3, "one that was there, one to try again, one for what comes next"
+    # One that was there, one to try again, one for what comes next.
+    until(lambda: len(world.opened) == 3 and service.status().phase == "ready")
 
 
 def test_a_message_is_committed_while_the_engine_does_not_answer(
@@ -584,6 +585,42 @@ def test_of_one_conversation_one_reply_follows_the_other(
     assert first.done.wait(WAIT_S) and second.done.wait(WAIT_S)
     roles = [each.role for each in world.opened[0].requests[-1].messages]
     assert roles == ["user", "assistant", "user"]
+
+
+def test_answers_asked_for_together_are_written_together_and_what_is_sent_then_follows_all(
+    world: World, gate: threading.Event
+) -> None:
+    service = beside(world, 2, gate)
+    gate.set()
+    asked = sent(service)
+    assert asked.done.wait(WAIT_S)
+    gate.clear()
+    warm = ReplySettings(sampling=SamplingParams(temperature=0.7, seed=8))
+    first = service.regenerate(asked.handle, warm, num_replies=3)
+    assert first is not None and len(first.together) == 3
+    begun(*first.together[:2])
+    last = sent(service, "and then?", asked.handle)
+    assert first.together[2].view.phase == last.view.phase == "queued"
+    assert service.waiting(asked.handle) == [last]
+    gate.set()
+    assert first.together[1].done.wait(WAIT_S) and last.done.wait(WAIT_S)
+    assert first.are_all_done and service.flush()
+    requests = world.opened[0].requests
+    assert sorted(one.sampling.seed or 0 for one in requests[1:4]) == [8, 9, 10]
+    assert [each.role for each in requests[4].messages] == ["user", "assistant", "user"]
+    assert len(service.messages(asked.handle)[1].siblings) == 4
+
+
+def test_several_answers_that_would_be_the_same_are_refused(
+    world: World, gate: threading.Event
+) -> None:
+    gate.set()
+    service = beside(world, 2, gate)
+    asked = sent(service)
+    assert asked.done.wait(WAIT_S)
+    with pytest.raises(RequestError, match="At temperature 0 every answer is the same"):
+        service.regenerate(asked.handle, ReplySettings(), num_replies=4)
+    assert service.running(asked.handle) is None
 
 
 def test_of_one_conversation_of_a_program_two_replies_are_written_at_the_same_time(

@@ -9,7 +9,6 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from localspec.chat.service import RecentGain
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.download_faults import DownloadFault
@@ -18,6 +17,7 @@ from localspec.machine.hardware import gib
 from localspec.machine.hub_files import gb
 from localspec.machine.plans import Plan
 from localspec.machine.recommend import Card, ExpectedGain, Part
+from localspec.record.rows import RecentGain
 
 ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "

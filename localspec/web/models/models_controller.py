@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from localspec.backend import Backend, Description
-from localspec.chat.service import ChatService, RecentGain
+from localspec.chat.service import ChatService
 from localspec.chat.tune_up import TuneUp, tune_up
 from localspec.config import settings_for
 from localspec.errors import RequestError
@@ -29,6 +29,7 @@ from localspec.machine.hub_files import HubModel
 from localspec.machine.plans import DEFAULT_CONTEXT
 from localspec.machine.recommend import Card
 from localspec.options import LoadOptions, RemoteServer
+from localspec.record.rows import RecentGain
 from localspec.web.live import short
 from localspec.web.models import page
 from localspec.web.models.card import Around

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from localspec.backend import DraftedToken
-from localspec.chat.service import TokenRecord
 from localspec.core import FORCED, OFF, TARGET
 from localspec.drafters.registry import REGISTRY, label_of
+from localspec.record.drafted import TokenRecord
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "forced"]
 

@@ -49,6 +49,7 @@ def _can_be_answered(place: Place) -> bool:
 ACTIONS = (
     Action("copy", "Copy", lambda place: bool(place.message.text)),
     Action("again", "Answer again", _can_be_answered),
+    Action("several", "Answer four ways", _can_be_answered),
     Action("edit", "Edit", lambda place: bool(place.message.text)),
     Action("continue", "Continue", lambda place: bool(place.message.text) and _can_go_on(place)),
     Action("fork", "Fork the chat from here", lambda place: True),

@@ -27,6 +27,7 @@ from localspec.web.talk.sending import Extras
 
 MAX_TITLE_LENGTH = 200
 MAX_PROMPT_NAME = 80
+NUM_WAYS = 4  # as the label of the action says
 Command = dict[str, Any]
 News = dict[str, Any]
 Answer = Callable[[str, int | None, Command, Form], Shown]
@@ -79,6 +80,9 @@ class Commands:
             return await self._handlers.proceed(page, handle, form)
         if name == "again":
             return await self._handlers.regenerate(page, handle, form, _whole(command, "message"))
+        if name == "several":
+            message = _whole(command, "message")
+            return await self._handlers.regenerate(page, handle, form, message, NUM_WAYS)
         try:
             if name == "rewrite" and handle is not None:
                 return await self._rewrite(page, handle, command, form)

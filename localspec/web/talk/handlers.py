@@ -20,13 +20,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from localspec.chat.service import ChatService, Reply, ReplySettings, clean
+from localspec.chat.service import ChatService, Reply, ReplySettings, TurnView, clean
 from localspec.errors import ContextOverflow, LocalspecError, RequestError, StoreError
 from localspec.web.live import counted
 from localspec.web.talk import sending
 from localspec.web.talk.form import Form, defaults
 from localspec.web.talk.history import history_html
-from localspec.web.talk.messages import ChatMessage, chat_messages, growing, waiting
+from localspec.web.talk.messages import (
+    ChatMessage,
+    chat_messages,
+    growing,
+    growing_together,
+    together_line,
+    waiting,
+)
 from localspec.web.talk.presence import Presence
 from localspec.web.talk.sending import Extras
 
@@ -178,11 +185,16 @@ class Handlers:
         return replace(asked, signal={**(asked.signal or {}), "unsent": True})
 
     async def regenerate(
-        self, page: str, handle: int | None, form: Form, message_id: int | None = None
+        self,
+        page: str,
+        handle: int | None,
+        form: Form,
+        message_id: int | None = None,
+        num_replies: int = 1,
     ) -> Shown:
-        """Another reply in the place of this one, None: of the last."""
+        """Other replies in the place of this one, None: of the last."""
         refusal = "There is nothing to answer again, or a reply is being written."
-        begin = partial(self.service.regenerate, message_id=message_id)
+        begin = partial(self.service.regenerate, message_id=message_id, num_replies=num_replies)
         return await self._answer_again(page, handle, form, begin, refusal)
 
     async def proceed(self, page: str, handle: int | None, form: Form) -> Shown:
@@ -257,10 +269,10 @@ class Handlers:
         return replace(settings, num_left_out=left_out, max_tokens=max_tokens)
 
     def stop(self, handle: int | None) -> None:
-        """Stop the reply of this conversation."""
+        """Stop the reply of this conversation, and those asked for with it."""
         reply = self.service.running(handle) if handle is not None else None
-        if reply is not None:
-            self.service.stop(reply)
+        for one in [] if reply is None else reply.together:
+            self.service.stop(one)
 
     def leave(self, page: str) -> None:
         """The page was closed or reloaded."""
@@ -275,12 +287,13 @@ class Handlers:
             return
         reply, shown = reader.reply, None
         try:
-            while not reply.done.is_set() and self.presence.is_reading(page, reader):
-                view, later = reply.view, self.service.waiting(reply.handle)
-                if (view, later) != shown:
-                    shown = (view, later)
+            while not reply.are_all_done and self.presence.is_reading(page, reader):
+                views = [one.view for one in reply.together]
+                later = self.service.waiting(reply.handle)
+                if (views, later) != shown:
+                    shown = (views, later)
                     yield self._growing(reply)
-                await reader.pause(_pause_s(len(view.text) + len(view.thinking)))
+                await reader.pause(_pause_s(sum(map(_num_characters, views))))
         except (GeneratorExit, asyncio.CancelledError):
             self.presence.leave(page)
             raise
@@ -300,6 +313,8 @@ class Handlers:
         if not self.presence.is_reading(page, reader):
             return Shown()
         news = {"announce": _ending(reply), "recorded": reply.handle}
+        if len(reply.together) > 1:
+            news["warning"] = together_line([one.view for one in reply.together], num_slots=None)
         if following is not None:
             news["more"] = reply.handle
         return Shown(
@@ -318,8 +333,12 @@ class Handlers:
         """The reply being written, and the messages of its conversation that wait for it."""
         if reply is None:
             return []
+        later = map(waiting, self.service.waiting(reply.handle))
+        if len(reply.together) > 1:
+            views = [one.view for one in reply.together]
+            return [*growing_together(views, self.service.lifecycle.num_slots), *later]
         number = reply.number if reply is not self.service.current else 0
-        return [*growing(reply.view, number), *map(waiting, self.service.waiting(reply.handle))]
+        return [*growing(reply.view, number), *later]
 
     def _chat(self, handle: int | None, reply: Reply | None) -> list[ChatMessage]:
         """The messages that stand: without the reply that is still being written."""
@@ -329,6 +348,10 @@ class Handlers:
             return []
         rows = {row["message_id"]: row for row in service.turn_rows(handle)}
         return chat_messages(shown, rows, is_running=reply is not None)
+
+
+def _num_characters(view: TurnView) -> int:
+    return len(view.text) + len(view.thinking)
 
 
 def _pause_s(num_characters: int) -> float:

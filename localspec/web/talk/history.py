@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from localspec.chat.service import ConversationRow, Folder, clean
+from localspec.chat.service import clean
+from localspec.record.conversations import ConversationRow
+from localspec.record.folders import Folder
 
 MAX_SHOWN_CONVERSATIONS = 200
 

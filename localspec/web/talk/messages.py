@@ -68,6 +68,31 @@ def growing(view: TurnView, number: int = 0) -> list[ChatMessage]:
     return []
 
 
+def growing_together(views: Sequence[TurnView], num_slots: int) -> list[ChatMessage]:
+    """Answers to one message that are being written at once, one below the other, and a line about
+    all. num_slots: as many can be."""
+    found = []
+    for number, view in enumerate(views, 1):
+        bubble = growing(view) if view.text or view.thinking else []
+        named = [f"answer {number} of {len(views)}"] if bubble else []
+        found += [*bubble, *(_text("assistant", "", _note("ls-footer", [one])) for one in named)]
+    line = together_line(views, num_slots)
+    return [*found, _text("assistant", "", _note("ls-footer", [line]))]
+
+
+def together_line(views: Sequence[TurnView], num_slots: int | None = None) -> str:
+    """What several answers took together, from the request to the end of the last. num_slots: where
+    fewer can be written at once, say so."""
+    num_tokens = sum(view.stats.num_output_tokens for view in views if view.stats is not None)
+    began_s = min(view.started_s for view in views)
+    seconds = max(view.started_s + view.seconds for view in views) - began_s
+    line = f"{len(views)} answers: {counted(num_tokens, 'token')} in {seconds:.1f} s, "
+    line += f"{num_tokens / max(seconds, 0.001):.0f} tok/s together"
+    if num_slots is not None and num_slots < len(views):
+        line += f"; {num_slots} at a time, since this model was loaded for so many"
+    return line
+
+
 def _person(place: Place) -> ChatMessage:
     message = place.message
     handle = message.message_id

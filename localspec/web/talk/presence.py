@@ -88,10 +88,12 @@ class Presence:
         self.asked(page, reply)
 
     def asked(self, page: str, reply: Reply) -> None:
-        """The reply ends with the page, unless somebody reads its conversation."""
+        """The reply, and those asked for with it, end with the page, unless somebody reads its
+        conversation."""
         with self._lock:
-            others = [one for one in self._asked_for.get(page, []) if one is not reply]
-            self._asked_for[page] = [*(one for one in others if not one.done.is_set()), reply]
+            others = [one for one in self._asked_for.get(page, []) if one not in reply.together]
+            going_on = [one for one in others if not one.done.is_set()]
+            self._asked_for[page] = [*going_on, *reply.together]
 
     def claim(self, page: str, number: int | None) -> Reader | None:
         """The page's reader, if that is its number, for whoever sends its text; None where nothing
@@ -109,7 +111,7 @@ class Presence:
             reader = self._of(page, number)
             if reader is None or reader.reply is None or reader.is_settled:
                 return None
-            if not reader.reply.done.is_set():
+            if not reader.reply.are_all_done:
                 return None
             reader.is_settled = True
         return reader

@@ -338,6 +338,43 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     assert said == ["a steady one", "and this", "and last"]
 
 
+def test_answers_asked_for_together_are_shown_together_and_stopped_together(
+    service: ChatService,
+) -> None:
+    handlers = handlers_of(service)
+    commands = Commands(handlers)
+    few = replace(FORM, max_tokens="16")
+
+    async def run() -> None:
+        begun = await handlers.send("page", None, "a steady one", few)
+        async for _ in handlers.follow("page", begun.reading):
+            pass
+        settled = await handlers.settle("page", begun.reading)
+        handle = settled.handle
+        assert handle is not None
+        reply_id = service.messages(handle)[1].message_id
+        asked = {"do": "several", "message": reply_id}
+        begun = await commands.move("page", handle, asked, few)
+        shown = [one async for one in handlers.follow("page", begun.reading)]
+        lines = [str(one) for bubbles in shown for one in bubbles]
+        assert any("answer 2 of 4" in one for one in lines)
+        assert any("1 at a time" in one for one in lines), "the model has one slot"
+        settled = await handlers.settle("page", begun.reading)
+        assert settled.signal is not None and settled.signal["warning"].startswith("4 answers: ")
+        assert settled.chat is not None and len(settled.chat) == 2 and "/5</span>" in str(settled)
+        slow = replace(SLOW, temperature="1")
+        begun = await commands.move("page", handle, asked, slow)
+        first = service.running(handle)
+        assert first is not None and len(first.together) == 4
+        handlers.stop(handle)
+        async for _ in handlers.follow("page", begun.reading):
+            pass
+        assert first.are_all_done
+        assert all(one.view.finish_reason == "cancelled" for one in first.together)
+
+    asyncio.run(run())
+
+
 def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatService) -> None:
     handlers = handlers_of(service)
     commands = Commands(handlers)

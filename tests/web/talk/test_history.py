@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import ChatService
-from localspec.chat.service import ConversationRow as Row
+from localspec.record.conversations import ConversationRow as Row
 from localspec.web.talk.commands import Commands
 from localspec.web.talk.form import Form
 from localspec.web.talk.handlers import Handlers, Shown

@@ -69,13 +69,13 @@ def test_a_reply_shows_its_figures_its_details_and_what_can_be_done() -> None:
         f'<p class="ls-footer"><span>12 tokens · 62 tok/s · 2.1x faster · {clock} · '
     )
     assert '<a class="ls-tokens ls-m-2" href="#tokens">details</a></span>' in said
-    assert actions(said) == ["copy", "again", "edit", *ALWAYS]
+    assert actions(said) == ["copy", "again", "several", "edit", *ALWAYS]
     for state, reason in (("stopped", "cancelled"), ("interrupted", None), ("complete", "length")):
         cut = notes(reply(state), {**ROW, "finish_reason": reason})
-        assert actions(cut) == ["copy", "again", "edit", "continue", *ALWAYS]
+        assert actions(cut) == ["copy", "again", "several", "edit", "continue", *ALWAYS]
     between = actions(notes(reply("stopped"), ROW, running=True))
-    assert between == ["copy", "again", "edit", *ALWAYS], "it is not the last"
-    assert actions(notes(reply("stopped", text=""), ROW)) == ["again", *ALWAYS]
+    assert between == ["copy", "again", "several", "edit", *ALWAYS], "it is not the last"
+    assert actions(notes(reply("stopped", text=""), ROW)) == ["again", "several", *ALWAYS]
 
 
 def test_every_reply_names_its_model() -> None:
@@ -93,7 +93,7 @@ def test_arrows_lead_to_the_versions_before_and_after() -> None:
 
 def test_a_message_has_its_row_also_while_a_reply_is_written() -> None:
     """A row that came and went would move the conversation."""
-    assert actions(notes(person("x"))) == ["copy", "again", "edit", *ALWAYS]
+    assert actions(notes(person("x"))) == ["copy", "again", "several", "edit", *ALWAYS]
     assert actions(notes(person("x"), running=True)) == ["copy", "edit", *ALWAYS]
     assert notes(person("x", None, ())) == "", "not stored yet"
 
