@@ -115,7 +115,7 @@ def check_equal(
 @pytest.mark.parametrize("name", FULL)
 def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
     sampling = SAMPLINGS[name]
-    for length, num_pending in product((1, 3, 8, 15), (1, 2, 9)):
+    for length, num_pending in ((1, 1), (3, 9), (8, 2), (15, 1), (15, 9)):
         check_equal(shared(name), sampling, DraftPlan("d", length), num_pending)
 
 
@@ -133,16 +133,14 @@ def test_settings_may_change_without_another_capture() -> None:
 @pytest.mark.parametrize("name", ["greedy", "plain"])
 def test_at_the_edge_of_a_stretch_and_of_the_context(name: str) -> None:
     draft = shared(name, LARGE)
-    places = [*product((256, LARGE), (1, 2, 8), (0, 1)), (256, 1, -1), (256, 8, -1)]
-    for edge, length, short in places:
+    places = [*product((256, LARGE), (1, 8), (0, 1)), (256, 1, -1), (256, 8, -1)]
+    for place, (edge, length, short) in enumerate(places):
         tokens = tuple(1 + (5 * i * i) % 60 for i in range(edge - length - short))
-        check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 1, tokens)
-        check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 2, tokens)
+        check_equal(draft, SAMPLINGS[name], DraftPlan("d", length), 1 + place % 2, tokens)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft_size", [60, 70])
-@pytest.mark.parametrize("name", ["greedy", "all"])
+@pytest.mark.parametrize(("name", "draft_size"), [("greedy", 70), ("all", 60)])
 def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
     module = tiny_llama(vocab_size=draft_size)
     draft = chunked(SAMPLINGS[name], model=with_plain_cache(module, CAPACITY))
@@ -171,7 +169,7 @@ def stopping(at: int, asked: list[int]) -> Callable[[int, float], bool]:
 @pytest.mark.parametrize("name", ["greedy", "plain", "all"])
 def test_a_draft_ends_with_the_first_token_that_fails(name: str) -> None:
     draft = shared(name)
-    for at in range(8):
+    for at in (0, 1, 3, 5, 7):
         asked: list[int] = []
         plan = DraftPlan("d", 7, keep_drafting=stopping(at, asked))
         check_equal(draft, SAMPLINGS[name], plan)

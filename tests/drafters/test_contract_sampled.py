@@ -79,12 +79,11 @@ class RandomPlans:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seed_gives_the_reply_of_plain_decoding(name: str, warp: str) -> None:
     engine, accepted = stage((name,)).engine, 0
-    for seed in range(3):
-        for length in (1, 4, 9):
-            engine.target.cache.rollback(0)
-            plans = Plans((name, length))
-            check_same(engine, plans, warp, seed)
-            accepted += sum(step.num_accepted_tokens for step in plans.steps)
+    for seed, length in enumerate((9, 1, 4)):
+        engine.target.cache.rollback(0)
+        plans = Plans((name, length))
+        check_same(engine, plans, warp, seed)
+        accepted += sum(step.num_accepted_tokens for step in plans.steps)
     is_lookup = REGISTRY[name].family == "lookup"  # little repeats in what such a model writes
     assert accepted > 0 or is_lookup, "nothing was ever accepted"
 
@@ -92,7 +91,7 @@ def test_a_seed_gives_the_reply_of_plain_decoding(name: str, warp: str) -> None:
 @warps
 def test_a_random_drafter_with_random_rules_every_round_changes_nothing(warp: str) -> None:
     engine = stage().engine
-    for seed in range(6):
+    for seed in range(4):
         plans = RandomPlans((*NAMES, OFF), seed)
         check_same(engine, plans, warp, seed)
         assert sum(step.num_accepted_tokens for step in plans.steps) > 0

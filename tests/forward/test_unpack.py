@@ -223,8 +223,10 @@ def test_a_packed_folder_answers_as_its_dense_weights_do(layout: str, tmp_path: 
 KEPT = ["awq", "gptq", "gptq, version 2", "compressed int4", "compressed int4, zero points"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [*((layout, torch.float32) for layout in LAYOUTS), ("awq", torch.bfloat16)],
+)
 def test_in_4_bits_a_folder_keeps_its_own_where_they_can_be(
     layout: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -19,10 +19,11 @@ pytestmark = pytest.mark.slow  # trains
 
 
 @pytest.mark.parametrize("kind", ["draft", "medusa", "eagle", "mtp"])
-def test_what_was_saved_is_judged_as_it_was_before_saving(
+def test_every_kind_is_trained_and_what_was_saved_is_judged_as_it_was_before_saving(
     kind: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     first = train(settings(target_folder, prompts, tmp_path, kind=kind), said)
+    assert first.artifact.kind == kind and len(first.artifact.acceptance) >= 2
     again = settings(target_folder, prompts, tmp_path, kind=kind, out=tmp_path / "new",
                      in_use=(first.folder,))  # fmt: skip
     (rival,) = train(again, said).rivals

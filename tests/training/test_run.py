@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
@@ -75,15 +74,6 @@ def test_a_draft_is_trained_and_loads_beside_its_target(
     assert token_maps[0] == token_maps[1]
     first = next(line for line in said if line.startswith("held out"))
     assert made.acceptance[0] > float(first.split("position ")[1].split("%")[0]) / 100 + 0.05
-
-
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp"])
-def test_every_kind_of_head_is_trained_and_written(
-    kind: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
-) -> None:
-    made = train(settings(target_folder, prompts, tmp_path, kind=kind), said).artifact
-    assert made.kind == kind and len(made.acceptance) >= 2
-    assert json.loads((tmp_path / "out" / "head.json").read_text("utf-8"))["kind"] == kind
 
 
 def test_a_draft_learns_on_from_another_and_is_never_made_worse(
