@@ -327,8 +327,9 @@ class ChatService(LogService):
             return reply.request
         shown = self.messages_before(reply)
         backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
-        if backend is not None and loaded is not None and self.when_full(reply.handle) == "roll":
-            reply.settings = rolled(backend, loaded, reply.settings, shown, reply.pending)
+        if backend and loaded and self.when_full(reply.handle) == "roll":
+            with suppress(EngineLost):  # the engine itself says whether the prompt fits
+                reply.settings = rolled(backend, loaded, reply.settings, shown, reply.pending)
         return request_of(reply.settings, shown, reply.pending)
 
     def _answer_again(
@@ -351,7 +352,7 @@ class ChatService(LogService):
     def _ask(
         self, turn: PendingTurn, settings: ReplySettings, beside: Reply | None = None
     ) -> Reply:
-        """Commit this turn's message, check it, which may take seconds, and queue its reply."""
+        """Commit this turn's message, check it as long as the engine answers, queue its reply."""
         conversation = turn.conversation
         if conversation.is_deleted:
             raise RequestError("This conversation was deleted. Restore it, or write in a new chat.")

@@ -7,7 +7,8 @@ bounded by the length of the reply. A cancel reaches the engine within CANCEL_LO
 When the engine ends, is killed or reports that it is lost, every call raises EngineLost and
 `is_alive` is False. A process that sends nothing for SILENT_S (stopped, or held by a lock) is
 killed and counts as lost. A call that is not answered in its time, or goes on for STOP_S after its
-cancel, raises EngineLost too; `close` ends such a process. Imports nothing heavy.
+cancel, raises EngineLost too; `close` ends such a process. A count of tokens is given up as soon as
+the process is silent for COUNT_SILENT_S. Imports nothing heavy.
 
 Not here: opening another engine (chat.backend_lifecycle), the other end (engine).
 """
@@ -15,11 +16,13 @@ Not here: opening another engine (chat.backend_lifecycle), the other end (engine
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
@@ -35,6 +38,7 @@ CANCEL_LOOK_S = 0.02
 OPENING_LOOK_S = 0.2
 SILENT_S = 10.0  # long for a beat every wire.BEAT_S; a library that loads may hold the interpreter
 COUNT_S = 3.0  # a page waits for the answer
+COUNT_SILENT_S = 1.0  # and not for a process that missed four beats
 ANSWER_S = 600.0  # a slow processor reads a whole context for `candidates`
 STOP_S = 60.0  # a slow processor ends the forward under way first
 EXIT_S = 1.0  # from the end of the pipe to the exit code
@@ -68,6 +72,7 @@ class ChildBackend:
         self._pending: dict[int, _Pending] = {}
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._loss: EngineLost | None = None
+        self._silent_s = 0.0  # by waits and not by the clock: a computer that slept was not silent
         self._threads = [
             threading.Thread(target=self._listen, name="engine", daemon=True),
             threading.Thread(target=self._dispatch, name="to engine", daemon=True),
@@ -123,7 +128,7 @@ class ChildBackend:
         return found
 
     def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        found: int = self._ask("count_tokens", messages, limit_s=COUNT_S)
+        found: int = self._ask("count_tokens", messages, limit_s=COUNT_S, silent_s=COUNT_SILENT_S)
         return found
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
@@ -160,12 +165,22 @@ class ChildBackend:
 
     # calls
 
-    def _ask(self, method: str, *arguments: Any, limit_s: float = ANSWER_S) -> Any:
+    def _ask(
+        self,
+        method: str,
+        *arguments: Any,
+        limit_s: float = ANSWER_S,
+        silent_s: float = math.inf,
+    ) -> Any:
+        """silent_s: wait no longer where the process has sent nothing for so long."""
         call_id, pending = self._begin(method, arguments, None)
+        waited_s = 0.0
         try:
-            return self._value_of(pending.answers.get(timeout=limit_s))
-        except Empty:
-            raise EngineLost(NO_ANSWER) from None
+            while waited_s < limit_s and self._silent_s < silent_s:
+                with suppress(Empty):
+                    return self._value_of(pending.answers.get(timeout=wire.BEAT_S))
+                waited_s += wire.BEAT_S
+            raise EngineLost(NO_ANSWER)
         finally:
             self._pending.pop(call_id, None)
 
@@ -231,11 +246,10 @@ class ChildBackend:
 
     def _listen(self) -> None:
         """Distribute the engine's messages until it hangs up or falls silent."""
-        silent_s = 0.0  # by waits and not by the clock: a computer that slept was not silent
         try:
-            while silent_s < SILENT_S:
+            while self._silent_s < SILENT_S:
                 message = wire.receive(self._pipe, wire.BEAT_S)
-                silent_s = silent_s + wire.BEAT_S if message is None else 0.0
+                self._silent_s = self._silent_s + wire.BEAT_S if message is None else 0.0
                 if isinstance(message, wire.Returned | wire.Items | wire.Fault):
                     self._hand_over(message)
             self._loss = self._loss or EngineLost(SILENT)

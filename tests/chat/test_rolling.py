@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from localspec.backend import Chunk, Message, Request
 from localspec.chat.service import ReplySettings
+from localspec.errors import EngineLost
 from tests.chat.services import close, ended, open_service
-from tests.fakes import Script
+from tests.fakes import FakeBackend, Script
+
+
+def test_an_engine_that_is_slow_to_count_is_neither_lost_nor_is_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, backend = open_service(tmp_path, Script())
+    first = service.submit(None, "first", ReplySettings())
+    assert first is not None and ended(service, first)
+    service.decide(first.handle, "roll")
+
+    def count_tokens(messages: tuple[Message, ...]) -> int:
+        raise EngineLost("The engine does not answer.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "count_tokens", count_tokens)
+        patched.setattr(backend, "generate", partial(uncounted, backend))
+        reply = service.submit(first.handle, "second", ReplySettings())
+        assert ended(service, reply).view.finish_reason == "eos"
+    assert not service.lifecycle.was_lost
+    close(service)
+
+
+def uncounted(backend: FakeBackend, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+    """`generate` counts by itself, at the other end."""
+    return FakeBackend(backend.script).generate(request, cancel)
 
 
 def test_a_message_that_waits_until_the_context_is_full_follows_what_the_chat_decided(

@@ -391,6 +391,29 @@ def test_a_stopped_process_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch
     until(lambda: not process.is_alive())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+def test_a_page_does_not_wait_for_a_count_by_a_stopped_process(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "COUNT_S", 600.0)
+    others = multiprocessing.active_children()
+    backend = opened()
+    (process,) = [one for one in multiprocessing.active_children() if one not in others]
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(EngineLost, match="does not answer"):
+        backend.count_tokens((Message("user", "hi"),))
+    assert backend.is_alive(), "the process may still go on"
+    os.kill(process.pid, signal.SIGCONT)
+    until(lambda: counts(backend))
+
+
+def counts(backend: ChildBackend) -> bool:
+    try:
+        return backend.count_tokens((Message("user", "hi"),)) > 0
+    except EngineLost:
+        return False
+
+
 def test_what_libraries_print_does_not_disturb(opened: Any) -> None:
     assert play(opened("busy"))[-1].finish_reason == "eos"
 
