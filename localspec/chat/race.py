@@ -65,7 +65,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Gains:
-    """Times plain decoding, run against run: in the middle, and the range."""
+    """Times plain decoding. middle: of the figures in the middle of both lanes, as they are shown.
+    lowest, highest: run against run."""
 
     middle: float
     lowest: float
@@ -96,12 +97,13 @@ class RaceView:
         return self._gains(lambda run: run.stats.decode_ms)
 
     def _gains(self, took: Callable[[Run], float]) -> Gains | None:
-        pairs = zip(self.plain.runs, self.speculative.runs, strict=False)
-        found = [speedup(took(plain), took(other)) for plain, other in pairs]
-        known = [gain for gain in found if gain is not None]
-        if self.phase != "done" or not known:
+        if self.phase != "done":
             return None
-        return Gains(median(known), min(known), max(known))
+        times = [[took(run) for run in lane.runs] for lane in (self.plain, self.speculative)]
+        pairs = [speedup(*pair) for pair in zip(*times, strict=True)]
+        middle = speedup(*(median(each) for each in times))
+        known = [gain for gain in pairs if gain is not None]
+        return None if middle is None or not known else Gains(middle, min(known), max(known))
 
 
 class Race:

@@ -68,26 +68,34 @@ BRAND = """<div class="ls-head"><p class="ls-brand">localspec</p>
 <button type="button" id="ls-keys" class="ls-icon" aria-label="Keyboard shortcuts"
  title="Keyboard shortcuts (?)"><span aria-hidden="true">?</span></button></div>"""
 
-SEARCH = """<div class="ls-search">
+
+def _icon(name: str, label: str, path: str, more: str = "") -> str:
+    """A button with a drawn sign. path: within 16 x 16. more: what the tooltip says beyond it."""
+    return (
+        f'<button type="button" id="{name}" class="ls-icon" aria-label="{label}" '
+        f'title="{label}{more}"><svg aria-hidden="true" width="16" height="16" viewBox="0 0 16 16" '
+        f'fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" '
+        f'stroke-linejoin="round"><path d="{path}"/></svg></button>'
+    )
+
+
+SEARCH = f"""<div class="ls-search">
 <input id="ls-search" type="search" placeholder="Search chats" aria-label="Search chats"
  autocomplete="off" spellcheck="false">
-<button type="button" id="ls-new-folder" class="ls-icon" aria-label="New folder"
- title="New folder"><svg aria-hidden="true" width="16" height="16"
- viewBox="0 0 16 16" fill="none" stroke="currentColor" stroke-width="1.4"><path
- d="M1.8 12.6V3.4h4.4l1.6 1.8h6.4v7.4z"/></svg></button>
-<button type="button" id="ls-import" class="ls-icon" aria-label="Import conversations"
- title="Import conversations"><span aria-hidden="true">⇪</span></button>
+{_icon("ls-new-folder", "New folder", "M1.8 12.6V3.4h4.4l1.6 1.8h6.4v7.4z")}
+{_icon("ls-import", "Import conversations", "M8 10V2.6M5 5.4l3-3 3 3M2.6 9.6v3.8h10.8V9.6")}
 <input id="ls-import-file" type="file" accept=".jsonl,.json" hidden aria-label="File to import">
 </div>"""
 
 COMPOSE_HEAD = """<ul id="ls-chips" aria-label="Attached files"></ul>"""
 
-COMPOSE_FOOT = """<div class="ls-foot">
-<button type="button" id="ls-attach" class="ls-icon" aria-label="Attach text, PDF or DOCX"
- title="Attach text, PDF or DOCX, or drop them here"><span aria-hidden="true">+</span></button>
+COMPOSE_FOOT = f"""<div class="ls-foot">
+{_icon("ls-attach", "Attach text, PDF or DOCX", "M8 3v10M3 8h10", ", or drop them here")}
 <input id="ls-attach-file" type="file" multiple hidden aria-label="Files to attach">
-<div id="ls-gauge" role="img" aria-label="Context: not known yet"><i aria-hidden="true"></i></div>
+<div id="ls-gauge" role="img" aria-label="Context: not known yet" hidden></div>
 <span id="ls-gauge-text"></span></div>"""
+
+GRIP = "M6 4v0M10 4v0M6 8v0M10 8v0M6 12v0M10 12v0"  # six dots
 
 STRIP_HTML = f"""
 <section id="ls-strip" aria-label="Model and speed" data-phase="connecting">
@@ -103,8 +111,7 @@ STRIP_HTML = f"""
 </section>
 <section id="ls-why" role="dialog" aria-labelledby="ls-why-title" hidden>
   <div class="ls-why-head"><h2 id="ls-why-title">How fast, and why</h2>
-    <button type="button" id="ls-why-move" class="ls-icon" aria-label="Move: drag it, or arrow keys"
-      title="Move: drag it, or arrow keys"><span aria-hidden="true">✥</span></button>
+    {_icon("ls-why-move", "Move: drag it, or arrow keys", GRIP)}
     <button type="button" id="ls-why-close" class="ls-icon" aria-label="Close"
       title="Close (Esc)"><span aria-hidden="true">×</span></button></div>
   <p id="ls-reason"></p>

@@ -79,7 +79,6 @@ def test_the_line_has_the_model_and_the_figures_of_a_reply() -> None:
 
 def test_the_popover_has_everything_else() -> None:
     assert facts() == {
-        "Now": "Ready",
         "Without drafting": "40 tok/s, measured here",
         "With drafting": "100 tok/s",
         "Writing": "2.5x faster",

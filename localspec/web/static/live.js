@@ -14,6 +14,8 @@ let shownReply = null;
 let numRounds = 0;
 let numTitles = null;
 let failures = 0;
+let nextLook = 0; // the timer
+let isLooking = true;
 
 const byId = (id) => document.getElementById(id);
 
@@ -183,6 +185,7 @@ function showRounds(state) {
 const wantsRounds = () => Boolean(byId("ls-rounds")?.open && !byId("ls-why").hidden);
 
 async function look() {
+  isLooking = true;
   let pause = IDLE_MS;
   try {
     const query = new URLSearchParams({ c: new URLSearchParams(location.search).get("c") ?? "" });
@@ -205,11 +208,18 @@ async function look() {
       showNotices(["localspec does not answer any more. Start it again and open its new address."]);
     }
   }
-  setTimeout(look, document.hidden ? IDLE_MS : pause);
+  nextLook = setTimeout(look, document.hidden ? IDLE_MS : pause);
+  isLooking = false;
 }
 
 for (const kind of ["keydown", "click"]) {
-  document.addEventListener(kind, () => { lastActionAt = performance.now(); }, { capture: true });
+  document.addEventListener(kind, () => {
+    const isRested = performance.now() - lastActionAt > AFTER_ACTION_MS;
+    lastActionAt = performance.now();
+    if (!isRested || isLooking) return;
+    clearTimeout(nextLook);
+    nextLook = setTimeout(look, BUSY_MS);
+  }, { capture: true });
 }
 
 // What is copied is what was written: without our line of figures, and without the invisible marks

@@ -3,11 +3,11 @@ import { byId, make } from "./ui.js";
 
 let leaveMenu = () => {};
 
-// items: [label, react, small] with a small text behind the label or none.
+// items: [label, react, small, className] with a small text behind the label or none.
 export function showMenu(button, label, items) {
   closeMenu();
-  const made = items.map(([text, react, small]) =>
-    make("button", { type: "button", role: "menuitem", onclick: () => { closeMenu(); react(); } },
+  const made = items.map(([text, react, small, className = ""]) =>
+    make("button", { type: "button", role: "menuitem", className, onclick: () => { closeMenu(); react(); } },
       text, ...(small ? [make("small", { textContent: small })] : [])));
   const menu = make("div", { id: "ls-menu", role: "menu", ariaLabel: label }, ...made);
   menu.addEventListener("keydown", (event) => {

@@ -46,7 +46,7 @@ function menuOf(row, button) {
     ["Export", () => exportChat(handle)],
     ["Titles of new chats", () => command({ do: "titles" })],
     ["When the context is full", () => command({ do: "when_full", handle })],
-    ["Delete", () => command({ do: "delete", handle })],
+    ["Delete", () => command({ do: "delete", handle }), "", "ls-ends-it"],
   ]);
 }
 
