@@ -139,7 +139,7 @@ def build_drafters(
             statuses.append(DrafterStatus(name, False, _fault_words(name, error), code="no_draft"))
         else:
             memory = built[name].memory_bytes
-            said = f"ready, {gib(memory)}"
+            said = f"ready, {gib(memory)}" if memory else "ready"
             statuses.append(DrafterStatus(name, True, said, memory, shares=info.shares))
     return built, tuple(statuses)
 

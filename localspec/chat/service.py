@@ -96,7 +96,8 @@ class ChatService(LogService):
     # what is there
 
     def status(self, handle: int | None = None) -> Status:
-        """reply: the one under way in this conversation, else the oldest, else the last."""
+        """reply: the one under way in this conversation, else the oldest, else the last one of this
+        conversation, or of all where handle is None."""
         lifecycle = self.lifecycle
         notices = (*self.store.notices, *lifecycle.notices)
         if lifecycle.loaded is not None:
@@ -104,6 +105,8 @@ class ChatService(LogService):
         if self.journal.notice is not None:
             notices += (self.journal.notice,)
         reply = self.running(handle) or self.current or self.worker.latest
+        if reply is not None and handle is not None and reply.view.ended_s is not None:
+            reply = reply if reply.pending.conversation.is_named(handle) else None
         view = None if reply is None else reply.view
         is_of_this = view and (view.ended_s is None or view.ended_s > lifecycle.opened_s)
         return Status(

@@ -62,7 +62,8 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
 
     async def live(request: Request) -> Response:
         start = number_of(request.query_params.get("rounds_from"))
-        shown = number_of(request.query_params.get("c"))
+        named = request.query_params.get("c")
+        shown = None if named is None else number_of(named) or 0  # 0: a new chat
         return JSONResponse(live_state(service.status(shown), start, hardware.line()))
 
     async def static(request: Request) -> Response:

@@ -571,6 +571,9 @@ def test_replies_of_two_conversations_are_written_at_the_same_time(
         assert reply.done.wait(WAIT_S)
     assert first.view.finish_reason == "cancelled"
     assert second.view.text == third.view.text == REPLY
+    last = service.latest
+    told = [service.status(each).reply for each in (None, first.handle, 0)]
+    assert last in (second, third) and told == [last.view, None, None], "a new chat is 0"
 
 
 def test_of_one_conversation_one_reply_follows_the_other(

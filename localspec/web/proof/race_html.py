@@ -49,10 +49,10 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
         ("Energy", _of_runs(runs, lambda stats: stats.energy_joules, " J")),
         ("Drafter", _drafter(lane)),
     )
-    if not any(run.stats.energy_joules for run in runs):  # no GPU tells it
-        figures = tuple(one for one in figures if one[0] != "Energy")
     cells = "".join(
-        f'<div class="ls-cell"><dt>{label}</dt><dd>{value}</dd></div>' for label, value in figures
+        f'<div class="ls-cell"><dt>{label}</dt><dd>{value}</dd></div>'
+        for label, value in figures
+        if label != "Energy" or any(run.stats.energy_joules for run in runs)  # only GPUs tell it
     )
     return (
         f'<section class="ls-lane" data-lane="{lane.name}" '

@@ -6,6 +6,7 @@ import { setSide } from "./side.js";
 const KEEP_MS = 300; // of rest after a letter, before what the fields hold is kept
 const MAX_PROMPT_NAME = 80; // as commands.py
 const NARROW_PX = 768;
+const KERNELS = { "same-bits": "same bits with and without drafting", fastest: "fastest, near ties may differ" };
 
 const form = () => byId("ls-form");
 const field = (name) => form()?.elements[name];
@@ -126,7 +127,7 @@ onNews("panel", (told) => {
   byId("ls-prompts").disabled = !names.length;
   for (const radio of form().querySelectorAll(".ls-way:not(.ls-always) input")) drawWay(radio);
   byId("ls-thinking").hidden = !panel.thinks;
-  byId("ls-kernels").textContent = panel.kernels ?? (panel.is_loaded ? "one kind only" : "not known yet");
+  byId("ls-kernels").textContent = KERNELS[panel.kernels] ?? (panel.is_loaded ? "one kind only" : "not known yet");
   const model = panel.model?.split(/[\\/]/).pop();
   byId("ls-defaults-of").textContent = model ? `Defaults of ${model}${panel.has_defaults ? "" : ": as shipped"}` : "";
   byId("ls-defaults-forget").hidden = !panel.has_defaults;
