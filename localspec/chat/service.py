@@ -108,7 +108,9 @@ class ChatService(LogService):
         if reply is not None and handle is not None and reply.view.ended_s is not None:
             reply = reply if reply.pending.conversation.is_named(handle) else None
         view = None if reply is None else reply.view
+        is_over = view is None or view.ended_s is not None
         is_of_this = view and (view.ended_s is None or view.ended_s > lifecycle.opened_s)
+        stats = view.stats if view and is_of_this else None
         return Status(
             phase=lifecycle.phase,
             phrase=lifecycle.phrase,
@@ -118,12 +120,7 @@ class ChatService(LogService):
             session_id=self.journal.session_id,
             num_waiting=self.worker.num_waiting,
             reply=view,
-            off=off_now(
-                lifecycle.loaded,
-                view.stats if view and is_of_this else None,
-                lifecycle.was_lost,
-                is_over=view is None or view.ended_s is not None,
-            ),
+            off=off_now(lifecycle.loaded, stats, lifecycle.was_lost, is_over=is_over),
             offer=lifecycle.offer,
             num_titles=0 if self.titles is None else self.titles.num_made,
         )

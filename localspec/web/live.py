@@ -159,8 +159,7 @@ def gain_words(speedup: float) -> str:
 
 def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> list[tuple[str, str]]:
     """The rows of the popover: what it is about, and the figure."""
-    is_ready = status.phase == "ready"  # then the line says it all
-    facts = [] if is_ready else [("Now", capital(labelled(status.phrase)))]
+    facts = [] if status.phase == "ready" else [("Now", capital(labelled(status.phrase)))]
     if status.num_waiting:
         facts.append(("Waiting", counted(status.num_waiting, "message")))
     loaded = status.description
@@ -249,8 +248,7 @@ def _reason(status: Status, view: TurnView | None) -> str:
         if _names_another(stats, loaded):
             return f"Mostly by {stats.drafter}; last {_lowered(stats.reason, loaded)}{exact}"
         why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
-        verb = "Drafting" if view.phase == "decode" else "Drafted"
-        return f"{verb} by {stats.drafter}: {why}{exact}"
+        return f"Drafted by {stats.drafter}: {why}{exact}"
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:
         return (

@@ -71,7 +71,7 @@ def test_the_line_has_the_model_and_the_figures_of_a_reply() -> None:
     assert state["model"] == ["demo-12m", "float32 · draft demo-draft-1m"]
     line = [state[name] for name in ("label", "speed", "gain", "guesses")]
     assert line == ["Writing 2 s", "100", "2.2x faster", "63 % of guesses right"]
-    assert state["reason"] == "Drafting by the small model: it was the fastest."
+    assert state["reason"] == "Drafted by the small model: it was the fastest."
     shipped = replace(LOADED, target=DEMO)
     told = [live_state(replace(IDLE, description=one))["is_demo"] for one in (LOADED, shipped)]
     assert told == [False, True]
