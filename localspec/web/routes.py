@@ -41,6 +41,7 @@ from localspec.web.stats.selection import WEEK, number_of, week_begin
 
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())
+STYLES = ("page", "actions", "settings", "live", "tokens", "stats", "race", "models")
 
 
 # Of each format of the log, the end of the file's name and its media type.
@@ -56,6 +57,7 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
     """Add all of them to the server's application."""
     hardware = HardwareLine(lambda: found_line(probe()))
     audits = Audits(service)
+    style = b"".join((STATIC / f"{name}.css").read_bytes() for name in STYLES)
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -68,6 +70,8 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
+        if name == "style.css":  # all in one answer: the page waits for each
+            return Response(style, media_type="text/css", headers={"cache-control": "no-cache"})
         if name not in STATIC_FILES:
             return PlainTextResponse("There is no such file.", 404)
         return FileResponse(STATIC / name, headers={"cache-control": "no-cache"})

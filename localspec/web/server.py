@@ -30,13 +30,12 @@ from localspec.web.guard.programs import ProgramGuard, nothing_else
 from localspec.web.guard.security import Guard, is_loopback
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-STYLES = ("page", "actions", "settings", "live", "tokens", "stats", "race", "models")
 SCRIPTS = ("queue", "live", "strip", "keys", "settings", "tokens", "stats", "models")
 HEAD = "\n".join(
     (
         '<link rel="icon" href="/localspec/icon.svg" type="image/svg+xml">',
         *(f'<script type="module" src="/localspec/{name}.js"></script>' for name in SCRIPTS),
-        *(f'<link rel="stylesheet" href="/localspec/{name}.css">' for name in STYLES),
+        '<link rel="stylesheet" href="/localspec/style.css">',
     )
 )
 
