@@ -31,7 +31,7 @@ from localspec.chat.turn import (
     ReplySettings,
     ShownMessage,
     Status,
-    TurnView,
+    applicable,
     clean,
     decided,
     prompt_messages,
@@ -327,6 +327,7 @@ class ChatService(LogService):
             return reply.request
         shown = self.messages_before(reply)
         backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
+        reply.settings = applicable(reply.settings, loaded)
         if backend and loaded and self.when_full(reply.handle) == "roll":
             with suppress(EngineLost):  # the engine itself says whether the prompt fits
                 reply.settings = rolled(backend, loaded, reply.settings, shown, reply.pending)
@@ -395,6 +396,5 @@ __all__ = [
     "ShownMessage",
     "Status",
     "Task",
-    "TurnView",
     "clean",
 ]

@@ -308,6 +308,14 @@ def versions(settings: ReplySettings, num_replies: int) -> list[ReplySettings]:
     return [replace(settings, sampling=replace(settings.sampling, seed=seed)) for seed in seeds]
 
 
+def applicable(settings: ReplySettings, loaded: Description | None) -> ReplySettings:
+    """Without a word on thinking where what is loaded cannot be told: the page hides its fields for
+    it then, and they hold what other models take."""
+    if loaded is None or loaded.thinks:
+        return settings
+    return replace(settings, thinks=None, thinking_budget=None)
+
+
 def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: PendingTurn) -> Request:
     """The request for the reply to the last message shown. Raises RequestError for a value out of
     range."""

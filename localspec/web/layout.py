@@ -57,7 +57,7 @@ def _example(title: str, why: str, message: str) -> str:
 
 
 WELCOME = f"""<div class="ls-welcome"><h2>What shall it write?</h2>
-<p>Everything stays on this machine. Guessing ahead is at its best here:</p>
+<p>Your chats are kept on this machine. Guessing ahead is at its best here:</p>
 <div class="ls-examples">{"".join(_example(*one) for one in EXAMPLES)}</div>
 <p id="ls-demo" hidden>The model that comes along is tiny: it shows the speed, not good sense.
 <button type="button" class="ls-to-models">Get a real model</button></p></div>"""

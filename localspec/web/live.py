@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from localspec.backend import Description, Server, TurnStats
-from localspec.chat.service import Status, TurnView
+from localspec.chat.turn import Status, TurnView
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.leniency import label

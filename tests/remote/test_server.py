@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from localspec.record.store import Store
 from localspec.remote.remote_turn import NOT_ALONE, TOLD_NOTHING
 from localspec.remote.server import ServerBackend
 from localspec.web.live import live_state
+from localspec.web.talk.form import Form
 from tests.fakes import session_info
 from tests.remote.stub_server import Stub, reset, serving
 from tests.waiting import WAIT_S, until
@@ -312,7 +314,9 @@ def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: 
     service.start()
     try:
         until(lambda: service.status().phase == "ready")
-        told = service.submit(None, "Rain?", ReplySettings(max_tokens=40))
+        as_on_the_page = replace(Form().settings(), max_tokens=40)
+        assert as_on_the_page.thinking_budget is not None, "also where its field is hidden"
+        told = service.submit(None, "Rain?", as_on_the_page)
         assert told is not None
         assert told.done.wait(WAIT_S)
         strip = live_state(service.status())
@@ -325,6 +329,7 @@ def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: 
     finally:
         service.close()
         store.close()
+    assert (first["finish_reason"], first["thinking_budget"]) == ("eos", None)
     assert first["acceptance_rate"] == 0.5
     assert second["acceptance_rate"] is None
     assert second["num_draft_tokens"] is None

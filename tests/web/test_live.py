@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from localspec.backend import DrafterStatus, OffReason, TurnStats
-from localspec.chat.service import Status, TurnView
+from localspec.chat.service import Status
+from localspec.chat.turn import TurnView
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.sources import DEMO
 from localspec.web.live import (

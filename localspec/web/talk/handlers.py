@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from localspec.chat.service import ChatService, Reply, ReplySettings, TurnView, clean
+from localspec.chat.service import ChatService, Reply, ReplySettings, clean
+from localspec.chat.turn import TurnView
 from localspec.errors import ContextOverflow, LocalspecError, RequestError, StoreError
 from localspec.web.live import counted
 from localspec.web.talk import sending

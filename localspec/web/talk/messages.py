@@ -14,7 +14,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.chat.service import Reply, ShownMessage, TurnView, clean
+from localspec.chat.service import Reply, ShownMessage, clean
+from localspec.chat.turn import TurnView
 from localspec.web.live import badge, counted, footer, short, time_of_day
 from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
 from localspec.web.talk.plain_markdown import MARK, as_text

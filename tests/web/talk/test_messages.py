@@ -9,7 +9,8 @@ from typing import Any
 
 from localspec.backend import TurnStats
 from localspec.chat.attachments import Attachment, with_attachments
-from localspec.chat.service import ShownMessage, TurnView
+from localspec.chat.service import ShownMessage
+from localspec.chat.turn import TurnView
 from localspec.web.live import time_of_day
 from localspec.web.talk.messages import (
     MAX_SHOWN_CHARACTERS,
