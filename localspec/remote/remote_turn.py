@@ -23,7 +23,7 @@ from localspec.remote.counters import Drafts
 NAME = "server"  # of a draft's maker, as the log has it
 
 # Of every reply: who made which token is not told, and what an answer is equal to neither.
-UNTOLD = frozenset({"num_steps", "exact", "token_ids"})
+UNTOLD = frozenset({"num_steps", "exact", "token_ids", "thinking_ms"})
 OF_DRAFTS = frozenset({"drafter", "draft_share"})  # known as soon as the counts are
 DRAFTS = OF_DRAFTS | {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
 TOLD_NOTHING = "The server does not tell what it drafted."

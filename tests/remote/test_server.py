@@ -331,6 +331,7 @@ def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: 
         store.close()
     assert (first["finish_reason"], first["thinking_budget"]) == ("eos", None)
     assert first["acceptance_rate"] == 0.5
+    assert first["thinking_ms"] is None
     assert second["acceptance_rate"] is None
     assert second["num_draft_tokens"] is None
     assert [row["exact"] for row in (first, second)] == [None, None]
