@@ -77,7 +77,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
     for place, kind in enumerate(KINDS):
         settings = ReplySettings(
             SamplingParams(0.7 * (place % 2), seed=place),
-            {"cancelled": 33, "short": 7}.get(kind, 64),
+            {"cancelled": 33, "short": 7, "mixed again": 50}.get(kind, 64),
             drafter=OFF if kind == "off" else "auto",
             checking="typical" if kind == "lenient" else "exact",
         )
@@ -337,6 +337,7 @@ def test_the_page_and_the_report_write_what_the_steps_say(
     until(lambda: service.status().reply is not None)
     line = live_state(service.status())
     assert line["gain"] == gain_words(last["speedup"])
+    assert percent(last["acceptance_rate"]) != percent(last["draft_share"]), "to be told apart"
     assert line["guesses"] == f"{percent(last['acceptance_rate'])} of guesses right"
     facts = dict(line["facts"])
     assert facts["Writing"] == gain_words(last["decode_speedup"])
