@@ -206,7 +206,7 @@ def test_learnt_state_returns_for_the_same_combination_alone(pair: tuple[Path, P
 
 def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path]) -> None:
     identity = next(iter(opened(options_of(pair[0])).snapshot()))
-    for own in (5, {}, [], {"version": 1, "costs": {}}):
+    for own in (5, {"version": 1, "costs": {}}):
         backend = opened(options_of(pair[0]), {identity: own})
         assert any("learnt anew" in notice for notice in backend.describe().notices), own
 

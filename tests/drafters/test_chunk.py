@@ -115,7 +115,7 @@ def check_equal(
 @pytest.mark.parametrize("name", FULL)
 def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
     sampling = SAMPLINGS[name]
-    for length, num_pending in ((1, 1), (3, 9), (8, 2), (15, 1), (15, 9)):
+    for length, num_pending in ((1, 1), (3, 2), (8, 9), (15, 1), (15, 2)):
         check_equal(shared(name), sampling, DraftPlan("d", length), num_pending)
 
 

@@ -69,7 +69,7 @@ def test_changing_the_drafter_every_round_changes_nothing() -> None:
 def test_stopped_anywhere_the_text_goes_on_the_same(name: str) -> None:
     """Cancel after k rounds, then a new turn with the tokens so far."""
     engine = stage((name,)).engine
-    for num_rounds in (1, 2, 4):
+    for num_rounds in (1, 3):
         engine.target.cache.rollback(0)
         sequence = engine.start(PROMPT, core.SamplingParams(), LENGTH, frozenset())
         engine.prefill(sequence, threading.Event())
@@ -105,7 +105,7 @@ def test_another_conversation_between_two_turns_does_no_harm(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_end_of_text_inside_a_draft_ends_the_turn_there(name: str) -> None:
     text, engine = plain_text(), stage((name,)).engine
-    for place in range(len(PROMPT) + 2, len(text)):
+    for place in range(len(PROMPT) + 2, len(text), 2):
         if text[place] not in text[len(PROMPT) : place]:
             engine.target.cache.rollback(0)
             end = frozenset({text[place]})

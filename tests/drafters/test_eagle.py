@@ -16,9 +16,7 @@ from localspec.errors import ModelError
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
-from localspec.training.recipe import make_recipe
 from tests.drafters.random_eagle import write_random
-from tests.heads import lesson_of, teacher_of, train, written_by
 from tests.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
@@ -195,27 +193,6 @@ def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path, reads_once: bo
 
 
 # -- trained, and refused ---------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_trained_head_is_accepted_more_often_than_before(tmp_path: Path) -> None:
-    """The whole way: lessons from the target, training, the folder, drafting."""
-    target = with_cache(tiny_llama(num_layers=1))
-    teacher = teacher_of(target)
-    recipe = make_recipe("eagle", teacher, {"num_steps": 2}, 0)
-    recipe.save(tmp_path / "before")
-    train(recipe, teacher, lesson_of(target, written_by(target, 1, 48, 24)), 40)
-    recipe.save(tmp_path / "after")
-
-    def rate(folder: Path) -> float:
-        """Accepted tokens a round, over replies to prompts that no lesson had."""
-        drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
-        engine, policy = Engine(target, {"eagle": drafter}), Plans(("eagle", 4))
-        for prompt in written_by(target, 9, 6, 6):
-            play(engine, tuple(prompt), policy, 20, SamplingParams(1.0, seed=3))
-        return sum(step.num_accepted_tokens for step in policy.steps) / len(policy.steps)
-
-    assert rate(tmp_path / "after") > rate(tmp_path / "before") + 0.3
 
 
 def test_without_a_head_the_drafter_says_so() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,8 +33,19 @@ TEXT = [5, 9, 12, 5, 30, 7]
 DRAFT = [3, 14, 15, 9]
 
 
-def whole(made: Callable[..., Decoder] = with_cache) -> Decoder:
-    return made(tiny_llama(num_layers=LAYERS, later=1.0), 48)
+@cache
+def module() -> Any:
+    return tiny_llama(num_layers=LAYERS, later=1.0)
+
+
+@cache
+def taken_over() -> Decoder:
+    return with_cache(module(), 48)
+
+
+def whole() -> Decoder:
+    """The same weights each time, and an empty cache."""
+    return Decoder(taken_over().weights, taken_over().cache.another())
 
 
 def alone(tokens: Sequence[int], before: Sequence[int] = TEXT) -> torch.Tensor:
@@ -305,7 +317,7 @@ def test_a_tree_is_verified_as_without_a_draft() -> None:
 
 
 def test_a_captured_forward_computes_everything_anew() -> None:
-    target = CapturedDecoder(whole(with_plain_cache), TracingPool())
+    target = CapturedDecoder(with_plain_cache(module(), 48), TracingPool())
     for _ in target.capture():
         pass
     target.forward(TEXT)
@@ -316,7 +328,7 @@ def test_a_captured_forward_computes_everything_anew() -> None:
 
 
 def test_an_uncaptured_forward_of_a_captured_decoder_continues(runs: list[tuple[int, int]]) -> None:
-    target = CapturedDecoder(whole(with_plain_cache), TracingPool())
+    target = CapturedDecoder(with_plain_cache(module(), 48), TracingPool())
     target.forward(TEXT)
     EarlyExit(target, 2).forward(DRAFT[:3])
     target.cache.rollback(len(TEXT))

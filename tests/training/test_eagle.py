@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from localspec.core import SamplingParams
+from localspec.drafters.eagle import EagleDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
@@ -17,7 +21,7 @@ from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import Lesson, Teacher
 from localspec.training.unrolled import visible
 from tests.heads import rates, teacher_of, train, written_by
-from tests.tiny import tiny_llama, with_cache
+from tests.tiny import Plans, play, tiny_llama, with_cache
 
 OPTIONS = {"num_heads": 4, "ffn_size": 64, "num_steps": 3}
 LENGTH = 16
@@ -83,16 +87,28 @@ def test_a_lesson_of_one_step_is_plain_causal_attention() -> None:
 
 
 @pytest.mark.slow  # trains
-def test_some_steps_of_training_raise_acceptance_on_text_not_seen() -> None:
+def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
     target, lesson = target_and_lesson(5, 32, num_layers=1)
     _, held_out = target_and_lesson(6, 48, num_layers=1)
     teacher = teacher_of(target)
     recipe = make_recipe("eagle", teacher, OPTIONS, 0)
+    recipe.save(tmp_path / "fresh")
     before = recipe.acceptance(teacher, held_out)
     train(recipe, teacher, lesson, 40)
+    recipe.save(tmp_path / "trained")
     after = recipe.acceptance(teacher, held_out)
     assert rates(after)[0] > rates(before)[0] + 0.2
     assert after[1][0] > 1.5 * before[1][0], "second guesses that hold"
+    assert accepted(target, tmp_path / "trained") > accepted(target, tmp_path / "fresh") + 0.3
+
+
+def accepted(target: Any, folder: Path) -> float:
+    """Tokens a round, over replies to prompts that no lesson had."""
+    drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
+    engine, policy = Engine(target, {"eagle": drafter}), Plans(("eagle", 4))
+    for prompt in written_by(target, 9, 6, 6):
+        play(engine, tuple(prompt), policy, 20, SamplingParams(1.0, seed=3))
+    return sum(step.num_accepted_tokens for step in policy.steps) / len(policy.steps)
 
 
 def test_training_does_not_touch_the_target() -> None:
