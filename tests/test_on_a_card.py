@@ -105,7 +105,9 @@ def rounds_of(name: str, parts: Parts, sampling: SamplingParams, traffic: Traffi
     parts.target.cache.rollback(0)
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize(
+    "name", [n if n == "eagle" else pytest.param(n, marks=pytest.mark.slow) for n in READS]
+)
 def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
     heads = {name: head_for(name, target_module)} if name in HEAD_KINDS else {}
     with fake_card(number=0.9) as traffic:
@@ -118,6 +120,7 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
         assert not traffic.uploads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in READS if REGISTRY[n].needs == "draft"])
 @pytest.mark.parametrize("device", [OTHER_CUDA, torch.device("cpu")], ids=["card", "processor"])
 def test_a_draft_on_another_device_hands_over_token_ids_alone(
