@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.web.checks import (
-    FOOTERS,
     ask,
     bubbles,
     newest,
@@ -196,27 +195,27 @@ def test_check_14_half_a_surrogate_pair_is_replaced_and_nothing_breaks(
     assert [message.text for message in stored] == ["echo half \ufffd pair"] * 2
 
 
-DEEP = {
-    "quotes": "> " * 2000 + "deep",
-    "lists": "\n".join("  " * depth + "- x" for depth in range(120)),
-    "brackets": "[" * 5000 + "x" + "]" * 5000,
-    "emphasis": "*_" * 3000 + "x",
-    "a formula": "$" + "{\\frac{1}" * 400 + "x" + "}" * 400 + "$",
-    "lines": "\n".join(f"line {number}" for number in range(10_000)),
-}
+QUOTES = "> " * 2000 + "deep"
+LISTS = "\n".join("  " * depth + "- x" for depth in range(120))
+BRACKETS = "[" * 5000 + "x" + "]" * 5000
+EMPHASIS = "*_" * 3000 + "x"
+FORMULA = "$" + "{\\frac{1}" * 400 + "x" + "}" * 400 + "$"
+LINES = "\n".join(f"line {number}" for number in range(10_000))
+DEEP = ((QUOTES, LISTS), (BRACKETS, EMPHASIS), (FORMULA, LINES))
 
 
 def test_check_12_deep_and_long_text_leaves_the_page_usable(page: Visit, site: Site) -> None:
     pace, site.backend.script.round_s = site.backend.script.round_s, 0.001
-    site.backend.script.reply = lambda request: request.messages[-1].content[:1000]
+    site.backend.script.reply = lambda request: "\n\n".join(
+        part[:1000] for part in request.messages[-1].content.split("\n\n")
+    )
     site.backend.script.context_length = 200_000
     try:
         ask(page, "the service learns of the longer context", "")
-        for text in DEEP.values():
-            num_before = page.page.locator(FOOTERS).count()
-            page.page.evaluate(FILL, text)
+        for number, texts in enumerate(DEEP, 1):
+            page.page.evaluate(FILL, "\n\n".join(texts))
             page.page.press("#ls-message textarea", "Enter")
-            wait_for_reply(page, num_before, "")
-            page.new_chat()
+            wait_for_reply(page, number, "")
+        page.new_chat()
     finally:
         site.backend.script.round_s, site.backend.script.reply = pace, scripted_reply
