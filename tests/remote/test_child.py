@@ -328,7 +328,7 @@ class Mute:
 @pytest.fixture
 def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
     monkeypatch.setattr(wire, "BEAT_S", 0.05)
-    monkeypatch.setattr(child, "SILENT_S", 0.3)
+    monkeypatch.setattr(child, "SILENT_S", 1.0)  # fifty beats of `Mute`
     pipe, far_end = multiprocessing.Pipe()
     process: Any = Process(far_end)
     made = Mute(ChildBackend(process, pipe), process, threading.Event())
