@@ -215,7 +215,20 @@ class Costs:
         if width not in self._verify:
             self._make_cell(width)
         surprise = self._learn(width, self._verify[width], context, verify_ms / expected, REFUTING)
+        if width == 1:
+            self._follow_plain(context, surprise)
         self._follow_machine(width, surprise)
+
+    def _follow_plain(self, context: int, surprise: float) -> None:
+        """Move all other costs near this context with that of a plain round. Widths are measured
+        in turns, so they are right beside each other. Where nothing is drafted, no other round
+        shows that the machine has changed: the calmer it is, the dearer drafting would seem."""
+        factor = _moved_by(surprise)
+        for width, curve in self._verify.items():
+            if width > 1:
+                self._move(width, curve, context, factor)
+        for drafter, curve in self._draft_step.items():
+            self._move(drafter, curve, context, factor)
 
     def _learn(
         self, what: int | str, curve: Curve, context: int, share: float, refuting: float
@@ -229,8 +242,7 @@ class Costs:
                 return 0.0
             self._refuting[what] = share
         surprise = max(-MAX_SURPRISE, min(MAX_SURPRISE, share - 1.0))
-        rate = SLOWER_RATE if surprise > 0.0 else FASTER_RATE
-        self._move(what, curve, context, 1.0 + rate * surprise)
+        self._move(what, curve, context, _moved_by(surprise))
         return surprise
 
     def _move(self, what: int | str, curve: Curve, context: int, factor: float) -> None:
@@ -298,6 +310,11 @@ class Costs:
                 costs.set_draft_step(str(drafter), int(context), _positive(ms))
         costs._fresh.clear()
         return costs
+
+
+def _moved_by(surprise: float) -> float:
+    """What a cost is multiplied by after a round that took so much more of it than believed."""
+    return 1.0 + (SLOWER_RATE if surprise > 0.0 else FASTER_RATE) * surprise
 
 
 class CostSnapshot:
