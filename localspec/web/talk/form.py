@@ -39,6 +39,7 @@ RULES = (
 )
 MOST_STOPS, LONGEST_STOP = 16, 200  # looked for in every token's text
 NOT_LOADED = "Known once the model is loaded."
+TEMPLATE_SIGNS = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,14 @@ def _figure(name: str, label: str, top: float, step: float, help_text: str) -> s
 
 def _choice(name: str, label: str, options: tuple[tuple[str, str], ...], help_text: str) -> str:
     listed = "".join(
-        f'<option value="{html.escape(value)}">{html.escape(said)}</option>'
-        for value, said in options
+        f'<option value="{_inert(value)}">{_inert(said)}</option>' for value, said in options
     )
     return _row(name, label, f"<select {_named(name)}>{listed}</select>", help_text)
+
+
+def _inert(text: str) -> str:
+    """A text of a profile as HTML that Gradio's template, which runs `${…}`, shows as it is."""
+    return html.escape(text).translate(TEMPLATE_SIGNS)
 
 
 def _way(name: str, label: str, reason: str, kind: str = "") -> str:
@@ -289,7 +294,7 @@ def _speed() -> str:
 
 
 def form_html(service: ChatService) -> str:
-    """The fields; nothing of it is a person's text."""
+    """The fields. Their only texts from outside are names and titles of kinds of text."""
     kinds = tuple((kind.name, kind.title) for kind in service.workloads.values())
     lenient = [kind.title for kind in service.workloads.values() if kind.lenient]
     advanced = (

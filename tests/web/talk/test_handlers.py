@@ -4,6 +4,7 @@ other's way."""
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import threading
 from collections.abc import Iterator
@@ -101,10 +102,19 @@ def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatSer
     assert "lenient for" not in form_html(service)
     code = replace(service.workloads["code"], lenient=True)
     service.workloads = {**service.workloads, "code": code}
-    html = form_html(service)
-    assert "lenient for Code" in html
+    made = form_html(service)
+    assert "lenient for Code" in made
     kinds = ("auto", "chat", "code", "json", "rework", "story")
-    assert all(f'<option value="{kind}">' in html for kind in kinds)
+    assert all(f'<option value="{kind}">' in made for kind in kinds)
+
+
+def test_a_title_of_a_kind_of_text_is_no_part_of_the_template(service: ChatService) -> None:
+    title = "${alert(1)} `{{x}}` \\ <b>"
+    code = replace(service.workloads["code"], title=title, lenient=True)
+    service.workloads = {"code": code}
+    made = form_html(service)
+    assert not any(sign in made for sign in ("${", "`", "{{"))
+    assert title in html.unescape(made)
 
 
 def test_each_way_of_drafting_is_ready_or_says_why_not(service: ChatService) -> None:
