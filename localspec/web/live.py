@@ -50,7 +50,7 @@ PHASES = {
     "queued": "Waiting",
     "ready": "Ready",
 }
-NO_GAIN = {"load_changed": "too busy to compare", "too_short": "too short to compare"}
+NO_GAIN = {"load_changed": "too uneven to compare", "too_short": "too short to compare"}
 UNTIMED = ("ready", "failed", "unloaded")
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
         return [("Without drafting", speed or DASH), ("First token", first)]
     plain = "not measured yet"
     if stats.no_speedup == "load_changed":
-        plain = "not known: other programs kept this machine too busy"
+        plain = "not known: the rounds of this reply took too unequal times"
     elif stats.plain_decode_ms:
         plain = (
             f"{rate(1000 * stats.num_output_tokens / stats.plain_decode_ms)} tok/s, measured here"

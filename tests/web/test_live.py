@@ -110,10 +110,10 @@ def test_guesses_are_credited_to_each_drafter_the_most_busy_first() -> None:
 
 def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
     busy = replace(STATS, plain_decode_ms=None, no_speedup="load_changed")
-    assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "too busy to compare"
+    assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "too uneven to compare"
     assert (
         facts(stats=busy)["Without drafting"]
-        == "not known: other programs kept this machine too busy"
+        == "not known: the rounds of this reply took too unequal times"
     )
 
 
