@@ -72,11 +72,11 @@ def growing(view: TurnView, number: int = 0) -> list[ChatMessage]:
 def growing_together(views: Sequence[TurnView], num_slots: int) -> list[ChatMessage]:
     """Answers to one message that are being written at once, one below the other, and a line about
     all. num_slots: as many can be."""
-    found = []
+    found = list[ChatMessage]()
     for number, view in enumerate(views, 1):
-        bubble = growing(view) if view.text or view.thinking else []
-        named = [f"answer {number} of {len(views)}"] if bubble else []
-        found += [*bubble, *(_text("assistant", "", _note("ls-footer", [one])) for one in named)]
+        if view.text or view.thinking:
+            name = f"answer {number} of {len(views)}"
+            found += [*growing(view), _text("assistant", "", _note("ls-footer", [name]))]
     line = together_line(views, num_slots)
     return [*found, _text("assistant", "", _note("ls-footer", [line]))]
 

@@ -3,11 +3,10 @@
 Contract: a page has one reader at a time. A new one replaces the one before and waits until that
 one has sent its last text. A reader has a number, which travels to the page with what was asked;
 only events that come after it there can name it, so nothing of a reply is shown before its
-beginning. A page that is closed stops the replies it asked for, `grace_s` later,
-unless another page reads them by then. A reload closes the page and opens it again: the request for
-the new page names the conversation in its address, arrives before the old page is gone, and makes
-the replies of that conversation wait for it (`Arrivals`, `expect`). Nothing here knows the page's
-components.
+beginning. A page that is closed stops the replies it asked for, `grace_s` later, unless another
+page reads them by then. A reload closes the page and opens it again: the request for the new page
+names the conversation in its address, arrives before the old page is gone, and makes the replies of
+that conversation wait for it (`Arrivals`, `expect`). Nothing here knows the page's components.
 
 Not here: what a reader shows (handlers), the turn itself (chat/service).
 """
