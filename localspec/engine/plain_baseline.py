@@ -5,9 +5,10 @@ the plain cost measured on this machine, times the machine's load at that moment
 around took of their measured costs, all together. Other programs slow rounds of every width alike,
 so a load needs no plain round to be known. What a round took beyond STALLED times the rounds around
 it happened once and not at every token, as after a pause: plain decoding is charged for it once.
-Plain rounds between drafted ones correct what was measured wrongly. The estimate is None where the
-rounds scatter so much that it would be UNSURE, and where other sequences shared a round. The costs
-are read once: those of the controller follow the load slowly, and would be counted twice.
+Plain rounds between drafted ones correct what was measured wrongly. The estimate is None where so
+few rounds, scattering as the last ones did, leave it UNSURE, and where other sequences shared a
+round. The costs are read once: those of the controller follow the load slowly, and would be counted
+twice.
 
 Not here: the ratios made of it (speculation), the controller's own costs (costs).
 """
@@ -28,9 +29,10 @@ WINDOW = 7  # rounds, of which the middle one has their load
 STALLED = 1.5  # times the median of the window
 TRUSTED = 2.0  # plain rounds that the measured costs are worth
 MOST_TRUSTED = 64.0  # plain rounds that count
-UNSURE = 0.06  # standard error of the load of a turn, as a share
-USUAL_SCATTER = 0.08  # of rounds, until SCATTERED of them have shown it
+UNSURE = 0.1  # standard error of the load of a turn, as a share
+USUAL_SCATTER = 0.08  # of rounds, which counts as SCATTERED of them
 SCATTERED = 4.0
+MOST_SCATTERED = 16.0  # rounds that count, of this turn and those before
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class PlainBaseline:
         self._costs = Costs.restored(costs.snapshot())
         # Logarithms of what plain rounds took, as a share of what drafted rounds around them tell.
         self._sum_of_shares, self._num_shares = 0.0, TRUSTED
+        # Squares of the logarithms of single rounds' loads beside the mean around them.
+        self._scatter, self._num_scattered = SCATTERED * USUAL_SCATTER**2, SCATTERED
         self.begin_turn()
 
     def begin_turn(self) -> None:
@@ -61,7 +65,7 @@ class PlainBaseline:
         self._settled = list[tuple[float, float]]()
         self._loaded_ms = self._once_ms = 0.0  # their sums
         self._load = 1.0  # of the last settled round
-        self._scatter, self._num_loads = 0.0, 0  # squares of the logarithms
+        self._num_loads = 0  # rounds that showed one
         self._num_plain = 0  # plain rounds since the last draft
         self._was_shared = False
 
@@ -100,8 +104,7 @@ class PlainBaseline:
     @property
     def _is_unsure(self) -> bool:
         """Whether the mean of the loads is too uncertain to compare the turn by."""
-        known = self._scatter + SCATTERED * USUAL_SCATTER**2
-        return known / (self._num_loads + SCATTERED) > UNSURE**2 * self._num_loads
+        return self._scatter / self._num_scattered > UNSURE**2 * self._num_loads
 
     def _round(self, step: Step, num_plain_rounds: int) -> _Round:
         width, context = step.num_draft_tokens + 1, step.context_length
@@ -125,8 +128,11 @@ class PlainBaseline:
             steady = [each for each in around if self._share(each) <= most]
             self._load = self._mean_load(steady)
             if one.shows_load:
-                self._scatter += math.log(min(self._share(one), most) / self._load) ** 2
                 self._num_loads += 1
+                if len(steady) > 1:
+                    apart = math.log(min(self._share(one), most) / self._load)
+                    # The mean holds the round itself, so the two are too near each other.
+                    self._learn_scatter(apart**2 * len(steady) / (len(steady) - 1))
             drafted = [each for each in steady if not each.is_plain]
             if one.is_plain and one in steady and drafted:
                 self._correct(one, self._mean_load(drafted))
@@ -139,6 +145,11 @@ class PlainBaseline:
             self._place += 1
         else:
             self._window.popleft()
+
+    def _learn_scatter(self, square: float) -> None:
+        kept = min(1.0, MOST_SCATTERED / (self._num_scattered + 1.0))
+        self._scatter = kept * (self._scatter + square)
+        self._num_scattered = kept * (self._num_scattered + 1.0)
 
     def _own_ms(self, one: _Round) -> float:
         """What the round itself takes without a load."""

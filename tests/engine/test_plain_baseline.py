@@ -105,8 +105,24 @@ def test_a_first_reply_is_compared_under_any_load_that_stays(
 
 @pytest.mark.parametrize("num_rounds", [5, 12])
 def test_a_short_reply_whose_rounds_scatter_is_not_compared(num_rounds: int) -> None:
-    run = Run(table(), lambda num: 1.0, noise=0.6)
+    run = Run(table(), lambda num: 1.0, noise=0.75)
     assert sum(run.reply(num_rounds) is None for _ in range(40)) >= 34
+
+
+def test_a_fast_reply_of_few_rounds_is_compared_where_rounds_scatter_little() -> None:
+    """A short reply that drafting shortened to three rounds, after a usual one."""
+    run = Run(table(), lambda num: 1.0, noise=0.15)
+    run.reply(20)
+    shown = [run.reply(3) for _ in range(40)]
+    found = [share for share in shown if share is not None]
+    assert len(found) >= 36
+    assert sum(abs(share - 1.0) < 0.15 for share in found) >= 0.85 * len(found)
+
+
+def test_how_rounds_scatter_is_remembered_from_the_reply_before() -> None:
+    run = Run(table(), lambda num: 1.0, noise=0.75)
+    run.reply(20)
+    assert all(run.reply(3) is None for _ in range(10))
 
 
 def test_a_long_reply_is_compared_although_its_rounds_scatter() -> None:
