@@ -230,3 +230,14 @@ def test_a_page_made_narrow_does_not_lie_under_its_sides(own_page: Visit) -> Non
     page.page.set_viewport_size({"width": 360, "height": 740})
     page.page.wait_for_selector("#ls-side:not(.open)")
     page.page.get_by_role("tab", name="Stats").first.click(timeout=WAIT_MS)
+
+
+def test_a_dialog_keeps_clear_of_the_edges_of_a_narrow_page(own_page: Visit) -> None:
+    page = own_page.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#ls-side:not(.open)").wait_for()
+    page.keyboard.press("?")
+    page.locator("dialog[open]").wait_for()
+    box = page.locator("dialog[open]").bounding_box()
+    page.keyboard.press("Escape")
+    assert box["x"] >= 8 and box["x"] + box["width"] <= 390 - 8
