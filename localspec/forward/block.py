@@ -7,7 +7,7 @@ layer sees; scales; experts. The decoder has one path for all of them.
 
 Not here: the forward (decoder), taking weights over (from_transformers).
 Source: Llama (arXiv 2302.13971), Gemma 3 (arXiv 2503.19786), OLMo 2 (arXiv 2501.00656), Qwen3
-(arXiv 2505.09388), and the modelling files of transformers.
+(arXiv 2505.09388), Command R7B (Cohere 2), and the modelling files of transformers.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class Block:
     """One layer. Norms are None where the family has none there; `after_` ones are of what a part
     gives, before it is added. head_norm: of query and key heads, [n, heads + kv_heads, head_dim].
     rotation: which of the tables turns queries and keys by their position, None for none. window:
-    how many positions up to its own a token sees, None for all."""
+    how many positions up to its own a token sees, None for all. is_parallel: the feed-forward part
+    reads the rows that attention read, not those with what attention gave."""
 
     attention_norm: Norm | None
     qkv: Linear
@@ -176,6 +177,7 @@ class Block:
     after_feed_forward: Norm | None = None
     rotation: int | None = 0
     window: int | None = None
+    is_parallel: bool = False
 
     @property
     def linears(self) -> tuple[Linear, ...]:

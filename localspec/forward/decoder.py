@@ -154,11 +154,14 @@ class Decoder:
         for layer, block in enumerate(self.weights.blocks[first:end], first):
             queries, keys_values = self._projected(block, rows, tables)
             seen = attend(layer, queries, keys_values)
+            before = rows
             if block.after_attention is None:
                 rows = block.output.add_to(seen, rows)
             else:
                 rows = rows + block.after_attention(block.output(seen))
-            read = rows if block.feed_forward_norm is None else block.feed_forward_norm(rows)
+            read = before if block.is_parallel else rows
+            if block.feed_forward_norm is not None:
+                read = block.feed_forward_norm(read)
             if block.after_feed_forward is None:
                 rows = block.feed_forward.add_to(read, rows)
             else:

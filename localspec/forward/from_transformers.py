@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ from localspec.forward.block import (
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import window_of
-from localspec.forward.norm import RootMeanSquareNorm
+from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
 
 
@@ -48,7 +48,9 @@ class _Family:
     """How a family lays out a block: the module's names of its norms, None where it has none there.
     head_norms: of each query and key head, or of all together. is_qkv_joined, is_gate_up_joined:
     whether these are one layer already. norm_offset: what a norm adds to its weight.
-    is_interleaved: whether numbers that are rotated together stand side by side."""
+    is_interleaved: whether numbers that are rotated together stand side by side. rotates_windows:
+    whether, where some layers attend to a window, only those know positions. has_layer_norms: all
+    its norms take the mean off. is_parallel: both parts of a block read the same rows."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -59,6 +61,9 @@ class _Family:
     is_gate_up_joined: bool = False
     norm_offset: float = 0.0
     is_interleaved: bool = False
+    rotates_windows: bool = False
+    has_layer_norms: bool = False
+    is_parallel: bool = False
 
 
 _AFTER_ONLY = _Family(
@@ -81,8 +86,13 @@ FAMILIES = {
     "qwen2": _Family(),
     "qwen3": _Family(head_norms="each"),
     "qwen3_moe": _Family(head_norms="each"),
+    "mixtral": _Family(),
+    "olmoe": _Family(head_norms="whole"),
+    "seed_oss": _Family(),
+    "ernie4_5": _Family(is_interleaved=True),
     "smollm3": _Family(),
     "phi3": _Family(is_qkv_joined=True, is_gate_up_joined=True),
+    "glm": _Family(is_gate_up_joined=True, is_interleaved=True),
     "glm4": _Family(
         after_attention="post_self_attn_layernorm",
         after_feed_forward="post_mlp_layernorm",
@@ -92,6 +102,15 @@ FAMILIES = {
     "granite": _Family(),
     "olmo2": _AFTER_ONLY,
     "olmo3": _AFTER_ONLY,
+    "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
+    "cohere2": _Family(
+        feed_forward_norm="input_layernorm",
+        is_interleaved=True,
+        rotates_windows=True,
+        has_layer_norms=True,
+        is_parallel=True,
+    ),
+    "gemma": _Family(norm_offset=1.0),
     "gemma3_text": _GEMMA3,
 }
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -100,9 +119,9 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change with the length
 NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
-    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm4", "Granite",
-    "Olmo2", "Olmo3", "Gemma3",
-))  # fmt: skip
+    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm", "Glm4", "Granite",
+    "Olmo2", "Olmo3", "Olmoe", "Gemma", "Gemma3", "Exaone4", "Mixtral", "SeedOss", "Ernie4_5",
+)) | {"Cohere2LayerNorm"}  # fmt: skip
 CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -132,7 +151,7 @@ def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
         swapped=pairs_swapped if family.is_interleaved else halves_swapped,
         embedding_scale=scale if factor is None else float(factor.to(weight.dtype)),
         query_scale=float(decoder.layers[0].self_attn.scaling) * cache.shape.head_dim**0.5,
-        logit_scale=1.0 / getattr(config, "logits_scaling", 1.0),
+        logit_scale=getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0),
     )
     return Decoder(weights, cache)
 
@@ -187,6 +206,8 @@ def _rotation_tables(
         cos, sin = rotation(like, positions, *((kind,) if is_apart else ()))  # [1, capacity, r]
         cos, sin = cos[0], sin[0].clone()
         half = sin.shape[-1] // 2
+        if torch.equal(cos[:, ::2], cos[:, 1::2]):  # by pairs already, as Cohere computes them
+            cos, sin = (_halved(each, half) for each in (cos, sin))
         # The swap turns (x1, x2) into (x2, x1); the rotation needs (-x2, x1).
         sin[:, :half].neg_()
         if is_interleaved:
@@ -198,6 +219,10 @@ def _rotation_tables(
 
 def _interleaved(table: torch.Tensor, half: int) -> torch.Tensor:
     return table.view(-1, 2, half).transpose(1, 2).flatten(1)
+
+
+def _halved(table: torch.Tensor, half: int) -> torch.Tensor:
+    return table.view(-1, half, 2).transpose(1, 2).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -215,7 +240,6 @@ class _Reader:
         attention, family = layer.self_attn, self.family
         joined = [attention.qkv_proj] if family.is_qkv_joined else None
         qkv = joined or [attention.q_proj, attention.k_proj, attention.v_proj]
-        is_rotated = bool(getattr(attention, "use_rope", True))  # transformers' own, SmolLM3
         return Block(
             attention_norm=self._norm_of(layer, family.attention_norm),
             qkv=self._taken(qkv),
@@ -225,11 +249,14 @@ class _Reader:
             feed_forward=self._feed_forward(layer.mlp),
             after_attention=self._after(layer, family.after_attention),
             after_feed_forward=self._after(layer, family.after_feed_forward),
-            rotation=self._table(attention.layer_idx) if is_rotated else None,
+            rotation=self._table(attention) if self._is_rotated(attention) else None,
             window=self._window(attention.layer_idx),
+            is_parallel=family.is_parallel,
         )
 
     def norm(self, module: Any) -> Norm:
+        if self.family.has_layer_norms:
+            return LayerNorm(self._weight(module), self.config.layer_norm_eps)
         return RootMeanSquareNorm(self._weight(module), self.config.rms_norm_eps)
 
     def _weight(self, module: Any) -> torch.Tensor:
@@ -263,7 +290,8 @@ class _Reader:
         return GatedFeedForward(gate_up, self._taken([module.down_proj]), self.activation)
 
     def _experts(self, module: Any) -> Experts:
-        """Of Qwen3's kind: [experts, 2 f, d] and [experts, d, f]."""
+        """Of Qwen3's kind: [experts, 2 f, d] and [experts, d, f]. Mixtral's shares always add up
+        to 1."""
         router, held = module.gate, module.experts
         pairs = zip(held.gate_up_proj.detach(), held.down_proj.detach(), strict=True)
         experts = tuple(
@@ -273,19 +301,27 @@ class _Reader:
         if self.is_emptied:
             _drop(held, "gate_up_proj", "down_proj")
         weight = router.weight.detach()
-        return Experts(packed(weight, None), experts, router.top_k, router.norm_topk_prob)
+        is_normalised = getattr(router, "norm_topk_prob", True)
+        return Experts(packed(weight, None), experts, router.top_k, is_normalised)
 
-    def _table(self, layer: int) -> int:
+    def _is_rotated(self, attention: Any) -> bool:
+        if self.family.rotates_windows and window_of(self.config) is not None:
+            return self._sees_window(attention.layer_idx)
+        return bool(getattr(attention, "use_rope", True))  # transformers' own, SmolLM3
+
+    def _table(self, attention: Any) -> int:
         kinds = getattr(self.config, "layer_types", None)
         has_several = isinstance(next(iter(self.config.rope_parameters.values()), None), dict)
-        return self.kinds.index(kinds[layer]) if kinds and has_several else 0
+        return self.kinds.index(kinds[attention.layer_idx]) if kinds and has_several else 0
 
     def _window(self, layer: int) -> int | None:
-        kinds = getattr(self.config, "layer_types", None)
         window = window_of(self.config)
-        is_windowed = kinds is None or kinds[layer] == "sliding_attention"
         is_cut = window is not None and window < self.capacity
-        return window if is_windowed and is_cut else None
+        return window if is_cut and self._sees_window(layer) else None
+
+    def _sees_window(self, layer: int) -> bool:
+        kinds = getattr(self.config, "layer_types", None)
+        return kinds is None or kinds[layer] == "sliding_attention"
 
     def _taken(self, layers: list[Any]) -> Linear:
         made = fused(layers)

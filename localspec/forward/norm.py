@@ -1,9 +1,10 @@
-"""Root-mean-square normalisation in as few kernels as the device allows.
+"""Normalisation of rows in as few kernels as the device allows.
 
-Contract: rows / sqrt(mean(rows^2) + eps) * weight over the last dimension, computed in fp32 and
-rounded once. On a GPU by torch's own kernel. On a CPU torch runs a sequence of small kernels for
-it, but a single fast one for layer norm: the layer norm of (x, -x) has mean 0 and variance
-mean(x^2), so its first half is the wanted result.
+Contract: LayerNorm is torch's own, without a bias. RootMeanSquareNorm is
+rows / sqrt(mean(rows^2) + eps) * weight over the last dimension, computed in fp32 and rounded once.
+On a GPU it is torch's own kernel. On a CPU torch runs a sequence of small kernels for it, but a
+single fast one for layer norm: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its
+first half is the wanted result.
 
 Source: RMSNorm, arXiv 1910.07467.
 """
@@ -12,6 +13,19 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
+
+class LayerNorm:
+    """weight: [d]."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+        self.weight_bytes = weight.nbytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows: [..., d] -> [..., d]."""
+        return F.layer_norm(rows, self.weight.shape, self.weight, None, self.eps)
 
 
 class RootMeanSquareNorm:

@@ -64,7 +64,8 @@ CONTEXT_LARGE = (24_064, 555 * MIB)
 # Families that the native decoder runs (forward.from_transformers); a test compares.
 NATIVE_FAMILIES = (
     "llama", "mimo", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "glm4", "granite",
-    "olmo2", "olmo3", "gemma3", "gemma3_text",
+    "olmo2", "olmo3", "gemma", "gemma3", "gemma3_text", "glm", "mixtral", "olmoe", "seed_oss",
+    "ernie4_5", "exaone4", "cohere2",
 )  # fmt: skip
 # torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
 LIBRARIES_BYTES = 400 * MIB

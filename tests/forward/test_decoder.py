@@ -84,6 +84,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24, "norm_topk_prob": False, "mlp_only_layers": [1],
     },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 16},
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16},
+    "exaone4, one length": {
+        "model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 3,
+    },
+    "exaone4, positions in windows only": {
+        "model_type": "exaone4", "sliding_window": 6, "sliding_window_pattern": 3,
+    },
+    "cohere2": {
+        "model_type": "cohere2", "sliding_window": 6, "num_hidden_layers": 5, "logit_scale": 0.25,
+    },
+    "gemma": {"model_type": "gemma", "head_dim": 16},
+    "glm": {"model_type": "glm", "head_dim": 16, "rope_parameters": PARTIAL},
     "glm4": {"model_type": "glm4", "head_dim": 16, "rope_parameters": PARTIAL},
     "granite": {
         "model_type": "granite", "embedding_multiplier": 6.0, "residual_multiplier": 0.3,
