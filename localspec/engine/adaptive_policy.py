@@ -49,7 +49,6 @@ from localspec.engine.options import (
     why_unmeasured,
 )
 
-HYSTERESIS = 1.03  # the gain that another option must promise over the one in use
 PLANNED = 0.005  # share of the time for weighing options, and as much for asking signals
 LEAST_PERIOD, MOST_PERIOD = 4, 32  # rounds from one weighing to the next
 MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be noticed soon
@@ -153,18 +152,14 @@ class AdaptivePolicy:
         found = [self._option(name, signal) for name, signal in self._signals.items()]
         options = [option for option in found if option is not None]
         plain_rate = 1.0 / self._known_prices.plain_ms
-        last, best, bar = self._best, None, 0.0
-        if self._may_be_off:
-            bar = plain_rate * (HYSTERESIS if last is None else 1.0)
+        best, bar = None, plain_rate if self._may_be_off else 0.0
         for option in options:
-            if option.rate * HYSTERESIS <= bar:  # it is worth less than its rate
+            if option.rate <= bar:  # it is worth less than its rate
                 continue
             worth = option.rate
             if self._may_be_off:
                 sure_rate = option.sure_rate / (1.0 + DOUBT * self._lost)
                 worth = self._earned(sure_rate, option, sequence)
-            if last is not None and option.drafter == last.drafter:
-                worth *= HYSTERESIS
             if worth > bar:
                 best, bar = option, worth
         self._best = best
