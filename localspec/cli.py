@@ -21,21 +21,7 @@ import typer
 from localspec.bench.commands import app as bench_app
 from localspec.cluster_command import cluster
 from localspec.errors import ConfigError, StoreError
-from localspec.flags import (
-    ContextFlag,
-    DeviceFlag,
-    DraftDeviceFlag,
-    DrafterFlag,
-    DraftFlag,
-    DtypeFlag,
-    HeadsFlag,
-    HomeFlag,
-    JsonFlag,
-    ModelFlag,
-    ProfileFlag,
-    finish,
-    run_app,
-)
+from localspec.flags import HomeFlag, JsonFlag, finish, loading, run_app
 from localspec.generate_command import generate, open_log_of
 from localspec.options import LoadOptions
 from localspec.record.rows import LARGEST_INTEGER
@@ -58,20 +44,13 @@ app.command()(cluster)
 
 
 @app.command()
+@loading("kernels", "parallel", "remote")
 def plan(
     vram_gib: Annotated[
         list[float] | None, typer.Option(help="Free memory to plan for; twice for two GPUs.")
     ] = None,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    heads: HeadsFlag = None,
-    drafter: DrafterFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    device: DeviceFlag = None,
-    draft_device: DraftDeviceFlag = None,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Say what fits on this machine, with which drafter, and why."""
@@ -82,12 +61,10 @@ def plan(
     from localspec.machine.plans import DEFAULT_CONTEXT, room_for
     from localspec.record.log_file import learnt_states
 
-    named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(*named, device=device, draft_device=draft_device)
-    hardware = on_device(probe(), device)
+    hardware = on_device(probe(), options.device)
     first_gib, other_gib = _two_largest_first(vram_gib or ())
-    learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
-    settings = settings_for(home)
+    learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
+    settings = settings_for(options.home)
     report = make_plans(options, settings, first_gib, hardware, learnt, other_gib)
     text = "" if as_json else render(report, room_for(hardware, first_gib).free_bytes)
     finish(report.as_dict(), text, as_json)

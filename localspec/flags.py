@@ -11,15 +11,18 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from localspec.config import remote_server
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError
-from localspec.options import MOST_PARALLEL
+from localspec.options import MOST_PARALLEL, LoadOptions
 
 ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
@@ -88,6 +91,65 @@ RemoteKeyOpenlyFlag = Annotated[
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+LOAD_FLAGS: Mapping[str, Any] = {  # of the fields of LoadOptions, as --help orders them
+    "profile": ProfileFlag,
+    "model": ModelFlag,
+    "draft": DraftFlag,
+    "heads": HeadsFlag,
+    "drafter": DrafterFlag,
+    "context": ContextFlag,
+    "dtype": DtypeFlag,
+    "kernels": KernelsFlag,
+    "parallel": ParallelFlag,
+    "device": DeviceFlag,
+    "draft_device": DraftDeviceFlag,
+    "remote": RemoteFlag,
+    "remote_key_file": RemoteKeyFileFlag,
+    "remote_key_openly": RemoteKeyOpenlyFlag,
+    "home": HomeFlag,
+}
+
+
+def loading(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose parameter `options` is a LoadOptions: --help and the command line have a flag
+    for each of its fields instead, but for those left out (a start of their names is enough)."""
+    names = [name for name in LOAD_FLAGS if not name.startswith(left_out)]
+    flags = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=False if name == "remote_key_openly" else None,
+            annotation=LOAD_FLAGS[name],
+        )
+        for name in names
+    ]
+
+    def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            options = _options_of(**{name: given.pop(name) for name in names})
+            command(options=options, **given)
+
+        own = signature(command, eval_str=True)
+        parameters = list[Parameter]()
+        for each in own.parameters.values():
+            is_replaced = each.name == "options"
+            parameters += flags if is_replaced else [each.replace(kind=Parameter.KEYWORD_ONLY)]
+        run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return with_flags
+
+
+def _options_of(
+    heads: Sequence[str] | None,
+    remote: str | None = None,
+    remote_key_file: Path | None = None,
+    remote_key_openly: bool = False,
+    **named: Any,
+) -> LoadOptions:
+    server = remote_server(remote, named["model"], remote_key_file, remote_key_openly)
+    return LoadOptions(**named, heads=tuple(heads or ()), remote=server)
 
 
 def finish(result: dict[str, Any], text: str, as_json: bool) -> None:

@@ -21,25 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localspec.errors import ConfigError, LocalspecError, RequestError, StoreError
-from localspec.flags import (
-    ContextFlag,
-    DeviceFlag,
-    DraftDeviceFlag,
-    DrafterFlag,
-    DraftFlag,
-    DtypeFlag,
-    HeadsFlag,
-    HomeFlag,
-    JsonFlag,
-    KernelsFlag,
-    ModelFlag,
-    ProfileFlag,
-    RemoteFlag,
-    RemoteKeyFileFlag,
-    RemoteKeyOpenlyFlag,
-    finish,
-    to_stderr,
-)
+from localspec.flags import JsonFlag, finish, loading, to_stderr
 from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -56,6 +38,7 @@ STATISTICS = (
 )  # fmt: skip
 
 
+@loading("parallel")
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="The only message of the conversation.")
@@ -93,44 +76,22 @@ def generate(
             "--raw", help="Continue the message as a text, without the model's chat template."
         ),
     ] = False,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    heads: HeadsFlag = None,
-    drafter: DrafterFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    kernels: KernelsFlag = None,
-    device: DeviceFlag = None,
-    draft_device: DraftDeviceFlag = None,
-    remote: RemoteFlag = None,
-    remote_key_file: RemoteKeyFileFlag = None,
-    remote_key_openly: RemoteKeyOpenlyFlag = False,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer one message, or make a logged reply again."""
-    from localspec.config import remote_server, settings_for
+    from localspec.config import settings_for
 
-    server = remote_server(remote, model, remote_key_file, remote_key_openly)
-    named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    options = LoadOptions(
-        *named,
-        kernels=kernels,
-        raw=raw,
-        device=device,
-        parallel=1,
-        remote=server,
-        draft_device=draft_device,
-    )
+    options = replace(options, raw=raw, parallel=1)
     if (prompt is None) is (replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if replay is not None:
-        if server is not None:
+        if options.remote is not None:
             raise ConfigError(
                 "--replay compares tokens, which a server does not tell. Leave --remote out."
             )
-        result = replayed(options, replay, drafter, home)
+        result = replayed(options, replay)
         finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
         return
     assert prompt is not None, "one of the two is there"
@@ -141,7 +102,7 @@ def generate(
     from localspec.core import AUTO, SamplingParams
     from localspec.workloads import AS_SET, EXACT, decide, load_workloads, workload_folders
 
-    workloads = load_workloads(workload_folders(settings_for(home)))
+    workloads = load_workloads(workload_folders(settings_for(options.home)))
     decision = decide(workloads, workload, lenient or AS_SET, prompt)
     leniency = decision.leniency
     sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed, leniency=leniency)
@@ -150,17 +111,17 @@ def generate(
         sampling=seeded(sampling),
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
-        drafter=drafter or AUTO,
+        drafter=options.drafter or AUTO,
         num_draft_tokens=num_draft_tokens,
         first_num_draft_tokens=decision.workload.first_num_draft_tokens,
         workload=decision.workload.name,
-        is_raw=raw and server is not None,
+        is_raw=raw and options.remote is not None,
     )
-    result = labelled(answer(options, request, home), decision)
+    result = labelled(answer(options, request), decision)
     finish(result, f"{result['text']}{note_of(result, lenient not in (None, EXACT))}", as_json)
 
 
-def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[str, Any]:
+def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
     """The reply to `request` as plain JSON data. Raises LocalspecError."""
     from localspec.config import settings_for
     from localspec.load import open_local_backend
@@ -173,8 +134,8 @@ def answer(options: LoadOptions, request: Request, home: Path | None) -> dict[st
             return collect(server, request)
     with ExitStack() as stack:
         store = state = None
-        if home is not None:
-            store = stack.enter_context(closing(Store.open(settings_for(home).database)))
+        if options.home is not None:
+            store = stack.enter_context(closing(Store.open(settings_for(options.home).database)))
             state = store.load_state(STATE_KEY)
             notify(store.notices)
         backend = open_local_backend(options, state, lambda phrase: None)
@@ -236,21 +197,19 @@ def note_of(result: dict[str, Any], is_leniency_asked: bool) -> str:
 # -- a logged reply, made again -----------------------------------------------------------------
 
 
-def replayed(
-    options: LoadOptions, turn_id: int, drafter: str | None, home: Path | None
-) -> dict[str, Any]:
-    """A logged reply made again as plain JSON data; drafter: None as it was asked for then. Raises
-    LocalspecError, also where it cannot be made again."""
+def replayed(options: LoadOptions, turn_id: int) -> dict[str, Any]:
+    """A logged reply made again as plain JSON data; a drafter of None is the one asked for then.
+    Raises LocalspecError, also where it cannot be made again."""
     from localspec.chat.audit import replay_of, sentence
     from localspec.core import AUTO
     from localspec.load import open_local_backend
     from localspec.record.store import STATE_KEY
 
-    with closing(open_log_of(home)) as store:
+    with closing(open_log_of(options.home)) as store:
         row = next((row for row in store.turn_rows() if row["turn_id"] == turn_id), None)
         if row is None:
             raise StoreError(f"The log has no turn {turn_id}. `export --format csv` lists them.")
-        asked = drafter or row["drafter_requested"] or AUTO
+        asked = options.drafter or row["drafter_requested"] or AUTO
         replay = replay_of(store, row["message_id"], asked)
         state = store.load_state(STATE_KEY)
     backend = open_local_backend(_as_logged(options, row), state, lambda phrase: None)

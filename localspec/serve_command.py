@@ -12,26 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localspec.flags import (
-    ContextFlag,
-    DeviceFlag,
-    DraftDeviceFlag,
-    DrafterFlag,
-    DraftFlag,
-    DtypeFlag,
-    HeadsFlag,
-    HomeFlag,
-    JsonFlag,
-    KernelsFlag,
-    ModelFlag,
-    ParallelFlag,
-    ProfileFlag,
-    RemoteFlag,
-    RemoteKeyFileFlag,
-    RemoteKeyOpenlyFlag,
-    finish,
-    to_stderr,
-)
+from localspec.flags import HomeFlag, JsonFlag, finish, loading, to_stderr
 from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -51,6 +32,7 @@ keys = typer.Typer(no_args_is_help=True, help="The keys by which other programs 
 KeyName = Annotated[str, typer.Argument(help="A name to tell the key by.")]
 
 
+@loading()
 def serve(
     host: Annotated[str, typer.Option(help="Address to serve at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -60,38 +42,14 @@ def serve(
     unload_after: Annotated[
         int, typer.Option(min=0, help="Minutes without work; 0 never lets the model go.")
     ] = 0,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    heads: HeadsFlag = None,
-    drafter: DrafterFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    kernels: KernelsFlag = None,
-    parallel: ParallelFlag = None,
-    device: DeviceFlag = None,
-    draft_device: DraftDeviceFlag = None,
-    remote: RemoteFlag = None,
-    remote_key_file: RemoteKeyFileFlag = None,
-    remote_key_openly: RemoteKeyOpenlyFlag = False,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
-    from localspec.config import remote_server
     from localspec.open_service import opened_service
     from localspec.web.guard.security import is_loopback
     from localspec.web.server import serve_interfaces
 
-    named = (profile, model, draft, drafter, context, dtype, tuple(heads or ()), home)
-    server = remote_server(remote, model, remote_key_file, remote_key_openly)
-    options = LoadOptions(
-        *named,
-        kernels=kernels,
-        parallel=parallel,
-        device=device,
-        remote=server,
-        draft_device=draft_device,
-    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))

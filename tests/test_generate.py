@@ -73,14 +73,14 @@ def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
     request = Request(HELLO, max_tokens=12, drafter="ngram", num_draft_tokens=3)
-    found = json.loads(json.dumps(answer(options, request, None), allow_nan=False))
+    found = json.loads(json.dumps(answer(options, request), allow_nan=False))
     assert set(found) == {
         *("text", "thinking", "tokens", "provenance", "finish_reason", "seed", "stats")
     }
     assert set(found["stats"]) >= STATS_KEYS
     assert len(found["tokens"]) == len(found["provenance"]) == found["stats"]["num_output_tokens"]
     assert found["stats"]["speedup"] is None  # nothing was measured for a fixed choice
-    plain = answer(options, Request(HELLO, max_tokens=12, drafter=OFF), None)
+    plain = answer(options, Request(HELLO, max_tokens=12, drafter=OFF))
     assert found["tokens"] == plain["tokens"] and found["text"] == plain["text"]
     assert plain["stats"]["acceptance_rate"] is None
 
@@ -107,7 +107,7 @@ def test_what_was_left_unmeasured_is_measured_by_the_next_command(
     assert backend.lacks_costs(warm) and not backend.lacks_costs(cold)
     with closing(Store.open(settings_for(tmp_path).database)) as store:
         store.save_state(STATE_KEY, backend.snapshot())
-    answer(options, warm, tmp_path)
+    answer(replace(options, home=tmp_path), warm)
     with closing(Store.open(settings_for(tmp_path).database)) as store:
         state = store.load_state(STATE_KEY)
     assert not open_local_backend(options, state, lambda _: None).lacks_costs(warm)
@@ -117,7 +117,7 @@ def test_auto_measures_first_and_a_home_keeps_it(
     options: LoadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(HELLO, max_tokens=4, drafter=AUTO)
-    answer(options, request, tmp_path)
+    answer(replace(options, home=tmp_path), request)
     store = Store.open(settings_for(tmp_path).database)
     state = store.load_state(STATE_KEY)
     store.close()
@@ -128,7 +128,7 @@ def test_auto_measures_first_and_a_home_keeps_it(
         pytest.fail("what was measured before was not taken up")
 
     monkeypatch.setattr(LocalBackend, "calibrate", measured_again)
-    answer(options, request, tmp_path)
+    answer(replace(options, home=tmp_path), request)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_reply_says_how_it_was_checked(
     decision = decide(load_workloads(), workload, checking, "hello")
     sampling = SamplingParams(leniency=decision.leniency)
     request = Request(HELLO, sampling, max_tokens=12, drafter="ngram", num_draft_tokens=3)
-    found = labelled(answer(options, request, None), decision)
+    found = labelled(answer(options, request), decision)
     found = json.loads(json.dumps(found, allow_nan=False))
     assert (found["stats"]["exact"], found["workload"]) == (is_exact, workload)
     assert found["label"].startswith("exact" if is_exact else "lenient: ")
@@ -176,7 +176,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """The requests that reach the engine, which answers each with three tokens."""
     requests: Asked = []
 
-    def answer(options: object, request: Request, home: object) -> dict[str, Any]:
+    def answer(options: object, request: Request) -> dict[str, Any]:
         requests.append(request)
         is_exact = request.sampling.leniency is None
         stats = TurnStats(4, num_output_tokens=3, exact=is_exact, num_lenient_tokens=1 - is_exact)
@@ -225,7 +225,7 @@ def test_a_text_is_continued_by_a_flag(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(
         generate_command,
         "answer",
-        lambda options, request, home: found.append(options) or {"text": "", "stats": stats},
+        lambda options, request: found.append(options) or {"text": "", "stats": stats},
     )
     run(tmp_path, "--raw")
     run(tmp_path)
@@ -305,20 +305,20 @@ def test_a_reply_is_made_again_with_the_kernels_that_it_was_made_with(
         database.execute("UPDATE turn SET kernels = 'fastest' WHERE id = 1")
     database.close()
     asked = replace(options, kernels=kernels)
-    assert replayed(asked, 1, OFF, home)["changes"] == tuple(changes)
+    assert replayed(replace(asked, drafter=OFF, home=home), 1)["changes"] == tuple(changes)
 
 
 def test_a_turn_that_is_not_there_or_cannot_be_made_again_is_said(
     options: LoadOptions, logged: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(LocalspecError, match="no turn 9"):
-        replayed(options, 9, None, logged)
+        replayed(replace(options, home=logged), 9)
     older = shutil.copytree(logged, tmp_path / "older")
     with sqlite3.connect(settings_for(older).database) as database:
         database.execute("UPDATE turn SET seed = NULL WHERE id = 2")
     database.close()
     with pytest.raises(LocalspecError, match="its seed was not logged"):
-        replayed(options, 2, None, older)
+        replayed(replace(options, home=older), 2)
 
 
 def test_a_message_or_a_turn_is_asked_for_and_not_both() -> None:

@@ -8,7 +8,7 @@ commands, so that --help answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,28 +19,16 @@ from localspec.bench.kept import KeptFile, not_written
 from localspec.errors import ConfigError, SetupError
 from localspec.files import read_json, why_not_writable
 from localspec.flags import (
-    ContextFlag,
-    DeviceFlag,
-    DraftDeviceFlag,
-    DrafterFlag,
-    DraftFlag,
-    DtypeFlag,
-    HeadsFlag,
     HomeFlag,
     JsonFlag,
-    KernelsFlag,
-    ModelFlag,
-    ProfileFlag,
-    RemoteFlag,
-    RemoteKeyFileFlag,
-    RemoteKeyOpenlyFlag,
     SeedFlag,
     finish,
     listed,
     listed_numbers,
+    loading,
     to_stderr,
 )
-from localspec.options import LoadOptions
+from localspec.options import LoadOptions, RemoteServer
 
 if TYPE_CHECKING:
     from localspec.bench.arms import OtherEngines
@@ -54,6 +42,7 @@ THREADS_HELP = "python -m tools.peers: threads of other engines; default: as man
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
 
 
+@loading("parallel")
 def bench(
     context_of_command: typer.Context,
     suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None,
@@ -77,95 +66,90 @@ def bench(
         Path | None, typer.Option(help="Write the JSON to this file too, while it grows.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Folder for plots (SVG).")] = None,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    heads: HeadsFlag = None,
-    drafter: DrafterFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    kernels: KernelsFlag = None,
-    device: DeviceFlag = None,
-    draft_device: DraftDeviceFlag = None,
-    remote: RemoteFlag = None,
     plain: Annotated[
         str | None, typer.Option(help="With --remote: the same server without speculation.")
     ] = None,
     concurrency: Annotated[
         str, typer.Option(help="With --remote: requests at the same time, comma-separated.")
     ] = "1,4,16",
-    remote_key_file: RemoteKeyFileFlag = None,
-    remote_key_openly: RemoteKeyOpenlyFlag = False,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Compare ways of drafting with plain decoding, side by side on this machine, or measure a
     server as its users meet it."""
     if context_of_command.invoked_subcommand is not None:
         return
-    if remote is not None:
-        from localspec.bench.cases import OWN_PROMPTS, load_prompts
-        from localspec.bench.remote import render_remote, run_remote
-        from localspec.config import remote_server
-
-        urls = [remote] if plain is None else [remote, plain]
-        servers = [remote_server(url, model, remote_key_file, remote_key_openly) for url in urls]
-        _refuse_unwritable(out, None)
-        measured = run_remote(
-            [one for one in servers if one is not None],
-            load_prompts(prompts or OWN_PROMPTS, limit),
-            [int(each) for each in listed_numbers(concurrency)],
-            max_tokens or 64,
-            (listed_numbers(temperatures) if temperatures else (0.0,))[0],
-            to_stderr,
-        )
-        finish(measured, render_remote(measured), as_json)
-        KeptFile(out, to_stderr).write(measured)
+    _refuse_unwritable(out, plot)
+    kept = KeptFile(out, to_stderr)
+    speeds = None if temperatures is None else listed_numbers(temperatures)
+    if options.remote is not None:
+        servers = [options.remote, *([] if plain is None else [replace(options.remote, url=plain)])]
+        at_once = [int(each) for each in listed_numbers(concurrency)]
+        _measure_servers(servers, prompts, limit, at_once, max_tokens, speeds, kept, as_json)
         return
-    open_others: Callable[[], OtherEngines] | None = context_of_command.obj
+    drafter = options.drafter
     wanted = ("off", drafter) if drafter is not None else None if arms is None else listed(arms)
-    if open_others is None:
-        _refuse_other_engines(setup_peers or peer_threads is not None, wanted or ())
-    others = None if open_others is None else open_others()
-    if setup_peers and others is not None:
-        _set_up(others, home, as_json)
-        return
-    from localspec.bench.compare import run_bench
-    from localspec.bench.report import render
-    from localspec.bench.settings import suite_settings
-
     if wanted == ():
         raise ConfigError("--arms names no arm. Write them like off,auto,draft_model.")
+    others = _other_engines(
+        context_of_command.obj, setup_peers or peer_threads is not None, wanted or ()
+    )
+    if setup_peers and others is not None:
+        _set_up(others, options.home, as_json)
+        return
+    from localspec.bench.settings import suite_settings
+
     given: dict[str, Any] = {
         "prompts": prompts,
         "limit": limit,
         "max_tokens": max_tokens,
-        "temperatures": None if temperatures is None else listed_numbers(temperatures),
+        "temperatures": speeds,
         "arms": wanted,
         "warm_prompts": warm,
         "repeats": repeats,
         "peer_threads": peer_threads,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    settings = replace(suite_settings(suite, home, others), **changes)
-    _refuse_unwritable(out, plot)
-    kept = KeptFile(out, to_stderr)
-    heads_given = tuple(heads or ())
-    named = (profile, model, draft, drafter, context, dtype, heads_given, home)
-    options = LoadOptions(
-        *named, kernels=kernels, device=device, parallel=1, draft_device=draft_device
-    )
+    settings = replace(suite_settings(suite, options.home, others), **changes)
+    options = replace(options, parallel=1)
     if cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 
         result = run_cold_starts(options, settings, cold_starts, to_stderr, kept)
-        finish(result, render_cold_starts(result), as_json)
-        kept.write(result)
+        _tell(result, render_cold_starts(result), kept, as_json)
         return
+    from localspec.bench.compare import run_bench
+    from localspec.bench.report import render
+
     result = run_bench(options, settings, to_stderr, others, kept)
-    finish(result, render(result), as_json)  # first: what follows may fail
-    kept.write(result)
+    _tell(result, render(result), kept, as_json)
     _draw(result, plot)
+
+
+def _tell(result: dict[str, Any], text: str, kept: KeptFile, as_json: bool) -> None:
+    finish(result, text, as_json)  # first: what follows may fail
+    kept.write(result)
+
+
+def _measure_servers(
+    servers: Sequence[RemoteServer],
+    prompts: Path | None,
+    limit: int | None,
+    concurrency: Sequence[int],
+    max_tokens: int | None,
+    temperatures: Sequence[float] | None,
+    kept: KeptFile,
+    as_json: bool,
+) -> None:
+    """A server as its users meet it, and the same without speculation where it was named."""
+    from localspec.bench.cases import OWN_PROMPTS, load_prompts
+    from localspec.bench.remote import render_remote, run_remote
+
+    cases = load_prompts(prompts or OWN_PROMPTS, limit)
+    temperature = (temperatures or (0.0,))[0]
+    measured = run_remote(servers, cases, concurrency, max_tokens or 64, temperature, to_stderr)
+    _tell(measured, render_remote(measured), kept, as_json)
 
 
 def bench_app(open_others: Callable[[], OtherEngines] | None = None) -> typer.Typer:
@@ -227,7 +211,12 @@ def replay(
     finish(result, render(result), as_json)
 
 
-def _refuse_other_engines(are_flags_given: bool, arms: tuple[str, ...]) -> None:
+def _other_engines(
+    open_others: Callable[[], OtherEngines] | None, are_flags_given: bool, arms: tuple[str, ...]
+) -> OtherEngines | None:
+    """None where there are none to compare with. Raises ConfigError where one was named then."""
+    if open_others is not None:
+        return open_others()
     named = [arm for arm in arms if arm.startswith(OTHER_ENGINES)]
     if are_flags_given or named:
         what = ", ".join(named) if named else "--setup-peers and --peer-threads"
@@ -235,6 +224,7 @@ def _refuse_other_engines(are_flags_given: bool, arms: tuple[str, ...]) -> None:
             f"Other engines ({what}) are compared by a tool beside the program now, since they are "
             "not part of it. Use the same flags with: python -m tools.peers"
         )
+    return None
 
 
 def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
