@@ -5,7 +5,4 @@ runs                     one reply of an engine           exactness    is it pla
 compare                  every arm on every prompt        cost_curve   what a round costs
 results, statistics      rows and cells with intervals    cold_starts  fresh processes
 report, tables, plots    for people                       kept         the file of --out
-
-replay                   a log under other controllers    logged       its rounds as worlds
-worlds, play             made-up texts, and one policy's way through them
 """

@@ -1,4 +1,4 @@
-"""The commands `bench`, `bench table` and `bench replay`.
+"""The commands `bench` and `bench table`.
 
 Contract: parse flags, call one function, print its result. `bench` without a further word
 compares; --suite chooses what, and flags beside it replace single values. `bench_app` makes the
@@ -19,9 +19,7 @@ from localspec.bench.kept import KeptFile, not_written
 from localspec.errors import ConfigError, SetupError
 from localspec.files import read_json, why_not_writable
 from localspec.flags import (
-    HomeFlag,
     JsonFlag,
-    SeedFlag,
     finish,
     listed,
     listed_numbers,
@@ -169,15 +167,25 @@ def bench_app(open_others: Callable[[], OtherEngines] | None = None) -> typer.Ty
 app = bench_app()
 
 
-@app.command(
-    hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
-def inflate() -> None:
-    """Moved to tools.inflate."""
-    raise ConfigError(
-        "Pairs are enlarged by a tool beside the program now, since chats and comparisons do not "
-        "need it. Use: python -m tools.inflate --size 350M --out DIR"
-    )
+MOVED = {  # what lies beside the program by now, since neither chats nor comparisons need it
+    "inflate": "Pairs are enlarged with: python -m tools.inflate --size 350M --out DIR",
+    "replay": "Logged rounds are run again with: python -m tools.replay",
+}
+
+
+def _moved(words: str) -> Callable[[], None]:
+    def refuse() -> None:
+        raise ConfigError(f"This is a tool beside the program now. {words}")
+
+    return refuse
+
+
+for _name, _words in MOVED.items():
+    app.command(
+        _name,
+        hidden=True,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_moved(_words))
 
 
 @app.command()
@@ -194,21 +202,6 @@ def table(
             f"{result} is no result of `bench --out`: {error}. Name a file that it wrote."
         ) from error
     print(text)
-
-
-@app.command()
-def replay(
-    policies: Annotated[str, typer.Option(help="Comma-separated controllers.")] = "",
-    seed: SeedFlag = 0,
-    home: HomeFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Run logged rounds again under other controllers, offline."""
-    from localspec.bench.replay import render, run_replay
-    from localspec.config import settings_for
-
-    result = run_replay(settings_for(home).database, listed(policies), seed, to_stderr)
-    finish(result, render(result), as_json)
 
 
 def _other_engines(

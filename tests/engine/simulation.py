@@ -1,17 +1,17 @@
-"""Coins instead of models: drafters of a known acceptance, played in a world of bench.worlds."""
+"""Coins instead of models: drafters of a known acceptance, played in a world of tools.replay."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from localspec.bench.play import RIGHT, WRONG, Game
-from localspec.bench.worlds import World as CostWorld
 from localspec.core import AUTO, DraftPlan, Outcome, Proposal, SamplingParams, Sequence, Step, chain
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs
 from localspec.engine.policy import policy_of
+from tools.replay.play import RIGHT, WRONG, Game
+from tools.replay.worlds import World as CostWorld
 
 PLAIN_MS = 10.0
 WIDTH_MS = 0.2  # each further token of a round's forward

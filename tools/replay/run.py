@@ -22,14 +22,14 @@ from typing import Any
 
 from localspec.arithmetic import ratio
 from localspec.bench.arms import Report
-from localspec.bench.logged import worlds_of
-from localspec.bench.play import Played, play_adaptive, play_fixed
 from localspec.bench.tables import aligned, number, shown, text
-from localspec.bench.worlds import World
 from localspec.config import nearest
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError
 from localspec.record.log_file import read_states, read_turns
+from tools.replay.logged import worlds_of
+from tools.replay.play import Played, play_adaptive, play_fixed
+from tools.replay.worlds import World
 
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
 MAX_LENGTH = 15  # of the widths that costs are measured at

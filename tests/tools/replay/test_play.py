@@ -11,21 +11,11 @@ from typing import Any
 
 import pytest
 
-from localspec.bench.play import (
-    FixedArm,
-    Game,
-    controller_of,
-    play_adaptive,
-    play_fixed,
-    readers_of,
-)
-from localspec.bench.replay import FIXED_LENGTHS
-from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import OFF, SamplingParams, Sequence, Step
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.policy import policy_of
-from tests.bench.made_up_worlds import (
+from tests.tools.replay.made_up_worlds import (
     FLAT,
     MODEL,
     RATES,
@@ -41,6 +31,16 @@ from tests.bench.made_up_worlds import (
     turning,
     two_tasks,
 )
+from tools.replay.play import (
+    FixedArm,
+    Game,
+    controller_of,
+    play_adaptive,
+    play_fixed,
+    readers_of,
+)
+from tools.replay.run import FIXED_LENGTHS
+from tools.replay.worlds import Stretch, Track, World
 
 COSTS = {
     "verify_ms": {"1": {"128": 10.0}, "2": {"128": 12.0}, "16": {"128": 12.0}},

@@ -14,11 +14,11 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from localspec.bench.logged import CONCENTRATION
-from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import OFF
 from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs, CostSnapshot
+from tools.replay.logged import CONCENTRATION
+from tools.replay.worlds import Stretch, Track, World
 
 NUM_TOKENS = 12_000
 SHIPPED_ROUNDS = 100  # behind the shipped acceptance of a world, of each drafter and kind

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from localspec.bench.replay import render, run_replay
 from localspec.core import Step
-from localspec.errors import ConfigError
+from localspec.errors import ConfigError, StoreError
 from tests.record.test_log_file import log_of
+from tools.replay.__main__ import app
+from tools.replay.run import render, run_replay
 
 PLAIN = (Step("off", 0, 0, 1, 0.0, 10.0, 100),) * 4
 GOOD = (Step("draft_model", 4, 4, 5, 4.0, 11.0, 104, signal="model"),) * 6
@@ -86,3 +88,11 @@ def test_a_combination_without_costs_is_named(tmp_path: Path) -> None:
     result = run_replay(tmp_path / "log.db", (), 0, quiet)
     assert result["worlds"] == []
     assert "Left out: big, small, cpu, fp32: its rounds do not say" in render(result)
+
+
+def test_the_command_has_json_and_says_where_there_is_no_log(tmp_path: Path) -> None:
+    log_of(tmp_path / "localspec.db", *((*PLAIN, *GOOD),) * 12).close()
+    told = CliRunner().invoke(app, ["--policies", "auto", "--home", str(tmp_path), "--json"])
+    assert len(json.loads(told.stdout.splitlines()[-1])["worlds"]) == 1
+    refused = CliRunner().invoke(app, ["--home", str(tmp_path / "none")])
+    assert isinstance(refused.exception, StoreError)

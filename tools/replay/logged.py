@@ -25,12 +25,12 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import OFF
 from localspec.engine.controller import NO_DRAFT
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.errors import StoreError
 from localspec.record.log_file import LoggedStep, LoggedTurn
+from tools.replay.worlds import Stretch, Track, World
 
 CONCENTRATION = 1.0
 FADE = 0.95  # of a known guess's weight with each token of distance

@@ -6,7 +6,7 @@ what the world's costs say, so every policy meets the same text at the same pric
 difference is the policy's alone. The controller sees each round's time disturbed by JITTER.
 `host_us` is real: perf_counter around what the policy is asked: plan, keep_drafting, observe.
 
-Not here: which policies (replay), worlds.
+Not here: which policies (run), worlds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from localspec.bench.worlds import Stretch, Track, World
 from localspec.core import (
     OFF,
     Drafter,
@@ -41,6 +40,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.policy import policy_of
+from tools.replay.worlds import Stretch, Track, World
 
 RIGHT, WRONG, END = 1, 0, 2  # the only tokens there are; END: of text
 NO_LOGITS = torch.empty(0)  # a world has none

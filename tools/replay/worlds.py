@@ -8,7 +8,7 @@ lookup it is an approximation: its guess also depends on where the draft began. 
 `reach` says instead how far a draft from each position is right, so that acceptance can fall by the
 position in the draft.
 
-Not here: playing (replay), worlds out of a log (logged).
+Not here: playing (play), worlds out of a log (logged).
 """
 
 from __future__ import annotations

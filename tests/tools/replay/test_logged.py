@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from localspec.bench.logged import worlds_of
-from localspec.bench.play import play_fixed
 from localspec.engine.costs import Costs
 from localspec.errors import StoreError
 from localspec.record.log_file import LoggedStep, LoggedTurn
+from tools.replay.logged import worlds_of
+from tools.replay.play import play_fixed
 
 
 def step(drafter: str, drafted: int, accepted: int, output: int | None = None, **facts: Any) -> Any:
