@@ -32,7 +32,7 @@ class ProgramService:
         self.service = service
         self._most_waiting = most_waiting
         self._asking = threading.Lock()
-        self._history = LoggedHistory(API)
+        self._history = LoggedHistory(API, service.store)
 
     @property
     def loaded(self) -> Description | None:

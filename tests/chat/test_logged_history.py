@@ -23,11 +23,16 @@ def scripted(request: Request) -> str:
     return CALL if asked == "weather?" else f" reply to {asked} "
 
 
+def opened(folder: Path) -> ProgramService:
+    service, _ = open_service(folder, Script(reply=scripted, round_s=0.0, prefill_s=0.0))
+    return ProgramService(service)
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[ProgramService]:
-    service, _ = open_service(tmp_path, Script(reply=scripted, round_s=0.0, prefill_s=0.0))
-    yield ProgramService(service)
-    close(service)
+    found = opened(tmp_path)
+    yield found
+    close(found.service)
 
 
 def asked(*texts: str, system: str = "") -> Request:
@@ -117,8 +122,61 @@ def test_a_request_follows_a_turn_that_the_log_could_not_take_yet(
     assert (stored(programs), conversations(programs)) == (4, 1)
 
 
+def started_again(programs: ProgramService, folder: Path) -> ProgramService:
+    """The same log in the next process."""
+    close(programs.service)
+    return opened(folder)
+
+
+def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    programs = opened(tmp_path)
+    said = ["one", "reply to one", "two", "reply to two"]  # without the spaces around a reply
+    answered(programs, asked("one", system="Be brief."))
+    answered(programs, asked(*said[:3], system="Be brief."))
+    programs = started_again(programs, tmp_path)
+    assert answered(programs, asked(*said, "three", system="Be brief.")) == [
+        *said,
+        "three",
+        "reply to three",
+    ]
+    assert (stored(programs), conversations(programs)) == (6, 1)
+    changed = ["one", "another reply", "two"]
+    answered(programs, asked(*changed, system="Be brief."))
+    assert (stored(programs), conversations(programs)) == (6 + 3, 1), "a branch"
+    answered(programs, asked("one", system="Be brief."))
+    answered(programs, asked(*said, "three", system="Be long."))
+    assert conversations(programs) == 3, "no earlier messages; another system prompt"
+    close(programs.service)
+
+
+def test_what_follows_a_call_is_logged_once_also_after_a_restart(tmp_path: Path) -> None:
+    programs = opened(tmp_path)
+    call = Message("assistant", "", (ToolCall("1", "weather", "{}"),))
+    told = Message("tool", "Sun.", call_id="1")
+    said = (Message("user", "weather?"), call, told)
+    answered(programs, asked("weather?"))
+    answered(programs, Request(said, workload="auto"))
+    programs = started_again(programs, tmp_path)
+    said = (*said, Message("assistant", "reply to Sun."), Message("user", "wind?"))
+    answered(programs, Request(said, workload="auto"))
+    assert (stored(programs), conversations(programs)) == (6, 1)
+    close(programs.service)
+
+
+def test_a_conversation_without_texts_begins_anew_after_a_restart(tmp_path: Path) -> None:
+    programs = opened(tmp_path)
+    programs.service.store.keep_text(False)
+    answered(programs, asked(""))
+    answered(programs, asked("one"))
+    programs = started_again(programs, tmp_path)
+    answered(programs, asked("one", "reply to one", "two"))
+    answered(programs, asked("", "", "two"))
+    assert conversations(programs) == 4
+    close(programs.service)
+
+
 def test_what_is_remembered_has_an_end() -> None:
-    history = LoggedHistory("api", most_turns=2)
+    history = LoggedHistory("api", None, most_turns=2)
     request = asked("one", "reply", "two")
     for text in ("one", "three", "four"):
         place = history.place(asked(text))
