@@ -173,6 +173,29 @@ def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(page
     assert focused == "TEXTAREA"
 
 
+def test_the_focus_stays_where_a_chat_or_a_message_was_deleted(page: Visit) -> None:
+    ask(page, "echo about owls", 1)
+    page.new_chat()
+    ask(page, "echo about bees", 1)
+    focused = "document.activeElement.closest(%r) !== null"
+    menu(page, "about bees", "Export")
+    page.page.keyboard.press("Escape")
+    assert page.page.evaluate(focused % "#ls-history .ls-more")
+    page.page.locator("#ls-written a.ls-remove").last.focus()
+    page.page.keyboard.press("Enter")
+    stand(page, 0)
+    page.page.wait_for_function("document.activeElement.id === 'ls-chat'", timeout=WAIT_MS)
+    page.page.get_by_role("button", name="Undo").focus()
+    page.page.keyboard.press("Enter")
+    stand(page, 1)
+    assert page.page.evaluate("document.activeElement.id") == "ls-chat"
+    menu(page, "about owls", "Pin to the top")
+    page.wait_for("Pinned", "#ls-history")
+    assert page.page.evaluate(focused % "#ls-history .ls-more")
+    menu(page, "about bees", "Delete")
+    page.page.wait_for_function("document.activeElement.id === 'ls-new'", timeout=WAIT_MS)
+
+
 def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
     own_page: Visit,
 ) -> None:

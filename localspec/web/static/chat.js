@@ -109,6 +109,14 @@ function calm(column) {
   column.setAttribute("aria-label", "Conversation");
 }
 
+// A message that had the focus and is drawn anew, or is gone, leaves it to the column.
+function keepFocus(column) {
+  let isHere = false;
+  document.addEventListener("focusin", ({ target }) => { isHere = column.contains(target); });
+  const take = () => { if (isHere && document.activeElement === document.body) column.focus({ preventScroll: true }); };
+  new MutationObserver(take).observe(column, { childList: true, subtree: true });
+}
+
 // What scrolls sideways must be reached by keyboard too.
 const reachCode = () => setTimeout(() => {
   for (const block of document.querySelectorAll("#ls-written :is(pre, table)"))
@@ -145,6 +153,7 @@ function begin(triesLeft) {
   if (column && byId("ls-compose")) {
     followDown(column);
     calm(column);
+    keepFocus(column);
   } else if (triesLeft > 0) setTimeout(begin, 50, triesLeft - 1);
 }
 begin(400);

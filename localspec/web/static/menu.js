@@ -7,7 +7,7 @@ let leaveMenu = () => {};
 export function showMenu(button, label, items) {
   closeMenu();
   const made = items.map(([text, react, small, className = ""]) =>
-    make("button", { type: "button", role: "menuitem", className, onclick: () => { closeMenu(); react(); } },
+    make("button", { type: "button", role: "menuitem", className, onclick: () => { leaveMenu(); react(); } },
       text, ...(small ? [make("small", { textContent: small })] : [])));
   const menu = make("div", { id: "ls-menu", role: "menu", ariaLabel: label }, ...made);
   menu.addEventListener("keydown", (event) => {

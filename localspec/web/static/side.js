@@ -116,6 +116,19 @@ onNews("deleted", ({ handle, title }) => {
   toast(`Deleted “${title}”.`, "Undo", () => command({ do: "restore", handle }));
 });
 
+// The list is drawn anew as a whole: the focus stays with its chat or folder, or goes above the list.
+let focused = ""; // what has it in the list, as a selector
+
+document.addEventListener("focusin", ({ target }) => {
+  const { handle, folder } = target.closest("#ls-history :is([data-handle], [data-folder])")?.dataset ?? {};
+  focused = handle ? `[data-handle="${handle}"] .${target.className}` : folder ? `[data-folder="${folder}"] summary` : "";
+});
+
+function focusAgain() {
+  if (!focused || document.activeElement !== document.body) return;
+  (byId("ls-history").querySelector(focused) ?? byId("ls-new")).focus();
+}
+
 // Search and import
 
 let searchTimer = 0;
@@ -225,6 +238,7 @@ function begin(triesLeft) {
   window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {
     if (event.matches) for (const name of ["ls-side", "ls-settings"]) setSide(name, false);
   });
+  new MutationObserver(focusAgain).observe(byId("ls-history"), { childList: true, subtree: true });
   applyTheme();
   nameToggles();
 }

@@ -87,7 +87,13 @@ export function toast(text, label, react) {
   let box = byId("ls-toasts");
   if (!box) document.body.append((box = make("div", { id: "ls-toasts", role: "status" })));
   const line = make("div", { className: "ls-toast" }, make("span", { textContent: text }));
-  const away = () => line.remove();
+  let before = null; // what had the focus before the line took it
+  line.addEventListener("focusin", ({ relatedTarget }) => { if (!line.contains(relatedTarget)) before = relatedTarget; });
+  const away = () => {
+    const isHere = line.contains(document.activeElement);
+    line.remove();
+    if (isHere) (before?.isConnected ? before : byId("ls-chat"))?.focus();
+  };
   if (label) line.append(make("button", { type: "button", textContent: label, onclick: () => { away(); react(); } }));
   line.append(make("button", { type: "button", className: "ls-icon", ariaLabel: "Close", textContent: "×", onclick: away }));
   line.classList.toggle("ls-undo", Boolean(label));
