@@ -85,10 +85,15 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path, is_raw: bool = False) -> ChatTemplate:
         """Read the tokenizer of a model folder. Raises ModelError."""
-        from transformers import AutoTokenizer  # heavy: seconds, and it brings torch
+        # heavy: seconds, and it brings torch
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        # By the family AutoTokenizer would build a class that splits text in its own way, whatever
+        # tokenizer.json says.
+        is_whole = (folder / "tokenizer.json").is_file()
+        reader: Any = PreTrainedTokenizerFast if is_whole else AutoTokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer = reader.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # the library raises many types for a damaged folder

@@ -319,6 +319,22 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text", "cohere2"])
+def test_text_is_split_as_tokenizer_json_says_whatever_the_family(
+    tmp_path: Path, family: str
+) -> None:
+    from tokenizers import Tokenizer
+
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    published = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    template = ChatTemplate.load(tmp_path)
+    for text in ("the user's  12345\n\n system", "cafe\u0301 日本"):
+        ids = template.encode_prompt(text)
+        assert ids == published.encode(text).ids
+        assert template.decode(ids) == text
+
+
 def test_repository_code_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "odd"}')
     (tmp_path / "tokenizer_config.json").write_text(
