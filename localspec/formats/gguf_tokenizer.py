@@ -57,12 +57,9 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "tekken": (TEKKEN,),
 }
 COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is put into Unicode's composed form (NFC) first
-WHOLE_WORDS = (
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "tekken",
-)  # a word of the vocabulary is not merged
+# A word of the vocabulary is not merged, and a text begins with a token of its own where the file
+# does not say otherwise.
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
 KEEPING_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # of Phi 3, whose other control tokens do not
 
@@ -196,7 +193,8 @@ def _added(own: dict[str, Any], words: list[str], strips: bool) -> list[dict[str
 def _beginning(own: dict[str, Any], words: list[str], kind: str) -> dict[str, Any] | None:
     """What puts the token that begins a text before it, where the model wants one."""
     place = own.get("bos_token_id")
-    if not own.get("add_bos_token", kind == "llama") or not isinstance(place, int):
+    is_usual = kind == "llama" or own.get("pre") in WHOLE_WORDS
+    if not own.get("add_bos_token", is_usual) or not isinstance(place, int):
         return None
     word = words[place]
     text = {"Sequence": {"id": "A", "type_id": 0}}

@@ -150,6 +150,16 @@ def test_a_token_that_begins_a_text_is_added_where_the_file_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("split", "begins"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)]
+)
+def test_a_file_that_does_not_say_how_a_text_begins_means_what_llama_cpp_takes(
+    split: str, begins: bool
+) -> None:
+    header = header_of(byte_level(LLAMA3), model="gpt2", pre=split, bos_token_id=1)
+    assert (read(header).encode("hello").ids[0] == 1) is begins
+
+
+@pytest.mark.parametrize(
     ("settings", "fault"),
     [
         ({"model": "gpt2", "pre": "viking"}, "splits text in the way 'viking'"),
