@@ -1,8 +1,9 @@
 """`python -m tools.parallel --prompts FILE.jsonl`: several replies at the same time, measured.
 
-For every number of sequences and every temperature the arms take turns: plain decoding one reply
-after the other, plain decoding together, and `auto` together. Every arm answers the same prompts
-with the same seeds; replies that differ between arms are counted.
+For every number of sequences and every temperature the arms take turns, in alternating order: plain
+decoding one reply after the other, plain decoding together, and `auto` together. Every arm answers
+the same prompts with the same seeds; replies that differ between arms are counted. Ratios are of
+tokens over time of all turns, with their 95 % interval over the turns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,8 +20,11 @@ from typing import Annotated, Any
 
 import typer
 
+from localspec.arithmetic import percentile
 from localspec.backend import Backend, Chunk, Message, Request
 from localspec.bench.cases import load_prompts
+from localspec.bench.statistics import Timed, rate_ratio
+from localspec.bench.tables import Column, as_markdown, number, shown, text, with_limits
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.flags import (
     DraftFlag,
@@ -58,8 +62,7 @@ class Reply:
 
     @property
     def gaps_ms(self) -> list[float]:
-        pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
-        return [1000.0 * (after - before) for before, after in pairs]
+        return [1000.0 * (after - before) for before, after in pairwise(self.arrived_s)]
 
 
 def answered(backend: Backend, requests: Sequence[Request], together: bool) -> list[Reply]:
@@ -82,31 +85,32 @@ def answered(backend: Backend, requests: Sequence[Request], together: bool) -> l
     return replies
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
-    found = sorted(values)
-    return found[min(len(found) - 1, int(share * len(found)))] if found else None
+def timed(run: Sequence[Reply]) -> Timed:
+    """Output tokens, and ms until the last of them, prompts included."""
+    last_s = max(each.arrived_s[-1] for each in run if each.arrived_s)
+    return sum(len(each.tokens) for each in run), 1000.0 * last_s
 
 
 def figures(runs: Sequence[list[Reply]]) -> dict[str, float | None]:
-    """Of the runs of one arm. Rates are of the whole time, prompts included."""
+    """Of the runs of one arm."""
     replies = list(chain.from_iterable(runs))
-    seconds = sum(max(each.arrived_s[-1] for each in run if each.arrived_s) for run in runs)
+    num_tokens, ms = (sum(values) for values in zip(*map(timed, runs), strict=True))
     own = [
         (len(each.tokens) - 1) / (each.arrived_s[-1] - each.arrived_s[0])
         for each in replies
         if len(each.arrived_s) > 1
     ]
-    gaps = list(chain.from_iterable(each.gaps_ms for each in replies))
+    gaps_ms = list(chain.from_iterable(each.gaps_ms for each in replies))
     return {
-        "tokens_per_second": sum(len(each.tokens) for each in replies) / seconds,
+        "tokens_per_second": 1000.0 * num_tokens / ms,
         "tokens_per_second_each": median(own) if own else None,
-        **quantiles("ttft_ms", [1000.0 * each.arrived_s[0] for each in replies]),
-        **quantiles("gap_ms", gaps),
+        **percentiles("ttft_ms", [1000.0 * each.arrived_s[0] for each in replies]),
+        **percentiles("gap_ms", gaps_ms),
     }
 
 
-def quantiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    return {f"{name}_p{percent}": quantile(values, percent / 100) for percent in PERCENTS}
+def percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    return {f"{name}_p{percent}": percentile(values, percent / 100) for percent in PERCENTS}
 
 
 @app.command()
@@ -134,7 +138,7 @@ def parallel(
             for count in counts:
                 found += measured(backend, asked, temperature, count, turns, max_tokens)
                 to_stderr(str(found[-3:]))
-    finish({"cells": found}, table(found), as_json)
+    finish({"cells": found}, as_markdown(COLUMNS, found), as_json)
 
 
 def measured(
@@ -162,41 +166,47 @@ def measured(
     runs: dict[str, list[list[Reply]]] = {arm: [] for arm in ARMS}
     answered(backend, requests(DRAFTED, 0, WARM_TOKENS), together=True)
     for turn in range(turns):
-        for arm in ARMS:
+        for arm in list(ARMS)[:: -1 if turn % 2 else 1]:
             runs[arm].append(answered(backend, requests(arm, turn, max_tokens), arm != SERIAL))
-    plain = [each.tokens for each in chain.from_iterable(runs[SERIAL])]
-    rows = list[dict[str, Any]]()
-    for arm, found in runs.items():
-        tokens = [each.tokens for each in chain.from_iterable(found)]
-        differing = sum(one != other for one, other in zip(tokens, plain, strict=True))
-        row = {"temperature": temperature, "sequences": count, "arm": arm}
-        rows.append({**row, **figures(found), "num_differing": differing})
-    return rows
+    return [row_of(temperature, count, arm, runs) for arm in ARMS]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """ "of plain": the rate over that of plain decoding together."""
-    names = " / ".join(f"P{percent}" for percent in PERCENTS)
-    columns = f"T|sequences|arm|tokens/s|of plain|each|TTFT {names}, ms|gap {names}, ms|differ"
-    lines = [f"| {columns.replace('|', ' | ')} |", "|---" * 9 + "|"]
-    plain = {
-        (row["temperature"], row["sequences"]): row["tokens_per_second"]
-        for row in rows
-        if row["arm"] == TOGETHER
+def row_of(
+    temperature: float, count: int, arm: str, runs: dict[str, list[list[Reply]]]
+) -> dict[str, Any]:
+    tokens, serial = (
+        [each.tokens for each in chain.from_iterable(runs[one])] for one in (arm, SERIAL)
+    )
+    times = {one: [timed(run) for run in found] for one, found in runs.items()}
+    return {
+        "temperature": temperature,
+        "sequences": count,
+        "arm": arm,
+        **figures(runs[arm]),
+        **rate_ratio(times[arm], times[TOGETHER]).columns("of_plain"),
+        **rate_ratio(times[arm], times[SERIAL]).columns("of_serial"),
+        "num_differing": sum(one != other for one, other in zip(tokens, serial, strict=True)),
     }
-    for row in rows:
-        share = row["tokens_per_second"] / plain[row["temperature"], row["sequences"]]
-        ttft, gaps = (
-            " / ".join(f"{row[f'{name}_p{percent}']:.0f}" for percent in PERCENTS)
-            for name in ("ttft_ms", "gap_ms")
-        )
-        lines.append(
-            f"| {row['temperature']:g} | {row['sequences']} | {row['arm']} "
-            f"| {row['tokens_per_second']:.1f} | {share:.2f} "
-            f"| {row['tokens_per_second_each'] or 0:.1f} | {ttft} | {gaps} "
-            f"| {row['num_differing']} |"
-        )
-    return "\n".join(lines)
+
+
+def spread(heading: str, name: str) -> Column:
+    return Column(
+        heading, lambda row: " / ".join(shown(row[f"{name}_p{each}"], ".0f") for each in PERCENTS)
+    )
+
+
+COLUMNS = (
+    number("T", "temperature", "g"),
+    text("sequences"),
+    text("arm"),
+    number("tokens/s", "tokens_per_second", ".1f"),
+    number("each", "tokens_per_second_each", ".1f"),
+    with_limits("of plain together", "of_plain"),
+    with_limits("of one at a time", "of_serial"),
+    spread("TTFT ms P50 / 95 / 99", "ttft_ms"),
+    spread("between ms P50 / 95 / 99", "gap_ms"),
+    number("differ", "num_differing", "d"),
+)
 
 
 if __name__ == "__main__":
