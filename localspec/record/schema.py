@@ -1,6 +1,6 @@
 """The tables of the log, as an ordered list of migrations.
 
-Contract: a shipped migration is never edited; a change is a new function at the end.
+Contract: a shipped migration is never edited; a change is a new one at the end.
 Each runs in one transaction together with the record of having run. Tables are STRICT; unknown
 is NULL; times are in ms, sizes in bytes, timestamps UTC in ISO 8601, flags 0 or 1; columns named
 `token_ids`, `provenance`, `drafted_by`, `signal`, `leniency`, `state` (of calibration),
@@ -31,40 +31,53 @@ from localspec.record.first_tables import (
 MIGRATIONS = Migrations("localspec")
 
 
-@MIGRATIONS()
-def m001_tables(db: Database) -> None:
-    for statement in (SESSION, CONVERSATION, MESSAGE, TURN, STEP, CALIBRATION):
-        db.conn.execute(statement)
+def migration(name: str, *statements: str) -> None:
+    """Add one that runs these statements in order."""
+
+    def run(db: Database) -> None:
+        for statement in statements:
+            db.conn.execute(statement)
+
+    MIGRATIONS(name=name)(run)
 
 
-@MIGRATIONS()
-def m002_indexes_and_view_by_temperature(db: Database) -> None:
-    for statement in (*INDEXES, TURN_BY_TEMPERATURE):
-        db.conn.execute(statement)
+migration("m001_tables", SESSION, CONVERSATION, MESSAGE, TURN, STEP, CALIBRATION)
+migration("m002_indexes_and_view_by_temperature", *INDEXES, TURN_BY_TEMPERATURE)
 
-
-# Turns from before were all exact, and their kind of text is not known.
-LENIENCY_COLUMNS = (
+# Turns from before were all exact, and their kind of text is not known. The view separates lenient
+# turns, whose acceptance says nothing of exact ones.
+BY_EXACTNESS = (
+    TURN_BY_TEMPERATURE.replace("    temperature,\n", "    temperature,\n    exact,\n").rstrip()
+    + ", exact\n"
+)
+migration(
+    "m003_leniency",
     "ALTER TABLE turn ADD COLUMN workload TEXT",
     "ALTER TABLE turn ADD COLUMN leniency TEXT",
     "ALTER TABLE turn ADD COLUMN num_lenient_tokens INTEGER",
     "ALTER TABLE step ADD COLUMN num_lenient_tokens INTEGER",
+    "DROP VIEW turn_by_temperature",
+    BY_EXACTNESS,
 )
-
-
-@MIGRATIONS()
-def m003_leniency(db: Database) -> None:
-    """The view separates lenient turns, whose acceptance says nothing of exact ones."""
-    view = TURN_BY_TEMPERATURE.replace("    temperature,\n", "    temperature,\n    exact,\n")
-    by_exactness = f"{view.rstrip()}, exact\n"
-    for statement in (*LENIENCY_COLUMNS, "DROP VIEW turn_by_temperature", by_exactness):
-        db.conn.execute(statement)
-
 
 # `is_logged` is 0 where logging of text was switched off: `text` is then empty.
 # `continues_message_id`: the unfinished reply that this turn continued; its message begins with
-# that one's text, its numbers and tokens are those of the new part alone.
-CONVERSATION_COLUMNS = (
+# that one's text, its numbers and tokens are those of the new part alone. The index of texts is
+# made apart, where SQLite has FTS5 (search).
+PRESET = """
+CREATE TABLE preset (
+    name TEXT PRIMARY KEY,
+    system_prompt TEXT NOT NULL,
+    temperature REAL NOT NULL,
+    top_p REAL NOT NULL,
+    top_k INTEGER NOT NULL,
+    min_p REAL NOT NULL,
+    repetition_penalty REAL NOT NULL,
+    max_tokens INTEGER NOT NULL
+) STRICT
+"""
+migration(
+    "m004_history_and_presets",
     "ALTER TABLE conversation ADD COLUMN is_pinned INTEGER NOT NULL DEFAULT 0"
     " CHECK (is_pinned IN (0, 1))",
     "ALTER TABLE conversation ADD COLUMN deleted_at_utc TEXT",
@@ -78,46 +91,25 @@ CONVERSATION_COLUMNS = (
     # For walks down the tree, and for the checks of a deletion.
     "CREATE INDEX message_below ON message (parent_id)",
     "CREATE INDEX conversation_by_tip ON conversation (tip_message_id)",
+    PRESET,
 )
 
-PRESET = """
-CREATE TABLE preset (
-    name TEXT PRIMARY KEY,
-    system_prompt TEXT NOT NULL,
-    temperature REAL NOT NULL,
-    top_p REAL NOT NULL,
-    top_k INTEGER NOT NULL,
-    min_p REAL NOT NULL,
-    repetition_penalty REAL NOT NULL,
-    max_tokens INTEGER NOT NULL
-) STRICT
-"""
-
-
-@MIGRATIONS()
-def m004_history_and_presets(db: Database) -> None:
-    """The index of texts is made apart, where SQLite has FTS5 (search)."""
-    for statement in (*CONVERSATION_COLUMNS, PRESET):
-        db.conn.execute(statement)
-
-
 # `drafted` is packed (record.drafted): as JSON it would be the largest column by far.
-PROOF_COLUMNS = (
+migration(
+    "m005_drafted_tokens_and_energy",
     "ALTER TABLE turn ADD COLUMN drafted BLOB",
     "ALTER TABLE turn ADD COLUMN energy_joules REAL",
 )
 
-
-@MIGRATIONS()
-def m005_drafted_tokens_and_energy(db: Database) -> None:
-    for statement in PROOF_COLUMNS:
-        db.conn.execute(statement)
-
-
 # `speedup` is of the whole reply, `decode_speedup` of its rounds alone; each is the ratio of two
 # columns. `step.plain_ms` is plain decoding for the tokens of the round. The last three say whether
 # a reply that is made again has the same weights, kernels and prompt.
-REPLY_COLUMNS = (
+BOTH_SPEEDUPS = """        AS decode_speedup,
+    sum(plain_reply_ms) / nullif(sum(reply_ms) FILTER (WHERE plain_reply_ms IS NOT NULL), 0)
+        AS speedup
+"""
+migration(
+    "m006_whole_replies_made_again",
     "ALTER TABLE turn ADD COLUMN decode_speedup REAL",
     "ALTER TABLE turn ADD COLUMN no_speedup TEXT CHECK (no_speedup IN ('load_changed'))",
     "ALTER TABLE turn ADD COLUMN reply_ms REAL",
@@ -129,30 +121,17 @@ REPLY_COLUMNS = (
     # What a turn without a draft gained was chance.
     "UPDATE turn SET plain_decode_ms = NULL, speedup = NULL WHERE num_draft_tokens = 0",
     "UPDATE turn SET decode_speedup = speedup, speedup = NULL",
+    "DROP VIEW turn_by_temperature",
+    BY_EXACTNESS.replace("        AS speedup\n", BOTH_SPEEDUPS),
 )
-BOTH_SPEEDUPS = """        AS decode_speedup,
-    sum(plain_reply_ms) / nullif(sum(reply_ms) FILTER (WHERE plain_reply_ms IS NOT NULL), 0)
-        AS speedup
-"""
 
-
-@MIGRATIONS()
-def m006_whole_replies_made_again(db: Database) -> None:
-    view = TURN_BY_TEMPERATURE.replace("    temperature,\n", "    temperature,\n    exact,\n")
-    both = view.replace("        AS speedup\n", BOTH_SPEEDUPS)
-    for statement in (*REPLY_COLUMNS, "DROP VIEW turn_by_temperature", f"{both.rstrip()}, exact\n"):
-        db.conn.execute(statement)
-
-
-@MIGRATIONS()
-def m007_messages_left_out(db: Database) -> None:
-    """How many of the oldest messages a turn's prompt was made without."""
-    db.conn.execute("ALTER TABLE turn ADD COLUMN num_left_out INTEGER")
-
+# How many of the oldest messages a turn's prompt was made without.
+migration("m007_messages_left_out", "ALTER TABLE turn ADD COLUMN num_left_out INTEGER")
 
 # `children_ids`: of a deleted message, the messages that followed it and now follow its parent, as
 # JSON; what undoing the deletion needs.
-MESSAGE_COLUMNS = (
+migration(
+    "m008_models_edits_and_deleted_messages",
     "ALTER TABLE message ADD COLUMN model TEXT",
     "ALTER TABLE message ADD COLUMN is_edited INTEGER NOT NULL DEFAULT 0"
     " CHECK (is_edited IN (0, 1))",
@@ -161,13 +140,8 @@ MESSAGE_COLUMNS = (
     "UPDATE message SET model = (SELECT model FROM turn WHERE turn.message_id = message.id)",
 )
 
-
-@MIGRATIONS()
-def m008_models_edits_and_deleted_messages(db: Database) -> None:
-    for statement in MESSAGE_COLUMNS:
-        db.conn.execute(statement)
-
-
+# `title_by`: NULL where it is not known, so that such a title is never replaced. `when_full`: what
+# the person decided for a context that is full, NULL where they were not asked yet.
 FOLDER = """
 CREATE TABLE folder (
     id INTEGER PRIMARY KEY,
@@ -175,10 +149,8 @@ CREATE TABLE folder (
     is_collapsed INTEGER NOT NULL DEFAULT 0 CHECK (is_collapsed IN (0, 1))
 ) STRICT
 """
-
-# `title_by`: NULL where it is not known, so that such a title is never replaced. `when_full`: what
-# the person decided for a context that is full, NULL where they were not asked yet.
-LIST_COLUMNS = (
+migration(
+    "m010_folders_titles_and_full_contexts",
     FOLDER,
     "ALTER TABLE conversation ADD COLUMN folder_id INTEGER REFERENCES folder(id)",
     "ALTER TABLE conversation ADD COLUMN title_by TEXT"
@@ -187,13 +159,6 @@ LIST_COLUMNS = (
     " CHECK (when_full IN ('ask', 'roll', 'stop'))",
     "CREATE INDEX conversation_by_folder ON conversation (folder_id)",
 )
-
-
-@MIGRATIONS()
-def m010_folders_titles_and_full_contexts(db: Database) -> None:
-    for statement in LIST_COLUMNS:
-        db.conn.execute(statement)
-
 
 # `settings` are texts by the names of the page's fields. A conversation's own prompt is in
 # `system_prompt` where texts are not to be written, or the program was older.
@@ -221,38 +186,34 @@ def m011_settings_of_chats_prompts_and_models(db: Database) -> None:
     db.conn.execute("DROP TABLE preset")
 
 
-@MIGRATIONS()
-def m012_stop_strings(db: Database) -> None:
-    """And no plain cost of the calm rounds alone, in a turn that could not be compared."""
-    db.conn.execute("ALTER TABLE turn ADD COLUMN stop TEXT")
-    uncompared = "SELECT id FROM turn WHERE plain_decode_ms IS NULL"
-    db.conn.execute(f"UPDATE step SET plain_ms = NULL WHERE turn_id IN ({uncompared})")
+# And no plain cost of the calm rounds alone, in a turn that could not be compared.
+migration(
+    "m012_stop_strings",
+    "ALTER TABLE turn ADD COLUMN stop TEXT",
+    "UPDATE step SET plain_ms = NULL WHERE turn_id IN"
+    " (SELECT id FROM turn WHERE plain_decode_ms IS NULL)",
+)
 
-
-# `hash`: SHA-256 of the key, which is stored nowhere.
-API_TABLES = (
+# Where a conversation was held, and the keys of programs. `hash`: SHA-256 of the key, which is
+# stored nowhere.
+migration(
+    "m013_other_programs",
     "ALTER TABLE conversation ADD COLUMN source TEXT NOT NULL DEFAULT 'page'"
     " CHECK (source IN ('page', 'api'))",
     "CREATE TABLE api_key (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,"
     " hash TEXT NOT NULL UNIQUE, created_at_utc TEXT NOT NULL) STRICT",
 )
 
+migration(
+    "m014_penalties",
+    "ALTER TABLE turn ADD COLUMN presence_penalty REAL",
+    "ALTER TABLE turn ADD COLUMN frequency_penalty REAL",
+)
 
-@MIGRATIONS()
-def m013_other_programs(db: Database) -> None:
-    """Where a conversation was held, and the keys of programs."""
-    for statement in API_TABLES:
-        db.conn.execute(statement)
-
-
-@MIGRATIONS()
-def m014_penalties(db: Database) -> None:
-    for name in ("presence_penalty", "frequency_penalty"):
-        db.conn.execute(f"ALTER TABLE turn ADD COLUMN {name} REAL")
-
-
-# SQLite cannot change the CHECK of a column.
-SHORT_REPLIES = (
+# What a reply of a few tokens gained was mostly chance; sums still count it. SQLite cannot change
+# the CHECK of a column.
+migration(
+    "m015_short_replies",
     "ALTER TABLE turn RENAME COLUMN no_speedup TO earlier",
     "ALTER TABLE turn ADD COLUMN no_speedup TEXT"
     " CHECK (no_speedup IN ('load_changed', 'too_short'))",
@@ -262,16 +223,10 @@ SHORT_REPLIES = (
     " WHERE num_output_tokens < 8 AND plain_decode_ms IS NOT NULL",
 )
 
-
-@MIGRATIONS()
-def m015_short_replies(db: Database) -> None:
-    """What a reply of a few tokens gained was mostly chance; sums still count it."""
-    for statement in SHORT_REPLIES:
-        db.conn.execute(statement)
-
-
-# `thinking`: what the model thought before the reply; NULL where it did not.
-THOUGHTS = (
+# What a model thinks is apart from what it says. `thinking`: what it thought before the reply; NULL
+# where it did not.
+migration(
+    "m016_thoughts",
     "ALTER TABLE message ADD COLUMN thinking TEXT",
     "ALTER TABLE turn ADD COLUMN thinks INTEGER CHECK (thinks IN (0, 1))",
     "ALTER TABLE turn ADD COLUMN thinking_budget INTEGER",
@@ -279,18 +234,8 @@ THOUGHTS = (
     "ALTER TABLE turn ADD COLUMN thinking_ms REAL",
 )
 
-
-@MIGRATIONS()
-def m016_thoughts(db: Database) -> None:
-    """What a model thinks is apart from what it says."""
-    for statement in THOUGHTS:
-        db.conn.execute(statement)
-
-
-@MIGRATIONS()
-def m017_use_of_keys(db: Database) -> None:
-    """When a key of a program was used last."""
-    db.conn.execute("ALTER TABLE api_key ADD COLUMN last_used_at_utc TEXT")
+# When a key of a program was used last.
+migration("m017_use_of_keys", "ALTER TABLE api_key ADD COLUMN last_used_at_utc TEXT")
 
 
 def unknown_migrations(db: Database) -> list[str]:

@@ -335,8 +335,9 @@ def test_failing_migration_leaves_the_old_schema(
         db.conn.execute("UPDATE conversation SET title = NULL")
 
     longer = Migrations("localspec")
-    for step in (*(each.fn for each in steps()), m999_fails_on_rows):
-        longer()(step)
+    for step in steps():
+        longer(name=step.name)(step.fn)
+    longer()(m999_fails_on_rows)
     monkeypatch.setattr("localspec.record.opening.MIGRATIONS", longer)
     with closing(Store.open(path)) as store:
         assert store.path is None
