@@ -20,14 +20,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from localspec.arithmetic import ratio
 from localspec.core import AUTO, OFF, FinishReason, SamplingParams, Step
 from localspec.description import Description as Description  # as: the seam has these names too
 from localspec.description import DrafterStatus as DrafterStatus
 from localspec.description import OffCode as OffCode
 from localspec.description import Server as Server
 from localspec.errors import LocalspecError, RequestError
-from localspec.speculation import NoSpeedup, no_speedup, plain_reply_ms, speedup
+from localspec.speculation import Counts, NoSpeedup, no_speedup, plain_reply_ms, speedup
 
 Role = Literal["system", "user", "assistant", "tool"]
 LARGEST_FIXED_LENGTH = 64  # γ
@@ -120,7 +119,7 @@ class OffReason:
 
 
 @dataclass(frozen=True)
-class TurnStats:
+class TurnStats(Counts):
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
     drafter: the one that drafted most of the tokens, OFF when nothing was drafted.
@@ -138,14 +137,9 @@ class TurnStats:
 
     num_prompt_tokens: int
     num_reused_tokens: int = 0
-    num_output_tokens: int = 0
     num_steps: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
     prefill_ms: float | None = None
     ttft_ms: float | None = None
-    decode_ms: float = 0.0
     plain_decode_ms: float | None = None
     reply_ms: float | None = None
     no_speedup: NoSpeedup | None = None
@@ -193,27 +187,6 @@ class TurnStats:
     def told(self, name: str) -> Any:
         """A field or figure by its name; None where a server did not tell it."""
         return None if name in self.untold else getattr(self, name)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return ratio(self.num_accepted_tokens, self.num_draft_tokens)
-
-    @property
-    def draft_share(self) -> float | None:
-        return ratio(self.num_accepted_tokens, self.num_output_tokens)
-
-    @property
-    def mean_accepted_length(self) -> float | None:
-        accepted = ratio(self.num_accepted_tokens, self.num_drafts)
-        return None if accepted is None else 1.0 + accepted
-
-    @property
-    def mean_num_draft_tokens(self) -> float | None:
-        return ratio(self.num_draft_tokens, self.num_drafts)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return ratio(1000.0 * self.num_output_tokens, self.decode_ms)
 
     @property
     def plain_reply_ms(self) -> float | None:

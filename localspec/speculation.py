@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from localspec.arithmetic import ratio
+
 NEGLIGIBLE = 1e-3
 
 # Fewer tokens are not compared with plain decoding: their few rounds differ by chance. Of the
@@ -26,6 +28,39 @@ NEGLIGIBLE = 1e-3
 # taken would leave out fast replies.
 MIN_COMPARED_TOKENS = 8
 NoSpeedup = Literal["load_changed", "too_short"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What was decoded and drafted, of one turn or of several together, and the rates by it: each
+    is a ratio of sums, None where it has nothing to divide by. The names are vLLM's."""
+
+    num_output_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    decode_ms: float = 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def draft_share(self) -> float | None:
+        return ratio(self.num_accepted_tokens, self.num_output_tokens)
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        accepted = ratio(self.num_accepted_tokens, self.num_drafts)
+        return None if accepted is None else 1.0 + accepted
+
+    @property
+    def mean_num_draft_tokens(self) -> float | None:
+        return ratio(self.num_draft_tokens, self.num_drafts)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return ratio(1000.0 * self.num_output_tokens, self.decode_ms)
 
 
 def expected_tokens(acceptance: Sequence[float], num_draft_tokens: int) -> float:

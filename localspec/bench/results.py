@@ -15,7 +15,6 @@ from statistics import median, quantiles
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
-from localspec.backend import TurnStats
 from localspec.bench.arms import Arm
 from localspec.bench.cases import Case
 from localspec.bench.exactness import Difference
@@ -29,6 +28,7 @@ from localspec.bench.statistics import (
     repetition,
 )
 from localspec.core import AUTO, OFF
+from localspec.speculation import Counts
 
 MIN_TOKENS = 8  # fewer decoded tokens say nothing about a rate
 MAX_REPETITION = 0.3
@@ -116,8 +116,7 @@ def is_comparable(arm: Arm, temperature: float) -> bool:
 
 def _figures(arm: Arm, temperature: float, chosen: Sequence[PromptResult]) -> dict[str, Any]:
     replies = [each.replies[arm.name] for each in chosen]
-    drafting = TurnStats(
-        num_prompt_tokens=sum(reply.num_prompt_tokens or 0 for reply in replies),
+    drafting = Counts(
         num_drafts=sum(reply.num_drafts for reply in replies),
         num_draft_tokens=sum(reply.num_draft_tokens for reply in replies),
         num_accepted_tokens=sum(reply.num_accepted_tokens for reply in replies),

@@ -10,14 +10,14 @@ wait 0 ms; `between_updates` are the times of the rounds themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import itemgetter
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
 from localspec.core import OFF
 from localspec.drafters.registry import label_of
-from localspec.speculation import MIN_COMPARED_TOKENS, speedup
+from localspec.speculation import MIN_COMPARED_TOKENS, Counts, speedup
 from localspec.web.live import DASH, ENDED, badge, drafters_of, kind_words, number, percent
 
 Row = Mapping[str, Any]
@@ -48,18 +48,12 @@ MAX_LINES = 100  # of the table
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Counts):
     """Turns taken together. None where nothing was measured. speedup: of whole replies, of the
     num_compared turns that have one.
     num_lenient_tokens: of num_lenient_output_tokens, which the lenient turns among them have."""
 
     num_turns: int
-    num_output_tokens: int
-    tokens_per_second: float | None
-    acceptance_rate: float | None
-    draft_share: float | None
-    mean_accepted_length: float | None
-    mean_num_draft_tokens: float | None
     speedup: float | None
     decode_speedup: float | None
     alpha: float | None = None
@@ -88,18 +82,9 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     """All turns of `rows` as one. rounds: their steps, needed for α alone."""
     measured = [row for row in rows if row["num_output_tokens"]]
     lenient = [row for row in rows if row["exact"] is False]
-    num_output, decode_ms = _sum(measured, "num_output_tokens"), _sum(measured, "decode_ms")
-    num_drafted = _sum(measured, "num_draft_tokens")
-    num_accepted = _sum(measured, "num_accepted_tokens")
-    accepted_a_draft = ratio(num_accepted, _sum(measured, "num_drafts"))
     return Summary(
         num_turns=len(rows),
-        num_output_tokens=num_output,
-        tokens_per_second=ratio(1000.0 * num_output, decode_ms),
-        acceptance_rate=ratio(num_accepted, num_drafted),
-        draft_share=ratio(num_accepted, num_output),
-        mean_accepted_length=None if accepted_a_draft is None else 1.0 + accepted_a_draft,
-        mean_num_draft_tokens=ratio(num_drafted, _sum(measured, "num_drafts")),
+        **{one.name: _sum(measured, one.name) for one in fields(Counts)},
         speedup=_gain(measured, "plain_reply_ms", "reply_ms"),
         decode_speedup=_gain(measured, "plain_decode_ms", "decode_ms"),
         alpha=reached_acceptance(rounds),
