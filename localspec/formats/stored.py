@@ -46,10 +46,11 @@ class Stored:
 
 def stored_of(config: Mapping[str, Any], name: str) -> Stored | None:
     """config: of config.json. name: of the model, for the message. Raises ModelError."""
-    given = config.get("quantization_config")
+    given = config.get("quantization_config") or config.get("quantization")  # MLX's name
     if not isinstance(given, Mapping) or not given:
         return None
-    method = str(given.get("quant_method") or "").lower()
+    is_mlx = "quantization" in config and "quant_method" not in given
+    method = "mlx" if is_mlx else str(given.get("quant_method") or "").lower()
     try:
         if method not in _READ:
             known = f"the format {method}" if method else "a format that its config does not name"
@@ -57,7 +58,7 @@ def stored_of(config: Mapping[str, Any], name: str) -> Stored | None:
         return _READ[method](given)
     except _Unread as error:
         raise ModelError(f"{name} keeps its weights {error}. {INSTEAD}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"The quantization_config of {name} ({method}) cannot be understood ({error!r}). Fetch "
             "its config.json again."
@@ -87,6 +88,8 @@ def _gptq(given: Mapping[str, Any]) -> Stored:
     layout = given.get("checkpoint_format", "gptq")
     if int(given["bits"]) not in PACKED_BITS or layout not in ("gptq", "gptq_v2"):
         raise _refused(f"GPTQ of {given['bits']} bits in the layout {layout}", "4 or 8 bits")
+    if given.get("pack_dtype", "int32") != "int32":
+        raise _refused(f"GPTQ packed into {given['pack_dtype']}", "numbers packed into int32")
     order = ", inputs out of order" if given.get("desc_act") else ""
     bits, size = int(given["bits"]), int(given["group_size"])
     kept = max(0, size) if bits == 4 and not order else 0
@@ -94,6 +97,10 @@ def _gptq(given: Mapping[str, Any]) -> Stored:
 
 
 def _compressed(given: Mapping[str, Any]) -> Stored:
+    if (given.get("transform_config") or {}).get("config_groups"):  # also of what layers read
+        raise _refused(
+            "compressed-tensors that are rotated while they compute", "those as they are"
+        )
     found = set()
     for group in given["config_groups"].values():
         weights = group["weights"]

@@ -1,0 +1,65 @@
+"""What a config.json says of its weights is read, or refused in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localspec.errors import ModelError
+from localspec.formats.stored import stored_of
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": WEIGHTS}},
+}
+ROTATION = {"type": "hadamard", "apply": [{"targets": ["re:.*down_proj$"], "location": "input"}]}
+
+
+def test_empty_transforms_and_sparsity_are_nothing() -> None:
+    given = COMPRESSED | {"transform_config": {}, "sparsity_config": {}}
+    found = stored_of({"quantization_config": given}, "Tiny")
+    assert found is not None
+    assert found.title == "compressed 4-bit, groups of 128"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"quantization_config": COMPRESSED | {
+                "transform_config": {"config_groups": {"R4": ROTATION}}
+            }},
+            "rotated while they compute",
+        ),
+        ({"quantization_config": GPTQ | {"pack_dtype": "int64"}}, "packed into int64"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "in the format mlx"),
+        (
+            {"quantization": {"bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
+            "in the format mlx",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_that_would_be_read_wrongly_are_refused(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        stored_of(config, "Tiny")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        COMPRESSED | {"config_groups": [1]},
+        COMPRESSED | {"config_groups": {"group_0": {"weights": None}}},
+        COMPRESSED | {"sparsity_config": 5},
+        COMPRESSED | {"transform_config": 5},
+        {"quant_method": "gguf", "kinds": 5},
+        {"quant_method": "fp8", "weight_block_size": 7},
+        GPTQ | {"bits": None},
+    ],
+)
+def test_damaged_settings_are_refused_in_words(given: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="cannot be understood"):
+        stored_of({"quantization_config": given}, "Tiny")
