@@ -54,7 +54,8 @@ def bench(
     temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None,
     warm: Annotated[
-        int | None, typer.Option(help="Prompts that arms learn from first; default: 24.")
+        int | None,
+        typer.Option(help="Prompts that arms learn from first, behind the limit; default: 24."),
     ] = None,
     repeats: Annotated[
         int | None, typer.Option(help="How often each prompt is measured; seeds differ.")

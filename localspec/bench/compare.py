@@ -65,7 +65,7 @@ def run_bench(
     """Load what `options` ask for, compare, and measure what is measured apart. out: where the
     result is written while it grows. Raises LocalspecError."""
     parse_arms(settings.arms, others.arms if others else None)  # typing errors before loading
-    prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
+    prompts = load_prompts(settings.prompts or OWN_PROMPTS)
     bench = open_bench_engine(options, settings.home, report)
     result = compare(bench, prompts, settings, report, others, out)
     if result["ending"] is not None:
@@ -89,17 +89,21 @@ def compare(
     others: OtherEngines | None = None,
     out: KeptFile | None = None,
 ) -> dict[str, Any]:
-    """All arms over all prompts on a loaded engine; the result as JSON data."""
+    """All arms over the first `limit` prompts on a loaded engine; the result as JSON data. Arms
+    learn from the other prompts, or from the same where there are none."""
     arms = parse_arms(settings.arms, others.arms if others else None)
     refused = refusals(arms, bench.statuses, others.arms if others else ())
-    cases, skipped = fitting_cases(prompts, bench.render, settings.max_tokens, bench.context_length)
+    limits = bench.render, settings.max_tokens, bench.context_length
+    num_measured = len(prompts) if settings.limit is None else settings.limit
+    cases, skipped = fitting_cases(prompts[:num_measured], *limits)
     if not cases:
         raise ConfigError(f"None of the prompts can be measured: {skipped[0]['reason']}")
+    further, _ = fitting_cases(prompts[num_measured:], *limits)
     results = Results(arms, settings.temperatures, bench.precision, refused, skipped)
     comparison = Comparison(bench, settings, results, others, report)
     ending = None
     try:
-        comparison.prepare(cases)
+        comparison.prepare(cases, further)
         for measured in comparison.measure(repeated(cases, settings.repeats)):
             results.measured.append(measured)
             if out is not None:
@@ -130,8 +134,9 @@ class Comparison:
         has_shipped = bench.controller.shipped is not None
         self._controller_state = "cold" + ", but for what comes with the models" * has_shipped
 
-    def prepare(self, cases: Sequence[Case]) -> None:
-        """Open the arms, measure costs, warm up, let the arms that learn do so."""
+    def prepare(self, cases: Sequence[Case], further: Sequence[Case] = ()) -> None:
+        """Open the arms, measure costs, warm up, let the arms that learn do so. further: cases that
+        are not measured."""
         for arm in self._results.usable():
             if arm.is_other_engine:
                 self._open_other(arm)
@@ -150,7 +155,8 @@ class Comparison:
         if is_restored:
             self._controller_state = "warm (learnt earlier, from the home)"
         elif self._settings.warm_prompts:
-            self._learn(cases)
+            whose = "other" if further else "of the measured"
+            self._learn(further or cases, whose)
 
     def measure(self, cases: Sequence[Case]) -> Iterator[PromptResult]:
         """Every prompt at every temperature, with the arms in turning order."""
@@ -201,8 +207,8 @@ class Comparison:
             self._runners[arm.name] = runner
             self._report(f"{arm.name}: {runner.note}")
 
-    def _learn(self, cases: Sequence[Case]) -> None:
-        """Unmeasured runs over prompts spread through the file, so that every task is met."""
+    def _learn(self, cases: Sequence[Case], whose: str) -> None:
+        """Unmeasured runs over prompts spread through these, so that every task is met."""
         count = self._settings.warm_prompts
         passes = -(-count // len(cases))
         chosen = [
@@ -211,10 +217,12 @@ class Comparison:
         for temperature in self._settings.temperatures:
             for arm in self._results.usable():
                 if arm.is_learning:
-                    self._report(f"{arm.name} learns from {count} prompts, T {temperature:g}")
+                    self._report(
+                        f"{arm.name} learns from {count} {whose} prompts, T {temperature:g}"
+                    )
                     for case in chosen:
                         self._attempt(arm, case, temperature, self._settings.max_tokens)
-        self._controller_state = f"warm (unmeasured runs over {count} prompts)"
+        self._controller_state = f"warm (unmeasured runs over {count} {whose} prompts)"
 
     def _attempt(
         self, arm: Arm, case: Case, temperature: float, max_tokens: int

@@ -24,9 +24,10 @@ SUITES = ("quick", "drafters", "full")
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """prompts: a file, None for our own. limit: only the first so many prompts. warm_prompts:
-    prompts of an unmeasured pass in which arms learn (more than there are: several passes), 0 to
-    start cold. repeats: how often each prompt is measured, with a seed of its own each time.
+    """prompts: a file, None for our own. limit: only the first so many prompts are measured.
+    warm_prompts: prompts of an unmeasured pass in which arms learn, of those behind the limit where
+    there are any (more than there are: several passes), 0 to start cold. repeats: how often each
+    prompt is measured, with a seed of its own each time.
     peer_threads: of other engines, None: as many as ours. Raises ConfigError, RequestError."""
 
     prompts: Path | None = None

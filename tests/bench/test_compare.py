@@ -16,7 +16,7 @@ from localspec.bench.compare import compare, run_bench
 from localspec.bench.kept import KeptFile
 from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply
 from localspec.bench.settings import BenchSettings
-from localspec.core import SamplingParams
+from localspec.core import SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.acceptance import Acceptance
@@ -180,9 +180,32 @@ def test_without_earlier_state_costs_are_measured_and_the_arms_learn_first(
     fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
     phrases: list[str] = []
     result = compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=4), phrases.append)
-    assert result["machine"]["controller"] == "warm (unmeasured runs over 4 prompts)"
+    assert (
+        result["machine"]["controller"] == "warm (unmeasured runs over 4 of the measured prompts)"
+    )
     assert fresh.controller.costs.is_measured
-    assert "auto learns from 4 prompts, T 0" in phrases
+    assert "auto learns from 4 of the measured prompts, T 0" in phrases
+
+
+def test_arms_learn_from_prompts_that_are_not_measured(
+    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[tuple[int, ...]] = []
+    start = bench.engine.start
+
+    def noted(prompt: tuple[int, ...], *rest: Any) -> Sequence:
+        answered.append(prompt)
+        return start(prompt, *rest)
+
+    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
+    found = settings(arms=("auto",), limit=1, warm_prompts=2)
+    monkeypatch.setattr(bench.engine, "start", noted)
+    result = compare(fresh, PROMPTS, found, silent)
+    assert result["machine"]["num_prompts"] == 1
+    measured = tuple(bench.render(PROMPTS[0].text))
+    others = {tuple(bench.render(one.text)) for one in PROMPTS[1:]}
+    assert answered.count(measured) == 4, "by both arms: to warm up, and when it is measured"
+    assert others & set(answered)
 
 
 def test_without_a_warm_pass_the_report_says_cold(bench: BenchEngine) -> None:
