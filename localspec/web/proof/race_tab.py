@@ -29,6 +29,10 @@ from localspec.web.stats.panels import warning_html
 POLL_S = 0.15
 SEED = 1
 NOT_LOADED = "No model is loaded yet. Wait until the line over the chat says Ready."
+ON_A_SERVER = (
+    "A server answers, and it cannot be told to write without drafting. Load a model of this "
+    "machine, under Models, to race."
+)
 
 
 @dataclass
@@ -50,6 +54,11 @@ class Runs:
         """Raises RequestError before one is loaded."""
         if self.service.status().description is None:
             raise RequestError(NOT_LOADED)
+
+    @property
+    def is_on_a_server(self) -> bool:
+        loaded = self.service.status().description
+        return loaded is not None and loaded.server is not None
 
     def drafters(self) -> list[str]:
         loaded = self.service.status().description
@@ -101,21 +110,24 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
     def stop(request: gr.Request) -> None:
         runs.stop(str(request.session_hash))
 
-    def drafters() -> Any:
+    def opened() -> tuple[Any, Any, str]:
         choices = [(label_of(name), name) for name in runs.drafters()]
-        return gr.update(choices=[("Auto", AUTO), *choices])
+        can_race = not runs.is_on_a_server
+        note = "" if can_race else warning_html(ON_A_SERVER)
+        return gr.update(choices=[("Auto", AUTO), *choices]), gr.Button(interactive=can_race), note
 
     with gr.Tab("Race", id="race") as tab:
         prompt, temperature, max_tokens, drafter = _race_form()
         with gr.Row(elem_id="ls-race-buttons", elem_classes="ls-buttons"):
             start = gr.Button("Start the race", variant="primary", elem_id="ls-race-start")
             end = gr.Button("Stop", elem_id="ls-race-stop", interactive=False)
+        note = html_box("", "ls-race-note")
         shown = html_box(IDLE, "ls-race")
     start.click(lambda: gr.Button(interactive=True), None, end, queue=False, **QUIET)
     running = start.click(race, [prompt, temperature, max_tokens, drafter], shown, **QUIET)
     running.then(lambda: gr.Button(interactive=False), None, end, queue=False, **QUIET)
     end.click(stop, None, None, queue=False, **QUIET)
-    tab.select(drafters, None, drafter, **QUIET)
+    tab.select(opened, None, [drafter, start, note], **QUIET)
     blocks.unload(stop)
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from localspec.backend import Server
 from tests.web.conftest import Open, Site, Visit, until
 
 
@@ -51,3 +55,19 @@ def test_who_begins_alternates(site: Site) -> None:
         runs.race("hi", 0.0, 8, "auto").run(site.backend, threading.Event())
         first.append(site.backend.requests[asked + 1].drafter)
     assert first == ["off", "auto", "off", "auto"]
+
+
+def test_a_server_is_not_raced_and_the_tab_says_so_before_the_click(
+    page: Visit, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = site.backend.describe()
+    server = Server("vLLM", "http://127.0.0.1:1", (told.target,))
+    status = replace(site.service.status(), description=replace(told, server=server))
+    monkeypatch.setattr(site.service, "status", lambda *_: status)
+    one = to_tab(page)
+    page.wait_for("A server answers", "#ls-race-note")
+    assert one.locator("#ls-race-start").is_disabled()
+    monkeypatch.undo()
+    one.get_by_role("tab", name="Chat", exact=True).first.click()
+    to_tab(page)
+    one.wait_for_selector("#ls-race-start:not([disabled])")
