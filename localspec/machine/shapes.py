@@ -244,7 +244,7 @@ def decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSha
         return _decoder_shape(config, name, family)
     except KeyError as missing:
         fault = f"has no {missing}, so its size cannot be known"
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         fault = f"holds a value that is not a size ({error})"
     raise ModelError(f"The config.json of {name} {fault}. Fetch the model's folder again.")
 

@@ -237,6 +237,12 @@ def test_a_missing_size_is_named(key: str) -> None:
         shape_from_config(config, "incomplete")
 
 
+@pytest.mark.parametrize("rotation", [[1], "yarn", 5])
+def test_a_rotation_that_is_no_object_is_refused(rotation: object) -> None:
+    with pytest.raises(ModelError, match="not a size"):
+        shape_from_config({**SMALL, "rope_parameters": rotation}, "damaged")
+
+
 def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         shape_from_folder(tmp_path)
