@@ -7,12 +7,13 @@ them again (forward.partial_forward). Sampling, confidence and the end of a draf
 `drafting.autoregress`. The model and its config are never edited.
 
 How many layers to run is measured (`Exits`): once on a short text when built, then on the newest
-tokens of the prompt at the start of each of the first turns and of every eighth later turn. Within
-a turn it stays. The signal names it, so that acceptance is learnt apart for each exit. Candidates
-lie between an eighth and a half of the layers. The step of each is timed once. How often each names
-the token that the target finds likeliest is counted by running the newest cached tokens once more.
-The best exit has the highest expected rate at its best draft length, with verification priced at
-one plain step: an estimate to choose an exit by, no more.
+tokens of the prompt at the start of each of the first turns and of every eighth later turn (turns
+of sequences that are decoded together count alike). Within a turn it stays. The signal names it, so
+that acceptance is learnt apart for each exit. Candidates lie between an eighth and a half of the
+layers. The step of each is timed once. How often each names the token that the target finds
+likeliest is counted by running the newest cached tokens once more. The best exit has the highest
+expected rate at its best draft length, with verification priced at one plain step: an estimate to
+choose an exit by, no more.
 
 Source: LayerSkip (arXiv 2404.16710); Draft & Verify (arXiv 2309.08168); choosing the exit from the
 prompt's own positions as in DEL (arXiv 2504.05598).
@@ -20,7 +21,9 @@ prompt's own positions as in DEL (arXiv 2504.05598).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Several
+from copy import copy
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -58,7 +61,6 @@ class EarlyExitDrafter(DrafterBase):
         self.chunks = None if pool is None else _chunks(self.model, pool)
         self._target = target
         self._exits = exits
-        self._num_turns = 0
         self._sequence: Sequence | None = None  # of the turn that it drafts for
 
     @classmethod
@@ -105,14 +107,13 @@ class EarlyExitDrafter(DrafterBase):
 
     def _compare_exits(self) -> None:
         """In the first turns and seldom later, on the text that the target's cache holds."""
-        self._num_turns += 1
-        if self._num_turns <= FIRST_TURNS or self._num_turns % LATER_TURNS == 0:
+        if self._exits.is_due():
             self._exits.score()
-            best = self._exits.best(self.depth)
-            if best != self.depth:
-                self.depth, self.model = best, EarlyExit(self._target, best)
-                if self.chunks is not None:
-                    self.chunks.use(self.model)
+        best = self._exits.best(self.depth)
+        if best != self.depth:
+            self.depth, self.model = best, EarlyExit(self._target, best)
+            if self.chunks is not None:
+                self.chunks.use(self.model)
 
 
 def _chunks(model: Decoder, pool: GraphPool) -> ChunkedDraft:
@@ -155,6 +156,7 @@ class Exits:
         self.tallies = {depth: Tally(ms) for depth, ms in step_ms.items()}
         self.plain_ms = plain_ms
         self._target = target
+        self._turns = itertools.count(1)
 
     @classmethod
     def measured(cls, target: Decoder, text: Several[int]) -> Exits:
@@ -170,9 +172,16 @@ class Exits:
         return found
 
     def of(self, target: Decoder) -> Exits:
-        """Those of the same weights over another cache: the steps take as long."""
-        step_ms = {depth: tally.step_ms for depth, tally in self.tallies.items()}
-        return Exits(target, step_ms, self.plain_ms)
+        """Those of the same weights over another cache: what is counted, and the turns, are shared,
+        since a text is run again while all sequences wait."""
+        found = copy(self)
+        found._target = target
+        return found
+
+    def is_due(self) -> bool:
+        """A turn begins: whether the exits are to be scored in it."""
+        turn = next(self._turns)
+        return turn <= FIRST_TURNS or turn % LATER_TURNS == 0
 
     def score(self) -> None:
         """Count how often the exits agree on the newest cached tokens, which are run again."""

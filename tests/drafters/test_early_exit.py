@@ -162,6 +162,23 @@ def test_exits_are_compared_in_the_first_turns_and_seldom_later() -> None:
     assert due == [*range(1, FIRST_TURNS + 1), 16, 24, 32]
 
 
+def test_sequences_that_are_decoded_together_share_what_is_counted() -> None:
+    """A text is run again while all of them wait."""
+    first, second = target_of(), target_of()
+    for each in (first, second):
+        prefilled(each, turn())
+    drafter = drafter_of(first)
+    beside = drafter.beside(Parts(second))
+    assert beside is not None
+    scored = 0
+    for _ in range(FIRST_TURNS):
+        for each in (drafter, beside):
+            tried = drafter._exits.tallies[2].tried
+            each.propose(turn(), DraftPlan("early_exit", 0))
+            scored += drafter._exits.tallies[2].tried != tried
+    assert scored == FIRST_TURNS + 1, "of 16 turns the first eight, and the last"
+
+
 # -- what it can be built from -----------------------------------------------------------------
 
 
