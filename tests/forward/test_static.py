@@ -26,7 +26,7 @@ def native(name: str = "llama", num_key_heads: int = 2, num_layers: int = 2) -> 
     settings: dict[str, Any] = {**SHAPE, **SETTINGS[name]}
     settings |= {"num_key_value_heads": num_key_heads}
     model_type = settings.pop("model_type")
-    if name != "smollm3":
+    if name != "smollm3" and "layer_types" not in settings:  # they name each of their layers
         settings["num_hidden_layers"] = num_layers
     return with_plain_cache(scrambled(AutoConfig.for_model(model_type, **settings)), CAPACITY)
 
