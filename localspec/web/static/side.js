@@ -120,7 +120,6 @@ onNews("deleted", ({ handle, title }) => {
 let focused = ""; // what has it in the list, as a selector
 
 document.addEventListener("focusin", ({ target }) => {
-  if (target.closest("#ls-menu")) return; // it gives the focus back, to what may be drawn anew by then
   const { handle, folder } = target.closest("#ls-history :is([data-handle], [data-folder])")?.dataset ?? {};
   focused = handle ? `[data-handle="${handle}"] .${target.className}` : folder ? `[data-folder="${folder}"] summary` : "";
 });
