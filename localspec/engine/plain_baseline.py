@@ -35,6 +35,22 @@ SCATTERED = 4.0
 MOST_SCATTERED = 16.0  # rounds that count, of this turn and those before
 
 
+class _RecentMean:
+    """Of the last values, about `most` of them; one value that is expected counts as `weight`."""
+
+    def __init__(self, expected: float, weight: float, most: float) -> None:
+        self._sum, self._num, self._most = weight * expected, weight, most
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._num
+
+    def observe(self, value: float) -> None:
+        kept = min(1.0, self._most / (self._num + 1.0))
+        self._sum = kept * (self._sum + value)
+        self._num = kept * (self._num + 1.0)
+
+
 @dataclass(frozen=True)
 class _Round:
     """cost_ms: measured, of plain decoding for its tokens. own_ms: measured, of the round itself;
@@ -53,9 +69,9 @@ class PlainBaseline:
     def __init__(self, costs: Costs) -> None:
         self._costs = Costs.restored(costs.snapshot())
         # Logarithms of what plain rounds took, as a share of what drafted rounds around them tell.
-        self._sum_of_shares, self._num_shares = 0.0, TRUSTED
+        self._shares = _RecentMean(0.0, TRUSTED, MOST_TRUSTED)
         # Squares of the logarithms of single rounds' loads beside the mean around them.
-        self._scatter, self._num_scattered = SCATTERED * USUAL_SCATTER**2, SCATTERED
+        self._scatter = _RecentMean(USUAL_SCATTER**2, SCATTERED, MOST_SCATTERED)
         self.begin_turn()
 
     def begin_turn(self) -> None:
@@ -99,12 +115,12 @@ class PlainBaseline:
     @property
     def _correction(self) -> float:
         """What a plain round takes under a load, as a share of its cost times the load."""
-        return math.exp(self._sum_of_shares / self._num_shares)
+        return math.exp(self._shares.value)
 
     @property
     def _is_unsure(self) -> bool:
         """Whether the mean of the loads is too uncertain to compare the turn by."""
-        return self._scatter / self._num_scattered > UNSURE**2 * self._num_loads
+        return self._scatter.value > UNSURE**2 * self._num_loads
 
     def _round(self, step: Step, num_plain_rounds: int) -> _Round:
         width, context = step.num_draft_tokens + 1, step.context_length
@@ -132,7 +148,7 @@ class PlainBaseline:
                 if len(steady) > 1:
                     apart = math.log(min(self._share(one), most) / self._load)
                     # The mean holds the round itself, so the two are too near each other.
-                    self._learn_scatter(apart**2 * len(steady) / (len(steady) - 1))
+                    self._scatter.observe(apart**2 * len(steady) / (len(steady) - 1))
             drafted = [each for each in steady if not each.is_plain]
             if one.is_plain and one in steady and drafted:
                 self._correct(one, self._mean_load(drafted))
@@ -145,11 +161,6 @@ class PlainBaseline:
             self._place += 1
         else:
             self._window.popleft()
-
-    def _learn_scatter(self, square: float) -> None:
-        kept = min(1.0, MOST_SCATTERED / (self._num_scattered + 1.0))
-        self._scatter = kept * (self._scatter + square)
-        self._num_scattered = kept * (self._num_scattered + 1.0)
 
     def _own_ms(self, one: _Round) -> float:
         """What the round itself takes without a load."""
@@ -165,7 +176,4 @@ class PlainBaseline:
 
     def _correct(self, plain: _Round, load: float) -> None:
         """A plain round ran under the load of these drafted ones."""
-        kept = min(1.0, MOST_TRUSTED / (self._num_shares + 1.0))
-        share = math.log(plain.took_ms / (plain.own_ms * load))
-        self._sum_of_shares = kept * (self._sum_of_shares + share)
-        self._num_shares = kept * (self._num_shares + 1.0)
+        self._shares.observe(math.log(plain.took_ms / (plain.own_ms * load)))
