@@ -65,7 +65,7 @@ def run_bench(
     """Load what `options` ask for, compare, and measure what is measured apart. out: where the
     result is written while it grows. Raises LocalspecError."""
     parse_arms(settings.arms, others.arms if others else None)  # typing errors before loading
-    prompts = load_prompts(settings.prompts or OWN_PROMPTS)
+    prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.num_read)
     bench = open_bench_engine(options, settings.home, report)
     result = compare(bench, prompts, settings, report, others, out)
     if result["ending"] is not None:

@@ -49,6 +49,11 @@ class BenchSettings:
             raise ConfigError("--warm must be at least 0, and --repeats at least 1.")
         require_temperatures(self.temperatures)
 
+    @property
+    def num_read(self) -> int | None:
+        """Prompts to measure and, behind them, to learn from; None for all of the file."""
+        return None if self.limit is None else self.limit + self.warm_prompts
+
 
 def suite_settings(
     suite: str | None, home: Path | None, others: OtherEngines | None = None

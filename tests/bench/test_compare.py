@@ -208,6 +208,20 @@ def test_arms_learn_from_prompts_that_are_not_measured(
     assert others & set(answered)
 
 
+def test_rows_behind_those_to_measure_and_to_learn_from_are_not_read(
+    bench: BenchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.bench.compare.open_bench_engine", lambda *_: bench)
+    rows = [json.dumps({"id": one.id, "task": one.task, "turns": [one.text]}) for one in PROMPTS]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join([*rows, "no prompt"]), encoding="utf-8")
+    found = settings(arms=("auto",), prompts=path, limit=1, warm_prompts=2)
+    result = run_bench(LoadOptions(), found, silent)
+    assert result["machine"]["num_prompts"] == 1
+    with pytest.raises(ConfigError, match="Line 4"):
+        run_bench(LoadOptions(), replace(found, warm_prompts=3), silent)
+
+
 def test_without_a_warm_pass_the_report_says_cold(bench: BenchEngine) -> None:
     fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
     result = compare(fresh, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
