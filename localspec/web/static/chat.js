@@ -1,7 +1,7 @@
 // The conversation: small links under messages, following the text down, what a screen reader
 // hears, and the dialog for a context that is too small.
 import { setSide } from "./side.js";
-import { announce, byId, command, make, messageBox, onNews, question, toast } from "./ui.js";
+import { announce, byId, command, keepFocus, make, messageBox, onNews, question, toast } from "./ui.js";
 
 const DONE_MS = 1500; // how long an action shows that it was done
 const NEAR_THE_END_PX = 80;
@@ -109,14 +109,6 @@ function calm(column) {
   column.setAttribute("aria-label", "Conversation");
 }
 
-// A message that had the focus and is drawn anew, or is gone, leaves it to the column.
-function keepFocus(column) {
-  let isHere = false;
-  document.addEventListener("focusin", ({ target }) => { isHere = column.contains(target); });
-  const take = () => { if (isHere && document.activeElement === document.body) column.focus({ preventScroll: true }); };
-  new MutationObserver(take).observe(column, { childList: true, subtree: true });
-}
-
 // What scrolls sideways must be reached by keyboard too.
 const reachCode = () => setTimeout(() => {
   for (const block of document.querySelectorAll("#ls-written :is(pre, table)"))
@@ -153,7 +145,7 @@ function begin(triesLeft) {
   if (column && byId("ls-compose")) {
     followDown(column);
     calm(column);
-    keepFocus(column);
+    keepFocus(column, () => column.focus({ preventScroll: true }));
   } else if (triesLeft > 0) setTimeout(begin, 50, triesLeft - 1);
 }
 begin(400);

@@ -1,7 +1,7 @@
 // Both sides of the page: the list of conversations, the theme, what is open.
 import { byPerson } from "./address.js";
 import { showMenu } from "./menu.js";
-import { askForLine, byId, command, inWords, make, onNews, question, toast } from "./ui.js";
+import { askForLine, byId, command, inWords, keepFocus, make, onNews, question, toast } from "./ui.js";
 
 const SEARCH_MS = 180;
 const NARROW_PX = 768;
@@ -117,16 +117,10 @@ onNews("deleted", ({ handle, title }) => {
 });
 
 // The list is drawn anew as a whole: the focus stays with its chat or folder, or goes above the list.
-let focused = ""; // what has it in the list, as a selector
-
-document.addEventListener("focusin", ({ target }) => {
-  const { handle, folder } = target.closest("#ls-history :is([data-handle], [data-folder])")?.dataset ?? {};
-  focused = handle ? `[data-handle="${handle}"] .${target.className}` : folder ? `[data-folder="${folder}"] summary` : "";
-});
-
-function focusAgain() {
-  if (!focused || document.activeElement !== document.body) return;
-  (byId("ls-history").querySelector(focused) ?? byId("ls-new")).focus();
+function focusAgain(lost) {
+  const { handle, folder } = lost.closest("[data-handle], [data-folder]")?.dataset ?? {};
+  const same = handle ? `[data-handle="${handle}"] .${lost.className}` : folder && `[data-folder="${folder}"] summary`;
+  ((same && byId("ls-history").querySelector(same)) ?? byId("ls-new")).focus();
 }
 
 // Search and import
@@ -238,7 +232,7 @@ function begin(triesLeft) {
   window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {
     if (event.matches) for (const name of ["ls-side", "ls-settings"]) setSide(name, false);
   });
-  new MutationObserver(focusAgain).observe(byId("ls-history"), { childList: true, subtree: true });
+  keepFocus(byId("ls-history"), focusAgain);
   applyTheme();
   nameToggles();
 }

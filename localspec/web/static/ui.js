@@ -80,6 +80,14 @@ export async function askForLine(title, label, value, confirm, maxLength = 200) 
   return isMeant ? input.value.trim() || null : null;
 }
 
+// What had the focus in `box` may be drawn anew or go: `give` then gives it on, told the lost element.
+export function keepFocus(box, give) {
+  let last = null;
+  document.addEventListener("focusin", ({ target }) => { last = box.contains(target) ? target : null; });
+  const look = () => { if (last && document.activeElement === document.body) give(last); };
+  new MutationObserver(look).observe(box, { childList: true, subtree: true });
+}
+
 const TOAST_S = 12;
 const MOST_TOASTS = 4;
 
