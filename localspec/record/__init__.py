@@ -3,7 +3,7 @@
     store          sessions, messages, turns: each write whole or not at all
     conversations  the list of conversations, imports
     export         CSV, JSONL, Markdown, or a consistent copy of the database
-    log_file       reads a log file for replay and training, without opening it as a store
+    log_file       reads a log file for training, without opening it as a store
 
     rows           types of the log and their rows    queries    the longer SQL
     schema         the tables, as migrations          search     the index of texts

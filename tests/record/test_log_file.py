@@ -10,100 +10,24 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
-from localspec.backend import Message, TurnStats
+from localspec.backend import Message
 from localspec.config import settings_for
-from localspec.core import Step
 from localspec.errors import StoreError
-from localspec.record.log_file import learnt_states, read_replies, read_states, read_turns
+from localspec.record.log_file import learnt_states, read_replies, read_states
 from localspec.record.schema import MIGRATIONS
 from localspec.record.store import (
     STATE_KEY,
     ContinuedReply,
     SessionInfo,
     Store,
-    TurnEnd,
     TurnSettings,
 )
 from tests.record.samples import begin, finish, open_store
 from tests.record.test_schema import VERSION_3
 
-STEPS = (
-    Step("draft_model", 4, 2, 3, 1.5, 20.0, 100, signal="model"),
-    Step("off", 0, 0, 1, 0.0, 18.0, 103),
-    Step("ngram", 2, 2, 3, 0.1, 19.0, 104, is_probe=True, signal=["5-8", 3]),
-)
-
-
-def log_of(path: Path, *turns: tuple[Step, ...]) -> Store:
-    """A log with one turn for each tuple of steps."""
-    store = Store.open(path)
-    session = store.start_session(SessionInfo())
-    conversation = store.create_conversation("a chat")
-    settings = TurnSettings(
-        model="big", draft="small", device="cpu", dtype="fp32", temperature=0.7, workload="code"
-    )
-    for steps in turns:
-        asked = store.add_message(conversation, None, "user", "hello")
-        turn = store.begin_turn(session, conversation, asked, settings)
-        store.finish_turn(
-            turn,
-            TurnEnd(
-                text="hi",
-                token_ids=[1],
-                provenance=["target"],
-                stats=TurnStats(1),
-                steps=steps,
-                finish_reason="length",
-                error=None,
-            ),
-        )
-    return store
-
-
-def test_rounds_come_back_in_order_with_what_tells_them_apart(tmp_path: Path) -> None:
-    log_of(tmp_path / "log.db", STEPS, (), STEPS[:1]).close()
-    first, last = read_turns(tmp_path / "log.db")  # the turn without rounds is none
-    assert first.combination == ("big", "small", "cpu", "fp32") and first.temperature == 0.7
-    assert [step.drafter for step in first.steps] == ["draft_model", "off", "ngram"]
-    found = first.steps[0]
-    assert (found.num_draft_tokens, found.num_accepted_tokens, found.num_output_tokens) == (4, 2, 3)
-    assert (found.draft_ms, found.verify_ms, found.context_length) == (1.5, 20.0, 100)
-    assert len(last.steps) == 1
-
-
-def test_signals_are_hashable_again(tmp_path: Path) -> None:
-    log_of(tmp_path / "log.db", STEPS).close()
-    (turn,) = read_turns(tmp_path / "log.db")
-    assert [step.signal for step in turn.steps] == ["model", None, '["5-8", 3]']
-    assert len({step.signal for step in turn.steps}) == 3
-
-
-def test_a_log_of_a_version_that_knew_no_kinds_of_text_is_read_too(tmp_path: Path) -> None:
-    log_of(tmp_path / "log.db", STEPS).close()
-    assert [turn.workload for turn in read_turns(tmp_path / "log.db")] == ["code"]
-    with sqlite3.connect(tmp_path / "log.db") as db:
-        dependent = db.execute("SELECT name, type FROM sqlite_master WHERE sql LIKE '%workload%'")
-        for name, kind in dependent.fetchall():
-            if kind != "table":
-                db.execute(f"DROP {kind} {name}")
-        db.execute("ALTER TABLE turn DROP COLUMN workload")
-    db.close()
-    assert [turn.workload for turn in read_turns(tmp_path / "log.db")] == [""]
-
-
-def test_a_log_in_use_is_read_and_not_written(tmp_path: Path) -> None:
-    store = log_of(tmp_path / "log.db", STEPS)
-    conversation = store.create_conversation("under way")
-    asked = store.add_message(conversation, None, "user", "hello")
-    turn = store.begin_turn(1, conversation, asked, TurnSettings())
-    assert len(read_turns(tmp_path / "log.db")) == 1
-    states = {message.id: message.state for message in store.messages(conversation)}
-    assert states[turn.message_id] == "draft"  # `Store.open` would have called it interrupted
-    store.close()
-
 
 def test_learnt_states_are_read(tmp_path: Path) -> None:
-    store = log_of(tmp_path / "log.db", STEPS)
+    store = Store.open(tmp_path / "log.db")
     assert read_states(tmp_path / "log.db") == {}
     store.save_state(STATE_KEY, {"big | small | fp32": {"version": 1}})
     store.close()
@@ -112,14 +36,14 @@ def test_learnt_states_are_read(tmp_path: Path) -> None:
 
 def test_what_is_no_log_is_said_and_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="There is no log at"):
-        read_turns(tmp_path / "absent.db")
+        read_replies(tmp_path / "absent.db")
     assert list(tmp_path.iterdir()) == []
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (a)").connection.close()
     with pytest.raises(StoreError, match="holds no log of turns and steps"):
-        read_turns(tmp_path / "other.db")
+        read_replies(tmp_path / "other.db")
     (tmp_path / "text.db").write_text("not a database at all, but long enough to be read" * 20)
     with pytest.raises(StoreError, match="cannot be read"):
-        read_turns(tmp_path / "text.db")
+        read_replies(tmp_path / "text.db")
 
 
 def test_every_finished_reply_comes_with_its_branch(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from localspec.core import OFF
 from localspec.engine.controller import NO_DRAFT
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.errors import StoreError
-from localspec.record.log_file import LoggedStep, LoggedTurn
+from tools.replay.rounds import LoggedStep, LoggedTurn
 from tools.replay.worlds import Stretch, Track, World
 
 CONCENTRATION = 1.0
