@@ -12,7 +12,7 @@ Not here: storing (record.conversations).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 from localspec.chat.titles import title_line, title_of
 from localspec.errors import RequestError
 from localspec.files import parsed
-from localspec.record.conversations import ImportedConversation, ImportedMessage
+from localspec.record.conversations import Imported
 from localspec.record.export import EXPORT_VERSION
+from localspec.record.rows import Conversation, StoredMessage, now
 
 MAX_BYTES = 64_000_000
 MAX_PARTS = 3_000_000  # objects and lists: each takes many times its length in memory
@@ -62,10 +63,11 @@ class _Table:
             raise self.wrong(f'none of {", ".join(known)} under "{name}"')
         return value
 
-    def time(self) -> str | None:
+    def time(self) -> str:
+        """When it was made; now, where the file does not say."""
         value = self.values.get("created_at_utc")
         if value is None:
-            return None
+            return now()
         try:
             return datetime.fromisoformat(str(value)).isoformat(timespec="milliseconds")
         except ValueError:
@@ -80,16 +82,16 @@ class _Table:
 
 @dataclass
 class _Draft:
-    """A conversation while the file is read. messages: with their parents, by number in the file.
-    continued: numbers of the replies that another one continues."""
+    """A conversation while the file is read. messages: by their numbers. continued: numbers of the
+    replies that another one continues."""
 
     table: _Table
-    messages: dict[int, tuple[int | None, ImportedMessage]] = field(default_factory=dict)
+    messages: dict[int, StoredMessage] = field(default_factory=dict)
     continued: set[int] = field(default_factory=set)
     system_prompt: str | None = None
 
 
-def read_conversations(data: bytes) -> list[ImportedConversation]:
+def read_conversations(data: bytes) -> list[Imported]:
     """Every conversation of the file that has a message, in order."""
     if len(data) > MAX_BYTES:
         raise RequestError(
@@ -143,7 +145,7 @@ def _checked(where: str, item: object) -> _Table:
     return _Table(where, item)
 
 
-def _title(named: str | None, messages: list[ImportedMessage]) -> str:
+def _title(named: str | None, messages: Sequence[StoredMessage]) -> str:
     return title_line(named or "") or title_of(messages[0].text) or "Imported"
 
 
@@ -177,74 +179,70 @@ def _add_message(draft: _Draft, table: _Table) -> None:
     if number in draft.messages or (parent is not None and parent not in draft.messages):
         raise table.wrong("a message whose number or place in the conversation is not right")
     state = table.choice("state", STATES)
-    draft.messages[number] = (
-        parent,
-        ImportedMessage(
-            parent=None,
-            role=table.choice("role", ROLES),
-            text=table.text("text"),
-            state="interrupted" if state == "draft" else state,
-            created_at_utc=table.time(),
-            model=table.text_or_none("model"),
-            is_edited=table.values.get("is_edited") is True,
-            thinking=table.text_or_none("thinking") or None,
-        ),
+    draft.messages[number] = StoredMessage(
+        id=number,
+        conversation_id=table.number("conversation_id"),
+        parent_id=parent,
+        role=table.choice("role", ROLES),
+        text=table.text("text"),
+        state="interrupted" if state == "draft" else state,
+        created_at_utc=table.time(),
+        model=table.text_or_none("model"),
+        is_edited=table.values.get("is_edited") is True,
+        thinking=table.text_or_none("thinking") or "",
     )
 
 
 def _add_turn(draft: _Draft, table: _Table) -> None:
     """Only what belongs to the conversation."""
     continued = table.number_or_none("continues_message_id")
-    if continued is not None and continued < table.number("message_id"):  # none continues itself
+    longer = table.number_or_none("message_id") or 0
+    if continued is not None and continued < longer and longer in draft.messages:
         draft.continued.add(continued)
     prompt = table.text_or_none("system_prompt")
     draft.system_prompt = draft.system_prompt if prompt is None else prompt
 
 
-def _finished(draft: _Draft) -> ImportedConversation:
+def _finished(draft: _Draft) -> Imported:
     table = draft.table
-    parents = {parent for parent, _ in draft.messages.values()}
+    parents = {one.parent_id for one in draft.messages.values()}
     tip = table.number_or_none("tip_message_id")
     beginnings = {one for one in draft.continued if one not in parents and one != tip}
-    kept = [number for number in draft.messages if number not in beginnings]
-    places = {number: place for place, number in enumerate(kept)}
-    messages = []
-    for number in kept:
-        parent, message = draft.messages[number]
-        messages.append(replace(message, parent=None if parent is None else places[parent]))
+    messages = [one for number, one in draft.messages.items() if number not in beginnings]
     prompt = table.text_or_none("system_prompt")
-    return ImportedConversation(
+    conversation = Conversation(
+        id=table.number("id"),
         title=_title(table.text("title"), messages),
-        messages=tuple(messages),
-        tip=None if tip is None else places.get(tip),
-        system_prompt=draft.system_prompt if prompt is None else prompt,
-        is_pinned=table.values.get("is_pinned") is True,
         created_at_utc=table.time(),
+        tip_message_id=tip if tip in draft.messages else messages[-1].id,
+        is_pinned=table.values.get("is_pinned") is True,
+        system_prompt=draft.system_prompt if prompt is None else prompt,
     )
+    return Imported(conversation, tuple(messages))
 
 
 # other programs' JSON
 
 
-def _plain(table: _Table) -> ImportedConversation:
+def _plain(table: _Table) -> Imported:
     turns = table.values.get("messages")
     if not isinstance(turns, list) or not turns:
         raise table.wrong('no "messages"')
-    prompts, messages = list[str](), list[ImportedMessage]()
+    prompts, messages = list[str](), list[StoredMessage]()
     for place, item in enumerate(turns, 1):
         turn = _checked(f"{table.where}, message {place}", item)
         role, text = turn.choice("role", ("system", *ROLES)), _content(turn)
         if role == "system":
             prompts.append(text)
         else:
-            parent = len(messages) - 1 if messages else None
-            messages.append(ImportedMessage(parent, role, text, "complete"))
+            parent = messages[-1].id if messages else None
+            messages.append(StoredMessage(place, 0, parent, role, text, "complete", now()))
     if not messages:
         raise table.wrong("a system prompt and no message")
     title = _title(table.text_or_none("title"), messages)
-    return ImportedConversation(
-        title, tuple(messages), system_prompt="\n\n".join(prompts) if prompts else None
-    )
+    prompt = "\n\n".join(prompts) if prompts else None
+    made = Conversation(0, title, now(), messages[-1].id, system_prompt=prompt)
+    return Imported(made, tuple(messages))
 
 
 def _content(turn: _Table) -> str:

@@ -18,12 +18,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.backend import Role
 from localspec.errors import RequestError, StoreError
 from localspec.record import queries, search
 from localspec.record.connection import SharedConnection, Tables, missing
 from localspec.record.kept_settings import Settings, written
-from localspec.record.rows import MessageState, clean, message_from, now, text_columns
+from localspec.record.rows import (
+    Conversation,
+    StoredMessage,
+    clean,
+    message_from,
+    now,
+    text_columns,
+)
 from localspec.record.unlogged import UnloggedTexts
 
 MAX_SNIPPETS = 500
@@ -48,30 +54,12 @@ class ConversationRow:
 
 
 @dataclass(frozen=True)
-class ImportedMessage:
-    """parent: index of an earlier message in the list, None for a first one. model: that wrote it;
-    is_edited: a person rewrote the reply."""
+class Imported:
+    """A conversation of a file, with the numbers that it has there. messages: parents before their
+    children."""
 
-    parent: int | None
-    role: Role
-    text: str
-    state: MessageState
-    created_at_utc: str | None = None
-    model: str | None = None
-    is_edited: bool = False
-    thinking: str | None = None
-
-
-@dataclass(frozen=True)
-class ImportedConversation:
-    """messages: parents before their children. tip: index of the end of the branch in use."""
-
-    title: str
-    messages: tuple[ImportedMessage, ...]
-    tip: int | None = None
-    system_prompt: str | None = None
-    is_pinned: bool = False
-    created_at_utc: str | None = None
+    conversation: Conversation
+    messages: tuple[StoredMessage, ...]
 
 
 class ConversationList:
@@ -123,10 +111,8 @@ class ConversationList:
     # changes
 
     def rename(self, conversation_id: int, title: str) -> None:
-        with self._db.writing() as tables:
-            _check_exists(tables, conversation_id)
-            row = {"title_by": "person", **({} if self._unlogged.is_on else {"title": title})}
-            tables.update("conversation", conversation_id, row)
+        written = {} if self._unlogged.is_on else {"title": title}
+        self._set(conversation_id, title_by="person", **written)
         self._unlogged.keep_title(conversation_id, title)
 
     def entitle(self, conversation_id: int, title: str) -> bool:
@@ -140,20 +126,20 @@ class ConversationList:
 
     def place(self, conversation_id: int, folder_id: int | None) -> None:
         """Move it into a folder, None: out of all."""
-        with self._db.writing() as tables:
-            _check_exists(tables, conversation_id)
-            tables.update("conversation", conversation_id, {"folder_id": folder_id})
+        self._set(conversation_id, folder_id=folder_id)
 
     def decide(self, conversation_id: int, when_full: str) -> None:
         """What is done when its context is full: ask, roll or stop."""
-        with self._db.writing() as tables:
-            _check_exists(tables, conversation_id)
-            tables.update("conversation", conversation_id, {"when_full": when_full})
+        self._set(conversation_id, when_full=when_full)
 
     def pin(self, conversation_id: int, is_pinned: bool) -> None:
+        self._set(conversation_id, is_pinned=int(is_pinned))
+
+    def _set(self, conversation_id: int, **columns: str | int | None) -> None:
+        """Of one that is not deleted."""
         with self._db.writing() as tables:
             _check_exists(tables, conversation_id)
-            tables.update("conversation", conversation_id, {"is_pinned": int(is_pinned)})
+            tables.update("conversation", conversation_id, columns)
 
     def keep_settings(self, conversation_id: int, settings: Settings) -> None:
         """What the page's fields hold; without the person's texts while those are not written."""
@@ -182,7 +168,7 @@ class ConversationList:
                 self._db.fold_log()
         return num_purged > 0
 
-    def add_imported(self, imported: Sequence[ImportedConversation]) -> list[int]:
+    def add_imported(self, imported: Sequence[Imported]) -> list[int]:
         """The new ids. Raises RequestError while texts are not to be written."""
         if self._unlogged.is_on:
             raise RequestError(
@@ -237,28 +223,30 @@ def _check_exists(tables: Tables, conversation_id: int) -> None:
         raise missing("conversation", conversation_id)
 
 
-def _insert(tables: Tables, imported: ImportedConversation) -> int:
+def _insert(tables: Tables, imported: Imported) -> int:
+    """Under a number of its own."""
+    conversation = imported.conversation
     row = {
-        "title": imported.title,
-        "created_at_utc": imported.created_at_utc or now(),
-        "system_prompt": imported.system_prompt,
-        "is_pinned": int(imported.is_pinned),
+        "title": conversation.title,
+        "created_at_utc": conversation.created_at_utc,
+        "system_prompt": conversation.system_prompt,
+        "is_pinned": int(conversation.is_pinned),
     }
-    conversation_id = tables.insert("conversation", row)
-    ids = list[int]()
+    made = tables.insert("conversation", row)
+    ids: dict[int | None, int | None] = {None: None}
     for message in imported.messages:
         columns = {
-            "conversation_id": conversation_id,
-            "parent_id": None if message.parent is None else ids[message.parent],
+            "conversation_id": made,
+            "parent_id": ids[message.parent_id],
             "role": message.role,
             **text_columns(message.text),
             "state": message.state,
-            "created_at_utc": message.created_at_utc or now(),
+            "created_at_utc": message.created_at_utc,
             "model": message.model,
             "is_edited": int(message.is_edited),
-            "thinking": message.thinking and clean(message.thinking),
+            "thinking": clean(message.thinking) or None,
         }
-        ids.append(tables.insert("message", columns))
-    tip = ids[-1 if imported.tip is None else imported.tip]
-    tables.update("conversation", conversation_id, {"tip_message_id": tip})
-    return conversation_id
+        ids[message.id] = tables.insert("message", columns)
+    tip = {"tip_message_id": ids[conversation.tip_message_id]}
+    tables.update("conversation", made, tip)
+    return made

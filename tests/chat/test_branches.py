@@ -18,8 +18,9 @@ from localspec.chat.branches import follow_up, messages_of, regenerated
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.errors import ContextOverflow, RequestError, StoreError
-from localspec.record.conversations import ImportedConversation, ImportedMessage
+from localspec.record.conversations import Imported
 from localspec.record.export import Scope, export
+from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import SessionInfo, Store
 from tests.chat.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
 from tests.fakes import BreakableStore, FakeBackend, Script, WatchedStore
@@ -442,10 +443,11 @@ def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Pat
     service, _ = open_service(tmp_path, script)
     store = service.store
     messages = [
-        ImportedMessage(n - 1 if n else None, ROLES[n % 2], f"message {n}", "complete")
+        StoredMessage(n, 0, n - 1 if n else None, ROLES[n % 2], f"message {n}", "complete", "")
         for n in range(5000)
     ]
-    (made,) = store.conversation_list.add_imported([ImportedConversation("deep", (*messages,))])
+    deep = Imported(Conversation(0, "deep", "", 4999), (*messages,))
+    (made,) = store.conversation_list.add_imported([deep])
     started_s = time.process_time()
     assert len(service.messages(made)) == 5000
     ended(service, service.edit(made, 5, "edited", SETTINGS))

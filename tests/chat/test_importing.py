@@ -89,7 +89,7 @@ def test_a_reply_gone_on_with_that_was_also_answered_comes_back_as_two(tmp_path:
     ask(service, "Why so short?", handle)
     (found,) = read_conversations(exported(service.store, tmp_path))
     assert [one.text for one in found.messages[:4]] == ["Count.", cut.text, whole, "Why so short?"]
-    assert found.messages[3].parent == 1
+    assert found.messages[3].parent_id == found.messages[1].id
     close(service)
 
 
@@ -110,7 +110,7 @@ def test_a_growing_reply_comes_in_as_interrupted(tmp_path: Path) -> None:
         ("hi", "complete"),
         ("half", "interrupted"),
     ]
-    assert found.system_prompt == SETTINGS.system_prompt
+    assert found.conversation.system_prompt == SETTINGS.system_prompt
 
 
 def test_five_thousand_messages_in_a_row_come_in(tmp_path: Path) -> None:
@@ -138,13 +138,16 @@ def test_plain_messages_of_another_program_are_a_conversation() -> None:
     }
     for wrapped in (data, [data]):
         (found,) = read_conversations(b"\xef\xbb\xbf" + json.dumps(wrapped, indent=1).encode())
-        assert (found.title, found.system_prompt) == ("From elsewhere", "Be brief.")
-        assert [(one.parent, one.role, one.text) for one in found.messages] == [
+        assert (found.conversation.title, found.conversation.system_prompt) == (
+            "From elsewhere",
+            "Be brief.",
+        )
+        assert [(one.parent_id, one.role, one.text) for one in found.messages] == [
             (None, "user", "Hi."),
-            (0, "assistant", "Hello."),
+            (2, "assistant", "Hello."),
         ]
     two = json.dumps([data, {"messages": data["messages"][1:]}]).encode()
-    assert [one.title for one in read_conversations(two)] == ["From elsewhere", "Hi."]
+    assert [one.conversation.title for one in read_conversations(two)] == ["From elsewhere", "Hi."]
 
 
 # Files that are wrong
@@ -231,7 +234,7 @@ def test_a_file_that_is_too_large_is_refused_unread() -> None:
 def test_a_tip_that_is_not_there_becomes_the_newest_message() -> None:
     data = jsonl(record("conversation", tip_message_id=99), MESSAGE)
     (found,) = read_conversations(data)
-    assert found.tip is None and len(found.messages) == 1
+    assert [one.id for one in found.messages] == [found.conversation.tip_message_id] == [1]
 
 
 def test_replies_that_continue_themselves_or_each_other_come_in() -> None:
@@ -245,6 +248,12 @@ def test_replies_that_continue_themselves_or_each_other_come_in() -> None:
         lines.append({"type": "turn", **of_file, **turn})
     (found,) = read_conversations("\n".join(map(json.dumps, lines)).encode())
     assert [message.text for message in found.messages] == ["1", "3"]
+
+
+def test_a_reply_that_only_a_missing_one_continues_comes_in() -> None:
+    turn = record("turn", message_id=9, continues_message_id=1)
+    (found,) = read_conversations(jsonl(CONVERSATION, MESSAGE, turn))
+    assert [message.text for message in found.messages] == ["hi"]
 
 
 def test_a_file_of_too_many_parts_is_refused_before_it_fills_the_memory(

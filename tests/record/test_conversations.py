@@ -12,20 +12,21 @@ import pytest
 
 from localspec.errors import RequestError, StoreError
 from localspec.record import rows
-from localspec.record.conversations import ImportedConversation, ImportedMessage
+from localspec.record.conversations import Imported
 from localspec.record.export import Scope, export
 from localspec.record.log_file import read_replies
+from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import ContinuedReply, Store
 from tests.record.samples import SETTINGS, begin, finish, open_store
 
-IMPORTED = ImportedConversation(
-    "imported",
+TIME = "2026-11-22T12:00:00.000+00:00"
+IMPORTED = Imported(
+    Conversation(0, "imported", TIME, 8),
     (
-        ImportedMessage(None, "user", "q", "complete"),
-        ImportedMessage(0, "assistant", "a", "complete"),
-        ImportedMessage(0, "assistant", "b", "stopped"),
+        StoredMessage(7, 0, None, "user", "q", "complete", TIME),
+        StoredMessage(8, 0, 7, "assistant", "a", "complete", TIME),
+        StoredMessage(9, 0, 7, "assistant", "b", "stopped", TIME),
     ),
-    tip=1,
 )
 
 
