@@ -19,7 +19,7 @@ from typing import Any, Literal
 from localspec.backend import Backend, Candidate, Description, Message, Request, chunks_of
 from localspec.chat.branches import shown_message, tokens_of
 from localspec.chat.journal import without_half_a_character
-from localspec.chat.turn import prompt_messages
+from localspec.chat.turn import SAMPLED, prompt_messages
 from localspec.core import OFF, SamplingParams
 from localspec.errors import StoreError
 from localspec.record.store import Store
@@ -164,11 +164,7 @@ def logged_reply(
 
 def _sampling_of(row: Mapping[str, Any]) -> SamplingParams:
     """The settings that decide the tokens; what an older log does not know was not used."""
-    names = (
-        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "seed",
-    )  # fmt: skip
-    return SamplingParams(**{name: row[name] for name in names if row[name] is not None})
+    return SamplingParams(**{name: row[name] for name in SAMPLED if row[name] is not None})
 
 
 def why_not(row: Mapping[str, Any], target: str | None) -> str | None:

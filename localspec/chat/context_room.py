@@ -14,14 +14,6 @@ from localspec.errors import ContextOverflow, EngineLost, RequestError
 
 
 @dataclass(frozen=True)
-class Limits:
-    """max_tokens: of the reply; thinking_budget: see Request."""
-
-    max_tokens: int
-    thinking_budget: int | None = None
-
-
-@dataclass(frozen=True)
 class ContextUsage:
     """How full the context would be. num_tokens: of the conversation with the message being typed.
     num_reply_tokens: reserved for the reply."""
@@ -33,23 +25,6 @@ class ContextUsage:
     @property
     def is_over(self) -> bool:
         return self.num_tokens + self.num_reply_tokens > self.context_length
-
-
-def limits_of(
-    backend: Backend, request: Request, num_prompt_tokens: int, context_length: int, num_marks: int
-) -> Limits:
-    """What the context has room for. num_marks: tokens that stand around a thought. Raises
-    ContextOverflow where it has none for the answer."""
-    budget = request.thinking_budget
-    max_tokens = max_tokens_of(backend, request, num_prompt_tokens, context_length)
-    if budget is None:
-        return Limits(max_tokens)
-    room = context_length - num_prompt_tokens - num_marks
-    if room < 1:
-        raise ContextOverflow(num_prompt_tokens + num_marks, 1, context_length)
-    wanted = room - budget if request.max_tokens is None else max_tokens
-    answer = max(1, min(wanted, room))
-    return Limits(answer, min(budget, room - answer))
 
 
 def max_tokens_of(

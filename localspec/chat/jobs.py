@@ -1,6 +1,6 @@
 """What the worker runs beside replies, and how a job that failed is told.
 
-Contract: `attempted` never raises: whatever a job raises becomes a `Failure` with its sentence.
+Contract: `attempted` never raises: whatever a job raises is returned as an error that can be shown.
 
 Not here: the queue and its thread (worker).
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from localspec.backend import Backend
 from localspec.chat.turn import Reply, unexpected
-from localspec.errors import EngineLost, LocalspecError
+from localspec.errors import LocalspecError
 
 Job = Callable[[Backend, threading.Event], None]
 
@@ -39,25 +38,13 @@ def no_task(latest: Reply | None) -> Task | None:
     return None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a job failed. error: as a sentence. loss: set where the engine was lost. fault: the
-    other errors of ours."""
-
-    error: str
-    loss: EngineLost | None = None
-    fault: LocalspecError | None = None
-
-
-def attempted(name: str, act: Callable[[], None]) -> Failure | None:
+def attempted(name: str, act: Callable[[], None]) -> LocalspecError | None:
     """Run it; why it failed, None where it did not."""
     try:
         act()
-    except EngineLost as loss:
-        return Failure(str(loss), loss)
     except LocalspecError as fault:
-        return Failure(str(fault), fault=fault)
+        return fault
     except Exception as fault:  # the edge of one job: the next one must run
         log.exception("a job failed: %s", name)
-        return Failure(unexpected(name, fault))
+        return LocalspecError(unexpected(name, fault))
     return None

@@ -17,7 +17,7 @@ from dataclasses import replace
 from localspec.backend import Description, Message, Request
 from localspec.chat.logged_history import LoggedHistory, asked_in
 from localspec.chat.service import ChatService
-from localspec.chat.turn import Reply, ReplySettings, decided, turn_settings
+from localspec.chat.turn import Reply, ReplySettings, decided
 from localspec.errors import EngineLost, QueueFull, RequestError
 from localspec.record.rows import API
 from localspec.workloads import AS_SET
@@ -61,7 +61,6 @@ class ProgramService:
             )
             with suppress(EngineLost):  # the next engine checks it
                 self.service.check(request)
-            turn_settings(settings, None)  # a value that the log cannot keep is refused here
             place = self._history.place(request)
             reply = Reply(place.turn, settings, request)
             self.service.journal.add(place.turn)

@@ -31,12 +31,12 @@ from localspec.backend import (
     Request,
     TurnStats,
 )
-from localspec.chat.context_room import limits_of
+from localspec.chat.context_room import max_tokens_of
 from localspec.chat.detokenizer import REPLACEMENT, Detokenizer
 from localspec.chat.template import ChatTemplate
 from localspec.chat.thinking import Marks, Thoughts, num_begun
 from localspec.core import Round, Step, TokenLogprob
-from localspec.errors import RequestError
+from localspec.errors import ContextOverflow, RequestError
 from localspec.thought import ThoughtLimit
 
 LEAD = 8  # tokens of the prompt before a predicted reply
@@ -350,13 +350,19 @@ def limited(
     context_length: int,
 ) -> Request:
     """The request with limits that the context has room for. Raises ContextOverflow."""
+    max_tokens = max_tokens_of(backend, request, len(start.prompt), context_length)
     budget = 0 if request.thinks is False else request.thinking_budget
-    request = replace(request, thinking_budget=budget if text.may_think else None)
-    num_marks = template.num_mark_tokens
-    limits = limits_of(backend, request, len(start.prompt), context_length, num_marks)
-    max_tokens, budget = limits.max_tokens, limits.thinking_budget
-    if template.thinks and template.thought_limit is None:  # known by their text alone
-        max_tokens += budget or 0
+    if budget is None or not text.may_think:
+        return replace(request, max_tokens=max_tokens, thinking_budget=None)
+    num_before = len(start.prompt) + template.num_mark_tokens
+    room = context_length - num_before
+    if room < 1:
+        raise ContextOverflow(num_before, 1, context_length)
+    wanted = room - budget if request.max_tokens is None else max_tokens
+    answer = max(1, min(wanted, room))
+    budget = min(budget, room - answer)
+    is_known_by_text = template.thinks and template.thought_limit is None
+    max_tokens = answer + budget if is_known_by_text else answer
     return replace(request, max_tokens=max_tokens, thinking_budget=budget)
 
 

@@ -36,7 +36,6 @@ from localspec.chat.turn import (
     decided,
     prompt_messages,
     request_of,
-    turn_settings,
     versions,
 )
 from localspec.chat.worker import Worker
@@ -360,7 +359,6 @@ class ChatService(LogService):
         reply = Reply(turn, decided(settings, self.workloads, turn.text))
         found = self.store.conversation(conversation.stored_id or 0)
         tip_id = None if found is None or conversation.tip is not None else found.tip_message_id
-        turn_settings(reply.settings, None)  # a value that the log cannot keep is refused here
         self.journal.add(turn)
         try:
             with suppress(EngineLost, StoreError):

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from localspec.backend import (
@@ -34,6 +34,7 @@ from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnEnd, TurnSettings
 from localspec.workloads import AS_SET, Workload, decide
 
+SAMPLED = tuple(one.name for one in fields(SamplingParams) if one.name != "leniency")
 DRAWN_SEEDS = 2**53  # the page's JavaScript holds these exactly
 
 ServicePhase = Literal[
@@ -354,34 +355,32 @@ def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Mess
 
 
 def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSettings:
-    """The settings as the log keeps them. Raises RequestError for a value that it cannot keep."""
-    sampling = settings.sampling
-    return TurnSettings(
-        model=loaded.target if loaded else None,
-        draft=loaded.draft if loaded else None,
-        device=loaded.device if loaded else None,
-        dtype=loaded.dtype if loaded else None,
+    """The settings as the log keeps them."""
+    leniency = settings.sampling.leniency
+    kept = TurnSettings(
+        **{name: getattr(settings.sampling, name) for name in SAMPLED},
         drafter_requested=settings.drafter,
         num_draft_tokens_requested=settings.num_draft_tokens,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        seed=sampling.seed,
         max_tokens=settings.max_tokens,
         system_prompt=settings.system_prompt,
-        context_length=loaded.context_length if loaded else None,
         workload=settings.workload,
-        leniency=None if sampling.leniency is None else json.dumps(as_data(sampling.leniency)),
-        target_fingerprint=loaded.fingerprint if loaded else None,
-        kernels=loaded.kernels if loaded else None,
+        leniency=None if leniency is None else json.dumps(as_data(leniency)),
         num_left_out=settings.num_left_out,
         stop=json.dumps(settings.stop) if settings.stop else None,
         thinks=None if settings.thinks is None else int(settings.thinks),
         thinking_budget=settings.thinking_budget,
+    )
+    if loaded is None:
+        return kept
+    return replace(
+        kept,
+        model=loaded.target,
+        draft=loaded.draft,
+        device=loaded.device,
+        dtype=loaded.dtype,
+        context_length=loaded.context_length,
+        target_fingerprint=loaded.fingerprint,
+        kernels=loaded.kernels,
     )
 
 

@@ -25,7 +25,7 @@ from functools import partial
 
 from localspec.backend import Request
 from localspec.chat.backend_lifecycle import BackendLifecycle
-from localspec.chat.jobs import Failure, Task, attempted, no_task
+from localspec.chat.jobs import Task, attempted, no_task
 from localspec.chat.journal import Journal
 from localspec.chat.turn import Reply, TurnPhase, turn_settings
 from localspec.core import FinishReason
@@ -279,21 +279,18 @@ class Worker:
 
     # one job
 
-    def _after_job(self, failure: Failure | None) -> None:
-        if failure is not None and failure.loss is not None:
-            raise failure.loss
-        if self._lifecycle.backend is not None:
-            self._lifecycle.went_well()
-
     def _run(self, task: Task) -> None:
-        failure = attempted(task.name, partial(self._run_job, task))
+        fault = attempted(task.name, partial(self._run_job, task))
         if self._lifecycle.phase == "busy":
             self._lifecycle.enter("ready", "Ready")
-        task.error = None if failure is None else failure.error
+        task.error = None if fault is None else str(fault)
         with self._changed:
             self.task = None
         task.done.set()
-        self._after_job(failure)
+        if isinstance(fault, EngineLost):
+            raise fault
+        if self._lifecycle.backend is not None:
+            self._lifecycle.went_well()
 
     def _run_job(self, task: Task) -> None:
         backend, _ = self._lifecycle.require()
@@ -307,20 +304,20 @@ class Worker:
         if reply.cancel.is_set():
             self._finish(reply, "cancelled")
             return
-        failure = attempted("The reply", partial(self._generate, reply))
-        loss = None if failure is None else failure.loss
+        fault = attempted("The reply", partial(self._generate, reply))
+        loss = fault if isinstance(fault, EngineLost) else None
         if loss is not None and reply.pending.settings is None and self._may_wait(reply, loss):
             return
-        if failure is None and reply.is_relieved is False:
+        if fault is None and reply.is_relieved is False:
             self._finish_short_of_memory(reply)
-        elif failure is None:
+        elif fault is None:
             self._finish(reply, reply.view.finish_reason or "error", reply.view.error)
         elif loss is None:
-            reply.fault = failure.fault
-            self._finish(reply, "error", failure.error)
+            reply.fault = fault
+            self._finish(reply, "error", str(fault))
         else:
             kept = "What was written is kept. Continue it, or send the message again."
-            self._finish(reply, "interrupted", f"{failure.error} {kept}", loss)
+            self._finish(reply, "interrupted", f"{fault} {kept}", loss)
 
     def _may_wait(self, reply: Reply, loss: EngineLost) -> bool:
         """The engine was lost before it was asked: the message can wait for the next one, once."""

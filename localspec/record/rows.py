@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from localspec.backend import Role, TurnStats
 from localspec.core import Step
-from localspec.errors import RequestError
 from localspec.files import parsed
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
@@ -92,12 +91,6 @@ class TurnSettings:
     stop: str | None = None  # stop strings as a JSON list; None: none
     thinks: int | None = None  # 1: told to, 0: told not to
     thinking_budget: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
-            raise RequestError(
-                f"The seed {self.seed} is too large to be logged. Use one below 2^63."
-            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from localspec.backend import TurnStats
-from localspec.errors import RequestError, StoreError
+from localspec.errors import StoreError
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
 from tests.record.samples import (
     INFO,
@@ -274,12 +274,6 @@ def test_unknown_ids_are_refused_and_leave_nothing(store: Store, use: object) ->
     with pytest.raises(StoreError, match="Reload the page"):
         use(store)  # type: ignore[operator]
     assert (store.messages(1), store.turn_rows(), store.conversations()) == before
-
-
-def test_seed_too_large_for_the_log_is_refused_before_the_turn() -> None:
-    assert TurnSettings(seed=2**63 - 1).seed == 2**63 - 1
-    with pytest.raises(RequestError, match="2\\^63"):
-        TurnSettings(seed=2**63)
 
 
 def test_state_is_replaced_and_survives_reopening(tmp_path: Path) -> None:
