@@ -21,11 +21,12 @@ import threading
 import webbrowser
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError
-from localspec.options import KERNELS, MOST_PARALLEL, SAME_BITS, USUAL_PARALLEL, LoadOptions
+from localspec.options import KERNELS, LOAD_FLAGS, Flag
 
 MOST_MINUTES = 1_000_000  # two years
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
@@ -45,54 +46,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         description="Chat in the browser with exact speculative decoding.",
         allow_abbrev=False,
     )
-    parser.add_argument("--profile", help="a profile of profiles/, by name")
-    parser.add_argument("--model", metavar="DIR_OR_ID", help="the target: a folder or a hub id")
-    parser.add_argument("--draft", metavar="DIR_OR_ID", help="the draft model, likewise")
-    parser.add_argument(
-        "--heads", metavar="DIR", action="append", default=[], help="a trained head; repeatable"
-    )
-    parser.add_argument("--drafter", choices=["auto", "off", *REGISTRY], help="who may draft")
-    parser.add_argument(
-        "--context", type=_whole(1, None, "not above 0"), metavar="TOKENS", help="context length"
-    )
-    parser.add_argument("--dtype", help="precision of the target, for example bfloat16")
-    parser.add_argument(
-        "--kernels",
-        choices=KERNELS,
-        help="fastest: replies with and without drafting equal within rounding only "
-        "(default: %s)" % SAME_BITS,
-    )
-    parser.add_argument(
-        "--device", metavar="NAME", help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps"
-    )
-    parser.add_argument(
-        "--draft-device",
-        metavar="NAME",
-        help="the same for the draft model (default: beside the target, or on another GPU where "
-        "it does not fit there)",
-    )
-    parser.add_argument(
-        "--parallel",
-        type=_whole(1, MOST_PARALLEL, f"not between 1 and {MOST_PARALLEL}"),
-        metavar="REPLIES",
-        help="replies that are written at the same time, at most (default: as many as fit, up to "
-        f"{USUAL_PARALLEL}; 1 on a graphics card)",
-    )
-    parser.add_argument("--home", metavar="DIR", type=Path, help="folder of the log")
-    parser.add_argument(
-        "--remote",
-        metavar="URL",
-        help="a server with OpenAI's interface (vLLM, SGLang, ...) that answers instead of an "
-        "engine here; --model is then one of its models, its key is in LOCALSPEC_REMOTE_KEY",
-    )
-    parser.add_argument(
-        "--remote-key-file", metavar="FILE", type=Path, help="its key in a file instead"
-    )
-    parser.add_argument(
-        "--remote-key-unencrypted",
-        action="store_true",
-        help="send that key to another machine over http too",
-    )
+    for flag in LOAD_FLAGS.values():
+        parser.add_argument(flag.option, help=flag.help, **_as_argument(flag))
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -101,13 +56,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--port",
         default=7860,
-        type=_whole(0, 65535, "not between 0 and 65535"),
+        type=_whole(0, 65535),
         help="0 takes a free one (%(default)s)",
     )
     parser.add_argument(
         "--unload-after",
         default=60,
-        type=_whole(0, MOST_MINUTES, f"not between 0 and {MOST_MINUTES}"),
+        type=_whole(0, MOST_MINUTES),
         metavar="MINUTES",
         help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
     )
@@ -135,33 +90,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end."""
-    from localspec.config import remote_server  # packages exist only from here on
+    from localspec.config import load_options  # packages exist only from here on
     from localspec.open_service import opened_service
     from localspec.web.server import serve
 
     password = password_for(arguments.host, arguments.port, os.environ)
-    names = (
-        "profile",
-        "model",
-        "draft",
-        "drafter",
-        "context",
-        "dtype",
-        "home",
-        "kernels",
-        "device",
-        "draft_device",
-        "parallel",
-    )
-    named = {name: vars(arguments)[name] for name in names}
-    server = remote_server(
-        arguments.remote,
-        arguments.model,
-        arguments.remote_key_file,
-        arguments.remote_key_unencrypted,
-        os.environ,
-    )
-    options = LoadOptions(**named, heads=tuple(arguments.heads), remote=server)
+    given = vars(arguments)
+    options = load_options({name: given[name] for name in LOAD_FLAGS})
 
     def on_ready(address: str, once: str) -> None:
         announce(address, once if not arguments.no_browser and has_screen() else None)
@@ -209,8 +144,22 @@ def has_screen() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _whole(least: int, most: int | None, refusal: str) -> Callable[[str], int]:
+def _as_argument(flag: Flag) -> dict[str, Any]:
+    """How argparse reads it."""
+    choices = {"drafter": ("auto", "off", *REGISTRY), "kernels": KERNELS}
+    if flag.kind is bool:
+        return {"action": "store_true"}
+    if flag.is_repeatable:
+        return {"action": "append", "metavar": flag.metavar}
+    if flag.name in choices:
+        return {"choices": choices[flag.name]}
+    kind = _whole(flag.least or 0, flag.most) if flag.kind is int else flag.kind
+    return {"type": kind, "metavar": flag.metavar}
+
+
+def _whole(least: int, most: int | None) -> Callable[[str], int]:
     """Reads a flag's whole number within bounds."""
+    refusal = f"not above {least - 1}" if most is None else f"not between {least} and {most}"
 
     def read(text: str) -> int:
         try:

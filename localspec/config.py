@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec.errors import ConfigError
-from localspec.options import RemoteServer
+from localspec.options import LoadOptions, RemoteServer
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = PROJECT_FOLDER / "profiles" / "models"
@@ -73,6 +73,19 @@ def remote_server(
                 "nothing else."
             ) from error
     return RemoteServer(url, model, (key or "").strip() or None, sends_key_openly)
+
+
+def load_options(flags: Mapping[str, Any]) -> LoadOptions:
+    """Of the values of LOAD_FLAGS, of which some may be left out. Raises ConfigError."""
+    named = {name: value for name, value in flags.items() if not name.startswith("remote")}
+    server = remote_server(
+        flags.get("remote"),
+        flags.get("model"),
+        flags.get("remote_key_file"),
+        flags.get("remote_key_unencrypted", False),
+    )
+    heads = tuple(named.pop("heads", None) or ())
+    return LoadOptions(**named, heads=heads, remote=server)
 
 
 # -- model profiles -------------------------------------------------------------------------

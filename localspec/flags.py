@@ -11,123 +11,49 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from localspec.config import remote_server
+from localspec.config import load_options
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError
-from localspec.options import MOST_PARALLEL, LoadOptions
+from localspec.options import LOAD_FLAGS
 
-ProfileFlag = Annotated[str | None, typer.Option(help="A model family of profiles/models.")]
-ModelFlag = Annotated[str | None, typer.Option(help="Target: a folder or a hub id.")]
-DraftFlag = Annotated[str | None, typer.Option(help="Draft model: a folder or a hub id.")]
-HeadsFlag = Annotated[list[str] | None, typer.Option(help="Folder of a trained head; repeatable.")]
-DrafterFlag = Annotated[str | None, typer.Option(help="auto, off or a drafter's name.")]
-ContextFlag = Annotated[int | None, typer.Option(help="Tokens of context to make room for.")]
-DtypeFlag = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16, float16, 8-bit or 4-bit; 4-bit-head: the output head in 4 bits "
-        "too, which changes the output more."
-    ),
-]
-KernelsFlag = Annotated[
-    str | None,
-    typer.Option(
-        help="same-bits, the default: a reply is the same token for token whatever drafts, on a "
-        "processor. "
-        "fastest: one row at a time may round differently from several."
-    ),
-]
-DeviceFlag = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda, cuda:N as doctor counts the GPUs, or mps. None: the best here."),
-]
-DraftDeviceFlag = Annotated[
-    str | None,
-    typer.Option(
-        help="The same for the draft model. None: beside the target, or on another GPU where it "
-        "does not fit there."
-    ),
-]
-ParallelFlag = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=MOST_PARALLEL,
-        help="Replies that are written at the same time, at most; others wait. Each takes memory "
-        "for a context of its own. None: as many as fit, up to 4, on a processor; 1 on a card.",
-    ),
-]
+
+def _option(name: str) -> Any:
+    """The flag of LOAD_FLAGS as typer declares it."""
+    flag = LOAD_FLAGS[name]
+    written = (flag.option,) if flag.kind is bool else ()  # or it would have a --no- too
+    return typer.Option(
+        *written, help=flag.help, metavar=flag.metavar, min=flag.least, max=flag.most
+    )
+
+
+ProfileFlag = Annotated[str | None, _option("profile")]
+ModelFlag = Annotated[str | None, _option("model")]
+DraftFlag = Annotated[str | None, _option("draft")]
+ContextFlag = Annotated[int | None, _option("context")]
+DtypeFlag = Annotated[str | None, _option("dtype")]
+HomeFlag = Annotated[Path | None, _option("home")]
 SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
-HomeFlag = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the log and of what was learnt. None: the usual one where a log is read, "
-        "else a cold start."
-    ),
-]
-RemoteFlag = Annotated[
-    str | None,
-    typer.Option(
-        help="Address of a server with OpenAI's interface (vLLM, SGLang, ...) that answers instead "
-        "of an engine here; --model is then one of its models. Its key: LOCALSPEC_REMOTE_KEY."
-    ),
-]
-RemoteKeyFileFlag = Annotated[
-    Path | None, typer.Option(help="File with the key of the --remote server.")
-]
-RemoteKeyOpenlyFlag = Annotated[
-    bool,
-    typer.Option(
-        "--remote-key-unencrypted",
-        help="Send the key also over a connection to another machine that is not encrypted.",
-    ),
-]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
-LOAD_FLAGS: Mapping[str, Any] = {  # of the fields of LoadOptions, as --help orders them
-    "profile": ProfileFlag,
-    "model": ModelFlag,
-    "draft": DraftFlag,
-    "heads": HeadsFlag,
-    "drafter": DrafterFlag,
-    "context": ContextFlag,
-    "dtype": DtypeFlag,
-    "kernels": KernelsFlag,
-    "parallel": ParallelFlag,
-    "device": DeviceFlag,
-    "draft_device": DraftDeviceFlag,
-    "remote": RemoteFlag,
-    "remote_key_file": RemoteKeyFileFlag,
-    "remote_key_openly": RemoteKeyOpenlyFlag,
-    "home": HomeFlag,
-}
 
 
 def loading(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command whose parameter `options` is a LoadOptions: --help and the command line have a flag
     for each of its fields instead, but for those left out (a start of their names is enough)."""
     names = [name for name in LOAD_FLAGS if not name.startswith(left_out)]
-    flags = [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=False if name == "remote_key_openly" else None,
-            annotation=LOAD_FLAGS[name],
-        )
-        for name in names
-    ]
+    flags = [_parameter(name) for name in names]
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            options = _options_of(**{name: given.pop(name) for name in names})
+            options = load_options({name: given.pop(name) for name in names})
             command(options=options, **given)
 
         own = signature(command, eval_str=True)
@@ -141,15 +67,12 @@ def loading(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., Non
     return with_flags
 
 
-def _options_of(
-    heads: Sequence[str] | None,
-    remote: str | None = None,
-    remote_key_file: Path | None = None,
-    remote_key_openly: bool = False,
-    **named: Any,
-) -> LoadOptions:
-    server = remote_server(remote, named["model"], remote_key_file, remote_key_openly)
-    return LoadOptions(**named, heads=tuple(heads or ()), remote=server)
+def _parameter(name: str) -> Parameter:
+    flag, annotated = LOAD_FLAGS[name], cast("Any", Annotated)
+    default = False if flag.kind is bool else None
+    kind = list[str] if flag.is_repeatable else flag.kind
+    annotation = annotated[kind if flag.kind is bool else kind | None, _option(name)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def finish(result: dict[str, Any], text: str, as_json: bool) -> None:

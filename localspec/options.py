@@ -1,5 +1,8 @@
 """What a person asked to be loaded: plain values from flags or the page, checked by load, but for
 the address of a server, which is checked at once: what is loaded is not freed for a wrong one.
+
+Contract: standard library only. LOAD_FLAGS are the flags of `app.py` and of every command that
+loads a model, so that a name means the same at each.
 """
 
 from __future__ import annotations
@@ -107,3 +110,80 @@ class Offer:
 
     text: str
     options: LoadOptions
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of what is loaded. name: of the value. kind: bool for one that takes none. least,
+    most: of a number."""
+
+    name: str
+    help: str
+    metavar: str | None = None
+    kind: type = str
+    least: int | None = None
+    most: int | None = None
+    is_repeatable: bool = False
+
+    @property
+    def option(self) -> str:
+        """As it is written."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+LOAD_FLAGS = {
+    flag.name: flag
+    for flag in (
+        Flag("profile", "A model family of profiles/models."),
+        Flag("model", "Target: a folder or a hub id.", "DIR_OR_ID"),
+        Flag("draft", "Draft model: a folder or a hub id.", "DIR_OR_ID"),
+        Flag("heads", "Folder of a trained head; repeatable.", "DIR", is_repeatable=True),
+        Flag("drafter", "Who may draft: auto, off or a drafter's name.", "NAME"),
+        Flag("context", "Tokens of context to make room for.", "TOKENS", int, least=1),
+        Flag(
+            "dtype",
+            "float32, bfloat16, float16, 8-bit or 4-bit; 4-bit-head: the output head in 4 bits "
+            "too, which changes the output more.",
+        ),
+        Flag(
+            "kernels",
+            f"{SAME_BITS}, the default: a reply is the same token for token whatever drafts, on a "
+            f"processor. {FASTEST}: one row at a time may round differently from several.",
+        ),
+        Flag(
+            "parallel",
+            "Replies that are written at the same time, at most; others wait. Each takes memory "
+            "for a context of its own. Default: as many as fit, up to "
+            f"{USUAL_PARALLEL}, on a processor; 1 on a card.",
+            "REPLIES",
+            int,
+            least=1,
+            most=MOST_PARALLEL,
+        ),
+        Flag("device", "cpu, cuda, cuda:N as doctor counts the GPUs, or mps. Default: the best."),
+        Flag(
+            "draft_device",
+            "The same for the draft model. Default: beside the target, or on another GPU where it "
+            "does not fit there.",
+        ),
+        Flag(
+            "remote",
+            "Address of a server with OpenAI's interface (vLLM, SGLang, ...) that answers instead "
+            "of an engine here; --model is then one of its models. Its key: LOCALSPEC_REMOTE_KEY.",
+            "URL",
+        ),
+        Flag("remote_key_file", "File with the key of the --remote server.", "FILE", Path),
+        Flag(
+            "remote_key_unencrypted",
+            "Send the key also over a connection to another machine that is not encrypted.",
+            kind=bool,
+        ),
+        Flag(
+            "home",
+            "Folder of the log and of what was learnt. Default: the usual one where a log is kept, "
+            "else a cold start.",
+            "DIR",
+            Path,
+        ),
+    )
+}

@@ -15,7 +15,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -33,16 +33,10 @@ from localspec.engine.policy import policy_of
 from localspec.errors import ConfigError
 from localspec.files import read_json
 from localspec.flags import (
-    ContextFlag,
-    DraftFlag,
-    DtypeFlag,
-    HeadsFlag,
     JsonFlag,
-    KernelsFlag,
-    ModelFlag,
-    ProfileFlag,
     finish,
     listed_numbers,
+    loading,
     require_temperatures,
     run_app,
     to_stderr,
@@ -92,6 +86,7 @@ class Written:
 
 
 @app.command()
+@loading("drafter", "parallel", "device", "draft_device", "remote", "home")
 def identity(
     prompts: Annotated[Path, typer.Option(help="JSON lines as `bench` reads them.")] = OWN_PROMPTS,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
@@ -100,22 +95,15 @@ def identity(
     order: Annotated[int, typer.Option(help="Seed of the order of arms.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Keep the digests here.")] = None,
     against: Annotated[Path | None, typer.Option(help="Digests of an earlier run.")] = None,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    heads: HeadsFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
-    kernels: KernelsFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Count the replies that differ from plain decoding, and from an earlier run."""
     asked = listed_numbers(temperatures)
     require_temperatures(asked)
     earlier = {} if against is None else digests_of(against)
-    options = LoadOptions(
-        profile, model, draft, None, context, dtype, tuple(heads or ()), kernels=kernels, parallel=1
-    )
+    options = replace(options, parallel=1)
     bench = open_bench_engine(options, None, to_stderr)
     for phrase in calibrate(bench.engine, bench.controller):
         to_stderr(phrase)
