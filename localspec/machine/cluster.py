@@ -24,19 +24,16 @@ from typing import Any, Literal
 from localspec.errors import ConfigError, MemoryShortage
 from localspec.machine.hardware import gib
 from localspec.machine.nvml import Gpu
-from localspec.machine.shapes import ModelShape, Precision
+from localspec.machine.shapes import TORCH_NAMES, ModelShape, Precision
 
 Program = Literal["vllm", "sglang"]
 Method = Literal["off", "ngram", "draft_model", "eagle", "eagle3"]
-PROGRAMS: tuple[Program, ...] = ("vllm", "sglang")
-METHODS: tuple[Method, ...] = ("off", "ngram", "draft_model", "eagle", "eagle3")
 WITH_MODEL = ("draft_model", "eagle", "eagle3")
 # Of one GPU beside weights and caches: CUDA's context, captured graphs, activations.
 OVERHEAD_BYTES = 3 * 2**29
 KEPT_FREE_BYTES = 2**29
 MOST_SHARE = 0.95
 FOR_ACTIVATIONS = 0.08  # of a GPU, which SGLang wants outside of its share
-TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SGLANG_METHODS = {
     "ngram": "NGRAM",
     "draft_model": "STANDALONE",
@@ -215,7 +212,7 @@ def _vllm(wanted: Wanted, layout: Layout) -> Iterator[str]:
     yield from (wanted.python, "-m", "vllm.entrypoints.openai.api_server")
     yield from ("--model", wanted.target.place, "--served-model-name", wanted.target.shape.name)
     yield from ("--host", wanted.host, "--port", str(wanted.port))
-    yield from ("--dtype", TORCH_DTYPES[wanted.precision])
+    yield from ("--dtype", TORCH_NAMES[wanted.precision])
     yield from ("--max-model-len", str(wanted.context_length))
     if layout.gpus:
         yield from ("--tensor-parallel-size", str(layout.tensor_parallel))
@@ -246,7 +243,7 @@ def _sglang(wanted: Wanted, layout: Layout) -> Iterator[str]:
         wanted.target.shape.name,
     )
     yield from ("--host", wanted.host, "--port", str(wanted.port), "--enable-metrics")
-    yield from ("--dtype", TORCH_DTYPES[wanted.precision])
+    yield from ("--dtype", TORCH_NAMES[wanted.precision])
     yield from ("--context-length", str(wanted.context_length))
     yield from ("--tp-size", str(layout.tensor_parallel))
     yield from ("--pp-size", str(layout.pipeline_parallel))

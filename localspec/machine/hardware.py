@@ -347,11 +347,9 @@ def _pci_of(properties: Any) -> tuple[int, int, int] | None:
         return None
 
 
-def free_bytes_now(
-    hardware: Hardware, margin_bytes: int | None = None, nvml: Any = None, torch: Any = None
-) -> int:
+def free_bytes_now(hardware: Hardware, nvml: Any = None, torch: Any = None) -> int:
     """Bytes that may be allocated at this moment: the smaller of what the driver and torch call
-    free, less the margin (None: the usual one); never below 0.
+    free, less the margin; never below 0.
 
     On a GPU this starts CUDA (torch cannot say otherwise), so the figure is after the CUDA
     context. Raises MemoryShortage when neither knows.
@@ -365,10 +363,8 @@ def free_bytes_now(
     if hardware.device == "mps":
         limit = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         free = min(free, limit)
-    if margin_bytes is None:
-        total = hardware.total_bytes or free
-        margin_bytes = margin_for(hardware.device, total, hardware.has_display)
-    return max(0, free - margin_bytes)
+    total = hardware.total_bytes or free
+    return max(0, free - margin_for(hardware.device, total, hardware.has_display))
 
 
 def _free_on_gpu(hardware: Hardware, nvml: Any, torch: Any) -> int:

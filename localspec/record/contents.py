@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.record.rows import Conversation, StoredMessage
+from localspec.record.rows import Conversation
 from localspec.record.store import Store
 
 
@@ -33,23 +33,12 @@ class Scope:
 
 @dataclass(frozen=True)
 class Contents:
-    """sessions, turns: flat rows, oldest first. The methods read the log."""
+    """sessions, turns: flat rows, oldest first. store: what belongs to them is read from it."""
 
     sessions: list[dict[str, Any]]
     conversations: list[Conversation]
     turns: list[dict[str, Any]]
     store: Store
-
-    def messages(self, conversation_id: int) -> list[StoredMessage]:
-        """All branches, oldest first."""
-        return self.store.messages(conversation_id)
-
-    def steps(self, turn: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.store.step_rows(turn["turn_id"])
-
-    def tokens(self, turn: dict[str, Any]) -> tuple[list[int], list[str]] | None:
-        """Ids and provenance."""
-        return self.store.reply_tokens(turn["message_id"])
 
     def turns_by_conversation(self) -> dict[int, list[dict[str, Any]]]:
         found: dict[int, list[dict[str, Any]]] = {one.id: [] for one in self.conversations}

@@ -137,7 +137,7 @@ def _csv_rows(contents: Contents) -> Iterator[dict[str, Any]]:
     sessions = {session["id"]: session for session in contents.sessions}
     titles = {conversation.id: conversation.title for conversation in contents.conversations}
     messages = lru_cache(NUM_REMEMBERED)(
-        lambda conversation_id: {one.id: one for one in contents.messages(conversation_id)}
+        lambda conversation_id: {one.id: one for one in contents.store.messages(conversation_id)}
     )
     for turn in contents.turns:
         session, its = sessions[turn["session_id"]], messages(turn["conversation_id"])
@@ -175,11 +175,11 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
         yield {"type": "session", **session}
     for conversation in contents.conversations:
         yield {"type": "conversation", **asdict(conversation)}
-        for message in contents.messages(conversation.id):
+        for message in contents.store.messages(conversation.id):
             yield {"type": "message", **asdict(message)}
     for turn in contents.turns:
-        token_ids, provenance = contents.tokens(turn) or (None, None)
-        steps = [_step_record(step) for step in contents.steps(turn)]
+        token_ids, provenance = contents.store.reply_tokens(turn["message_id"]) or (None, None)
+        steps = [_step_record(step) for step in contents.store.step_rows(turn["turn_id"])]
         tokens = {"token_ids": token_ids, "provenance": provenance}
         drafted_by = counts(turn["drafted_by"])
         yield {"type": "turn", **turn, "drafted_by": drafted_by, **tokens, "steps": steps}

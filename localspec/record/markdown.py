@@ -49,7 +49,7 @@ def markdown_lines(contents: Contents) -> Iterator[str]:
     turns = contents.turns_by_conversation()
     for conversation in contents.conversations:
         yield from _conversation_lines(
-            conversation, turns[conversation.id], contents.messages(conversation.id)
+            conversation, turns[conversation.id], contents.store.messages(conversation.id)
         )
 
 
@@ -57,7 +57,7 @@ def _front_matter(contents: Contents) -> Iterator[str]:
     """The settings of one conversation as YAML. A setting that changed has its values in order;
     gamma is the mean number of draft tokens."""
     one = contents.conversations[0]
-    shown = {message.id for message in _branch(contents.messages(one.id), one.tip_message_id)}
+    shown = {message.id for message in _branch(contents.store.messages(one.id), one.tip_message_id)}
     turns = [turn for turn in contents.turns if turn["message_id"] in shown]
     yield "---"
     yield f"title: {_yaml(one.title)}"

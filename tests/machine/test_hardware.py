@@ -18,6 +18,7 @@ from localspec.machine.hardware import (
     TorchBuild,
     confirmed_by_torch,
     free_bytes_now,
+    margin_for,
     on_device,
     probe,
     read_host,
@@ -224,32 +225,35 @@ def test_torchs_device_is_found_by_pci_address_without_a_uuid() -> None:
 
 def test_free_memory_is_the_smaller_figure_less_the_margin() -> None:
     hardware, torch = found(FakeNvml(free_gib=10)), FakeTorch(("other", "0000-gpu0"), free_gib=8)
-    assert free_bytes_now(hardware, GIB, FakeNvml(free_gib=10), torch) == 7 * GIB
-    assert free_bytes_now(hardware, GIB, FakeNvml(free_gib=5), torch) == 4 * GIB
+    margin = margin_for("cuda", 12 * GIB, has_display=False)
+    assert free_bytes_now(hardware, FakeNvml(free_gib=10), torch) == 8 * GIB - margin
+    assert free_bytes_now(hardware, FakeNvml(free_gib=5), torch) == 5 * GIB - margin
     assert set(torch.asked) == {1}
 
 
 def test_free_memory_survives_a_driver_that_fell_silent() -> None:
     silent = FakeNvml(failing={"nvmlInit": pynvml.NVML_ERROR_GPU_IS_LOST})
     torch = FakeTorch(("0000-gpu0",), free_gib=8)
-    assert free_bytes_now(found(FakeNvml()), 0, silent, torch) == 8 * GIB
+    margin = margin_for("cuda", 12 * GIB, has_display=False)
+    assert free_bytes_now(found(FakeNvml()), silent, torch) == 8 * GIB - margin
 
 
 def test_a_gpu_first_seen_by_torch_is_found_in_the_driver_again() -> None:
     torch = FakeTorch(("0000-gpu0",), free_gib=8)
     silent = found(FakeNvml(failing={"nvmlInit": pynvml.NVML_ERROR_UNKNOWN}))
     hardware = confirmed_by_torch(silent, torch)
-    assert free_bytes_now(hardware, 0, FakeNvml(free_gib=5), torch) == 5 * GIB
+    margin = margin_for("cuda", hardware.total_bytes or 0, has_display=False)
+    assert free_bytes_now(hardware, FakeNvml(free_gib=5), torch) == 5 * GIB - margin
 
 
 def test_free_memory_is_never_negative() -> None:
     torch = FakeTorch(("0000-gpu0",), free_gib=0.25)
-    assert free_bytes_now(found(FakeNvml()), None, FakeNvml(), torch) == 0
+    assert free_bytes_now(found(FakeNvml()), FakeNvml(), torch) == 0
 
 
 def test_a_gpu_torch_does_not_see_is_an_error_with_a_remedy() -> None:
     with pytest.raises(MemoryShortage, match="CUDA_VISIBLE_DEVICES"):
-        free_bytes_now(found(FakeNvml()), 0, FakeNvml(), FakeTorch(("another",)))
+        free_bytes_now(found(FakeNvml()), FakeNvml(), FakeTorch(("another",)))
 
 
 def test_torchs_gpu_stands_in_when_the_driver_is_silent() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from localspec.chat.service import ChatService, Scope
-from localspec.record.contents import Contents, reading
+from localspec.record.contents import reading
 from localspec.record.store import Store
 from localspec.web.stats.selection import Selection
 from tests.fakes import FakeBackend, session_info
@@ -67,21 +67,21 @@ def test_an_export_reads_part_by_part_while_pages_read_and_write(
 ) -> None:
     """In the middle of it the list is read and a conversation is renamed, by another thread."""
     seen: list[str] = []
-    read = Contents.steps
+    read = Store.step_rows
 
-    def steps(self: Contents, turn: dict[str, object]) -> list[dict[str, object]]:
-        if turn["turn_id"] == NUM_EXPORTED // 2:
+    def steps(self: Store, turn_id: int) -> list[dict[str, object]]:
+        if turn_id == NUM_EXPORTED // 2:
             other = threading.Thread(target=look)
             other.start()
             other.join(20)
             assert not other.is_alive()
-        return read(self, turn)
+        return read(self, turn_id)
 
     def look() -> None:
         service.rename(2, "another name")
         seen.extend(row.title for row in service.conversations('"turn3"'))
 
-    monkeypatch.setattr(Contents, "steps", steps)
+    monkeypatch.setattr(Store, "step_rows", steps)
     out = tmp_path / "out.jsonl"
     with service_over(tmp_path / "localspec.db", NUM_EXPORTED) as service:
         with reading(service.store, Scope()) as contents:
