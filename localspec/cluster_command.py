@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -54,13 +54,9 @@ END_S = 20.0  # for it to free the memory of its cards
 def cluster(
     model: ModelFlag = None,
     draft: DraftFlag = None,
-    program: Annotated[str, typer.Option(help="vllm or sglang.")] = "vllm",
+    program: Annotated[Program, typer.Option(help="What serves it.")] = "vllm",
     method: Annotated[
-        str | None,
-        typer.Option(
-            help="off, ngram, draft_model, eagle or eagle3. Default: draft_model with --draft, "
-            "else ngram."
-        ),
+        Method | None, typer.Option(help="Default: draft_model with --draft, else ngram.")
     ] = None,
     num_draft_tokens: Annotated[
         int | None, typer.Option(min=1, max=64, help="γ. Default: as learnt here.")
@@ -89,11 +85,7 @@ def cluster(
 
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
-    if program not in get_args(Program):
-        raise ConfigError(f"--program {program!r} is none of {', '.join(get_args(Program))}.")
-    chosen = method or ("draft_model" if draft else "ngram")
-    if chosen not in get_args(Method):
-        raise ConfigError(f"--method {chosen!r} is none of {', '.join(get_args(Method))}.")
+    chosen: Method = method or ("draft_model" if draft else "ngram")
     if dtype not in FULL_PRECISIONS:
         raise ConfigError(f"--dtype {dtype!r} is none of bfloat16, float16 and float32.")
     profiles = load_profiles(settings_for(home).profile_folders)
@@ -102,9 +94,9 @@ def cluster(
     learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
     length, why = _length_of(target, chosen, num_draft_tokens, learnt)
     wanted = Wanted(
-        program=cast("Program", program),
+        program=program,
         target=_part(model, target),
-        method=cast("Method", chosen),
+        method=chosen,
         num_draft_tokens=length,
         context_length=min(context or DEFAULT_CONTEXT, target.shape.context_length),
         precision=FULL_PRECISIONS[dtype],

@@ -129,7 +129,7 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
     from localspec.remote.server import ServerBackend
 
     if options.remote is not None:
-        with closing(ServerBackend.open(options.remote)) as server:
+        with closing(ServerBackend(options.remote)) as server:
             notify(server.describe().notices)
             return collect(server, request)
     with ExitStack() as stack:

@@ -42,7 +42,7 @@ def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterat
             if options.remote is not None:
                 report(f"connecting to {options.remote.url}")
                 kept = store.load_state(STATE_KEY)
-                return ServerBackend.open(options.remote, kept, options.parallel)
+                return ServerBackend(options.remote, kept, options.parallel)
             keywords = {
                 "options": options,
                 "state": store.load_state(STATE_KEY),

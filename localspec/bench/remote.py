@@ -69,7 +69,7 @@ def run_remote(
     requests = [_request(prompt, max_tokens, temperature) for prompt in prompts]
     with ExitStack() as stack:
         backends = [
-            stack.enter_context(closing(ServerBackend.open(one, counts_replies=False)))
+            stack.enter_context(closing(ServerBackend(one, counts_replies=False)))
             for one in servers
         ]
         names = ["speculative", "plain"][: len(backends)]

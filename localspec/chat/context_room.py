@@ -5,10 +5,12 @@ Contract: pure, over a backend that counts tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from localspec.backend import Backend, Description, Message, Request
+from localspec.backend import Backend, Description, DrafterStatus, Message, Request
+from localspec.core import AUTO, OFF
 from localspec.drafters.registry import label_of
 from localspec.errors import ContextOverflow, EngineLost, RequestError
 
@@ -50,15 +52,26 @@ def _num_system_tokens(backend: Backend, messages: tuple[Message, ...]) -> int:
 def check_servable(backend: Backend, loaded: Description, request: Request) -> None:
     """Raise RequestError or ContextOverflow, with the reason, for a request that cannot be
     served."""
-    for drafter in loaded.drafters:
-        if drafter.name == request.drafter and not drafter.is_available:
-            named = label_of(drafter.name)
-            raise RequestError(
-                f"{named[:1].upper()}{named[1:]} cannot draft here: {drafter.reason}"
-            )
-    if request.is_raw:
+    if loaded.server is None:
+        check_drafter(loaded.drafters, request.drafter)
+    if not request.is_raw:
+        check_room(backend, loaded, request)
+
+
+def check_drafter(drafters: Sequence[DrafterStatus], name: str) -> None:
+    """Raise RequestError for a drafter that cannot be asked for."""
+    if name in (AUTO, OFF):
         return
-    check_room(backend, loaded, request)
+    known = {one.name: one for one in drafters}
+    if name not in known:
+        raise RequestError(
+            f"There is no drafter called {name!r}. Choose one of: {', '.join((AUTO, OFF, *known))}."
+        )
+    if not known[name].is_available:
+        named = label_of(name)
+        raise RequestError(
+            f"{named[:1].upper()}{named[1:]} cannot draft here: {known[name].reason}"
+        )
 
 
 def check_room(backend: Backend, loaded: Description, request: Request) -> None:

@@ -31,6 +31,7 @@ from localspec.backend import (
     TurnStats,
 )
 from localspec.chat import off_reasons
+from localspec.chat.context_room import check_drafter
 from localspec.chat.grammars import Grammars
 from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import (
@@ -57,7 +58,6 @@ from localspec.errors import (
     EngineLost,
     LocalspecError,
     NumericsError,
-    RequestError,
 )
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
@@ -140,7 +140,7 @@ class LocalBackend:
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
         started_s = perf_counter()
-        self._refuse_unknown_drafter(request.drafter)
+        check_drafter(self.loaded.statuses, request.drafter)
         template = self.loaded.template
         if request.grammar:  # which a thought would not keep to
             request = replace(request, thinks=False)
@@ -209,16 +209,6 @@ class LocalBackend:
     def close(self) -> None:
         for slot in self._slots:
             slot.engine.target.cache.rollback(0)
-
-    def _refuse_unknown_drafter(self, name: str) -> None:
-        if name in (AUTO, OFF) or name in self._engine.drafters:
-            return
-        known = {status.name: status for status in self.loaded.statuses}
-        if name in known:
-            raise RequestError(f"{name} is not available: {known[name].reason}")
-        raise RequestError(
-            f"There is no drafter called {name!r}. Choose one of: {', '.join((AUTO, OFF, *known))}."
-        )
 
     # one turn
 

@@ -49,14 +49,16 @@ USUAL_TOGETHER = 16  # replies asked for at the same time; the server has a queu
 
 
 class ServerBackend:
-    """See the module. Make one with `open`."""
+    """See the module. state: what engines here have learnt, which is kept as it is. num_slots:
+    replies that are asked for at the same time. counts_replies: whether the counters are read
+    around every reply. Raises ConfigError."""
 
     def __init__(
         self,
         server: RemoteServer,
-        state: Mapping[str, Any] | None,
-        num_slots: int | None,
-        counts_replies: bool,
+        state: Mapping[str, Any] | None = None,
+        num_slots: int | None = None,
+        counts_replies: bool = True,
     ) -> None:
         from anyio.from_thread import start_blocking_portal
 
@@ -72,19 +74,6 @@ class ServerBackend:
             self._client = _client_of(server)
             stack.callback(self._portal.call, self._client.close)
             self._open = stack.pop_all()
-
-    @classmethod
-    def open(
-        cls,
-        server: RemoteServer,
-        state: Mapping[str, Any] | None = None,
-        num_slots: int | None = None,
-        counts_replies: bool = True,
-    ) -> ServerBackend:
-        """state: what engines here have learnt, which is kept as it is. num_slots: replies that are
-        asked for at the same time. counts_replies: whether the counters are read around every
-        reply. Raises ConfigError."""
-        return cls(server, state, num_slots, counts_replies)
 
     def is_alive(self) -> bool:
         return True  # a server that went away may be there again with the next request

@@ -72,7 +72,6 @@ class ServerKind:
 
 SAME_NAMES = {name: name for name in ("top_k", "min_p", "repetition_penalty")}
 AS_IT_STANDS = {"continue_final_message": True, "add_generation_prompt": False}
-IN_USAGE = "usage.completion_tokens_details"
 
 OTHER = ServerKind("OpenAI-compatible server", "")
 KINDS = (

@@ -97,7 +97,7 @@ def test_the_replies_of_a_batch_come_in_order(pair: tuple[Stub, Stub]) -> None:
         Request((Message("user", text),), SamplingParams(seed=3), 5, stop=("\n",))
         for text in ("a", "b")
     ]
-    with closing(ServerBackend.open(RemoteServer(pair[0].url))) as backend:
+    with closing(ServerBackend(RemoteServer(pair[0].url))) as backend:
         found = backend.generate_batch(requests)
     assert found is not None
     assert [one.text for one in found] == ["To a", "To b"]

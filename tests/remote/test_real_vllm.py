@@ -73,7 +73,7 @@ def running(method: Any, drafter: Part | None) -> Iterator[str]:
         until_s = time.monotonic() + START_S
         while True:
             try:
-                ServerBackend.open(RemoteServer(made.url)).close()
+                ServerBackend(RemoteServer(made.url)).close()
                 break
             except ConfigError:
                 assert server.poll() is None, "it ended"
@@ -95,7 +95,7 @@ def test_plain_ngram_and_draft_speculation_write_the_same_and_tell_what_was_acce
     for method, drafter in (("ngram", None), ("draft_model", part("draft"))):
         with (
             running(method, drafter) as url,
-            closing(ServerBackend.open(RemoteServer(url))) as backend,
+            closing(ServerBackend(RemoteServer(url))) as backend,
         ):
             said = backend.describe()
             assert said.server is not None

@@ -60,7 +60,7 @@ def opened() -> Iterator[list[ServerBackend]]:
 @pytest.fixture
 def open_it(opened: list[ServerBackend]) -> Any:
     def open_backend(stub: Stub, **more: Any) -> ServerBackend:
-        opened.append(ServerBackend.open(RemoteServer(stub.url), **more))
+        opened.append(ServerBackend(RemoteServer(stub.url), **more))
         return opened[-1]
 
     return open_backend
@@ -247,14 +247,14 @@ def test_its_own_words_explain_a_fault(
 
 def test_a_server_that_is_not_there_is_said_so(opened: list[ServerBackend]) -> None:
     with pytest.raises(ConfigError, match="does not answer"):
-        ServerBackend.open(RemoteServer("http://127.0.0.1:9"))
+        ServerBackend(RemoteServer("http://127.0.0.1:9"))
     with pytest.raises(ConfigError, match="Write it like"):
-        ServerBackend.open(RemoteServer("localhost:8000"))
+        ServerBackend(RemoteServer("localhost:8000"))
 
 
 def test_a_model_that_it_has_not_is_named_with_those_it_has(stub: Stub) -> None:
     with pytest.raises(ConfigError, match="stub-1b"):
-        ServerBackend.open(RemoteServer(stub.url, model="other"))
+        ServerBackend(RemoteServer(stub.url, model="other"))
 
 
 # the key
@@ -265,10 +265,10 @@ def test_the_key_opens_the_server_and_is_in_no_sentence(
 ) -> None:
     stub.key = "sesame"
     with pytest.raises(ConfigError, match="refused the key") as refused:
-        ServerBackend.open(RemoteServer(stub.url, key="wrong-word"))
+        ServerBackend(RemoteServer(stub.url, key="wrong-word"))
     assert "wrong-word" not in str(refused.value)
     server = RemoteServer(stub.url, key="sesame")
-    opened.append(ServerBackend.open(server))
+    opened.append(ServerBackend(server))
     assert text_of(chunks(opened[-1])) == "Rain falls."
     assert "sesame" not in repr(server) + repr(opened[-1].describe())
     stub.fault = (400, "bad request with sesame")
@@ -308,9 +308,7 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
 
 def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "localspec.db")
-    service = ChatService(
-        store, session_info, lambda report: ServerBackend.open(RemoteServer(stub.url))
-    )
+    service = ChatService(store, session_info, lambda report: ServerBackend(RemoteServer(stub.url)))
     service.start()
     try:
         until(lambda: service.status().phase == "ready")

@@ -107,7 +107,7 @@ def models_site(root: Path, script: Script | None = None) -> Iterator[ModelsSite
             def open_backend(report: Callable[[str], None]) -> Backend:
                 opened.append(options)
                 if options.remote is not None:
-                    return ServerBackend.open(options.remote)
+                    return ServerBackend(options.remote)
                 report(f"loading {options.model}")
                 return backend
 
