@@ -133,8 +133,19 @@ SHAPE_KINDS: Mapping[str, type] = {
     **dict.fromkeys((*SIZES, *OPTIONAL_SIZES), int),
     "is_tied": bool,
 }
-# What a value of a model's table must be, by key.
-KINDS: Mapping[str, type] = {
+# What a value must be, by key: of a profile, and of the table of a model.
+IN_WORDS: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+}
+PROFILE_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("title", "family", "default"), str),
+    "models": dict,
+}
+MODEL_KINDS: Mapping[str, type] = {
     **SHAPE_KINDS,
     **dict.fromkeys(("license", "folder", "accepted", "terms", "note"), str),
     **dict.fromkeys(("drafts", "foreign", "heads"), list),
@@ -157,23 +168,18 @@ class Profile:
 def load_profile(path: Path) -> Profile:
     """The profile in `path`. Raises ConfigError for whatever is wrong with it."""
     table = read_toml(path)
-    _refuse_unknown(table, ("title", "family", "default", "models"), path.name)
-    title, family = table.get("title", path.stem), table.get("family")
-    models = table.get("models", {})
-    _require_kind(title, str, "title", path.name)
-    _require_kind(models, dict, "models", path.name)
-    if family is not None:
-        _require_kind(family, str, "family", path.name)
+    check_table(table, PROFILE_KINDS, path.name)
+    family, default = table.get("family"), table.get("default", "")
     entries = {
-        model_id: _model_entry(model_id, entry, family, path) for model_id, entry in models.items()
+        model_id: _model_entry(model_id, entry, family, path)
+        for model_id, entry in table.get("models", {}).items()
     }
-    default = str(table.get("default"))
     if default not in entries:
         raise ConfigError(
             f"{path.name}: 'default' is '{default}', but must be one of its models. "
             f"Did you mean '{nearest(default, entries)}'?"
         )
-    return Profile(path.stem, title, entries, default, family)
+    return Profile(path.stem, table.get("title", path.stem), entries, default, family)
 
 
 def load_profiles(folders: Iterable[Path]) -> dict[str, Profile]:
@@ -220,9 +226,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _model_entry(model_id: str, table: Any, family: str | None, path: Path) -> ModelEntry:
     where = f'{path.name} [models."{model_id}"]'
     _require_kind(table, dict, "models", where)
-    _refuse_unknown(table, tuple(KINDS), where)
-    for key, value in table.items():
-        _require_kind(value, KINDS[key], key, where)
+    check_table(table, MODEL_KINDS, where)
     values = {**table, "family": table.get("family", family)}
     needed = () if "folder" in table else ("family", *SIZES, "is_tied")
     for key in ("license", "drafts", *needed):
@@ -248,19 +252,21 @@ def _in_project(place: object) -> Path:
     return PROJECT_FOLDER / Path(str(place)).expanduser()
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in known:
+def check_table(table: Mapping[str, Any], kinds: Mapping[str, type], where: str) -> None:
+    """Raise ConfigError for a key that is none of these, and for a value of another kind."""
+    for key, value in table.items():
+        if key not in kinds:
             raise ConfigError(
-                f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, known)}'?"
+                f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, kinds)}'?"
             )
+        _require_kind(value, kinds[key], key, where)
 
 
 def _require_kind(value: Any, kind: type, key: str, where: str) -> None:
-    is_bool_for_int = kind is int and isinstance(value, bool)
+    is_right = isinstance(value, int | float if kind is float else kind)
+    is_bool_for_number = kind in (int, float) and isinstance(value, bool)
     is_negative = kind is int and isinstance(value, int) and value < 0
-    if not isinstance(value, kind) or is_bool_for_int or is_negative:
-        word = {int: "a whole number", str: "text", bool: "true or false", list: "a list"}
+    if not is_right or is_bool_for_number or is_negative:
         raise ConfigError(
-            f"{where}: '{key}' is {value!r}, but must be {word.get(kind, 'a table')}."
+            f"{where}: '{key}' is {value!r}, but must be {IN_WORDS.get(kind, 'a table')}."
         )

@@ -12,12 +12,11 @@ Not here: what a rule does with a draft (engine.lenient).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from localspec.config import PROJECT_FOLDER, Settings, by_name, nearest, read_toml
+from localspec.config import PROJECT_FOLDER, Settings, by_name, check_table, nearest, read_toml
 from localspec.core import AUTO
 from localspec.errors import ConfigError, RequestError
 from localspec.leniency import THRESHOLD, Leniency, Threshold, parsed
@@ -25,7 +24,11 @@ from localspec.leniency import THRESHOLD, Leniency, Threshold, parsed
 SHIPPED_WORKLOADS = PROJECT_FOLDER / "profiles" / "workloads"
 CHAT, CODE, JSON, REWORK, STORY = "chat", "code", "json", "rework", "story"
 MAX_FIRST = 15
-FORMER_KEYS = ("floor",)  # files of earlier versions name them; without effect
+FORMER_KEY = "floor"  # files of earlier versions name it; without effect
+KINDS: Mapping[str, type] = {
+    "title": str, "first_num_draft_tokens": int, "threshold": float, "lenient": bool,
+    FORMER_KEY: float,
+}  # fmt: skip
 
 # A file as chat/attachments writes it, its name and its text: nothing in it can close its fence.
 FILE = re.compile(
@@ -126,11 +129,15 @@ def load_workload(path: Path) -> Workload:
     table = read_toml(path)
     if path.stem in (AUTO, ""):
         raise ConfigError(f"{path}: no kind of text can be called {path.stem!r}. Rename the file.")
-    known = [each.name for each in fields(Workload) if each.name != "name"]
-    for key, value in table.items():
-        _require_known(key, value, (*known, *FORMER_KEYS), str(path))
-    kept = {key: value for key, value in table.items() if key not in FORMER_KEYS}
+    check_table(table, KINDS, str(path))
+    kept = {key: value for key, value in table.items() if key != FORMER_KEY}
     found = Workload(path.stem, **{"title": path.stem.capitalize(), **kept})
+    for key, low, high in (("first_num_draft_tokens", 1, MAX_FIRST), ("threshold", 0, 1)):
+        value = table.get(key, low)
+        if not low <= value <= high:
+            raise ConfigError(
+                f"{path}: '{key}' is {value!r}, but must be a number from {low} to {high}."
+            )
     if found.lenient and found.threshold is None:
         raise ConfigError(f"{path} is to be lenient but has no threshold. Add one, as 0.75.")
     return found
@@ -161,22 +168,3 @@ def decide(workloads: Mapping[str, Workload], named: str, checking: str, text: s
         return Decision(workload, is_recognised, None)
     rule = workload.leniency if checking == THRESHOLD else parsed(checking)
     return Decision(workload, is_recognised, rule)
-
-
-def _require_known(key: str, value: Any, known: Sequence[str], where: str) -> None:
-    if key not in known:
-        raise ConfigError(
-            f"{where} has the unknown key '{key}'. Did you mean '{nearest(key, known)}'? Correct "
-            "it, or remove the file."
-        )
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    must_be, is_right = {
-        "title": ("text", isinstance(value, str)),
-        "first_num_draft_tokens": (
-            f"a whole number from 1 to {MAX_FIRST}",
-            is_number and isinstance(value, int) and 1 <= value <= MAX_FIRST,
-        ),
-        "lenient": ("true or false", isinstance(value, bool)),
-    }.get(key, ("a number from 0 to 1", is_number and 0 <= value <= 1))
-    if not is_right:
-        raise ConfigError(f"{where}: '{key}' is {value!r}, but must be {must_be}.")
