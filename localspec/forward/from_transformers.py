@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.formats.native import CAPS, why_not_native
 from localspec.forward.block import (
     Activation,
     Block,
@@ -73,6 +74,12 @@ _AFTER_ONLY = _Family(
     after_feed_forward="post_feedforward_layernorm",
     head_norms="whole",
 )
+_COHERE = _Family(
+    feed_forward_norm="input_layernorm",
+    is_interleaved=True,
+    has_layer_norms=True,
+    is_parallel=True,
+)
 _GEMMA3 = _Family(
     after_attention="post_attention_layernorm",
     feed_forward_norm="pre_feedforward_layernorm",
@@ -103,13 +110,11 @@ FAMILIES = {
     "olmo2": _AFTER_ONLY,
     "olmo3": _AFTER_ONLY,
     "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
-    "cohere2": _Family(
-        feed_forward_norm="input_layernorm",
-        is_interleaved=True,
-        rotates_windows=True,
-        has_layer_norms=True,
-        is_parallel=True,
-    ),
+    "helium": _Family(is_interleaved=True),
+    "cwm": _Family(),
+    "ministral": _Family(),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, rotates_windows=True),
     "gemma": _Family(norm_offset=1.0),
     "gemma3_text": _GEMMA3,
 }
@@ -121,8 +126,8 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change with th
 NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm", "Glm4", "Granite",
     "Olmo2", "Olmo3", "Olmoe", "Gemma", "Gemma3", "Exaone4", "Mixtral", "SeedOss", "Ernie4_5",
-)) | {"Cohere2LayerNorm"}  # fmt: skip
-CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
+    "Helium", "Cwm", "Ministral",
+)) | {"CohereLayerNorm", "Cohere2LayerNorm"}  # fmt: skip
 
 
 def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
@@ -160,11 +165,14 @@ def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[_Family, Activat
     """Raises ModelError unless every setting of the blocks is known."""
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise _unsuited(f"{config.model_type} is no family it knows")
+        reason = why_not_native(config.to_dict(), decoder.state_dict())
+        raise ModelError(f"The native decoder does not take this model, because {reason}.")
     name = str(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None))
     if name not in ACTIVATIONS:
         raise _unsuited(f"its activation is {name}, not {' or '.join(ACTIVATIONS)}")
-    for cap in CAPPED:
+    if getattr(config, "use_qk_norm", False) and family.head_norms is None:
+        raise _unsuited("its query and key heads have norms of their own")
+    for cap in CAPS:
         if getattr(config, cap, None):
             raise _unsuited(f"its {cap} is {getattr(config, cap)}")
     if config.num_attention_heads % cache.shape.num_kv_heads:

@@ -21,6 +21,7 @@ from localspec.formats.attention import attention_fault, count_attention_layers,
 from localspec.formats.gguf_file import POINTER, read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
+from localspec.formats.native import why_not_native
 from localspec.formats.safetensors_file import tensor_shapes
 from localspec.formats.stored import stored_of
 from localspec.machine.shapes import (
@@ -117,6 +118,7 @@ def counted_shape(
     return replace(
         decoder_shape(known, name, family),
         is_recurrent=is_recurrent(text),
+        not_native="" if is_recurrent(text) else why_not_native(text, tensors) or "",
         num_state_layers=layers - count_attention_layers(text, layers),
         counted=Counted(sum(prod(shape) for shape in tensors.values()), linear),
     )

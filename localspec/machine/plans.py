@@ -17,6 +17,7 @@ from typing import Any
 from localspec.config import nearest
 from localspec.core import OFF
 from localspec.errors import ConfigError
+from localspec.formats.native import NATIVE_FAMILIES
 from localspec.machine.compatibility import UNKNOWN, Compatibility
 from localspec.machine.hardware import (
     Device,
@@ -61,12 +62,6 @@ CUBLAS_WORKSPACE_BYTES = 32 * MIB
 # (24,064 cores), llama.cpp issue 23604: a straight line between them, the larger when unknown.
 CONTEXT_SMALL = (4_352, 107 * MIB)
 CONTEXT_LARGE = (24_064, 555 * MIB)
-# Families that the native decoder runs (forward.from_transformers); a test compares.
-NATIVE_FAMILIES = (
-    "llama", "mimo", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "glm4", "granite",
-    "olmo2", "olmo3", "gemma", "gemma3", "gemma3_text", "glm", "mixtral", "olmoe", "seed_oss",
-    "ernie4_5", "exaone4", "cohere2",
-)  # fmt: skip
 # torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
 LIBRARIES_BYTES = 400 * MIB
 

@@ -85,8 +85,9 @@ class ModelShape:
     counted; num_state_layers: of the layers, those without keys and values. extra_params: weights
     beside the decoder (a vision tower), which are fetched with it and not kept. stored_as: how the
     file keeps the weights, where that is another way than they are computed in. kept_as: the
-    precision of a model that stays as its files keep it, and kept_bytes, what they take. counted:
-    of a family whose layers are not known here."""
+    precision of a model that stays as its files keep it, and kept_bytes, what they take.
+    not_native: why the native decoder does not run it, after "because"; empty where it does.
+    counted: of a family whose layers are not known here."""
 
     name: str
     family: str
@@ -113,6 +114,7 @@ class ModelShape:
     stored_as: str = ""
     kept_as: Precision | None = None
     kept_bytes: int = 0
+    not_native: str = ""
     counted: Counted | None = None
 
     @property

@@ -97,6 +97,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cohere2": {
         "model_type": "cohere2", "sliding_window": 6, "num_hidden_layers": 5, "logit_scale": 0.25,
     },
+    "cohere": {"model_type": "cohere", "logit_scale": 0.25},
+    "helium": {"model_type": "helium", "head_dim": 8},
+    "cwm": {"model_type": "cwm", "sliding_window": 6, "num_hidden_layers": 5, "head_dim": 16},
+    "ministral": {"model_type": "ministral", "sliding_window": 6, "head_dim": 16},
     "gemma": {"model_type": "gemma", "head_dim": 16},
     "glm": {"model_type": "glm", "head_dim": 16, "rope_parameters": PARTIAL},
     "glm4": {"model_type": "glm4", "head_dim": 16, "rope_parameters": PARTIAL},
@@ -233,7 +237,8 @@ def test_a_copy_with_other_linears_shares_all_else() -> None:
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
-        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "gpt2 is no family it knows"),
+        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "because it has LayerNorm with a bias"),
+        ("cohere", {**SHAPE, "use_qk_norm": True}, "key heads have norms of their own"),
         ("llama", {**SHAPE, "hidden_act": "gelu"}, "gelu, not silu"),
         ("gemma3_text", {**SHAPE, "final_logit_softcapping": 3.0}, "final_logit_softcapping is 3"),
         ("llama", {**SHAPE, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,

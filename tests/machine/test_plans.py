@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from localspec.machine.plans import NATIVE_FAMILIES, Arrangement, Room, bytes_of
+from localspec.formats.native import ACTIVATIONS, NATIVE_FAMILIES
+from localspec.machine.plans import Arrangement, Room, bytes_of
 from localspec.machine.shapes import Precision, shape_from_config
 from tests.tiny import KINDS
 
@@ -67,9 +68,11 @@ def test_a_self_draft_is_planned_no_smaller_than_it_is(
 
 
 def test_the_planner_counts_as_native_what_the_decoder_takes() -> None:
+    from localspec.forward import from_transformers
     from localspec.forward.from_transformers import FAMILIES
     from localspec.forward.weights import KNOWN_AS
 
     renamed = {name for name, family in KNOWN_AS.items() if family in FAMILIES}
     with_images = {"gemma3"}  # its text part is a gemma3_text
+    assert set(ACTIVATIONS) == from_transformers.ACTIVATIONS.keys()
     assert set(NATIVE_FAMILIES) == FAMILIES.keys() | renamed | with_images

@@ -1,0 +1,48 @@
+"""What a family that is not native has is told from its settings and the names of its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localspec.formats.native import NATIVE_FAMILIES, why_not_native
+
+LAYER = "model.layers.0."
+GATED = (f"{LAYER}mlp.gate_proj.weight", f"{LAYER}self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "told"),
+    [
+        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, (), "soft-capped logits"),
+        ({"model_type": "gpt_oss"}, (f"{LAYER}self_attn.sinks",), "attention sinks"),
+        ({"model_type": "stablelm"}, (f"{LAYER}input_layernorm.bias",), "LayerNorm with a bias"),
+        ({"model_type": "glm4_moe"}, (f"{LAYER}mlp.gate.e_score_correction_bias",), "a router"),
+        ({"model_type": "arcee", "hidden_act": "relu2"}, (), "the activation relu2"),
+        ({"model_type": "diffllama"}, (f"{LAYER}self_attn.lambda_k1",), "layers with lambda_k1"),
+        ({"model_type": "falcon", "alibi": True}, (), "positions by ALiBi"),
+    ],
+)
+def test_what_is_lacking_is_named(
+    settings: dict[str, Any], names: tuple[str, ...], told: str
+) -> None:
+    reason = why_not_native(settings, (*GATED, *names))
+    assert reason is not None and reason.startswith(f"it has {told}")
+
+
+def test_several_are_listed_in_one_sentence() -> None:
+    reason = why_not_native(
+        {"model_type": "arcee", "hidden_act": "relu2"}, (f"{LAYER}mlp.up_proj.weight",)
+    )
+    parts = "a feed-forward part without a gate and the activation relu2"
+    assert reason == f"it has {parts}"
+
+
+def test_a_family_that_looks_like_a_native_one_was_not_compared() -> None:
+    reason = why_not_native({"model_type": "unheard_of", "hidden_act": "silu"}, GATED)
+    assert reason == "its family, unheard_of, was not compared with the native decoder"
+
+
+def test_a_native_family_lacks_nothing() -> None:
+    assert {why_not_native({"model_type": each}, GATED) for each in NATIVE_FAMILIES} == {None}
