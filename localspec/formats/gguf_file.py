@@ -35,6 +35,9 @@ NUMBERS = {
 }  # fmt: skip
 STRING, ARRAY = 8, 9
 ALIGNMENT = 32
+# No file has more of these. A damaged one may say so, and its zeros would be read for hours.
+MOST_SETTINGS, MOST_TENSORS, MOST_AXES = 2**12, 2**17, 4
+MOST_LISTED, MOST_STRING_BYTES = 2**22, 2**24
 # The parts of one model, as llama.cpp names them.
 PART = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 
@@ -119,7 +122,7 @@ def _of_part(file: Path, with_vocabulary: bool) -> GGUFHeader:
         return _remembered(file, found.st_size, found.st_mtime_ns)
     except OSError as error:
         raise ModelError(f"{file} cannot be read ({error.strerror}). Check the path.") from error
-    except (struct.error, ValueError, LookupError, TypeError, OverflowError) as error:
+    except (struct.error, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise _damaged(file, "its header cannot be read") from error
 
 
@@ -143,6 +146,8 @@ def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
                 f"{file.name} is GGUF of version {version}, and versions 2 and 3 are read here. "
                 "Fetch a newer file of the model."
             )
+        if num_settings > MOST_SETTINGS or num_tensors > MOST_TENSORS:
+            raise ValueError("it counts more than any file holds")
         reader = _Reader(data, 24, with_vocabulary)
         settings = {reader.string(): reader.value() for _ in range(num_settings)}
         table = [reader.tensor() for _ in range(num_tensors)]
@@ -176,8 +181,14 @@ class _Reader:
         self.place += struct.calcsize(form)
         return found
 
+    def _count(self, form: str, most: int) -> int:
+        found = int(self.number(form))
+        if found > most:
+            raise ValueError(f"{found} of what no file has more than {most} of")
+        return found
+
     def string(self) -> str:
-        length = self.number("<Q")
+        length = self._count("<Q", MOST_STRING_BYTES)
         raw = self.data[self.place : self.place + length]
         if len(raw) != length:
             raise ValueError("a string ends beyond the file")
@@ -191,7 +202,9 @@ class _Reader:
         return self._list() if kind == ARRAY else self.number(NUMBERS[kind])
 
     def _list(self) -> Any:
-        kind, count = self.number("<I"), self.number("<Q")
+        kind, count = self.number("<I"), self._count("<Q", MOST_LISTED)
+        if kind == ARRAY:
+            raise ValueError("a list of lists")
         if kind in NUMBERS:
             form = f"<{count}{NUMBERS[kind][1]}"
             found = struct.unpack_from(form, self.data, self.place)
@@ -204,7 +217,7 @@ class _Reader:
         return [self.value(kind) for _ in range(count)]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, num_axes = self.string(), self.number("<I")
+        name, num_axes = self.string(), self._count("<I", MOST_AXES)
         axes = [self.number("<Q") for _ in range(num_axes)]
         return name, tuple(reversed(axes)), self.number("<I"), self.number("<Q")
 

@@ -156,7 +156,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     family = family_of(header)
     try:
         return _config(header, family)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelError(
             f"{header.file.name} does not say {error}, so its size cannot be known. Fetch the file "
             "again."
@@ -179,6 +179,7 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         raise _unread(header, "is an OLMo 3, whose attention to windows")
     heads, width = int(own["attention.head_count"]), int(own["embedding_length"])
     head_dim = int(own.get("attention.key_length") or width // heads)
+    _check_sizes(header, own, tensors, heads * head_dim)
     has_bias = "blk.0.attn_output.bias" in tensors or "blk.0.attn_q.bias" in tensors
     ids = header.settings
     return {
@@ -209,6 +210,34 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
             "num_bytes": header.num_bytes,
         },
     }
+
+
+def _check_sizes(
+    header: GGUFHeader, own: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], queries: int
+) -> None:
+    """Raises ModelError where settings and tensors disagree: a model of a damaged number could take
+    all memory there is."""
+    layers = {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    said = {
+        "block_count": (int(own["block_count"]), len(layers)),
+        "embedding_length": (int(own["embedding_length"]), _width(tensors, "token_embd", 1)),
+        "feed_forward_length": (
+            int(own["feed_forward_length"]),
+            _width(tensors, "blk.0.ffn_down", 1),
+        ),
+        "attention.head_count": (queries, _width(tensors, "blk.0.attn_q", 0)),
+    }
+    wrong = [name for name, (number, held) in said.items() if held is not None and number != held]
+    if wrong:
+        raise ModelError(
+            f"{header.file.name} is damaged: its {wrong[0]} is not that of its tensors. Fetch the "
+            "file again."
+        )
+
+
+def _width(tensors: Mapping[str, GGUFTensor], name: str, axis: int) -> int | None:
+    found = tensors.get(f"{name}.weight")
+    return found.shape[axis] if found is not None and len(found.shape) == 2 else None
 
 
 def _windows(own: Mapping[str, Any], heads: int, width: int, head_dim: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ published tokenizer.json files of the families; compared with those in tests and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from localspec.errors import ModelError
@@ -64,6 +65,9 @@ WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 KEEPING_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # of Phi 3, whose other control tokens do not
 
 
+Maker = Callable[[GGUFHeader, dict[str, Any], list[str]], tuple[dict[str, Any], dict[str, Any]]]
+
+
 def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
     """The tokenizer.json of a file that was read with its vocabulary. Raises ModelError."""
     own = {
@@ -75,7 +79,18 @@ def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in makers or not isinstance(words, list):
         raise _unsuited(header, f"has a tokenizer of the kind {kind}")
-    model, rest = makers[kind](header, own, words)
+    try:
+        return _tokenizer(header, own, words, kind, makers[kind])
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ModelError(
+            f"The vocabulary in {header.file.name} is damaged ({error!r}). Fetch the file again."
+        ) from error
+
+
+def _tokenizer(
+    header: GGUFHeader, own: dict[str, Any], words: list[str], kind: str, make: Maker
+) -> dict[str, Any]:
+    model, rest = make(header, own, words)
     # Rows without a word of their own ("[PAD151665]") are in no published tokenizer.
     kinds = own.get("token_type") or ()
     for word, its_kind in zip(words, kinds, strict=False):

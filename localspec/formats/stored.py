@@ -17,6 +17,7 @@ from localspec.errors import ModelError
 
 GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
 PACKED_BITS = (2, 4, 8)  # that fill a word of 32
+AWQ_NAMES = (("bits", "w_bit"), ("group_size", "q_group_size"))  # the second ones are AutoAWQ's
 COMPRESSED_FORMATS = {
     "pack-quantized": "int",
     "int-quantized": "int",
@@ -78,9 +79,9 @@ def _gguf(given: Mapping[str, Any]) -> Stored:
 
 def _awq(given: Mapping[str, Any]) -> Stored:
     version = str(given.get("version", "gemm")).lower()
-    if int(given["bits"]) != 4 or version != "gemm":
-        raise _refused(f"AWQ of {given['bits']} bits in the layout {version}", "4 bits in gemm")
-    size = int(given["group_size"])
+    bits, size = (int(given.get(new) or given[old]) for new, old in AWQ_NAMES)
+    if bits != 4 or version != "gemm":
+        raise _refused(f"AWQ of {bits} bits in the layout {version}", "4 bits in gemm")
     return Stored("awq", f"AWQ, 4-bit, {_groups(size)}", group_size=max(0, size))
 
 
@@ -125,9 +126,11 @@ def _fp8(given: Mapping[str, Any]) -> Stored:
     return Stored(str(given["quant_method"]), f"FP8{sizes}")
 
 
-def _bitsandbytes(given: Mapping[str, Any]) -> Stored:
+def _bitsandbytes(given: Mapping[str, Any]) -> Stored | None:
     if given.get("load_in_8bit"):
         return Stored("bitsandbytes", "bitsandbytes, 8-bit", is_unpacked=False, stays="8-bit")
+    if not given.get("load_in_4bit"):  # as transformers reads it: nothing is quantised
+        return None
     kind = str(given.get("bnb_4bit_quant_type", "nf4"))
     return Stored("bitsandbytes", f"bitsandbytes, {kind}", is_unpacked=False, stays="4-bit")
 
@@ -136,7 +139,7 @@ def _mxfp4(given: Mapping[str, Any]) -> Stored:
     return Stored("mxfp4", "MXFP4", is_unpacked=False)  # by transformers
 
 
-_READ: Mapping[str, Callable[[Mapping[str, Any]], Stored]] = {
+_READ: Mapping[str, Callable[[Mapping[str, Any]], Stored | None]] = {
     "gguf": _gguf,
     "awq": _awq,
     "gptq": _gptq,

@@ -72,6 +72,50 @@ def test_a_damaged_header_is_named(raw: bytes, fault: str, tmp_path: Path) -> No
         read_header(tmp_path / "bad.gguf")
 
 
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+LIST_OF_NUMBERS, LIST_OF_WORDS = struct.pack("<II", 9, 0), struct.pack("<II", 9, 8)
+NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
+NO_ALIGNMENT = string("general.alignment") + struct.pack("<II", 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_tensors", "num_settings", "rest"),
+    [
+        (0, 2**40, b""),
+        (2**40, 0, b""),
+        (0, 1, string("a") + LIST_OF_NUMBERS + struct.pack("<Q", 2**25)),
+        (0, 1, string("a") + LIST_OF_WORDS + struct.pack("<Q", 2**25)),
+        (0, 1, struct.pack("<Q", 2**25)),
+        (0, 1, string("a") + NESTED),
+        (1, 0, string("a") + struct.pack("<I", 2**20)),
+        (0, 1, NO_ALIGNMENT),
+    ],
+    ids=[
+        "settings",
+        "tensors",
+        "numbers",
+        "words",
+        "letters",
+        "lists in lists",
+        "axes",
+        "alignment",
+    ],
+)
+def test_counts_that_no_file_has_are_damage(
+    num_tensors: int, num_settings: int, rest: bytes, tmp_path: Path
+) -> None:
+    """The file is as long as they say, so that nothing else refuses them."""
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_settings) + rest)
+    with file.open("r+b") as stream:
+        stream.truncate(2**28)
+    with pytest.raises(ModelError, match="header cannot be read"):
+        read_header(file, with_vocabulary=True)
+
+
 def test_a_file_cut_short_is_damaged(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(ModelError, match="fewer than its header promises"):

@@ -63,3 +63,15 @@ def test_weights_that_would_be_read_wrongly_are_refused(config: dict[str, Any], 
 def test_damaged_settings_are_refused_in_words(given: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="cannot be understood"):
         stored_of({"quantization_config": given}, "Tiny")
+
+
+def test_awq_is_read_by_its_old_names_too() -> None:
+    new = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+    old = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}
+    found = [stored_of({"quantization_config": given}, "Tiny") for given in (new, old)]
+    assert found[0] is not None and found[0] == found[1]
+
+
+def test_bitsandbytes_with_neither_precision_keeps_a_model_as_it_computes() -> None:
+    given = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": False}
+    assert stored_of({"quantization_config": given}, "Tiny") is None

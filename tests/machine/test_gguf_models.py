@@ -167,3 +167,32 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         "blk.0.attn_sinks.weight", np.zeros(4, np.float32)))  # fmt: skip
     with pytest.raises(ModelError, match=r"not known to have, first blk.0.attn_sinks.weight"):
         opened_gguf(file, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["block_count", "feed_forward_length", "attention.head_count"])
+def test_a_size_that_is_not_that_of_its_tensors_is_damage(name: str, tmp_path: Path) -> None:
+    """A model of two thousand million layers would take all memory."""
+    file = tmp_path / "odd.gguf"
+    write_gguf(file, tiny_llama(), describe=vocabulary_of(
+        {"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []}, "gpt-2"))  # fmt: skip
+    raw = bytearray(file.read_bytes())
+    key = f"llama.{name}".encode()
+    at = raw.index(key) + len(key) + 4  # behind the type of the number
+    raw[at : at + 4] = (2**31).to_bytes(4, "little")
+    file.write_bytes(raw)
+    with pytest.raises(ModelError, match=f"its {name} is not that of its tensors"):
+        opened_gguf(file, tmp_path)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "odd.gguf"
+    words = {"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []}
+
+    def describe(writer: Any) -> None:
+        vocabulary_of(words, "gpt-2")(writer)
+        writer.add_uint32("tokenizer.ggml.bos_token_id", 7)
+        writer.add_bool("tokenizer.ggml.add_bos_token", True)
+
+    write_gguf(file, tiny_llama(), describe=describe)
+    with pytest.raises(ModelError, match=r"The vocabulary in odd.gguf is damaged.*again"):
+        opened_gguf(file, tmp_path)
