@@ -67,6 +67,7 @@ HOMES = {
     ),
     "transformers": (
         "forward", "engine", "drafters", "bench", "training", "chat.template", "load",
+        "chat.template_child",
     ),
     "tokenizers": (
         "forward", "engine", "drafters", "bench", "training", "chat.template", "load",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Message
 from localspec.chat.detokenizer import Detokenizer
+from localspec.chat.template_process import template_process
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.errors import ModelError, RequestError, first_line
 from localspec.files import read_json
@@ -85,6 +86,7 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path, is_raw: bool = False) -> ChatTemplate:
         """Read the tokenizer of a model folder. Raises ModelError."""
+        template_process()  # starts while the tokenizer is read
         # heavy: seconds, and it brings torch
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -224,20 +226,15 @@ class ChatTemplate:
         tools: Sequence[Any] = (),
         switched: Mapping[str, bool] = NONE_SWITCHED,
     ) -> str:
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                [turn_of(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                tools=list(tools) or None,
-                **switched,
-            )
-        except Exception as error:  # a template is a program: it may fail in any way
-            raise RequestError(
-                f"This model's chat template refuses the conversation: {first_line(error)} "
-                "If a system prompt is set, clear it; otherwise start a new chat."
-            ) from error
-        return str(rendered)
+        """As transformers' apply_chat_template."""
+        asked = {
+            "conversations": [[turn_of(message) for message in messages]],
+            "tools": list(tools) or None,
+            "chat_template": self._tokenizer.get_chat_template(tools=list(tools) or None),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        words = self._tokenizer.special_tokens_map
+        return template_process().render({**words, **asked, **switched})
 
     def _shield(self, message: Message, shield: _Shield) -> Message:
         """Replace each typed control token by a private character."""

@@ -1,0 +1,47 @@
+"""The process in which chat templates run (see template_process).
+
+Contract: a line of JSON in, the arguments of transformers' render_jinja_template; a line out, with
+the text or the fault. The process ends itself when a line takes LIMIT_S, whatever the interpreter
+is doing, and when its input ends. It is run as a file and imports nothing of localspec.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+LIMIT_S = 5.0
+# Characters of a text that is in proportion to what was asked.
+MOST_GROWTH, MOST_ADDED = 4, 2**20
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    from transformers.utils.chat_template_utils import render_jinja_template  # no torch
+
+    with open(os.devnull, "w") as nowhere:
+        for line in sys.stdin:
+            faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=nowhere)
+            answer = _answer(render_jinja_template, line)
+            sys.stdout.write(f"{json.dumps(answer)}\n")
+            sys.stdout.flush()
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _answer(render: Any, line: str) -> dict[str, str]:
+    try:
+        text = str(render(**json.loads(line))[0][0])
+    except Exception as error:  # a template is a program: it may fail in any way
+        said = str(error).strip().splitlines()
+        return {"fault": said[0] if said else type(error).__name__}
+    if len(text) > MOST_GROWTH * len(line) + MOST_ADDED:
+        return {"fault": f"it makes a text of {len(text):,} characters of it."}
+    return {"text": text}
+
+
+if __name__ == "__main__":
+    main()

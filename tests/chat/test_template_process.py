@@ -1,0 +1,76 @@
+"""A chat template that runs for ever or makes too much is stopped, in words, and the next one runs;
+published templates render as transformers renders them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from localspec.backend import Message
+from localspec.chat.template import ChatTemplate
+from localspec.chat.template_process import MOST_BYTES, template_process
+from localspec.errors import RequestError
+
+HELLO = {"role": "user", "content": "Hello."}
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+DOUBLED = "{% set n = namespace(x=[1, 2]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+ROLES = ("system", "user", "assistant", "user")
+TALK = tuple(Message(role, f"Text {place}.") for place, role in enumerate(ROLES))  # type: ignore[arg-type]
+
+
+def rendered(template: str) -> str:
+    return template_process().render({"conversations": [[HELLO]], "chat_template": template})
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "5 s"),
+        ("{{ 'a' * 10 ** 10 }}", f"{MOST_BYTES >> 20} MiB"),
+        (f"{DOUBLED}{{% endfor %}}{{{{ n.x | string }}}}", "MiB|seconds"),
+        ("{{ 'a' | center(10 ** 8) }}", "a text of 100,000,000 characters"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% include 'other' %}", "no loader"),
+        ("{{ messages | unheard_of }}", "unheard_of"),
+        ("{{ raise_exception('Only tools.') }}", "Only tools."),
+        ("{% for m in messages %}", "endfor|Unexpected end"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_what_a_template_may_not_do_is_said_and_the_next_one_runs(template: str, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        rendered(template)
+    assert rendered(PLAIN) == "user: Hello.\n"
+
+
+def test_what_published_templates_use_is_there() -> None:
+    used = "{% set n = namespace(a=1) %}{{ n.a }} {{ strftime_now('%Y') | length }} "
+    assert rendered(f"{used}{{{{ {{'b': '<'}} | tojson }}}}") == '1 4 {"b": "<"}'
+
+
+def test_published_templates_render_as_transformers_renders_them(shared_data: Path) -> None:
+    folder = shared_data / "tokenizers"
+    untyped: Any = AutoTokenizer
+    tokenizer = untyped.from_pretrained(str(folder / "smollm"), local_files_only=True)
+    files = sorted((folder / "chat_templates/chat_templates").glob("*.jinja"))
+    compared = 0
+    for file in (*files, folder / "qwen3-4b-2507/chat_template.jinja"):
+        tokenizer.chat_template = file.read_text("utf-8")
+        template = ChatTemplate(tokenizer)
+        for talk in (TALK, TALK[1:]):
+            turns = [{"role": one.role, "content": one.content} for one in talk]
+            try:
+                wanted = tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, return_dict=False
+                )
+            except Exception:  # a role that it does not take
+                with pytest.raises(RequestError):
+                    template.render(talk)
+            else:
+                assert template.render(talk) == wanted, file.name
+                compared += 1
+    assert compared > len(files)
