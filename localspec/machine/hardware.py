@@ -239,6 +239,12 @@ def on_device(hardware: Hardware, name: str | None, flag: str = "--device") -> H
     raise ConfigError(f"{flag} {name} is not here. This computer has: {', '.join(known)}.")
 
 
+def hardware_for(device: str | None, torch: Any) -> Hardware:
+    """This machine with the device that was asked for, as torch sees it. Raises ConfigError."""
+    found = on_device(probe(), device)
+    return found if device == "cpu" else confirmed_by_torch(found, torch)
+
+
 def _is_apple(host: Host) -> bool:
     return host.system == "Darwin" and host.architecture == "arm64"
 

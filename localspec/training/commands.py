@@ -20,6 +20,7 @@ import typer
 
 from localspec.flags import (
     ContextFlag,
+    DeviceFlag,
     DraftFlag,
     DtypeFlag,
     JsonFlag,
@@ -27,6 +28,7 @@ from localspec.flags import (
     ProfileFlag,
     SeedFlag,
     finish,
+    loading,
 )
 from localspec.options import LoadOptions
 
@@ -49,7 +51,7 @@ MadeUpFlag = Annotated[
     ),
 ]
 ThreadsFlag = Annotated[int | None, typer.Option(help="Threads of the processor.")]
-DeviceFlag = Annotated[str | None, typer.Option(help="cpu, cuda or mps; none: the best here.")]
+NOT_LOADED = ("heads", "drafter", "kernels", "parallel", "draft_device", "remote")
 
 DRAFT = "draft"
 COMMANDS = {  # kind -> command and what it does
@@ -125,6 +127,7 @@ class TrainRequest:
             context=self.context,
             dtype=self.dtype,
             home=self.home,
+            device=self.device,
         )
 
     @property
@@ -170,6 +173,7 @@ for _kind, (_name, _words) in COMMANDS.items():
 
 
 @app.command()
+@loading(*NOT_LOADED, "device")
 def accepted(
     prompts: PromptsFlag = None,
     made_up: MadeUpFlag = 0,
@@ -178,42 +182,33 @@ def accepted(
     out: Annotated[
         Path | None, typer.Option(help="The file; none: accepted/TARGET.json in HOME.")
     ] = None,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    context: ContextFlag = None,
-    dtype: DtypeFlag = None,
     seed: SeedFlag = 1,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure the acceptance of every drafter, as a start for first chats on other machines."""
     from localspec.training.train_command import measure_acceptance
 
-    load = LoadOptions(profile, model, draft, context=context, dtype=dtype, home=home)
     result, text = measure_acceptance(
-        load, prompts or (), made_up, temperatures, max_tokens, out, seed
+        options, prompts or (), made_up, temperatures, max_tokens, out, seed
     )
     finish(result, text, as_json)
 
 
 @app.command()
+@loading(*NOT_LOADED, "draft")
 def report(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Folders of results; none: all in HOME.")
     ] = None,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    dtype: DtypeFlag = None,
-    context: ContextFlag = None,
-    device: DeviceFlag = None,
     threads: ThreadsFlag = None,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Say what a trained head or draft would gain or lose on this machine."""
     from localspec.training.train_command import report_gains
 
-    load = LoadOptions(profile, model, context=context, dtype=dtype, home=home)
-    result, text = report_gains(folders or (), load, device, threads)
+    result, text = report_gains(folders or (), options, threads)
     finish(result, text, as_json)

@@ -27,7 +27,7 @@ from localspec.forward.heads.mtp import ships_mtp
 from localspec.forward.model import kv_shape
 from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible
-from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
+from localspec.machine.hardware import hardware_for
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
 from localspec.placement import Place, place_for, require_threads
@@ -46,7 +46,7 @@ def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     _require_numbers(request)
     settings = settings_for(request.home)
     prompts = _prompts(request, settings)
-    source, place = _target(request.load, request.device, request.threads)
+    source, place = _target(request.load, request.threads)
     start = _start(request, source)
     name = _folder_name(settings, source)
     out = (request.out or _default_out(request, settings.home, name)).expanduser()
@@ -77,11 +77,11 @@ def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
 
 
 def report_gains(
-    folders: Sequence[Path], load: LoadOptions, device: str | None, threads: int | None
+    folders: Sequence[Path], load: LoadOptions, threads: int | None
 ) -> tuple[dict[str, Any], str]:
     """Measure what results would gain here. Without folders every result in HOME is measured, and
     one that cannot be is left out with its reason. Raises LocalspecError."""
-    source, place = _target(load, device, threads)
+    source, place = _target(load, threads)
     named = [folder.expanduser() for folder in folders]
     found = named or _all_results(settings_for(load.home), source)
     measured, left_out = measure_gains(source.target, place, found, to_stderr, not named)
@@ -203,14 +203,14 @@ def _own_chats(settings: Settings) -> list[TrainingPrompt]:
     ]
 
 
-def _target(load: LoadOptions, device: str | None, threads: int | None) -> tuple[Source, Place]:
+def _target(load: LoadOptions, threads: int | None) -> tuple[Source, Place]:
     """Raises ModelError for a target that cannot chat, which no draft or head would change."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(require_threads("--threads", threads))
     source = resolve(load)
-    place = place_for(load, source, _on(device), torch)
+    place = place_for(load, source, hardware_for(load.device, torch), torch)
     kv_shape(read_config(source.target), place.context_length)  # refuses what the chat refuses
     if ChatTemplate.load(source.target).is_raw:
         raise ModelError(
@@ -218,19 +218,6 @@ def _target(load: LoadOptions, device: str | None, threads: int | None) -> tuple
             "its instruct or chat variant."
         )
     return source, place
-
-
-def _on(device: str | None) -> Hardware:
-    """The machine, with the device that was asked for."""
-    found = confirmed_by_torch(probe(), torch)
-    if device is None or device == found.device:
-        return found
-    if device != "cpu":
-        raise ConfigError(
-            f"The device {device!r} was asked for, and this computer has {found.device_name} "
-            f"({found.device}). Leave --device out, or give cpu."
-        )
-    return replace(found, device="cpu", gpu=None)
 
 
 def _start(request: TrainRequest, source: Source) -> Path | None:
