@@ -20,15 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localspec.errors import ConfigError, SetupError
-from localspec.flags import (
-    ContextFlag,
-    DraftFlag,
-    HomeFlag,
-    JsonFlag,
-    ModelFlag,
-    finish,
-    to_stderr,
-)
+from localspec.flags import JsonFlag, finish, loading_only, to_stderr
 from localspec.machine.cluster import (
     WITH_MODEL,
     ClusterCommand,
@@ -38,7 +30,7 @@ from localspec.machine.cluster import (
     Wanted,
     command_for,
 )
-from localspec.options import RemoteServer
+from localspec.options import LoadOptions, RemoteServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +43,8 @@ LOOK_S = 0.5
 END_S = 20.0  # for it to free the memory of its cards
 
 
+@loading_only("model", "draft", "context", "home")
 def cluster(
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
     program: Annotated[Program, typer.Option(help="What serves it.")] = "vllm",
     method: Annotated[
         Method | None, typer.Option(help="Default: draft_model with --draft, else ngram.")
@@ -61,7 +52,6 @@ def cluster(
     num_draft_tokens: Annotated[
         int | None, typer.Option(min=1, max=64, help="γ. Default: as learnt here.")
     ] = None,
-    context: ContextFlag = None,
     sequences: Annotated[
         int, typer.Option(min=1, help="Replies at full context at the same time.")
     ] = 1,
@@ -72,7 +62,8 @@ def cluster(
         str, typer.Option(help="Python of the environment that has vLLM or SGLang.")
     ] = "python",
     start: Annotated[bool, typer.Option("--start", help="Run it here until Ctrl-C.")] = False,
-    home: HomeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Write the command that serves a model with vLLM or SGLang, or run it."""
@@ -83,22 +74,23 @@ def cluster(
     from localspec.machine.sources import find_model
     from localspec.record.log_file import learnt_states
 
+    model, draft, context = options.model, options.draft, options.context or DEFAULT_CONTEXT
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
     chosen: Method = method or ("draft_model" if draft else "ngram")
     if dtype not in FULL_PRECISIONS:
         raise ConfigError(f"--dtype {dtype!r} is none of bfloat16, float16 and float32.")
-    profiles = load_profiles(settings_for(home).profile_folders)
+    profiles = load_profiles(settings_for(options.home).profile_folders)
     target = find_model(model, profiles)
     drafter = find_model(draft, profiles) if draft and chosen in WITH_MODEL else None
-    learnt = measurements(learnt_states(home), context or DEFAULT_CONTEXT)
+    learnt = measurements(learnt_states(options.home), context)
     length, why = _length_of(target, chosen, num_draft_tokens, learnt)
     wanted = Wanted(
         program=program,
         target=_part(model, target),
         method=chosen,
         num_draft_tokens=length,
-        context_length=min(context or DEFAULT_CONTEXT, target.shape.context_length),
+        context_length=min(context, target.shape.context_length),
         precision=FULL_PRECISIONS[dtype],
         drafter=None if drafter is None or draft is None else _part(draft, drafter),
         num_sequences=sequences,

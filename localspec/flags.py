@@ -34,21 +34,20 @@ def _option(name: str) -> Any:
     )
 
 
-ProfileFlag = Annotated[str | None, _option("profile")]
-ModelFlag = Annotated[str | None, _option("model")]
-DraftFlag = Annotated[str | None, _option("draft")]
-ContextFlag = Annotated[int | None, _option("context")]
-DtypeFlag = Annotated[str | None, _option("dtype")]
-DeviceFlag = Annotated[str | None, _option("device")]
 HomeFlag = Annotated[Path | None, _option("home")]
 SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 
 
 def loading(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose parameter `options` is a LoadOptions: --help and the command line have a flag
-    for each of its fields instead, but for those left out (a start of their names is enough)."""
-    names = [name for name in LOAD_FLAGS if not name.startswith(left_out)]
+    """As `loading_only`, with all flags of LOAD_FLAGS but these (a start of their names is
+    enough)."""
+    return loading_only(*(name for name in LOAD_FLAGS if not name.startswith(left_out)))
+
+
+def loading_only(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose parameter `options` is a LoadOptions: --help and the command line have these
+    flags instead."""
     flags = [_parameter(name) for name in names]
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:

@@ -36,7 +36,7 @@ from localspec.flags import (
     JsonFlag,
     finish,
     listed_numbers,
-    loading,
+    loading_only,
     require_temperatures,
     run_app,
     to_stderr,
@@ -86,7 +86,7 @@ class Written:
 
 
 @app.command()
-@loading("drafter", "parallel", "device", "draft_device", "remote", "home")
+@loading_only("profile", "model", "draft", "heads", "context", "dtype", "kernels")
 def identity(
     prompts: Annotated[Path, typer.Option(help="JSON lines as `bench` reads them.")] = OWN_PROMPTS,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,

@@ -11,25 +11,14 @@ Not here: logic (train_command). Heavy imports stand inside the commands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from localspec.flags import (
-    ContextFlag,
-    DeviceFlag,
-    DraftFlag,
-    DtypeFlag,
-    JsonFlag,
-    ModelFlag,
-    ProfileFlag,
-    SeedFlag,
-    finish,
-    loading,
-)
+from localspec.flags import JsonFlag, SeedFlag, finish, loading_only
 from localspec.options import LoadOptions
 
 app = typer.Typer(
@@ -38,9 +27,6 @@ app = typer.Typer(
     help="Train a draft or a head for a target.",
 )
 
-HomeFlag = Annotated[
-    Path | None, typer.Option(help="Folder of the log and of the results; none: the usual place.")
-]
 PromptsFlag = Annotated[
     list[Path] | None, typer.Option(help="A .jsonl of prompts, turns or messages; repeatable.")
 ]
@@ -51,7 +37,7 @@ MadeUpFlag = Annotated[
     ),
 ]
 ThreadsFlag = Annotated[int | None, typer.Option(help="Threads of the processor.")]
-NOT_LOADED = ("heads", "drafter", "kernels", "parallel", "draft_device", "remote")
+TARGET = ("profile", "model", "context", "dtype", "home")  # the flags that say what it is
 
 DRAFT = "draft"
 COMMANDS = {  # kind -> command and what it does
@@ -64,7 +50,6 @@ COMMANDS = {  # kind -> command and what it does
             "state."),
 }  # fmt: skip
 ONLY_FOR = {
-    "draft": {DRAFT},
     "start_from": {DRAFT},
     "hidden_size": {DRAFT},
     "layers": {DRAFT, "medusa"},
@@ -76,9 +61,11 @@ ONLY_FOR = {
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The flags of one training as they were given. kind: of COMMANDS."""
+    """The flags of one training as they were given. kind: of COMMANDS. load: the target, and what
+    drafts for it so far."""
 
     kind: str
+    load: LoadOptions = field(default_factory=LoadOptions)
     prompts: PromptsFlag = None
     from_chats: Annotated[
         bool,
@@ -98,9 +85,6 @@ class TrainRequest:
     ] = None
     ffn_size: Annotated[int | None, typer.Option(help="Feed-forward width of its layer.")] = None
     steps: Annotated[int | None, typer.Option(help="Draft steps in training.")] = None
-    profile: ProfileFlag = None
-    model: ModelFlag = None
-    draft: DraftFlag = None
     minutes: Annotated[float, typer.Option(help="For the training itself.")] = 30.0
     answer_minutes: Annotated[float, typer.Option(help="For the target's answers, at most.")] = 15.0
     out: Annotated[Path | None, typer.Option(help="Folder of the result; none: in HOME.")] = None
@@ -111,24 +95,8 @@ class TrainRequest:
     max_answer_length: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 256
     batch: Annotated[int, typer.Option(help="Tokens of one update.")] = 4096
     rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None
-    dtype: DtypeFlag = None
-    context: ContextFlag = None
-    device: DeviceFlag = None
     threads: ThreadsFlag = None
     seed: SeedFlag = 1
-    home: HomeFlag = None
-
-    @property
-    def load(self) -> LoadOptions:
-        return LoadOptions(
-            self.profile,
-            self.model,
-            self.draft,
-            context=self.context,
-            dtype=self.dtype,
-            home=self.home,
-            device=self.device,
-        )
 
     @property
     def options(self) -> dict[str, int]:
@@ -149,10 +117,10 @@ class TrainRequest:
 def _command(kind: str) -> Callable[..., None]:
     """The command that trains one kind, with the flags that the kind has."""
 
-    def command(*, as_json: bool, **flags: Any) -> None:
+    def command(*, options: LoadOptions, as_json: bool, **flags: Any) -> None:
         from localspec.training.train_command import run_training
 
-        result, text = run_training(TrainRequest(kind, **flags))
+        result, text = run_training(TrainRequest(kind, options, **flags))
         finish(result, text, as_json)
 
     types = get_type_hints(TrainRequest, include_extras=True)
@@ -161,11 +129,12 @@ def _command(kind: str) -> Callable[..., None]:
             each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
         )
         for each in fields(TrainRequest)
-        if each.name != "kind" and kind in ONLY_FOR.get(each.name, COMMANDS)
+        if each.name not in ("kind", "load") and kind in ONLY_FOR.get(each.name, COMMANDS)
     ]
+    options = Parameter("options", Parameter.KEYWORD_ONLY)
     as_json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag)
-    command.__signature__ = Signature([*flags, as_json])  # type: ignore[attr-defined]
-    return command
+    command.__signature__ = Signature([*flags, options, as_json])  # type: ignore[attr-defined]
+    return loading_only(*TARGET, "device", *(["draft"] if kind == DRAFT else []))(command)
 
 
 for _kind, (_name, _words) in COMMANDS.items():
@@ -173,7 +142,7 @@ for _kind, (_name, _words) in COMMANDS.items():
 
 
 @app.command()
-@loading(*NOT_LOADED, "device")
+@loading_only(*TARGET, "draft")
 def accepted(
     prompts: PromptsFlag = None,
     made_up: MadeUpFlag = 0,
@@ -197,7 +166,7 @@ def accepted(
 
 
 @app.command()
-@loading(*NOT_LOADED, "draft")
+@loading_only(*TARGET, "device")
 def report(
     folders: Annotated[
         list[Path] | None, typer.Argument(help="Folders of results; none: all in HOME.")

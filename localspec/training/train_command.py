@@ -44,7 +44,7 @@ from localspec.training.work_folder import OWNER, require_writable, resumable
 def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     """Train and register. Raises LocalspecError."""
     _require_numbers(request)
-    settings = settings_for(request.home)
+    settings = settings_for(request.load.home)
     prompts = _prompts(request, settings)
     source, place = _target(request.load, request.threads)
     start = _start(request, source)
@@ -226,7 +226,7 @@ def _start(request: TrainRequest, source: Source) -> Path | None:
         return None
     start = source.draft if request.from_chats else None
     if request.start_from is not None:
-        start = resolve(LoadOptions(model=request.start_from, home=request.home)).target
+        start = resolve(LoadOptions(model=request.start_from, home=request.load.home)).target
     if start is not None:
         require_compatible(source.target, start)
     return start

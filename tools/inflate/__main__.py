@@ -7,16 +7,7 @@ from typing import Annotated
 
 import typer
 
-from localspec.flags import (
-    DraftFlag,
-    JsonFlag,
-    ModelFlag,
-    ProfileFlag,
-    SeedFlag,
-    finish,
-    run_app,
-    to_stderr,
-)
+from localspec.flags import JsonFlag, SeedFlag, finish, loading_only, run_app, to_stderr
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
 from tools.inflate.pair import inflate
@@ -25,18 +16,18 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.command()
+@loading_only("profile", "model", "draft")
 def inflate_pair(
     size: Annotated[str, typer.Option(help="350M, 1B or 8B.")],
     out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
     noise: Annotated[float, typer.Option(help="More makes target and draft agree less.")] = 0.0,
     seed: SeedFlag = 0,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Enlarge a pair to the shape of a bigger one; its text stays the same."""
-    source = resolve(LoadOptions(profile=profile, model=model, draft=draft))
+    source = resolve(options)
     written = inflate(source.target, source.draft, size, out, noise, seed, to_stderr)
     finish(written, f"The pair is in {out}. Use it with --model and --draft.", as_json)
 

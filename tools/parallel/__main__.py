@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
@@ -26,17 +26,7 @@ from localspec.bench.cases import load_prompts
 from localspec.bench.statistics import Timed, rate_ratio
 from localspec.bench.tables import Column, as_markdown, number, shown, text, with_limits
 from localspec.core import AUTO, OFF, SamplingParams
-from localspec.flags import (
-    DraftFlag,
-    DtypeFlag,
-    JsonFlag,
-    ModelFlag,
-    ProfileFlag,
-    finish,
-    listed_numbers,
-    run_app,
-    to_stderr,
-)
+from localspec.flags import JsonFlag, finish, listed_numbers, loading_only, run_app, to_stderr
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
 
@@ -114,21 +104,20 @@ def percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 
 @app.command()
+@loading_only("profile", "model", "draft", "dtype")
 def parallel(
     prompts: Annotated[Path, typer.Option(help="JSON lines as `bench` reads them.")],
     sequences: Annotated[str, typer.Option(help="How many at the same time.")] = "1,2,4,8,16",
     temperatures: Annotated[str, typer.Option(help="Each is measured.")] = "0,0.7",
     max_tokens: Annotated[int, typer.Option(help="Of a reply.")] = 64,
     turns: Annotated[int, typer.Option(help="How often the arms take turns.")] = 2,
-    profile: ProfileFlag = None,
-    model: ModelFlag = None,
-    draft: DraftFlag = None,
-    dtype: DtypeFlag = None,
+    *,
+    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure several replies at the same time."""
     counts = [int(number) for number in listed_numbers(sequences)]
-    options = LoadOptions(profile, model, draft, dtype=dtype, context=2048, parallel=max(counts))
+    options = replace(options, context=2048, parallel=max(counts))
     asked = [each.text for each in load_prompts(prompts, max(counts) * turns)]
     found = list[dict[str, Any]]()
     with closing(open_local_backend(options, None, to_stderr)) as backend:
