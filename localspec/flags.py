@@ -12,10 +12,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -23,6 +24,8 @@ from localspec.config import load_options
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError
 from localspec.options import LOAD_FLAGS
+
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _option(name: str) -> Any:
@@ -39,27 +42,42 @@ SeedFlag = Annotated[int, typer.Option(min=0, max=2**62)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 
 
-def loading(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def loading(*left_out: str) -> Decorator:
     """As `loading_only`, with all flags of LOAD_FLAGS but these (a start of their names is
     enough)."""
     return loading_only(*(name for name in LOAD_FLAGS if not name.startswith(left_out)))
 
 
-def loading_only(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def loading_only(*names: str) -> Decorator:
     """A command whose parameter `options` is a LoadOptions: --help and the command line have these
     flags instead."""
-    flags = [_parameter(name) for name in names]
+    return _with_flags("options", [_parameter(name) for name in names], load_options)
+
+
+def taking(parameter: str, kind: type, left_out: Sequence[str] = ()) -> Decorator:
+    """A command whose parameter of this name is a dataclass: its fields are flags instead, as typer
+    reads their annotations, but for those left out."""
+    types = get_type_hints(kind, include_extras=True)
+    kept = (each for each in fields(kind) if each.name not in left_out)
+    flags = [_keyword(each.name, each.default, types[each.name]) for each in kept]
+    return _with_flags(parameter, flags, lambda given: kind(**given))
+
+
+def _with_flags(
+    parameter: str, flags: Sequence[Parameter], make: Callable[[dict[str, Any]], Any]
+) -> Decorator:
+    """make: the value of the parameter from those of the flags."""
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
-            options = load_options({name: given.pop(name) for name in names})
-            command(options=options, **given)
+            made = make({flag.name: given.pop(flag.name) for flag in flags})
+            command(**{parameter: made}, **given)
 
         own = signature(command, eval_str=True)
         parameters = list[Parameter]()
         for each in own.parameters.values():
-            is_replaced = each.name == "options"
+            is_replaced = each.name == parameter
             parameters += flags if is_replaced else [each.replace(kind=Parameter.KEYWORD_ONLY)]
         run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run
@@ -69,9 +87,13 @@ def loading_only(*names: str) -> Callable[[Callable[..., None]], Callable[..., N
 
 def _parameter(name: str) -> Parameter:
     flag, annotated = LOAD_FLAGS[name], cast("Any", Annotated)
-    default = False if flag.kind is bool else None
     kind = list[str] if flag.is_repeatable else flag.kind
-    annotation = annotated[kind if flag.kind is bool else kind | None, _option(name)]
+    if flag.kind is bool:
+        return _keyword(name, False, annotated[bool, _option(name)])
+    return _keyword(name, None, annotated[kind | None, _option(name)])
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

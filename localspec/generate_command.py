@@ -14,14 +14,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localspec.errors import ConfigError, LocalspecError, RequestError, StoreError
-from localspec.flags import JsonFlag, finish, loading, to_stderr
+from localspec.flags import JsonFlag, finish, loading, taking, to_stderr
 from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -38,87 +38,100 @@ STATISTICS = (
 )  # fmt: skip
 
 
-@loading("parallel")
-def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The only message of the conversation.")
-    ] = None,
+@dataclass(frozen=True)
+class GenerateFlags:
+    """What is to be answered or made again, and how."""
+
+    prompt: Annotated[str | None, typer.Argument(help="The only message of the conversation.")] = (
+        None
+    )
     replay: Annotated[
         int | None,
         typer.Option(
             help="Make the reply of this turn of the log again, as it was asked for, and say "
             "whether it is identical. --drafter off or a name changes what drafts."
         ),
-    ] = None,
-    num_draft_tokens: Annotated[int | None, typer.Option(help="Fixed draft length.")] = None,
-    temperature: Annotated[float, typer.Option()] = 0.0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    top_k: Annotated[int, typer.Option()] = 0,
-    min_p: Annotated[float, typer.Option()] = 0.0,
-    seed: Annotated[int | None, typer.Option()] = None,
-    max_tokens: Annotated[int, typer.Option()] = 256,
+    ] = None
+    num_draft_tokens: Annotated[int | None, typer.Option(help="Fixed draft length.")] = None
+    temperature: Annotated[float, typer.Option()] = 0.0
+    top_p: Annotated[float, typer.Option()] = 1.0
+    top_k: Annotated[int, typer.Option()] = 0
+    min_p: Annotated[float, typer.Option()] = 0.0
+    seed: Annotated[int | None, typer.Option()] = None
+    max_tokens: Annotated[int, typer.Option()] = 256
     stop: Annotated[
         list[str] | None, typer.Option(help="End the reply before this text; repeatable.")
-    ] = None,
+    ] = None
     workload: Annotated[
         str, typer.Option(help="Kind of text: chat, code, json, rework, story; auto recognises it.")
-    ] = "auto",
+    ] = "auto"
     lenient: Annotated[
         str | None,
         typer.Option(
             help="Not exact any more: threshold[:VALUE] (alone: the kind of text's own), "
             "typical[:EPSILON,DELTA] or factor[:VALUE]. exact: even where your profile is lenient."
         ),
-    ] = None,
+    ] = None
     raw: Annotated[
         bool,
         typer.Option(
             "--raw", help="Continue the message as a text, without the model's chat template."
         ),
-    ] = False,
-    *,
-    options: LoadOptions,
-    as_json: JsonFlag = False,
-) -> None:
-    """Answer one message, or make a logged reply again."""
-    from localspec.config import settings_for
+    ] = False
 
-    options = replace(options, raw=raw, parallel=1)
-    if (prompt is None) is (replay is None):
+
+@loading("parallel")
+@taking("asked", GenerateFlags)
+def generate(*, asked: GenerateFlags, options: LoadOptions, as_json: JsonFlag = False) -> None:
+    """Answer one message, or make a logged reply again."""
+    from localspec.workloads import EXACT
+
+    options = replace(options, raw=asked.raw, parallel=1)
+    if (asked.prompt is None) is (asked.replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
-    if replay is not None:
-        if options.remote is not None:
-            raise ConfigError(
-                "--replay compares tokens, which a server does not tell. Leave --remote out."
-            )
-        result = replayed(options, replay)
+    if asked.replay is not None:
+        result = replayed(options, asked.replay)
         finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
         return
-    assert prompt is not None, "one of the two is there"
-    if not prompt.strip():
-        raise RequestError("The message is empty. Write one between quotation marks.")
+    request, decision = request_of(asked, options)
+    result = labelled(answer(options, request), decision)
+    note = note_of(result, asked.lenient not in (None, EXACT))
+    finish(result, f"{result['text']}{note}", as_json)
+
+
+def request_of(asked: GenerateFlags, options: LoadOptions) -> tuple[Request, Decision]:
+    """The request for a message, and the settings of its kind of text. Raises RequestError."""
     from localspec.backend import Message, Request
     from localspec.chat.turn import seeded
+    from localspec.config import settings_for
     from localspec.core import AUTO, SamplingParams
-    from localspec.workloads import AS_SET, EXACT, decide, load_workloads, workload_folders
+    from localspec.workloads import AS_SET, decide, load_workloads, workload_folders
 
+    prompt = asked.prompt or ""
+    if not prompt.strip():
+        raise RequestError("The message is empty. Write one between quotation marks.")
     workloads = load_workloads(workload_folders(settings_for(options.home)))
-    decision = decide(workloads, workload, lenient or AS_SET, prompt)
-    leniency = decision.leniency
-    sampling = SamplingParams(temperature, top_k, top_p, min_p, seed=seed, leniency=leniency)
+    decision = decide(workloads, asked.workload, asked.lenient or AS_SET, prompt)
+    sampling = SamplingParams(
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        seed=asked.seed,
+        leniency=decision.leniency,
+    )
     request = Request(
         messages=(Message("user", prompt),),
         sampling=seeded(sampling),
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
+        max_tokens=asked.max_tokens,
+        stop=tuple(asked.stop or ()),
         drafter=options.drafter or AUTO,
-        num_draft_tokens=num_draft_tokens,
+        num_draft_tokens=asked.num_draft_tokens,
         first_num_draft_tokens=decision.workload.first_num_draft_tokens,
         workload=decision.workload.name,
-        is_raw=raw and options.remote is not None,
+        is_raw=asked.raw and options.remote is not None,
     )
-    result = labelled(answer(options, request), decision)
-    finish(result, f"{result['text']}{note_of(result, lenient not in (None, EXACT))}", as_json)
+    return request, decision
 
 
 def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
@@ -205,6 +218,10 @@ def replayed(options: LoadOptions, turn_id: int) -> dict[str, Any]:
     from localspec.load import open_local_backend
     from localspec.record.store import STATE_KEY
 
+    if options.remote is not None:
+        raise ConfigError(
+            "--replay compares tokens, which a server does not tell. Leave --remote out."
+        )
     with closing(open_log_of(options.home)) as store:
         row = next((row for row in store.turn_rows() if row["turn_id"] == turn_id), None)
         if row is None:

@@ -8,8 +8,8 @@ commands, so that --help answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,12 +24,14 @@ from localspec.flags import (
     listed,
     listed_numbers,
     loading,
+    taking,
     to_stderr,
 )
 from localspec.options import LoadOptions, RemoteServer
 
 if TYPE_CHECKING:
     from localspec.bench.arms import OtherEngines
+    from localspec.bench.settings import BenchSettings
 
 ARMS_HELP = (
     "Comma-separated: off, auto, a drafter, NAME@LENGTH or NAME@FROM-TO. With python -m "
@@ -40,38 +42,58 @@ THREADS_HELP = "python -m tools.peers: threads of other engines; default: as man
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
 
 
-@loading("parallel")
-def bench(
-    context_of_command: typer.Context,
-    suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None,
-    setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False,
+@dataclass(frozen=True)
+class BenchFlags:
+    """What to compare, as it was asked for; None takes the suite's."""
+
+    suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None
+    setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False
     cold_starts: Annotated[
         int | None, typer.Option(help="Only the first replies of this many fresh processes.")
-    ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl; default: our prompts.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Of a reply; default: 64.")] = None,
-    temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
-    arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None,
+    ] = None
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl; default: our prompts.")] = None
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Of a reply; default: 64.")] = None
+    temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None
+    arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None
     warm: Annotated[
         int | None,
         typer.Option(help="Prompts that arms learn from first, behind the limit; default: 24."),
-    ] = None,
+    ] = None
     repeats: Annotated[
         int | None, typer.Option(help="How often each prompt is measured; seeds differ.")
-    ] = None,
-    peer_threads: Annotated[int | None, typer.Option(help=THREADS_HELP)] = None,
+    ] = None
+    peer_threads: Annotated[int | None, typer.Option(help=THREADS_HELP)] = None
     out: Annotated[
         Path | None, typer.Option(help="Write the JSON to this file too, while it grows.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Folder for plots (SVG).")] = None,
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Folder for plots (SVG).")] = None
     plain: Annotated[
         str | None, typer.Option(help="With --remote: the same server without speculation.")
-    ] = None,
+    ] = None
     concurrency: Annotated[
         str, typer.Option(help="With --remote: requests at the same time, comma-separated.")
-    ] = "1,4,16",
+    ] = "1,4,16"
+
+    @property
+    def speeds(self) -> tuple[float, ...] | None:
+        """The temperatures as numbers. Raises ConfigError."""
+        return None if self.temperatures is None else listed_numbers(self.temperatures)
+
+    def changed(self, suite: BenchSettings, arms: tuple[str, ...] | None) -> BenchSettings:
+        """The settings of a suite with what was asked for otherwise. Raises ConfigError."""
+        same = ("prompts", "limit", "max_tokens", "repeats", "peer_threads")
+        others = {"temperatures": self.speeds, "arms": arms, "warm_prompts": self.warm}
+        given: dict[str, Any] = {**{name: getattr(self, name) for name in same}, **others}
+        return replace(suite, **{name: one for name, one in given.items() if one is not None})
+
+
+@loading("parallel")
+@taking("asked", BenchFlags)
+def bench(
+    context_of_command: typer.Context,
     *,
+    asked: BenchFlags,
     options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
@@ -79,43 +101,26 @@ def bench(
     server as its users meet it."""
     if context_of_command.invoked_subcommand is not None:
         return
-    _refuse_unwritable(out, plot)
-    kept = KeptFile(out, to_stderr)
-    speeds = None if temperatures is None else listed_numbers(temperatures)
+    _refuse_unwritable(asked.out, asked.plot)
+    kept = KeptFile(asked.out, to_stderr)
     if options.remote is not None:
-        servers = [options.remote, *([] if plain is None else [replace(options.remote, url=plain)])]
-        at_once = [int(each) for each in listed_numbers(concurrency)]
-        _measure_servers(servers, prompts, limit, at_once, max_tokens, speeds, kept, as_json)
+        _measure_servers(asked, options.remote, kept, as_json)
         return
-    drafter = options.drafter
-    wanted = ("off", drafter) if drafter is not None else None if arms is None else listed(arms)
-    if wanted == ():
-        raise ConfigError("--arms names no arm. Write them like off,auto,draft_model.")
+    arms = _arms(asked.arms, options.drafter)
     others = _other_engines(
-        context_of_command.obj, setup_peers or peer_threads is not None, wanted or ()
+        context_of_command.obj, asked.setup_peers or asked.peer_threads is not None, arms or ()
     )
-    if setup_peers and others is not None:
+    if asked.setup_peers and others is not None:
         _set_up(others, options.home, as_json)
         return
     from localspec.bench.settings import suite_settings
 
-    given: dict[str, Any] = {
-        "prompts": prompts,
-        "limit": limit,
-        "max_tokens": max_tokens,
-        "temperatures": speeds,
-        "arms": wanted,
-        "warm_prompts": warm,
-        "repeats": repeats,
-        "peer_threads": peer_threads,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    settings = replace(suite_settings(suite, options.home, others), **changes)
+    settings = asked.changed(suite_settings(asked.suite, options.home, others), arms)
     options = replace(options, parallel=1)
-    if cold_starts is not None:
+    if asked.cold_starts is not None:
         from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
 
-        result = run_cold_starts(options, settings, cold_starts, to_stderr, kept)
+        result = run_cold_starts(options, settings, asked.cold_starts, to_stderr, kept)
         _tell(result, render_cold_starts(result), kept, as_json)
         return
     from localspec.bench.compare import run_bench
@@ -123,7 +128,17 @@ def bench(
 
     result = run_bench(options, settings, to_stderr, others, kept)
     _tell(result, render(result), kept, as_json)
-    _draw(result, plot)
+    _draw(result, asked.plot)
+
+
+def _arms(named: str | None, drafter: str | None) -> tuple[str, ...] | None:
+    """Those that were asked for, None: the suite's. Raises ConfigError."""
+    if drafter is not None:
+        return ("off", drafter)
+    arms = None if named is None else listed(named)
+    if arms == ():
+        raise ConfigError("--arms names no arm. Write them like off,auto,draft_model.")
+    return arms
 
 
 def _tell(result: dict[str, Any], text: str, kept: KeptFile, as_json: bool) -> None:
@@ -132,22 +147,17 @@ def _tell(result: dict[str, Any], text: str, kept: KeptFile, as_json: bool) -> N
 
 
 def _measure_servers(
-    servers: Sequence[RemoteServer],
-    prompts: Path | None,
-    limit: int | None,
-    concurrency: Sequence[int],
-    max_tokens: int | None,
-    temperatures: Sequence[float] | None,
-    kept: KeptFile,
-    as_json: bool,
+    asked: BenchFlags, server: RemoteServer, kept: KeptFile, as_json: bool
 ) -> None:
     """A server as its users meet it, and the same without speculation where it was named."""
     from localspec.bench.cases import OWN_PROMPTS, load_prompts
     from localspec.bench.remote import render_remote, run_remote
 
-    cases = load_prompts(prompts or OWN_PROMPTS, limit)
-    temperature = (temperatures or (0.0,))[0]
-    measured = run_remote(servers, cases, concurrency, max_tokens or 64, temperature, to_stderr)
+    plain = [] if asked.plain is None else [replace(server, url=asked.plain)]
+    at_once = [int(each) for each in listed_numbers(asked.concurrency)]
+    cases = load_prompts(asked.prompts or OWN_PROMPTS, asked.limit)
+    limit, temperature = asked.max_tokens or 64, (asked.speeds or (0.0,))[0]
+    measured = run_remote([server, *plain], cases, at_once, limit, temperature, to_stderr)
     _tell(measured, render_remote(measured), kept, as_json)
 
 

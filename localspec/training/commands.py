@@ -11,14 +11,13 @@ Not here: logic (train_command). Heavy imports stand inside the commands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from inspect import Parameter, Signature
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from localspec.flags import JsonFlag, SeedFlag, finish, loading_only
+from localspec.flags import JsonFlag, SeedFlag, finish, loading_only, taking
 from localspec.options import LoadOptions
 
 app = typer.Typer(
@@ -64,7 +63,7 @@ class TrainRequest:
     """The flags of one training as they were given. kind: of COMMANDS. load: the target, and what
     drafts for it so far."""
 
-    kind: str
+    kind: str = DRAFT
     load: LoadOptions = field(default_factory=LoadOptions)
     prompts: PromptsFlag = None
     from_chats: Annotated[
@@ -116,25 +115,17 @@ class TrainRequest:
 
 def _command(kind: str) -> Callable[..., None]:
     """The command that trains one kind, with the flags that the kind has."""
+    of_others = [name for name, kinds in ONLY_FOR.items() if kind not in kinds]
 
-    def command(*, options: LoadOptions, as_json: bool, **flags: Any) -> None:
+    @loading_only(*TARGET, "device", *(["draft"] if kind == DRAFT else []))
+    @taking("given", TrainRequest, ["kind", "load", *of_others])
+    def command(*, given: TrainRequest, options: LoadOptions, as_json: JsonFlag = False) -> None:
         from localspec.training.train_command import run_training
 
-        result, text = run_training(TrainRequest(kind, options, **flags))
+        result, text = run_training(replace(given, kind=kind, load=options))
         finish(result, text, as_json)
 
-    types = get_type_hints(TrainRequest, include_extras=True)
-    flags = [
-        Parameter(
-            each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name]
-        )
-        for each in fields(TrainRequest)
-        if each.name not in ("kind", "load") and kind in ONLY_FOR.get(each.name, COMMANDS)
-    ]
-    options = Parameter("options", Parameter.KEYWORD_ONLY)
-    as_json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonFlag)
-    command.__signature__ = Signature([*flags, options, as_json])  # type: ignore[attr-defined]
-    return loading_only(*TARGET, "device", *(["draft"] if kind == DRAFT else []))(command)
+    return command
 
 
 for _kind, (_name, _words) in COMMANDS.items():
