@@ -286,6 +286,11 @@ def check_folder(folder: Path) -> dict[str, Any]:
             "a model of a family that transformers knows."
         )
     stored_of(config, folder.name)  # raises for what is not read here
+    if "quantization_config" not in config and (folder / "quant_config.json").is_file():
+        raise ModelError(
+            f"{folder.name} is an AWQ model of the first kind: quant_config.json says how its "
+            "weights are kept, and config.json does not. Choose a copy whose config.json does."
+        )
     if gguf_file(folder) is None:
         for file in weight_files(folder):
             check_safetensors(file)

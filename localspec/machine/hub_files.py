@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec.formats.native import NATIVE_FAMILIES
+
 WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
     "merges.txt", "vocab.txt", "tokenizer.model",
@@ -126,6 +128,11 @@ class HubModel:
     num_bytes: int | None
     family: str | None
     is_gated: bool
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its family runs natively here, as far as the hub says."""
+        return self.family is None or self.family in NATIVE_FAMILIES
 
 
 def search(words: str, most_params: str) -> list[HubModel]:

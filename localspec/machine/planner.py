@@ -246,12 +246,13 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
 def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
     needed = bytes_of(arrangement, request.room)
     speedup, gain = _gain(request, arrangement)
-    slower = arrangement.target.not_native
+    target = arrangement.target
+    because = target.not_native and f"forward, which is slower, because {target.not_native}."
     parts = (
         _what_drafts(request, arrangement, needed),
         gain,
         *_concessions(request, arrangement),
-        slower and f"It runs on transformers' own forward, which is slower, because {slower}.",
+        because and f"{target.name} runs on transformers' own {because}",
         f"{gib(request.room.free_bytes - needed.total, floor)} stays free beyond the margin.",
     )
     reason = " ".join(part for part in parts if part)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Message, Request
+from localspec.backend import Chunk, DrafterStatus, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.reply_text import start_of
 from localspec.chat.template import ChatTemplate
@@ -65,7 +65,7 @@ def backend_of(template: ChatTemplate, reply: str, thinks: bool | None = None) -
             engine=Engine(scripted(script, start, 700), drafters),
             controller=Controller(drafters, Costs(), Acceptance()),
             template=template,
-            statuses=(),
+            statuses=(DrafterStatus("ngram", True, ""),),
             context_length=256,
             identity="t",
             other_states={},

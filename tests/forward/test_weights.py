@@ -498,3 +498,9 @@ def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.Monk
         with pytest.raises(ModelError, match="no card is here"):
             load_module(good, torch.bfloat16, device)
     assert asked == [{"": torch.device("cuda", 1)}, None]
+
+
+def test_an_awq_model_of_the_first_kind_is_named(folder: Path) -> None:
+    (folder / "quant_config.json").write_text('{"w_bit": 4, "q_group_size": 128}')
+    with pytest.raises(ModelError, match=r"is an AWQ model of the first kind.*Choose a copy"):
+        check_folder(folder)

@@ -356,3 +356,12 @@ def test_the_report_has_exactly_the_agreed_keys() -> None:
     assert "total" in report["plans"][0]["bytes"]
     report = plan(request("Qwen/Qwen3-8B", gpu(4))).as_dict()
     assert all(list(each) == ["drafter", "reason"] for each in report["refused"])
+
+
+def test_a_model_that_is_not_native_says_why_in_each_plan() -> None:
+    asked = request("Qwen/Qwen3-4B", gpu(12))
+    target = replace(asked.target, not_native="it has attention sinks")
+    told = "Qwen3-4B runs on transformers' own forward, which is slower, because it has attention"
+    reasons = [each.reason for each in plan(replace(asked, target=target)).plans]
+    assert len(reasons) > 3 and all(told in reason for reason in reasons)
+    assert not any("transformers" in each.reason for each in plan(asked).plans)

@@ -374,6 +374,7 @@ def test_a_family_that_is_not_known_is_counted_from_its_files(tmp_path: Path) ->
     shape = shape_from_folder(tmp_path)
     assert shape.num_params == 100 * 64 + 64 * 192 + 64
     assert shape.linear_params == 64 * 192
+    assert "learnt positions" not in shape.not_native and "mixed in one weight" in shape.not_native
     assert shape.weight_bytes("fp32") == 4 * shape.num_params
     assert (shape.context_length, shape.kv_bytes_per_token("fp32")) == (128, 2 * 2 * 64 * 4)
 

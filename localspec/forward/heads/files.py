@@ -213,10 +213,13 @@ def take(
     """Exactly the tensors of these shapes, in `dtype` on `device`. Raises ModelError."""
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing or extra:
-        said = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which is not known"
+        if missing:
+            said, remedy = f"lacks {missing[0]}", "Fetch or train it again."
+        else:
+            said, remedy = f"holds {extra[0]}, which no head here has", "Choose or train another."
         raise ModelError(
             f"The head in {where} {said} ({len(missing)} tensors missing, {len(extra)} too many). "
-            "Fetch or train it again."
+            f"{remedy}"
         )
     for name, shape in shapes.items():
         found = tensors[name]

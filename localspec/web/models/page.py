@@ -23,7 +23,6 @@ from localspec.machine.hardware import gib
 from localspec.machine.hub_files import HubModel, gb
 from localspec.machine.other_programs import OtherModel
 from localspec.machine.recommend import Card, Recommendation
-from localspec.machine.shapes import FAMILIES
 from localspec.options import LoadOptions
 from localspec.web.live import DASH, number
 from localspec.web.models.card import Around, button, download_html, fault_html, link, row_html
@@ -214,8 +213,10 @@ def _result_html(
     size = "size unknown" if one.num_bytes is None else gb(one.num_bytes)
     page = f"https://huggingface.co/{one.id}"
     state = ""
-    if one.family is not None and one.family not in FAMILIES:
-        state = f'<span class="ls-mfine">of the family {html.escape(one.family)}: not yet</span>'
+    if not one.is_known:
+        state = (
+            f'<span class="ls-mfine">of the family {html.escape(str(one.family))}: not yet</span>'
+        )
     elif one.id in here:
         state = '<span class="ls-mtag">on this machine</span>'
     elif download is None:

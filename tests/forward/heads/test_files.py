@@ -61,7 +61,7 @@ def test_a_folder_says_what_it_holds_and_is_read(folder: Path, kind: str) -> Non
     ("change", "said"),
     [
         (lambda t, name: t.pop(name), "lacks {name}"),
-        (lambda t, name: t.update(more=torch.zeros(1)), "holds more, which is not known"),
+        (lambda t, name: t.update(more=torch.zeros(1)), "holds more, which no head here has"),
         (lambda t, name: t.update({name: torch.zeros(2, 3)}), "{name} is float32 .2, 3., but must"),
         (lambda t, name: t.update({name: t[name].to(torch.int8)}), "{name} is int8"),
         (lambda t, name: t[name].view(-1)[-1:].fill_(float("nan")), "values that are not finite"),
