@@ -34,6 +34,7 @@ from localspec.errors import ConfigError, LocalspecError
 from localspec.options import RemoteServer
 from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
+from localspec.speculation import Counts
 
 WARM_REQUESTS = 2  # of each server before each run
 PERCENTILES = (50, 95, 99)
@@ -172,15 +173,14 @@ def _drafts(
         sums = [int(getattr(after, name) - getattr(before, name)) for name in names]
         counts = sums if is_alone else [None] * 3
     else:
-        told = [[one.told(name) for one in stats] for name in names]
-        counts = [None if None in each or not each else sum(each) for each in told]
-    rounds, drafted, accepted = counts
-    rate = None if drafted is None or accepted is None else ratio(accepted, drafted)
-    length = None if rounds is None or accepted is None else ratio(accepted, rounds)
+        of_replies = [[one.told(name) for one in stats] for name in names]
+        counts = [None if None in each or not each else sum(each) for each in of_replies]
+    told = {name: count for name, count in zip(names, counts, strict=True) if count is not None}
+    rates = Counts(**told) if "num_accepted_tokens" in told else Counts()
     return {
         **dict(zip(names, counts, strict=True)),
-        "acceptance_rate": rate,
-        "mean_accepted_length": None if length is None else 1.0 + length,
+        "acceptance_rate": rates.acceptance_rate,
+        "mean_accepted_length": rates.mean_accepted_length,
     }
 
 
@@ -194,11 +194,14 @@ def _batch(backend: ServerBackend, requests: Sequence[Request]) -> dict[str, Any
     told = [one.num_output_tokens for one in replies]
     tokens = None if None in told else sum(count or 0 for count in told)
     drafts = [one.drafts for one in replies if one.drafts is not None]
-    drafted = sum(one.num_draft_tokens for one in drafts)
+    drafted = Counts(
+        num_draft_tokens=sum(one.num_draft_tokens for one in drafts),
+        num_accepted_tokens=sum(one.num_accepted_tokens for one in drafts),
+    )
     return {
         "seconds": took_s,
         "tokens_per_second": None if tokens is None else tokens / took_s,
-        "acceptance_rate": ratio(sum(one.num_accepted_tokens for one in drafts), drafted),
+        "acceptance_rate": drafted.acceptance_rate,
     }
 
 

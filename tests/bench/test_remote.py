@@ -48,7 +48,7 @@ def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) ->
         ("speculative", 1), ("plain", 1), ("speculative", 3), ("plain", 3),
     ]  # fmt: skip
     for row in rows:
-        assert (row["num_requests"], row["num_failed"]) == (6, 0)
+        assert (row["num_requests"], row["num_failed"]) == (6, 0), row["faults"]
         assert row["tokens_per_second"] == pytest.approx(18 / row["seconds"])
         assert row["ttft_ms"]["p50"] <= row["ttft_ms"]["p99"]
     assert [row["num_draft_tokens"] for row in rows] == [72, 0, 72, 0], "warm requests are apart"

@@ -155,8 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
+        self.send_header("connection", "close")  # or a client asks once more while it closes
         self.end_headers()
-        self.close_connection = True
         self._stream(body)
 
     def _send(self, text: str) -> None:
