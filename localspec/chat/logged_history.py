@@ -20,6 +20,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from localspec.backend import Message, Request, Role
 from localspec.chat.journal import OpenConversation, PendingTurn
@@ -143,39 +144,32 @@ def _replies(
         if before is not None and message.is_logged:
             keys[message.id] = _next_key(before, message.role, message.text)
             if message.role == "assistant":
-                found.append((before, _Answered.stored(opened, message)))
+                answered = _Answered(opened, None, message.parent_id, message.id, message.text)
+                found.append((before, answered))
     return found
 
 
+@dataclass(eq=False)
 class _Answered:
-    """A turn that a later one may follow. What the log needs no more is let go.
+    """A turn that a later one may follow. turn: None once the log needs it no more. prompt_id,
+    reply_id: of the messages in the log. reply_text: None until it has ended."""
 
-    reply_text: None until it has ended."""
-
-    def __init__(self, conversation: OpenConversation, turn: PendingTurn | None) -> None:
-        self._conversation = conversation
-        self._turn = turn
-        self._prompt_id: int | None = None
-        self._reply_id: int | None = None
-        self.reply_text: str | None = None
-
-    @classmethod
-    def stored(cls, conversation: OpenConversation, reply: StoredMessage) -> _Answered:
-        found = cls(conversation, None)
-        found._prompt_id, found._reply_id = reply.parent_id, reply.id
-        found.reply_text = reply.text
-        return found
+    conversation: OpenConversation
+    turn: PendingTurn | None = None
+    prompt_id: int | None = None
+    reply_id: int | None = None
+    reply_text: str | None = None
 
     @property
     def is_logged(self) -> bool:
         """Whether the message that it answers is in the log. Looks at the turn."""
-        turn = self._turn
+        turn = self.turn
         if turn is not None:
-            self._prompt_id = turn.prompt_id
+            self.prompt_id = turn.prompt_id
             self.reply_text = None if turn.end is None else turn.reply_text
             if turn.is_stored:
-                self._reply_id, self._turn = turn.tip_id, None
-        return self._prompt_id is not None
+                self.reply_id, self.turn = turn.tip_id, None
+        return self.prompt_id is not None
 
     def replied(self, message: Message) -> bool:
         """Whether this is its reply. Calls of tools are no text for a program."""
@@ -187,26 +181,22 @@ class _Answered:
         return message.content.strip() == text.strip()
 
     def again(self, message: Message) -> PendingTurn:
-        asked = _as_logged(message)
-        turn = PendingTurn(self._conversation, asked.content, role=asked.role)
-        turn.prompt_id = self._prompt_id
-        return turn
+        return _turn(self.conversation, [message], prompt_id=self.prompt_id)
 
     def after_reply(self, messages: Sequence[Message]) -> PendingTurn:
-        turn = _turn(self._conversation, messages)
-        turn.after, turn.parent_id = self._turn, self._reply_id
-        return turn
+        return _turn(self.conversation, messages, after=self.turn, parent_id=self.reply_id)
 
     def after_message(self, messages: Sequence[Message]) -> PendingTurn:
-        turn = _turn(self._conversation, messages)
-        turn.parent_id = self._prompt_id
-        return turn
+        return _turn(self.conversation, messages, parent_id=self.prompt_id)
 
 
-def _turn(conversation: OpenConversation, messages: Sequence[Message]) -> PendingTurn:
-    """Answers the last of these messages; the others are stored before it."""
+def _turn(conversation: OpenConversation, messages: Sequence[Message], **place: Any) -> PendingTurn:
+    """Answers the last of these messages; the others are stored before it. place: where, by the
+    fields of PendingTurn."""
     *history, asked = map(_as_logged, messages)
-    return PendingTurn(conversation, asked.content, role=asked.role, history=tuple(history))
+    return PendingTurn(
+        conversation, asked.content, role=asked.role, history=tuple(history), **place
+    )
 
 
 def _as_logged(message: Message) -> Message:
