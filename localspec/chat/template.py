@@ -64,7 +64,13 @@ class ChatTemplate:
         if self.is_raw:
             begins = tokenizer.bos_token_id in self._encoder.encode("").ids
             tokenizer.chat_template = f"{'{{ bos_token }}' * begins}{CONTINUED}"
-        self._source: str = tokenizer.get_chat_template()
+        try:
+            self._source: str = tokenizer.get_chat_template()
+        except ValueError as error:  # several, and none is the usual one
+            raise ModelError(
+                "This model has several chat templates, and none of them is called default. Choose "
+                "another copy of it."
+            ) from error
         added = self._encoder.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._controls = self._special | {

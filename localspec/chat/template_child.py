@@ -1,8 +1,9 @@
 """The process in which chat templates run (see template_process).
 
 Contract: a line of JSON in, the arguments of transformers' render_jinja_template; a line out, with
-the text or the fault. The process ends itself when a line takes LIMIT_S, whatever the interpreter
-is doing, and when its input ends. It is run as a file and imports nothing of localspec.
+the text, a refusal of this conversation or a fault of the template. The process ends itself when a
+line takes LIMIT_S, whatever the interpreter is doing, and when its input ends. It is run as a file
+and imports nothing of localspec.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import signal
 import sys
 from typing import Any
+
+from jinja2 import TemplateSyntaxError
 
 LIMIT_S = 5.0
 # Characters of a text that is in proportion to what was asked.
@@ -36,10 +39,10 @@ def _answer(render: Any, line: str) -> dict[str, str]:
     try:
         text = str(render(**json.loads(line))[0][0])
     except Exception as error:  # a template is a program: it may fail in any way
-        said = str(error).strip().splitlines()
-        return {"fault": said[0] if said else type(error).__name__}
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return {"fault" if isinstance(error, TemplateSyntaxError) else "refusal": said}
     if len(text) > MOST_GROWTH * len(line) + MOST_ADDED:
-        return {"fault": f"it makes a text of {len(text):,} characters of it."}
+        return {"fault": f"it makes a text of {len(text):,} characters."}
     return {"text": text}
 
 

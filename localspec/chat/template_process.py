@@ -47,11 +47,13 @@ class TemplateProcess:
             if self._child.poll() is not None:
                 self._child = _started(self)
             answer = self._answer(json.dumps(asked, default=str))
-        if "fault" in answer:
+        if "refusal" in answer:
             raise RequestError(
-                f"This model's chat template refuses the conversation: {answer['fault']} "
+                f"This model's chat template refuses the conversation: {answer['refusal']} "
                 "If a system prompt is set, clear it; otherwise start a new chat."
             )
+        if "fault" in answer:
+            raise _unusable(f"is damaged: {answer['fault'].rstrip('.')}")
         return str(answer["text"])
 
     def _answer(self, line: str) -> dict[str, Any]:
@@ -110,7 +112,10 @@ def _held_bytes(child: Child) -> int:
 
 
 def _stopped(reason: str) -> RequestError:
+    return _unusable(f"was stopped: {reason}, as no published template does")
+
+
+def _unusable(what: str) -> RequestError:
     return RequestError(
-        f"This model's chat template was stopped, because {reason}. No published template does "
-        "that. Fetch the model again, or choose another one."
+        f"This model's chat template {what}. Fetch the model again, or choose another one."
     )

@@ -276,7 +276,7 @@ def test_a_template_that_refuses_a_conversation_becomes_one_sentence() -> None:
 def test_a_template_that_fails_in_its_own_way_is_a_sentence_too(source: str) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = source
-    with pytest.raises(RequestError, match="template refuses the conversation"):
+    with pytest.raises(RequestError, match=r"template (refuses the conversation|is damaged)"):
         ChatTemplate(tokenizer).render((Message("user", "Hi"),))
 
 

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
 from localspec.chat.template_process import MOST_BYTES, template_process
-from localspec.errors import RequestError
+from localspec.errors import ModelError, RequestError
+from tests.chat.test_template import tiny_tokenizer
 
 HELLO = {"role": "user", "content": "Hello."}
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -35,9 +36,9 @@ def rendered(template: str) -> str:
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% include 'other' %}", "no loader"),
-        ("{{ messages | unheard_of }}", "unheard_of"),
-        ("{{ raise_exception('Only tools.') }}", "Only tools."),
-        ("{% for m in messages %}", "endfor|Unexpected end"),
+        ("{{ messages | unheard_of }}", r"is damaged: No filter named 'unheard_of'\. Fetch"),
+        ("{{ raise_exception('Only tools.') }}", "refuses the conversation: Only tools. If a"),
+        ("{% for m in messages %}", "is damaged: Unexpected end of template"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
@@ -45,6 +46,13 @@ def test_what_a_template_may_not_do_is_said_and_the_next_one_runs(template: str,
     with pytest.raises(RequestError, match=told):
         rendered(template)
     assert rendered(PLAIN) == "user: Hello.\n"
+
+
+def test_several_templates_without_a_default_are_named() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = {"tool_use": PLAIN}
+    with pytest.raises(ModelError, match="several chat templates, and none of them is called"):
+        ChatTemplate(tokenizer)
 
 
 def test_what_published_templates_use_is_there() -> None:
