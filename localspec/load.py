@@ -30,6 +30,7 @@ from localspec.build_drafters import (
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
+from localspec.chat.template_process import template_process
 from localspec.drafters.registry import REGISTRY
 from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
@@ -126,6 +127,7 @@ def _opened(
     from localspec.engine.engine import Engine
     from localspec.forward.fingerprint import fingerprint
 
+    template_process()  # starts beside the import of torch
     torch = _quiet_torch(report)
     source, kernels = resolve(options, report), _kernels(options)
     machine = probe()

@@ -92,7 +92,6 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path, is_raw: bool = False) -> ChatTemplate:
         """Read the tokenizer of a model folder. Raises ModelError."""
-        template_process()  # starts while the tokenizer is read
         # heavy: seconds, and it brings torch
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
