@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from localspec.chat.template_child import LIMIT_S
 from localspec.errors import RequestError
 
 CHILD = Path(__file__).with_name("template_child.py")
@@ -76,7 +77,7 @@ class TemplateProcess:
                 continue
             if not answer:
                 child.wait()
-                raise _stopped("it ran for more than 5 seconds")
+                raise _stopped(f"it ran for more than {LIMIT_S:.0f} seconds")
             return dict(json.loads(answer))
 
 
