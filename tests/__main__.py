@@ -22,12 +22,11 @@ from localspec.bootstrap import ensure_environment
 from localspec.errors import LocalspecError
 
 ROOT = Path(__file__).resolve().parent.parent
-# tests/conftest.py gives each worker one thread. A file stays with one worker, so that what its
-# tests share (a server, a browser, a trained head) is made once. Beside two others a page is too
-# slow for its own limits of time, so the whole suite runs in two workers; the quick run has none.
-DISTRIBUTED = ("--dist", "loadfile", "--no-loadscope-reorder", "-n")
-WHOLE = (*DISTRIBUTED, "2")
-QUICK = (*DISTRIBUTED, "3", "-m", "not browser and not slow")
+# tests/conftest.py gives each worker one thread, all tests with a browser to one worker, and every
+# other file to one, so that what tests share (a server, a browser, a trained head) is made once.
+# A page waits for half of its time, so three workers fill two cores.
+WHOLE = ("--dist", "loadfile", "--no-loadscope-reorder", "-n", "3")
+QUICK = (*WHOLE, "-m", "not browser and not slow")
 
 
 def main(arguments: list[str]) -> int:

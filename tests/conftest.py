@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "web"
+STEP_BACK = 5  # niceness
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,25 +67,55 @@ def shared_data() -> Path:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test that drives a browser, by the fixture that it asks for, and order the files.
 
-    Files of the page without a browser come first: Playwright's event loop runs in the main thread
-    from its first test on, where no test can then run a loop of its own. Files with a browser wait
-    for half of their time, so they are spread among the others.
+    Tests of the page without a browser come before those with one: Playwright's event loop runs in
+    the main thread from its first test on, where no test can then run a loop of its own. Of several
+    workers one begins with the browser, which takes longest; files with slow tests come next.
     """
-    of_browser, others = dict[Path, None](), dict[Path, None]()
-    places = dict[Path, float]()
-    for item in items:
+    is_worker = hasattr(config, "workerinput")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def place(item: pytest.Item) -> int:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
-            of_browser[item.path] = None
-        elif item.path.is_relative_to(PAGE):
-            places[item.path] = 0.0
-        else:
-            others[item.path] = None
-    for files in (of_browser, others):
-        places |= {path: (place + 1) / len(files) for place, path in enumerate(files)}
-    items.sort(key=lambda item: places[item.path])
+            return 2
+        if item.path.is_relative_to(PAGE):
+            return 1 if opens_a_page(item.path) else 3 if is_worker else 0
+        return 4 if item.path in slow else 5
+
+    items.sort(key=place)
     if config.getoption("--endurance"):
         items[:] = [one for one in items if "tally" in getattr(one, "fixturenames", ())]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Beside a worker with the browser the others step back: the page has the longest way to go and
+    waits for half of it."""
+    if hasattr(item.config, "workerinput") and hasattr(os, "nice") and os.nice(0) < STEP_BACK:
+        os.nice(0 if opens_a_page(item.path) else STEP_BACK)
+
+
+@cache
+def opens_a_page(file: Path) -> bool:
+    """Whether tests of this file ask for a browser."""
+    words = r"\b(page|visit|browser|context): (Visit|Open|Any)\b"
+    return file.is_relative_to(PAGE) and bool(re.search(words, file.read_text(encoding="utf-8")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the files that open a page to one worker together, and every other file to one.
+
+    xdist's own groups are marks, which pytest 9.2 keeps from its controller: a group is added to
+    `_nodeid`, which no test has any more.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "browser" if opens_a_page(ROOT / file) else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
