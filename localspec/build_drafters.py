@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.backend import DrafterStatus, OffCode
+from localspec.backend import DrafterStatus
 from localspec.chat.out_of_memory import fault_of
 from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
@@ -29,6 +29,7 @@ from localspec.machine.hardware import gib
 from localspec.machine.plans import GRAPHS_BYTES
 from localspec.machine.sources import Source
 from localspec.placement import Place, keep_out_of_ram, load_at, refuse_shortage
+from localspec.turn_stats import OffCode
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts

@@ -25,16 +25,17 @@ from localspec.flags import JsonFlag, finish, loading, taking, to_stderr
 from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
-    from localspec.backend import Backend, Chunk, Request, TurnStats
+    from localspec.backend import Backend, Chunk, Request
     from localspec.chat.local import LocalBackend
     from localspec.record.store import Store
+    from localspec.turn_stats import TurnStats
     from localspec.workloads import Decision
 
 STATISTICS = (
     "drafter", "num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
     "acceptance_rate", "draft_share", "mean_accepted_length", "tokens_per_second", "ttft_ms",
-    "prefill_ms", "decode_ms", "reply_ms", "speedup", "decode_speedup", "no_speedup", "exact",
-    "num_lenient_tokens", "reason",
+    "prefill_ms", "decode_ms", "reply_ms", "speedup", "decode_speedup", "no_speedup",
+    "least_speedup", "exact", "num_lenient_tokens", "reason",
 )  # fmt: skip
 
 

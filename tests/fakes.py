@@ -26,13 +26,13 @@ from localspec.backend import (
     Logprob,
     Message,
     Request,
-    TurnStats,
 )
 from localspec.chat.context_room import max_tokens_of
 from localspec.chat.thinking import Thoughts
 from localspec.core import OFF, TARGET, Step
 from localspec.errors import StoreError
 from localspec.record.store import SessionInfo, Store, Turn, TurnEnd
+from localspec.turn_stats import TurnStats
 
 REPLY = """Speculative decoding lets a **small draft model** guess a few tokens ahead. The large \
 model checks all of them in *one* forward pass, keeps the ones it agrees with, and adds one of \

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from localspec import cli, generate_command
-from localspec.backend import Chunk, Message, Request, TurnStats
+from localspec.backend import Chunk, Message, Request
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
@@ -32,6 +32,7 @@ from localspec.leniency import Leniency, Threshold, Typical
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
 from localspec.record.store import STATE_KEY, SessionInfo, Store
+from localspec.turn_stats import TurnStats
 from localspec.workloads import decide, load_workloads
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama

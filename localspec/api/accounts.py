@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localspec.backend import TurnStats
 from localspec.chat.service import Reply
+from localspec.turn_stats import TurnStats
 
 OF_TURN = (
     "drafter", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "mean_num_draft_tokens",
     "acceptance_rate", "mean_accepted_length", "tokens_per_second", "ttft_ms", "speedup",
-    "no_speedup", "reason", "exact", "num_lenient_tokens",
+    "no_speedup", "least_speedup", "reason", "exact", "num_lenient_tokens",
 )  # fmt: skip
 
 

@@ -38,8 +38,9 @@ from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
-from localspec.backend import Logprob, Message, Request, ToolCall, TurnStats
+from localspec.backend import Logprob, Message, Request, ToolCall
 from localspec.core import FinishReason
+from localspec.turn_stats import TurnStats
 
 # Of a reply that came to its own end.
 FINISHED: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}

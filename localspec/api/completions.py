@@ -25,8 +25,9 @@ from localspec.api.fields import (
     stops_of,
 )
 from localspec.api.replies import DONE, Asked, event
-from localspec.backend import Chunk, Logprob, Message, Request, TurnStats
+from localspec.backend import Chunk, Logprob, Message, Request
 from localspec.chat.service import clean
+from localspec.turn_stats import TurnStats
 
 USUAL_MAX_TOKENS = 16  # OpenAI's and vLLM's
 

@@ -23,8 +23,9 @@ from localspec.api.formats import called, held
 from localspec.api.pieces import pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
-from localspec.backend import Message, Request, ToolCall, TurnStats
+from localspec.backend import Message, Request, ToolCall
 from localspec.core import FinishReason
+from localspec.turn_stats import TurnStats
 
 STOPPED: dict[FinishReason, str] = {
     "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",

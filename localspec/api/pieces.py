@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from localspec.api.replies import Asked
 from localspec.api.tools import Calls, names_of
-from localspec.backend import Logprob, ToolCall, TurnStats
+from localspec.backend import Logprob, ToolCall
 from localspec.chat.service import Reply
 from localspec.core import FinishReason
+from localspec.turn_stats import TurnStats
 
 
 @dataclass(frozen=True)

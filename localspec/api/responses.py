@@ -23,8 +23,9 @@ from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
-from localspec.backend import Message, Request, ToolCall, TurnStats
+from localspec.backend import Message, Request, ToolCall
 from localspec.chat.service import Reply, clean
+from localspec.turn_stats import TurnStats
 
 
 class InputItem(Fields):

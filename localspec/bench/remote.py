@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
-from localspec.backend import Message, Request, TurnStats
+from localspec.backend import Message, Request
 from localspec.bench.cases import Prompt
 from localspec.bench.tables import DASH, Column, aligned, number, text
 from localspec.core import SamplingParams
@@ -35,6 +35,7 @@ from localspec.options import RemoteServer
 from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
 from localspec.speculation import Counts
+from localspec.turn_stats import TurnStats
 
 WARM_REQUESTS = 2  # of each server before each run
 PERCENTILES = (50, 95, 99)

@@ -20,16 +20,7 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from localspec.backend import (
-    Candidate,
-    Chunk,
-    Description,
-    DrafterStatus,
-    Message,
-    OffReason,
-    Request,
-    TurnStats,
-)
+from localspec.backend import Candidate, Chunk, Description, DrafterStatus, Message, Request
 from localspec.chat import off_reasons
 from localspec.chat.context_room import check_drafter
 from localspec.chat.grammars import Grammars
@@ -59,6 +50,7 @@ from localspec.errors import (
     LocalspecError,
     NumericsError,
 )
+from localspec.turn_stats import OffReason, TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.batch import Steps
@@ -266,7 +258,7 @@ class LocalBackend:
             rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"
             stats = self._with_energy(turn.stats, joules)
             if baseline is not None:
-                stats = stats.compared(baseline.plain_ms)
+                stats = stats.compared(baseline.plain_ms, baseline.least_ms)
             yield Chunk(
                 "done",
                 stats,
@@ -306,7 +298,9 @@ class LocalBackend:
         if not found.step.num_draft_tokens:
             stats = replace(stats, off=self._why_off(turn.request, found) or stats.off)
         stats = replace(stats, reply_ms=turn.passed_ms)
-        turn.stats = stats if baseline is None else stats.compared(baseline.plain_ms)
+        if baseline is not None:
+            stats = stats.compared(baseline.plain_ms, baseline.least_ms)
+        turn.stats = stats
         return Chunk(
             "decode",
             turn.stats,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from localspec.backend import Description, DrafterStatus, OffCode, OffReason, TurnStats
+from localspec.backend import Description, DrafterStatus
 from localspec.core import OFF
 from localspec.engine.options import NOTHING_TO_PROPOSE
+from localspec.turn_stats import OffCode, OffReason, TurnStats
 
 SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
 WAIT = "Wait a moment: it is measured while no reply is being written."

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from localspec.backend import Backend, Message, Request, TurnStats, chunks_of
+from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.chat.audit import Difference, at, explain, first_difference
 from localspec.core import OFF, FinishReason, SamplingParams
 from localspec.errors import LocalspecError
 from localspec.speculation import speedup
+from localspec.turn_stats import TurnStats
 from localspec.workloads import recognise
 
 NUM_RUNS = 3  # of each lane

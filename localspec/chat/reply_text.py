@@ -22,15 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from localspec.backend import (
-    Backend,
-    DraftedToken,
-    DraftOutcome,
-    Logprob,
-    Message,
-    Request,
-    TurnStats,
-)
+from localspec.backend import Backend, DraftedToken, DraftOutcome, Logprob, Message, Request
 from localspec.chat.context_room import max_tokens_of
 from localspec.chat.detokenizer import REPLACEMENT, Detokenizer
 from localspec.chat.template import ChatTemplate
@@ -38,6 +30,7 @@ from localspec.chat.thinking import Marks, Thoughts, num_begun
 from localspec.core import Round, Step, TokenLogprob
 from localspec.errors import ContextOverflow, RequestError
 from localspec.thought import ThoughtLimit
+from localspec.turn_stats import TurnStats
 
 LEAD = 8  # tokens of the prompt before a predicted reply
 MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from localspec.backend import Request, TurnStats
+from localspec.backend import Request
 from localspec.chat.reply_text import ReplyText, Start
 from localspec.core import AUTO, OFF, Grammar, SamplingParams, Sequence
 from localspec.engine.acceptance import bucket_of
 from localspec.engine.costs import Costs
 from localspec.engine.plain_baseline import PlainBaseline
+from localspec.turn_stats import TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.controller import Controller

@@ -20,9 +20,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from localspec.arithmetic import ratio
-from localspec.backend import Backend, Message, Request, TurnStats, chunks_of
+from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.core import OFF, SamplingParams
 from localspec.drafters.registry import REGISTRY, label_of
+from localspec.turn_stats import TurnStats
 from localspec.workloads import recognise
 
 BUDGET_S = 10.0

@@ -17,14 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from localspec.backend import (
-    Chunk,
-    Description,
-    Message,
-    OffReason,
-    Request,
-    TurnStats,
-)
+from localspec.backend import Chunk, Description, Message, Request
 from localspec.chat.journal import PendingTurn
 from localspec.core import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
@@ -32,6 +25,7 @@ from localspec.leniency import as_data
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnEnd, TurnSettings
+from localspec.turn_stats import OffReason, TurnStats
 from localspec.workloads import AS_SET, Workload, decide
 
 SAMPLED = tuple(one.name for one in fields(SamplingParams) if one.name != "leniency")

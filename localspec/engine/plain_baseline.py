@@ -6,9 +6,9 @@ around took of their measured costs, all together. Other programs slow rounds of
 so a load needs no plain round to be known. What a round took beyond STALLED times the rounds around
 it happened once and not at every token, as after a pause: plain decoding is charged for it once.
 Plain rounds between drafted ones correct what was measured wrongly. The estimate is None where so
-few rounds, scattering as the last ones did, leave it UNSURE, and where other sequences shared a
-round. The costs are read once: those of the controller follow the load slowly, and would be counted
-twice.
+few rounds, scattering as the last ones did, leave it UNSURE; `least_ms` then still tells what it is
+at least. Both are None where other sequences shared a round. The costs are read once: those of
+the controller follow the load slowly, and would be counted twice.
 
 Not here: the ratios made of it (speculation), the controller's own costs (costs).
 """
@@ -30,6 +30,7 @@ STALLED = 1.5  # times the median of the window
 TRUSTED = 2.0  # plain rounds that the measured costs are worth
 MOST_TRUSTED = 64.0  # plain rounds that count
 UNSURE = 0.1  # standard error of the load of a turn, as a share
+ONE_SIDED = 1.645  # standard errors: one turn in 20 lies lower
 USUAL_SCATTER = 0.08  # of rounds, which counts as SCATTERED of them
 SCATTERED = 4.0
 MOST_SCATTERED = 16.0  # rounds that count, of this turn and those before
@@ -97,11 +98,15 @@ class PlainBaseline:
     @property
     def plain_ms(self) -> float | None:
         """Of the rounds so far; None where they cannot be compared."""
-        waiting = list(self._window)[self._place :]
-        if self._was_shared or self._is_unsure:
+        is_known = not self._was_shared and self._error <= UNSURE
+        return self._plain_ms(1.0) if is_known else None
+
+    @property
+    def least_ms(self) -> float | None:
+        """Of the rounds so far, at least, in 19 of 20 turns; None where they showed no load."""
+        if self._was_shared or not self._num_loads:
             return None
-        waiting_ms = self._load * sum(one.cost_ms for one in waiting)
-        return self._correction * (self._loaded_ms + waiting_ms) + self._once_ms
+        return self._plain_ms(math.exp(-ONE_SIDED * self._error))
 
     def end_turn(self) -> tuple[float, ...]:
         """Plain decoding for the tokens of each round, in ms; their sum is `plain_ms`. Empty where
@@ -118,9 +123,15 @@ class PlainBaseline:
         return math.exp(self._shares.value)
 
     @property
-    def _is_unsure(self) -> bool:
-        """Whether the mean of the loads is too uncertain to compare the turn by."""
-        return self._scatter.value > UNSURE**2 * self._num_loads
+    def _error(self) -> float:
+        """Standard error of the mean of the loads, as a share."""
+        return math.sqrt(self._scatter.value / self._num_loads) if self._num_loads else math.inf
+
+    def _plain_ms(self, share: float) -> float:
+        """Of the rounds so far. share: of the load that they showed."""
+        waiting = list(self._window)[self._place :]
+        waiting_ms = self._load * sum(one.cost_ms for one in waiting)
+        return share * self._correction * (self._loaded_ms + waiting_ms) + self._once_ms
 
     def _round(self, step: Step, num_plain_rounds: int) -> _Round:
         width, context = step.num_draft_tokens + 1, step.context_length

@@ -32,10 +32,11 @@ FRONT_MATTER = (
 YAML_NAMES = {"mean_num_draft_tokens": "gamma", "num_draft_tokens_requested": "gamma_fixed"}
 STATISTICS = (
     "turn_id", "state", "finish_reason", "drafter", "tokens_per_second", "speedup",
-    "decode_speedup", "no_speedup", "acceptance_rate", "draft_share", "mean_accepted_length",
-    "mean_num_draft_tokens", "num_output_tokens", "num_prompt_tokens", "num_reused_tokens",
-    "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
-    "ttft_ms", "prefill_ms", "decode_ms", "reply_ms", "exact", "reason", "error",
+    "decode_speedup", "no_speedup", "least_speedup", "acceptance_rate", "draft_share",
+    "mean_accepted_length", "mean_num_draft_tokens", "num_output_tokens", "num_prompt_tokens",
+    "num_reused_tokens", "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+    "num_lenient_tokens", "ttft_ms", "prefill_ms", "decode_ms", "reply_ms", "exact", "reason",
+    "error",
 )  # fmt: skip
 
 

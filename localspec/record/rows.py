@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from localspec.backend import Role, TurnStats
+from localspec.backend import Role
 from localspec.core import Step
 from localspec.files import parsed
+from localspec.turn_stats import TurnStats
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 LARGEST_INTEGER = 2**63 - 1
@@ -33,8 +34,8 @@ STATS_COLUMNS = (
     "drafter", "reason", "exact", "num_prompt_tokens", "num_reused_tokens", "num_output_tokens",
     "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
     "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
-    "tokens_per_second", "speedup", "decode_speedup", "no_speedup", "ttft_ms", "prefill_ms",
-    "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms", "energy_joules",
+    "tokens_per_second", "speedup", "decode_speedup", "no_speedup", "least_speedup", "ttft_ms",
+    "prefill_ms", "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms", "energy_joules",
     "prompt_fingerprint", "continued_from", "num_thinking_tokens", "thinking_ms", "drafted_by",
 )  # fmt: skip
 STEP_COLUMNS = (

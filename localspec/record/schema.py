@@ -237,6 +237,9 @@ migration(
 # When a key of a program was used last.
 migration("m017_use_of_keys", "ALTER TABLE api_key ADD COLUMN last_used_at_utc TEXT")
 
+# What the speedup of a reply is at least, where it is not known itself; counts in no total.
+migration("m018_least_speedups", "ALTER TABLE turn ADD COLUMN least_speedup REAL")
+
 
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""

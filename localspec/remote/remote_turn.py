@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from localspec.backend import Chunk, Logprob, Request, TurnStats
+from localspec.backend import Chunk, Logprob, Request
 from localspec.core import FinishReason
 from localspec.errors import LocalspecError
 from localspec.remote import servers
 from localspec.remote.counters import Drafts
+from localspec.turn_stats import TurnStats
 
 NAME = "server"  # of a draft's maker, as the log has it
 

@@ -23,14 +23,7 @@ from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from localspec.backend import (
-    Candidate,
-    Chunk,
-    Description,
-    Message,
-    Request,
-    Server,
-)
+from localspec.backend import Candidate, Chunk, Description, Message, Request, Server
 from localspec.errors import LocalspecError, RequestError, first_line
 from localspec.options import RemoteServer
 from localspec.remote import batch, counters, servers

@@ -4,7 +4,9 @@
 page, the tests and the log show the same figures. static/live.js asks for it about six times a
 second while a reply is written, once a second otherwise, and places the text in the frame of
 layout.STRIP_HTML. An unknown number is a dash, never 0. One answer takes well under a millisecond:
-it reads what the service holds. The other tabs write figures and names by the functions below.
+it reads what the service holds.
+
+Not here: how a figure is written (words).
 """
 
 from __future__ import annotations
@@ -14,21 +16,31 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from localspec.backend import Description, Server, TurnStats
+from localspec.backend import Description, Server
 from localspec.chat.turn import Status, TurnView
 from localspec.core import OFF
-from localspec.drafters.registry import REGISTRY, label_of
+from localspec.drafters.registry import label_of
 from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
-from localspec.workloads import REWORK
+from localspec.turn_stats import TurnStats
+from localspec.web.words import (
+    DASH,
+    at_least,
+    capital,
+    counted,
+    gain_words,
+    kind_words,
+    labelled,
+    number,
+    percent,
+    rate,
+    size,
+)
 
-DASH = "–"
 REFRESH_S = 5.0  # of the hardware line
-DRAFTER_NAME = re.compile(rf"\b({'|'.join(REGISTRY)})\b")
 ENDED = {
     "eos": "done",
     "stop": "done",
@@ -133,28 +145,20 @@ def _figures(stats: TurnStats | None) -> dict[str, Any]:
     right = percent(stats.acceptance_rate)
     return {
         "speed": DASH if speed is None else rate(speed),
-        "gain": _gain(stats, stats.speedup),
-        "is_slower": stats.speedup is not None and stats.speedup < 1.0,
+        "gain": _gain(stats, stats.speedup, stats.least_speedup),
+        "is_slower": stats.speedup is not None and gain_words(stats.speedup).endswith("slower"),
         "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
     }
 
 
-def _gain(stats: TurnStats, speedup: float | None) -> str:
+def _gain(stats: TurnStats, speedup: float | None, least: float | None) -> str:
     if stats.told("num_draft_tokens") is None:
         return ""
     if not stats.num_draft_tokens:
         return "without drafting"
     if stats.no_speedup is not None:
-        return NO_GAIN[stats.no_speedup]
+        return at_least(least) or NO_GAIN[stats.no_speedup]
     return "gain not known yet" if speedup is None else gain_words(speedup)
-
-
-def gain_words(speedup: float) -> str:
-    """A speedup as a person says it: 1.4x faster, 1.2x slower, no faster."""
-    times = f"{max(speedup, 1 / speedup):.1f}" if speedup > 0 else DASH
-    if times == "1.0":
-        return "no faster"
-    return f"{times}x {'faster' if speedup > 1 else 'slower'}"
 
 
 def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> list[tuple[str, str]]:
@@ -200,7 +204,10 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
     if not stats.num_draft_tokens:
         return [("Without drafting", speed or DASH), ("First token", first)]
     plain = "not measured yet"
-    if stats.no_speedup == "load_changed":
+    if stats.least_plain_decode_ms:
+        most = rate(1000 * stats.num_output_tokens / stats.least_plain_decode_ms)
+        plain = f"at most {most} tok/s"
+    elif stats.no_speedup == "load_changed":
         plain = "not known: the rounds of this reply took too unequal times"
     elif stats.plain_decode_ms:
         plain = (
@@ -209,8 +216,8 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
     return [
         ("Without drafting", plain),
         ("With drafting", speed or DASH),
-        ("Writing", _gain(stats, stats.decode_speedup)),
-        ("Whole reply", _gain(stats, stats.speedup)),
+        ("Writing", _gain(stats, stats.decode_speedup, stats.least_decode_speedup)),
+        ("Whole reply", _gain(stats, stats.speedup, stats.least_speedup)),
         ("First token", first),
     ]
 
@@ -289,30 +296,6 @@ def _sentence(text: str) -> str:
     return f"{text}." if text else ""
 
 
-def number(value: float | None, unit: str = "", digits: int = 1) -> str:
-    """A rounded figure, a dash when unknown."""
-    if value is None:
-        return DASH
-    return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 token, 2 tokens, 1,024 tokens."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def percent(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.0f} %"
-
-
-def size(num_bytes: int) -> str:
-    """Bytes in the largest unit that keeps the number above 1."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} B"
-
-
 def _clock(seconds: float) -> str:
     """Behind a phase, once it has lasted."""
     if seconds < 1:
@@ -320,20 +303,6 @@ def _clock(seconds: float) -> str:
     return (
         f" {int(seconds)} s" if seconds < 60 else f" {int(seconds // 60)} min {int(seconds % 60)} s"
     )
-
-
-def kind_words(workload: str) -> str:
-    """A kind of text by a name that says what it is."""
-    return "editing" if workload == REWORK else workload
-
-
-def capital(phrase: str) -> str:
-    return phrase[:1].upper() + phrase[1:]
-
-
-def labelled(sentence: str) -> str:
-    """A sentence of the engine's with each drafter by its label."""
-    return DRAFTER_NAME.sub(lambda found: label_of(found[1]), sentence)
 
 
 def badge(row: Mapping[str, Any]) -> str:
@@ -354,21 +323,11 @@ def footer(row: Mapping[str, Any]) -> list[str]:
         parts.append(f"{rate(row['tokens_per_second'])} tok/s")
     if row["speedup"] is not None:
         parts.append(gain_words(row["speedup"]))
+    elif gain := at_least(row["least_speedup"]):
+        parts.append(gain)
     elif row["num_draft_tokens"] == 0:
         parts.append("without drafting")
     return parts
-
-
-def rate(tokens_per_second: float) -> str:
-    """Tokens per second, as exactly as they are felt."""
-    return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"
-
-
-def time_of_day(at_utc: str, now: datetime | None = None) -> str:
-    """By this machine's clock, with the day where it is not today."""
-    here = datetime.fromisoformat(at_utc).astimezone()
-    is_today = here.date() == (now or datetime.now(UTC)).astimezone().date()
-    return f"{here:%H:%M}" if is_today else f"{here.day} {here:%b %Y, %H:%M}"
 
 
 class HardwareLine:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.backend import Chunk, Message, Request, TurnStats
+from localspec.backend import Chunk, Message, Request
 from localspec.chat.local import LocalBackend
 from localspec.chat.off_reasons import as_chosen, off_now
 from localspec.chat.out_of_memory import fault_of
@@ -23,6 +23,7 @@ from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.costs import Costs
 from localspec.errors import CacheError, EngineLost, MemoryShortage
 from localspec.forward.features import Features
+from localspec.turn_stats import TurnStats
 from tests.chat.test_local import END, PIECES, SAY, Knowing, backend_of
 from tests.tiny import scripted
 

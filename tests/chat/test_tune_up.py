@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Description, DrafterStatus, Request, TurnStats
+from localspec.backend import Chunk, Description, DrafterStatus, Request
 from localspec.chat.tune_up import (
     PROMPTS,
     TEMPERATURES,
@@ -21,6 +21,7 @@ from localspec.chat.tune_up import (
 )
 from localspec.core import OFF, Step
 from localspec.errors import LocalspecError
+from localspec.turn_stats import TurnStats
 from tests.fakes import FakeBackend
 
 KINDS = tuple(sample.kind for sample in PROMPTS)

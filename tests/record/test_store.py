@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.backend import TurnStats
 from localspec.errors import StoreError
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
+from localspec.turn_stats import TurnStats
 from tests.record.samples import (
     INFO,
     PROVENANCE,
@@ -120,6 +120,7 @@ def test_turn_row_has_all_settings_and_numbers_by_name(store: Store) -> None:
         "speedup",
         "decode_speedup",
         "no_speedup",
+        "least_speedup",
         "ttft_ms",
         "prefill_ms",
         "decode_ms",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Backend, Chunk, Message, Request, TurnStats
+from localspec.backend import Backend, Chunk, Message, Request
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import remote_server
 from localspec.core import OFF, SamplingParams
@@ -20,6 +20,7 @@ from localspec.options import RemoteServer
 from localspec.record.store import Store
 from localspec.remote.remote_turn import NOT_ALONE, TOLD_NOTHING
 from localspec.remote.server import ServerBackend
+from localspec.turn_stats import TurnStats
 from localspec.web.live import live_state
 from localspec.web.talk.form import Form
 from tests.fakes import session_info

@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from localspec.backend import TurnStats
 from localspec.cli import app
 from localspec.config import load_profiles, settings_for
 from localspec.errors import LocalspecError
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
+from localspec.turn_stats import TurnStats
 from tests.tiny import agreeing_draft, tiny_llama
 from tests.training.conftest import make_folder
 

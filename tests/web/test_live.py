@@ -11,21 +11,14 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import DrafterStatus, OffReason, TurnStats
+from localspec.backend import DrafterStatus
 from localspec.chat.service import Status
 from localspec.chat.turn import TurnView
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.sources import DEMO
-from localspec.web.live import (
-    DASH,
-    HardwareLine,
-    badge,
-    footer,
-    gain_words,
-    live_state,
-    number,
-    time_of_day,
-)
+from localspec.turn_stats import OffReason, TurnStats
+from localspec.web.live import HardwareLine, badge, footer, live_state
+from localspec.web.words import DASH, gain_words, number, rate, time_of_day
 from tests.fakes import FakeBackend
 from tests.web.conftest import until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
@@ -115,6 +108,23 @@ def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
         facts(stats=busy)["Without drafting"]
         == "not known: the rounds of this reply took too unequal times"
     )
+
+
+def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
+    plain_ms = STATS.decode_ms * 1.79
+    uneven = replace(STATS, reply_ms=STATS.decode_ms).compared(None, plain_ms)
+    assert uneven.speedup is None and uneven.least_speedup == pytest.approx(1.79)
+    assert live_state(replace(IDLE, reply=view(stats=uneven)))["gain"] == "at least 1.7x faster"
+    most = 1000 * STATS.num_output_tokens / plain_ms
+    assert facts(stats=uneven)["Without drafting"] == f"at most {rate(most)} tok/s"
+    for least_ms in (STATS.decode_ms * 1.09, STATS.decode_ms * 0.9):
+        even = replace(STATS, reply_ms=STATS.decode_ms).compared(None, least_ms)
+        assert live_state(replace(IDLE, reply=view(stats=even)))["gain"] == "too uneven to compare"
+
+
+def test_what_a_gain_is_at_least_is_not_said_of_a_few_tokens_or_beside_the_gain() -> None:
+    assert replace(STATS, num_output_tokens=7).compared(None, 9000.0).least_speedup is None
+    assert STATS.compared(200.0, 9000.0).least_speedup is None
 
 
 def test_the_gain_of_a_few_tokens_is_not_said() -> None:

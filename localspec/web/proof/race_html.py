@@ -9,10 +9,11 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from localspec.backend import TurnStats
 from localspec.chat.audit import describe
 from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceView, Run
-from localspec.web.live import DASH, ENDED, credited, number
+from localspec.turn_stats import TurnStats
+from localspec.web.live import ENDED, credited
+from localspec.web.words import DASH, number
 
 LANES = {"plain": "Without drafting", "speculative": "With drafting"}
 PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing"}

@@ -22,10 +22,10 @@ from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
 from localspec.record.rows import PAGE
-from localspec.web.live import DASH, labelled, number, percent, size
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import WEEK, Selection, rounds_of, selection_of
+from localspec.web.words import DASH, labelled, number, percent, size
 
 Row = dict[str, Any]
 SETTINGS = (

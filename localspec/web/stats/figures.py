@@ -18,7 +18,8 @@ from localspec.arithmetic import percentile, ratio
 from localspec.core import OFF
 from localspec.drafters.registry import label_of
 from localspec.speculation import MIN_COMPARED_TOKENS, Counts, speedup
-from localspec.web.live import DASH, ENDED, badge, drafters_of, kind_words, number, percent
+from localspec.web.live import ENDED, badge, drafters_of
+from localspec.web.words import DASH, kind_words, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits

@@ -20,8 +20,8 @@ from localspec.backend import Description
 from localspec.drafters.registry import colour_of, label_of
 from localspec.plots import Axes, Group, Series, bars, lines
 from localspec.speculation import interpolated
-from localspec.web.live import kind_words
 from localspec.web.stats import figures as stats
+from localspec.web.words import kind_words
 
 Row = Mapping[str, Any]
 MAX_ROUNDS = 300  # of γ over time: the newest

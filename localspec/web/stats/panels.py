@@ -9,10 +9,10 @@ import html
 from collections.abc import Sequence
 
 from localspec.leniency import label
-from localspec.web.live import DASH, counted, number, percent
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import MAIN, Plot
 from localspec.web.stats.selection import Selection
+from localspec.web.words import DASH, counted, number, percent
 
 
 def verdict_html(

@@ -23,7 +23,7 @@ from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.leniency import THRESHOLD
-from localspec.web.live import capital, labelled
+from localspec.web.words import capital, labelled
 from localspec.workloads import AS_SET, EXACT
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
-from localspec.web.live import badge, counted, footer, short, time_of_day
+from localspec.web.live import badge, footer, short
 from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
 from localspec.web.talk.plain_markdown import MARK, as_text
+from localspec.web.words import counted, time_of_day
 from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page

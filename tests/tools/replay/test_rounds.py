@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from localspec.backend import TurnStats
 from localspec.core import Step
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
+from localspec.turn_stats import TurnStats
 from tools.replay.rounds import read_turns
 
 STEPS = (

@@ -27,6 +27,7 @@ ROW: dict[str, Any] = {
     "tokens_per_second": 100.0,
     "speedup": 1.8,
     "decode_speedup": 2.0,
+    "least_speedup": None,
     "acceptance_rate": 0.75,
     "draft_share": 0.75,
     "mean_accepted_length": 4.0,

@@ -7,11 +7,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from localspec.backend import TurnStats
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.service import ShownMessage
 from localspec.chat.turn import TurnView
-from localspec.web.live import time_of_day
+from localspec.turn_stats import TurnStats
 from localspec.web.talk.messages import (
     MAX_SHOWN_CHARACTERS,
     chat_messages,
@@ -20,6 +19,7 @@ from localspec.web.talk.messages import (
     parted,
 )
 from localspec.web.talk.plain_markdown import MARK
+from localspec.web.words import time_of_day
 
 WRITTEN = "2026-01-02T03:04:05+00:00"
 ROW: dict[str, Any] = {

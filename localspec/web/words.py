@@ -1,0 +1,79 @@
+"""Figures and names as the page writes them, the same on every tab.
+
+Contract: pure functions. An unknown number is a dash, never 0.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from localspec.drafters.registry import REGISTRY, label_of
+from localspec.workloads import REWORK
+
+DASH = "–"
+DRAFTER_NAME = re.compile(rf"\b({'|'.join(REGISTRY)})\b")
+
+
+def gain_words(speedup: float) -> str:
+    """A speedup as a person says it: 1.4x faster, 1.2x slower, no faster."""
+    times = f"{max(speedup, 1 / speedup):.1f}" if speedup > 0 else DASH
+    if times == "1.0":
+        return "no faster"
+    return f"{times}x {'faster' if speedup > 1 else 'slower'}"
+
+
+def at_least(speedup: float | None) -> str:
+    """What a speedup surely reaches, rounded down; "" where that is nothing to speak of."""
+    tenths = int(10 * (speedup or 0.0))
+    return f"at least {gain_words(tenths / 10)}" if tenths > 10 else ""
+
+
+def number(value: float | None, unit: str = "", digits: int = 1) -> str:
+    """A rounded figure, a dash when unknown."""
+    if value is None:
+        return DASH
+    return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 token, 2 tokens, 1,024 tokens."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.0f} %"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the largest unit that keeps the number above 1."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def kind_words(workload: str) -> str:
+    """A kind of text by a name that says what it is."""
+    return "editing" if workload == REWORK else workload
+
+
+def capital(phrase: str) -> str:
+    return phrase[:1].upper() + phrase[1:]
+
+
+def labelled(sentence: str) -> str:
+    """A sentence of the engine's with each drafter by its label."""
+    return DRAFTER_NAME.sub(lambda found: label_of(found[1]), sentence)
+
+
+def rate(tokens_per_second: float) -> str:
+    """Tokens per second, as exactly as they are felt."""
+    return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"
+
+
+def time_of_day(at_utc: str, now: datetime | None = None) -> str:
+    """By this machine's clock, with the day where it is not today."""
+    here = datetime.fromisoformat(at_utc).astimezone()
+    is_today = here.date() == (now or datetime.now(UTC)).astimezone().date()
+    return f"{here:%H:%M}" if is_today else f"{here.day} {here:%b %Y, %H:%M}"
