@@ -11,13 +11,14 @@ Not here: what is rendered (template), the other end (template_child).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,13 @@ class TemplateProcess:
             return dict(json.loads(answer))
 
 
-@lru_cache(maxsize=1)
 def template_process() -> TemplateProcess:
-    """The one of this process."""
+    """The one of this process; a fork has one of its own."""
+    return _process_of(os.getpid())
+
+
+@cache  # one that is let go is ended, and a fork holds its parent's
+def _process_of(_pid: int) -> TemplateProcess:
     return TemplateProcess()
 
 
