@@ -20,7 +20,7 @@ MAX_LINES = 400
 # A wing imports itself, what is below it here, and what every wing may import.
 EVERY_WING = {
     "core", "errors", "files", "leniency", "thought", "config", "arithmetic", "backend",
-    "workloads", "flags", "options", "description", "speculation", "plots", "prompt_rows",
+    "workloads", "flags", "options", "speculation", "turn_stats", "plots", "prompt_rows",
     "formats", "__init__",
 }  # fmt: skip
 MAY_IMPORT = {
