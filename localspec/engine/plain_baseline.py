@@ -81,6 +81,7 @@ class PlainBaseline:
         # Of each settled round: its plain cost under the load, and what is charged once.
         self._settled = list[tuple[float, float]]()
         self._loaded_ms = self._once_ms = 0.0  # their sums
+        self._cost_ms = 0.0  # plain, of all rounds, without any load
         self._load = 1.0  # of the last settled round
         self._num_loads = 0  # rounds that showed one
         self._num_plain = 0  # plain rounds since the last draft
@@ -92,6 +93,7 @@ class PlainBaseline:
             self._was_shared = True
             return
         self._window.append(self._round(step, num_plain_rounds))
+        self._cost_ms += self._window[-1].cost_ms
         if len(self._window) - self._place > WINDOW // 2:
             self._settle_next()
 
@@ -103,10 +105,12 @@ class PlainBaseline:
 
     @property
     def least_ms(self) -> float | None:
-        """Of the rounds so far, at least, in 19 of 20 turns; None where they showed no load."""
+        """Of the rounds so far, at least, in 19 of 20 turns; None where they showed no load. A load
+        that so few rounds show may be a cost that was measured wrongly: it counts where it makes
+        plain decoding faster, not where it makes it slower."""
         if self._was_shared or not self._num_loads:
             return None
-        return self._plain_ms(math.exp(-ONE_SIDED * self._error))
+        return min(self._cost_ms, self._plain_ms(math.exp(-ONE_SIDED * self._error)))
 
     def end_turn(self) -> tuple[float, ...]:
         """Plain decoding for the tokens of each round, in ms; their sum is `plain_ms`. Empty where

@@ -140,6 +140,12 @@ def test_what_plain_decoding_takes_at_least_holds_in_19_of_20_replies(
     assert median(found) > 0.6, "it still says something"
 
 
+def test_costs_of_drafts_that_were_measured_too_low_make_no_gain() -> None:
+    """They look like a load, which plain decoding would have met as well."""
+    run = Run(table(misjudged=0.6), lambda num: 1.0)
+    assert run.at_least(4) <= 1.0
+
+
 def test_how_rounds_scatter_is_remembered_from_the_reply_before() -> None:
     run = Run(table(), lambda num: 1.0, noise=0.75)
     run.reply(20)
