@@ -256,9 +256,7 @@ class LocalBackend:
                     yield self._chunk(turn, slot, found, sequence, baseline)
             plain_ms = () if baseline is None else baseline.end_turn()
             rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"
-            stats = self._with_energy(turn.stats, joules)
-            if baseline is not None:
-                stats = stats.compared(baseline.plain_ms, baseline.least_ms)
+            stats = _compared(self._with_energy(turn.stats, joules), baseline)
             yield Chunk(
                 "done",
                 stats,
@@ -297,10 +295,7 @@ class LocalBackend:
             baseline.observe(cut.step, num_own + is_ended)
         if not found.step.num_draft_tokens:
             stats = replace(stats, off=self._why_off(turn.request, found) or stats.off)
-        stats = replace(stats, reply_ms=turn.passed_ms)
-        if baseline is not None:
-            stats = stats.compared(baseline.plain_ms, baseline.least_ms)
-        turn.stats = stats
+        turn.stats = _compared(replace(stats, reply_ms=turn.passed_ms), baseline)
         return Chunk(
             "decode",
             turn.stats,
@@ -381,3 +376,8 @@ class LocalBackend:
 
 def _unloaded(status: DrafterStatus) -> DrafterStatus:
     return replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")
+
+
+def _compared(stats: TurnStats, baseline: PlainBaseline | None) -> TurnStats:
+    """With what plain decoding would have taken, where its costs are measured."""
+    return stats if baseline is None else stats.compared(baseline.plain_ms, baseline.least_ms)

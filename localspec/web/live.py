@@ -143,10 +143,11 @@ def _figures(stats: TurnStats | None) -> dict[str, Any]:
         return {"speed": DASH, "gain": "", "is_slower": False, "guesses": ""}
     speed = stats.tokens_per_second
     right = percent(stats.acceptance_rate)
+    gain = _gain(stats, stats.speedup, stats.least_speedup)
     return {
         "speed": DASH if speed is None else rate(speed),
-        "gain": _gain(stats, stats.speedup, stats.least_speedup),
-        "is_slower": stats.speedup is not None and gain_words(stats.speedup).endswith("slower"),
+        "gain": gain,
+        "is_slower": gain.endswith("slower"),
         "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
     }
 

@@ -142,6 +142,8 @@ def test_a_gain_is_said_in_words_and_a_loss_is_no_gain() -> None:
     slower = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=400.0))))
     assert (slower["gain"], slower["is_slower"]) == ("1.2x slower", True)  # 500 of 600 ms
     assert live_state(replace(IDLE, reply=view()))["is_slower"] is False
+    even = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=485.0))))
+    assert (even["gain"], even["is_slower"]) == ("no faster", False)  # 585 of 600 ms
 
 
 def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:
