@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes import REPLY
 from tests.web.checks import ask, newest
-from tests.web.conftest import VIEWPORT, WAIT_MS, Site, Visit
+from tests.web.conftest import LISTENS, TOKEN, VIEWPORT, WAIT_MS, Site, Visit
 
 pytestmark = pytest.mark.slow
 
@@ -168,3 +168,23 @@ def test_the_switcher_leads_to_the_models(page: Visit) -> None:
     assert (
         page.page.get_by_role("tab", name="Models").first.get_attribute("aria-selected") == "true"
     )
+
+
+def test_a_list_of_chats_that_is_drawn_after_its_side_gives_no_error(
+    site: Site, context: Any
+) -> None:
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.add_init_script("""
+        const find = document.getElementById.bind(document);
+        let asked = 0;
+        document.getElementById = (id) => id === "ls-history" && ++asked <= 5 ? null : find(id);
+    """)
+    try:
+        page.goto(f"{site.origin}/?token={TOKEN}")
+        page.wait_for_function(LISTENS, timeout=WAIT_MS)
+        page.locator("#ls-new").focus()
+        assert wrong == []
+    finally:
+        page.close()

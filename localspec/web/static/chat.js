@@ -1,7 +1,7 @@
 // The conversation: small links under messages, following the text down, what a screen reader
 // hears, and the dialog for a context that is too small.
 import { setSide } from "./side.js";
-import { announce, byId, command, keepFocus, make, messageBox, onNews, question, toast } from "./ui.js";
+import { announce, byId, command, keepFocus, make, messageBox, onNews, question, toast, whenDrawn } from "./ui.js";
 
 const DONE_MS = 1500; // how long an action shows that it was done
 const NEAR_THE_END_PX = 80;
@@ -140,12 +140,8 @@ onNews("overflow", async (news) => {
   if (chosen === "leave") window.dispatchEvent(new CustomEvent("ls-decide", { detail: { left_out: news.left_out } }));
 });
 
-function begin(triesLeft) {
-  const column = byId("ls-chat");
-  if (column && byId("ls-compose")) {
-    followDown(column);
-    calm(column);
-    keepFocus(column, () => column.focus({ preventScroll: true }));
-  } else if (triesLeft > 0) setTimeout(begin, 50, triesLeft - 1);
-}
-begin(400);
+whenDrawn(["ls-chat", "ls-compose"], (column) => {
+  followDown(column);
+  calm(column);
+  keepFocus(column, () => column.focus({ preventScroll: true }));
+});

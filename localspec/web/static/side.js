@@ -1,7 +1,7 @@
 // Both sides of the page: the list of conversations, the theme, what is open.
 import { byPerson } from "./address.js";
 import { showMenu } from "./menu.js";
-import { askForLine, byId, command, inWords, keepFocus, make, onNews, question, toast } from "./ui.js";
+import { askForLine, byId, command, inWords, keepFocus, make, onNews, question, toast, whenDrawn } from "./ui.js";
 
 const SEARCH_MS = 180;
 const NARROW_PX = 768;
@@ -218,22 +218,16 @@ function nameToggles() {
   isBegun = true;
 }
 
-function begin(triesLeft) {
-  const sides = ["ls-side", "ls-settings"].map(byId);
-  if (!sides.every(Boolean)) {
-    if (triesLeft > 0) setTimeout(begin, 50, triesLeft - 1);
-    return;
-  }
-  for (const side of sides)
-    new MutationObserver(nameToggles).observe(side, { attributes: true, attributeFilter: ["class"] });
+whenDrawn(["ls-side", "ls-settings", "ls-history"], (side, settings, history) => {
+  for (const each of [side, settings])
+    new MutationObserver(nameToggles).observe(each, { attributes: true, attributeFilter: ["class"] });
   if (window.innerWidth >= ROOM_FOR_SETTINGS_PX && localStorage.getItem(KEPT)) setSide("ls-settings", true);
   if (window.innerWidth < NARROW_PX) setSide("ls-side", false);
   // Made narrow, or turned upright, the page would lie under its sides.
   window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {
     if (event.matches) for (const name of ["ls-side", "ls-settings"]) setSide(name, false);
   });
-  keepFocus(byId("ls-history"), focusAgain);
+  keepFocus(history, focusAgain);
   applyTheme();
   nameToggles();
-}
-begin(400);
+});

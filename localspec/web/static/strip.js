@@ -1,7 +1,7 @@
 // What the line over the chat does: the menu of models, and the popover "How fast, and why". And the
 // first screen: its examples, and its way to the models. static/live.js fills them.
 import { showMenu } from "./menu.js";
-import { byId, messageBox, setMessage, toast } from "./ui.js";
+import { byId, messageBox, setMessage, toast, whenDrawn } from "./ui.js";
 
 const KEPT = "ls-why"; // whether the popover is open, over a reload
 const PLACE = "ls-why-place"; // and where it was put
@@ -84,15 +84,10 @@ document.addEventListener("keydown", (event) => {
   event.stopPropagation();
 }, { capture: true });
 
-function begin(triesLeft) {
-  if (byId("ls-why")) {
-    new ResizeObserver(put).observe(byId("ls-why"));
-    new ResizeObserver(put).observe(byId("ls-strip-box"));
-    setWhy(localStorage.getItem(KEPT) === "open");
-  }
-  else if (triesLeft > 0) setTimeout(begin, 50, triesLeft - 1);
-}
-begin(400);
+whenDrawn(["ls-why", "ls-strip-box"], (...boxes) => {
+  for (const box of boxes) new ResizeObserver(put).observe(box);
+  setWhy(localStorage.getItem(KEPT) === "open");
+});
 
 // The models that are ready here, loaded as the Models tab does
 

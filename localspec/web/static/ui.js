@@ -2,6 +2,13 @@
 // Text only ever becomes a text node; nothing here writes HTML.
 export const byId = (id) => document.getElementById(id);
 
+// The page is drawn piece by piece: `act` gets the elements of these ids once all of them are there.
+export function whenDrawn(ids, act) {
+  const drawn = ids.map(byId);
+  if (drawn.every(Boolean)) act(...drawn);
+  else setTimeout(whenDrawn, 50, ids, act);
+}
+
 export function command(what) {
   // Each of the two bridges (layout.py) takes its own; one that is not there yet finds it waiting.
   if (window.lsBridges !== 2) (window.lsWaiting ||= []).push(what);
