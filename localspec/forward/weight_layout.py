@@ -101,20 +101,19 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32.
+    """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32. A sum of more than
+    1,024 products is split at several rows, and not at one.
 
-    is_single_row_doubled: a single row is computed as two, which gives it the bits that it has
-    beside others, where it would not have them alone. single_row_weight: the plain weight as well,
-    for one row at a time; None where memory or time are better without it (`tune`)."""
+    single_row_weight: the plain weight as well, for one row at a time; None where memory or time
+    are better without it (`tune`)."""
 
-    has_invariant_rows = True
+    has_invariant_rows = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
         self._packed: torch.Tensor = kernels._reorder_linear_weight(
             weight.contiguous(), TYPICAL_ROWS
         )
-        self.is_single_row_doubled = not _is_single_row_exact(weight.shape[1], weight.dtype)
         self._product: Any = kernels._linear_pointwise.default
         self._product_and_sum: Any = kernels._linear_pointwise.binary
         self.bias = bias
@@ -131,16 +130,12 @@ class PackedLinear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.single_row_weight is not None and rows.shape[0] == 1:
             return _single_row(rows, self.single_row_weight, self.bias)
-        if self.is_single_row_doubled and rows.shape[0] == 1:
-            return self(rows.repeat(2, 1))[:1]
         made: torch.Tensor = self._product(rows, self._packed, self.bias, "none", [], "")
         return made
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self.single_row_weight is not None and rows.shape[0] == 1:
             return _single_row(rows, self.single_row_weight, self.bias).add_(residual)
-        if self.is_single_row_doubled and rows.shape[0] == 1:
-            return self.add_to(rows.repeat(2, 1), residual.repeat(2, 1))[:1]
         made: torch.Tensor = self._product_and_sum(rows, residual, self._packed, self.bias, "add")
         return made
 
@@ -157,28 +152,6 @@ def _single_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         return F.linear(row, weight, bias)
     finally:
         torch._C._set_mkldnn_enabled(True)
-
-
-@cache
-@torch.inference_mode()
-def _is_single_row_exact(in_features: int, dtype: torch.dtype) -> bool:
-    """Whether a single row of a packed product has the bits that it has beside others. Measured
-    with oneDNN of torch 2.13: at every number of rows, except 1 of more than 1,024 inputs, whose
-    sum is then not split. The negative of every product is added too, so that the output is
-    rounding error alone, which another order of the sum changes."""
-    generator = torch.Generator().manual_seed(0)
-    half = (in_features + 1) // 2
-    rows, weight = torch.randn(2, TYPICAL_ROWS, half, generator=generator).to(dtype)
-    kernels: Any = torch.ops.mkldnn
-    weight = torch.cat((weight, weight), -1)[:, -in_features:].contiguous()
-    held = kernels._reorder_linear_weight(weight, TYPICAL_ROWS)
-    rows = torch.cat((rows, -rows), -1)[:, -in_features:].contiguous()
-
-    def product(part: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = kernels._linear_pointwise(part, held, None, "none", [], "")
-        return made
-
-    return torch.equal(torch.cat([product(row[None]) for row in rows]), product(rows))
 
 
 class Fp16Linear:
@@ -346,8 +319,6 @@ def tune(
     linears: all products of one step. embedding: [V, d]; an output head tied to it shares it.
     spare_bytes: memory that may be used, None for as much as is needed. clock: seconds."""
     layers = [each for each in linears if isinstance(each, PackedLinear)]
-    for layer in layers:
-        layer.is_single_row_doubled = False
     for linear in linears:
         if isinstance(linear, Fp16Linear):
             linear.is_padded = False

@@ -18,7 +18,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
 from localspec.forward.partial_forward import EarlyExit
-from localspec.forward.weight_layout import PackedLinear
+from localspec.forward.weight_layout import PackedLinear, padded
 from tests.tiny import NEEDS_BF16, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -228,10 +228,11 @@ def test_a_product_gives_a_row_its_bits_alone_and_beside_others(
     rows[:, in_features // 2 :] *= -1.0  # the sums are small, so that rounding shows
     layer = PackedLinear(weight, None)
     together = layer(rows)
-    assert torch.equal(torch.cat([layer(row[None]) for row in rows]), together)
     added = layer.add_to(rows, together)
-    parts = zip(rows, together, strict=True)
-    assert torch.equal(torch.cat([layer.add_to(row[None], old[None]) for row, old in parts]), added)
+    for row, made, summed in zip(rows.split(1), together, added, strict=True):
+        filled = padded(row)
+        assert torch.equal(layer(filled)[0], made)
+        assert torch.equal(layer.add_to(filled, made.expand(len(filled), -1))[0], summed)
 
 
 # -- faults that must be seen ---------------------------------------------------------------
@@ -239,19 +240,10 @@ def test_a_product_gives_a_row_its_bits_alone_and_beside_others(
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_a_single_row_of_a_long_sum_that_runs_alone_is_seen(dtype: torch.dtype) -> None:
-    target = model("a key head each", dtype)
-    linears = [block.linears[-1] for block in target.weights.blocks]
-    down = [each for each in linears if isinstance(each, PackedLinear)]
-    if not any(layer.is_single_row_doubled for layer in down):
-        pytest.skip("this processor adds up a single row as it does several")
-    for layer in down:
-        layer.is_single_row_doubled = False
-    try:
-        with pytest.raises(AssertionError):
-            assert_same(target, text(70), [1])
-    finally:
-        for layer in down:
-            layer.is_single_row_doubled = True
+    whole = model("a key head each", dtype)
+    unfilled = Decoder(whole.weights, whole.cache.another(), is_fastest=True)
+    with pytest.raises(AssertionError):
+        assert_same(unfilled, text(70), [1])
 
 
 def test_a_tree_that_is_summed_by_slot_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
