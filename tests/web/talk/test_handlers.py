@@ -320,12 +320,13 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     commands = Commands(handlers)
 
     async def run() -> int:
-        handle = (await handlers.send("page", None, "a steady one", FORM)).handle
+        handle = (await handlers.send("page", None, "a slow one", FORM)).handle
         assert handle is not None
-        for text in ("and this", "and that", "and last"):
+        for text in ("and a steady this", "and that", "and last"):
             shown = await handlers.send("page", handle, text, FORM)
         assert shown.chat is not None and len(shown.chat) == 1 and shown.growing is not None
-        assert [str(one).count("#takeback") for one in shown.growing] == [1, 1, 1]
+        waiting = shown.growing[-3:]  # behind what the reply has written by now
+        assert [str(one).count("#takeback") for one in waiting] == [1, 1, 1]
         middle = service.waiting(handle)[1]
         asked = {"do": "takeback", "message": middle.number}
         back = await commands.move("page", handle, asked, FORM)
@@ -336,7 +337,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
             pass
         ended = await handlers.settle("page", back.reading)
         assert ended.is_running and ended.signal is not None and ended.signal["more"] == handle
-        assert ended.chat is not None and "and this" in str(ended.chat[-1])
+        assert ended.chat is not None and "and a steady this" in str(ended.chat[-1])
         refused = await commands.move("page", handle, asked, FORM)
         assert refused.warning is not None
         return handle
@@ -345,7 +346,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     until(lambda: service.running(handle) is None)
     assert service.flush()
     said = [one.text for one in service.messages(handle) if one.role == "user"]
-    assert said == ["a steady one", "and this", "and last"]
+    assert said == ["a slow one", "and a steady this", "and last"]
 
 
 def test_answers_asked_for_together_are_shown_together_and_stopped_together(
