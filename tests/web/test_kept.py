@@ -188,13 +188,11 @@ def test_a_copied_message_is_what_was_written(page: Visit) -> None:
 def test_an_engine_lost_for_good_is_started_again_from_the_chat(page: Visit, site: Site) -> None:
     script = site.backend.script
     try:
-        for _ in range(3):
+        for num_lost in (1, 2, 3):
             script.fault, script.fail_at_round = EngineLost("The engine ended."), 0
             site.backend.num_rounds = 0
             page.send("echo lost")
-            page.page.wait_for_function(f"{BOX}.value === ''")
-            site.service.flush()
-            page.page.wait_for_selector('#ls-strip:is([data-phase="ready"], [data-phase="failed"])')
+            stand(page, num_lost)
     finally:
         script.fault, script.fail_at_round = None, None
     button = page.page.get_by_role("button", name="Start the engine again")

@@ -227,6 +227,7 @@ def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatS
     async def run() -> None:
         await handlers.send("page", None, "a slow one", SLOW)
         await handlers.open("page", None)
+        await asyncio.to_thread(until, lambda: service.current is not None)
         handlers.leave("another page")
         assert service.current is not None and not service.current.cancel.is_set()
         handlers.leave("page")
