@@ -46,6 +46,8 @@ from localspec.record.export import Format, Scope
 from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
 
+COPY_OF, FORK_OF = "Copy of ", "Fork of "
+
 
 class ChatService(LogService):
     """Owns the worker, the backend's lifecycle and the journal.
@@ -262,15 +264,17 @@ class ChatService(LogService):
 
     def copy(self, handle: int, until: int | None = None) -> int:
         """A new chat with the messages up to this one, None: with all, on every branch; its
-        handle. Raises as `show_branch`."""
+        handle. A copy of a copy is named like the copy. Raises as `show_branch`."""
         conversation = self._at_rest(handle)
         if until is not None:
             branches.message_of(self.store, conversation, until)
         stored_id = conversation.stored_id or 0
         found = self.store.conversation(stored_id)
         title = "" if found is None else found.title
-        which = "copy" if until is None else "fork"
-        return self.store.message_tree.copy(stored_id, f"{title} ({which})", until)
+        for begun in (COPY_OF, FORK_OF):
+            title = title.removeprefix(begun)
+        which = COPY_OF if until is None else FORK_OF
+        return self.store.message_tree.copy(stored_id, f"{which}{title}", until)
 
     def _at_rest(self, handle: int) -> OpenConversation:
         """The conversation, stored whole. Raises RequestError while a reply is written."""

@@ -23,9 +23,9 @@ SETTINGS = (
     "repetition_penalty", "seed", "max_tokens", "stop", "system_prompt", "workload",
     "leniency",
 )  # fmt: skip
-# Columns, and their names in YAML where they differ.
+# Columns of a turn, and their names in YAML where they differ.
 FRONT_MATTER = (
-    "model", "draft", "drafter", "mean_num_draft_tokens", "num_draft_tokens_requested",
+    "draft", "drafter", "mean_num_draft_tokens", "num_draft_tokens_requested",
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens",
     "stop", "system_prompt",
 )  # fmt: skip
@@ -58,17 +58,24 @@ def _front_matter(contents: Contents) -> Iterator[str]:
     """The settings of one conversation as YAML. A setting that changed has its values in order;
     gamma is the mean number of draft tokens."""
     one = contents.conversations[0]
-    shown = {message.id for message in _branch(contents.store.messages(one.id), one.tip_message_id)}
-    turns = [turn for turn in contents.turns if turn["message_id"] in shown]
+    shown = _branch(contents.store.messages(one.id), one.tip_message_id)
+    ids = {message.id for message in shown}
+    turns = [turn for turn in contents.turns if turn["message_id"] in ids]
     yield "---"
     yield f"title: {_yaml(one.title)}"
     yield f"created_at_utc: {_yaml(one.created_at_utc)}"
+    # A copied reply has a model but no turn.
+    yield _setting("model", [message.model for message in shown if message.role == "assistant"])
     for column in FRONT_MATTER:
-        values = list(dict.fromkeys(turn[column] for turn in turns))
-        listed = f"[{', '.join(map(_yaml, values))}]" if len(values) > 1 else None
-        yield f"{YAML_NAMES.get(column, column)}: {listed or _yaml(values[0] if values else None)}"
+        yield _setting(YAML_NAMES.get(column, column), [turn[column] for turn in turns])
     yield "---"
     yield ""
+
+
+def _setting(name: str, found: Sequence[object]) -> str:
+    values = list(dict.fromkeys(found))
+    listed = f"[{', '.join(map(_yaml, values))}]" if len(values) > 1 else None
+    return f"{name}: {listed or _yaml(values[0] if values else None)}"
 
 
 def _yaml(value: object) -> str:

@@ -100,6 +100,7 @@ def live_state(
             for round_ in view.rounds[rounds_from:]
         ]
         state["num_rounds"] = len(view.rounds)
+        state["num_checks"] = stats.num_steps if stats else 0
     return state
 
 

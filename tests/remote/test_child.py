@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from localspec.backend import Backend, Chunk, Message, Request
@@ -400,6 +401,8 @@ def test_a_page_does_not_wait_for_a_count_by_a_stopped_process(
     backend = opened()
     (process,) = [one for one in multiprocessing.active_children() if one not in others]
     os.kill(process.pid, signal.SIGSTOP)
+    # One of its threads has to run to stop them all; until then the others may answer.
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
     with pytest.raises(EngineLost, match="does not answer"):
         backend.count_tokens((Message("user", "hi"),))
     assert backend.is_alive(), "the process may still go on"

@@ -183,7 +183,7 @@ def search_html(words: str, most_params: str) -> str:
     return (
         '<form class="ls-msearch" data-act="search" role="search"><h2>Find a model on the hub</h2>'
         '<span><input data-key="search" name="value" type="search" aria-label="Name of a model" '
-        f'placeholder="Name, for example Qwen3" value="{html.escape(words)}" autocomplete="off" '
+        f'placeholder="Name of a model" value="{html.escape(words)}" autocomplete="off" '
         f'spellcheck="false"><select name="size" aria-label="Size" data-key="size">{sizes}</select>'
         '<button type="submit" class="ls-mbtn">Search</button></span></form>'
     )

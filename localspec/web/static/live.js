@@ -179,7 +179,8 @@ function showRounds(state) {
     box.append(block);
   }
   numRounds = state.num_rounds;
-  write("ls-rounds-sum", numRounds === 1 ? "1 check by the model." : `${numRounds} checks by the model.`);
+  const checks = state.num_checks; // one of them may have no text: it found the end
+  write("ls-rounds-sum", checks === 1 ? "1 check by the model." : `${checks} checks by the model.`);
 }
 
 const wantsRounds = () => Boolean(byId("ls-rounds")?.open && !byId("ls-why").hidden);

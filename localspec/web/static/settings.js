@@ -103,10 +103,12 @@ document.addEventListener("input", (event) => {
   const target = event.target;
   if (!target.closest?.("#ls-form")) return;
   if (target.dataset.for) field(target.dataset.for).value = target.value;
-  if (target.id !== "ls-prompts") changed([target.dataset.for ?? target.name], false);
+  const name = target.dataset.for ?? target.name; // the lists and switches that are no fields have none
+  if (name) changed([name], false);
 });
 document.addEventListener("change", (event) => {
-  if (event.target.id === "ls-prompts") set(panel.prompts[event.target.value] ?? {});
+  if (event.target.id === "ls-titles") command({ do: "titles", value: event.target.checked });
+  else if (event.target.id === "ls-prompts") set(panel.prompts[event.target.value] ?? {});
   else if (event.target.closest?.("#ls-form") && event.target.id !== "ls-form") changed([], true);
 });
 document.addEventListener("submit", (event) => { if (event.target.id === "ls-form") event.preventDefault(); });
@@ -131,6 +133,8 @@ onNews("panel", (told) => {
   const model = panel.model?.split(/[\\/]/).pop();
   byId("ls-defaults-of").textContent = model ? `Defaults of ${model}${panel.has_defaults ? "" : ": as shipped"}` : "";
   byId("ls-defaults-forget").hidden = !panel.has_defaults;
+  byId("ls-titles").closest("label").hidden = panel.makes_titles === null;
+  byId("ls-titles").checked = panel.makes_titles;
   draw();
 });
 

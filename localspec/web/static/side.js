@@ -44,7 +44,6 @@ function menuOf(row, button) {
     ["Move to a folder", () => command({ do: "folders", handle })],
     ["Duplicate", () => { byPerson(); command({ do: "duplicate", handle }); }],
     ["Export", () => exportChat(handle)],
-    ["Titles of new chats", () => command({ do: "titles" })],
     ["When the context is full", () => command({ do: "when_full", handle })],
     ["Delete", () => command({ do: "delete", handle }), "", "ls-ends-it"],
   ]);
@@ -77,15 +76,6 @@ onNews("folders", async ({ handle, folders }) => {
   });
   if (chosen === "new") await newFolder(handle);
   else if (chosen) command({ do: "place", handle, folder: chosen.folder });
-});
-
-onNews("titles", async (isOn) => {
-  const chosen = await question({
-    title: "Titles of new chats",
-    body: make("p", { textContent: "The model names a chat after the first reply, when it has nothing else to do; or the first words stay. A title of yours always stays." }),
-    choices: [["By the first words", false, !isOn], ["By the model", true, isOn]],
-  });
-  if (chosen !== null && chosen !== isOn) command({ do: "titles", value: chosen });
 });
 
 const WHEN_FULL = [["Keep asking", "ask"], ["Drop the oldest", "roll"], ["Stop", "stop"]];

@@ -148,14 +148,10 @@ class Commands:
         return self._listed(page, handle)
 
     def _titles(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        """Says who names new chats; with a value, sets it first."""
-        titles = self._service.titles
-        if titles is None:
-            raise RequestError("Here chats are named by their first words.")
-        if "value" in command:
-            titles.switch(command["value"] is True)
-            return Shown()
-        return Shown(signal={"titles": titles.is_on})
+        """Whether the model names new chats."""
+        if self._service.titles is not None:
+            self._service.titles.switch(command.get("value") is True)
+        return Shown()
 
     def _when_full(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         """Says what this chat does when its context is full; with a value, sets it first."""

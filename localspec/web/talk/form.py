@@ -179,6 +179,7 @@ def panel(service: ChatService, model: str | None) -> dict[str, Any]:
         "is_loaded": loaded is not None,
         "thinks": loaded is not None and loaded.thinks,
         "kernels": None if loaded is None else loaded.kernels,
+        "makes_titles": None if service.titles is None else service.titles.is_on,
         "prompts": service.prompts.all(),
         "model": model,
         "defaults": defaults(service, model).data,
@@ -253,6 +254,10 @@ PROMPT = """<div class="ls-set ls-wide-set">
 <button type="button" id="ls-prompt-save">Save</button>
 <button type="button" id="ls-prompt-rename" hidden>Rename</button>
 <button type="button" id="ls-prompt-delete" hidden>Delete</button></div></div>"""
+
+TITLES = """<label class="ls-titles" hidden><input type="checkbox" id="ls-titles"
+ autocomplete="off"><span>The model names new chats<small>Else a chat has its first words as its
+ name. A name of yours always stays.</small></span></label>"""
 
 STOP = """<div class="ls-set ls-wide-set"><label for="ls-set-stop">Stop strings</label>
 <textarea id="ls-set-stop" name="stop" rows="1" autocomplete="off" spellcheck="false"
@@ -331,7 +336,7 @@ def form_html(service: ChatService) -> str:
         + _thinking()
         + _speed()
         + f'<details id="ls-advanced"><summary>Advanced</summary>{advanced}</details>'
-        + f"{ENDS}</form>"
+        + f"{ENDS}{TITLES}</form>"
     )  # fmt: skip
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localspec.chat.service import ChatService
 from localspec.record.conversations import ConversationRow as Row
+from localspec.record.store import Store
 from localspec.web.talk.commands import Commands
-from localspec.web.talk.form import Form
+from localspec.web.talk.form import Form, panel
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.history import history_html
 from localspec.web.talk.sending import NOT_WHOLE, Extras
-from tests.fakes import FakeBackend
+from tests.fakes import FakeBackend, session_info
 from tests.web.conftest import until
 
 FORM = Form(system_prompt="Be kind.", top_p="0.9", max_tokens="64")
@@ -115,7 +118,7 @@ def test_chats_move_between_folders_and_survive_them(handlers: Handlers) -> None
 def test_a_duplicate_stands_beside_its_chat(handlers: Handlers) -> None:
     handle = said(handlers, "about owls")
     twin = move(handlers, None, do="duplicate", handle=handle)
-    assert twin.handle not in (None, handle) and "about owls (copy)" in str(twin.history)
+    assert twin.handle not in (None, handle) and "Copy of about owls" in str(twin.history)
     assert twin.chat is not None and len(twin.chat) == 2
 
 
@@ -154,7 +157,9 @@ def test_a_message_is_deleted_brought_back_and_a_chat_forked(handlers: Handlers)
     assert back.chat is not None and len(back.chat) == 2
     fork = move(handlers, handle, do="fork", message=asked.message_id)
     assert fork.handle not in (None, handle) and fork.chat is not None and len(fork.chat) == 1
-    assert "first words (fork)" in str(fork.history)
+    assert "Fork of first words" in str(fork.history)
+    again = move(handlers, fork.handle, do="duplicate", handle=fork.handle)
+    assert "Copy of first words" in str(again.history), "a title does not grow with each copy"
     last = move(handlers, fork.handle, do="remove", message=reply.message_id)
     assert last.warning is not None, "a message of another chat is not touched"
 
@@ -168,6 +173,17 @@ def test_prompts_are_saved_renamed_and_deleted(handlers: Handlers) -> None:
     assert prompts(do="save_prompt", name=" Kind\n") == {"Kind": kind}
     assert prompts(do="rename_prompt", name="Kind", wanted="Nice") == {"Nice": kind}
     assert prompts(do="delete_prompt", name="Nice") == {}
+
+
+def test_who_names_new_chats_is_asked_and_set(tmp_path: Path) -> None:
+    with closing(Store.open(tmp_path / "localspec.db")) as store:
+        service = ChatService(store, session_info, lambda _: FakeBackend(), makes_titles=True)
+        handlers = Handlers(service)
+        assert panel(service, None)["makes_titles"] is True
+        answer(handlers, None, do="titles", value=False)
+        assert panel(service, None)["makes_titles"] is False
+        unnamed = ChatService(store, session_info, lambda _: FakeBackend())
+        assert panel(unnamed, None)["makes_titles"] is None, "there is nothing to switch"
 
 
 def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
