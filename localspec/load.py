@@ -239,11 +239,13 @@ def _controller(
     """It starts from what was learnt here (own), else shipped; and a notice of an unreadable
     state."""
     from localspec.engine.acceptance import Acceptance
+    from localspec.engine.catch_up import IN_TARGET
     from localspec.engine.controller import Controller
     from localspec.engine.costs import Costs
 
-    known = (REGISTRY[name] for name in drafters)
+    known = [REGISTRY[name] for name in drafters]
     shared = {info.name: info.shares for info in known if info.shares is not None}
+    shared |= {info.name: IN_TARGET for info in known if info.reads_nothing}
     controller = Controller(drafters, Costs(), Acceptance(), Costs(), shipped, shared)
     if own is None or controller.restore(own):
         return controller, None

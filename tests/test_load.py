@@ -18,6 +18,7 @@ from localspec import build_drafters as guesses
 from localspec import load as load_module
 from localspec import placement
 from localspec.backend import Message, Request
+from localspec.core import SamplingParams, Sequence
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError, MemoryShortage, ModelError
@@ -114,6 +115,16 @@ def test_every_registered_drafter_has_a_status(pair: tuple[Path, Path]) -> None:
     refused = status(backend, "draft_model")
     assert not refused.is_available and "--draft" in refused.reason
     assert backend.describe().draft is None
+
+
+def test_what_drafts_in_the_targets_cache_is_not_charged_with_reading_the_prompt(
+    pair: tuple[Path, Path],
+) -> None:
+    turn = Sequence((1,) * 300, SamplingParams(), 8, frozenset(), torch.Generator())
+    catch_up = opened(options_of(*pair)).loaded.controller.catch_up
+    missed = {name: catch_up.num_missed(name, turn, 299) for name in REGISTRY}
+    assert missed["self_quant"] == 0
+    assert missed["draft_model"] == 300
 
 
 def test_a_damaged_draft_is_a_reason_and_no_error(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService
 from localspec.chat.off_reasons import off_now
 from localspec.chat.rolling import rolled
-from localspec.chat.titles import Titles, title_of
+from localspec.chat.titles import Titles, title_of, title_of_copy
 from localspec.chat.turn import (
     Reply,
     ReplySettings,
@@ -45,8 +45,6 @@ from localspec.options import LoadOptions
 from localspec.record.export import Format, Scope
 from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.workloads import Workload, load_workloads
-
-COPY_OF, FORK_OF = "Copy of ", "Fork of "
 
 
 class ChatService(LogService):
@@ -264,17 +262,15 @@ class ChatService(LogService):
 
     def copy(self, handle: int, until: int | None = None) -> int:
         """A new chat with the messages up to this one, None: with all, on every branch; its
-        handle. A copy of a copy is named like the copy. Raises as `show_branch`."""
+        handle. Raises as `show_branch`."""
         conversation = self._at_rest(handle)
         if until is not None:
             branches.message_of(self.store, conversation, until)
         stored_id = conversation.stored_id or 0
         found = self.store.conversation(stored_id)
         title = "" if found is None else found.title
-        for begun in (COPY_OF, FORK_OF):
-            title = title.removeprefix(begun)
-        which = COPY_OF if until is None else FORK_OF
-        return self.store.message_tree.copy(stored_id, f"{which}{title}", until)
+        named = title_of_copy(title, is_whole=until is None)
+        return self.store.message_tree.copy(stored_id, named, until)
 
     def _at_rest(self, handle: int) -> OpenConversation:
         """The conversation, stored whole. Raises RequestError while a reply is written."""

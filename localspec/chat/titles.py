@@ -33,6 +33,7 @@ MAX_TITLE_TOKENS = 24
 MAX_TITLE_WORDS = 8
 WORD = re.compile(r"\w{4,}")
 KEY = "titles"
+COPY_OF, FORK_OF = "Copy of ", "Fork of "
 
 
 class Titles:
@@ -120,6 +121,13 @@ def title_line(text: str) -> str:
         c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
     )
     return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
+
+
+def title_of_copy(title: str, is_whole: bool) -> str:
+    """A copy of a copy is named like the copy, so that titles do not grow."""
+    for begun in (COPY_OF, FORK_OF):
+        title = title.removeprefix(begun)
+    return f"{COPY_OF if is_whole else FORK_OF}{title}"
 
 
 def title_of(text: str) -> str:

@@ -33,6 +33,8 @@ class DrafterInfo:
     needs: what must be loaded for it (a draft model, a quantised copy of the target, a trained
     head, a draft with another vocabulary). token_kind: how the page marks its tokens.
     shares: drafters with the same word here use one model together.
+    reads_nothing: its first round of a reply takes no longer than others, since it drafts on what
+    the target has read. The first layers do too, but compare their exits first.
     plan_rank: its place among the planner's plans while nothing is measured; None: not planned.
     sends_chains: it makes do with chains and the target's logits alone, all that a model with a
     recurrent state can check.
@@ -47,6 +49,7 @@ class DrafterInfo:
     needs: Needs = "nothing"
     token_kind: TokenKind = "draft"
     shares: str | None = None
+    reads_nothing: bool = False
     plan_rank: int | None = None
     sends_chains: bool = False
 
@@ -116,6 +119,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#e17800",
             needs="copy",
             token_kind="self",
+            reads_nothing=True,
             plan_rank=2,  # guesses well, but each step is costly
         ),
         DrafterInfo(
@@ -146,6 +150,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#ff4b96",
             needs="head",
             token_kind="self",
+            reads_nothing=True,
         ),
         DrafterInfo(
             name="mtp",

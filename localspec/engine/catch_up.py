@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from localspec.core import Sequence
 
+IN_TARGET = "target"  # the word of drafters that read nothing: the target's own cache serves them
 CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
 CATCH_UP_KEPT = 0.7  # weight of the earlier catch-ups
 NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
@@ -22,7 +23,8 @@ class CatchUp:
     of a drafter's steps: it is paid once, for all rounds of a turn. Drafters that share a model
     read a text once.
 
-    shared: drafter -> a word that is the same for all drafters with that model."""
+    shared: drafter -> a word that is the same for all drafters with that model, IN_TARGET for those
+    that draft on what the target has read."""
 
     def __init__(self, shared: Mapping[str, str]) -> None:
         self._shared = shared
@@ -41,6 +43,8 @@ class CatchUp:
     def num_missed(self, drafter: str, sequence: Sequence, context: int) -> int:
         """Tokens that the drafter reads first in a round at this context; 0 for so few that a step
         reads them at no extra cost. Of another sequence it keeps what both begin with."""
+        if self._reader(drafter) == IN_TARGET:
+            return 0
         if self._sequence is not sequence:
             before = [] if self._sequence is None else self._sequence.tokens
             pairs = enumerate(zip(before, sequence.tokens, strict=False))

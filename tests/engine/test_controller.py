@@ -23,7 +23,7 @@ from localspec.core import (
     chain,
 )
 from localspec.engine.acceptance import Acceptance, Situation
-from localspec.engine.catch_up import CatchUp
+from localspec.engine.catch_up import IN_TARGET, CatchUp
 from localspec.engine.controller import (
     MOST_NOTED,
     Controller,
@@ -299,6 +299,12 @@ def test_drafters_that_share_a_model_read_a_text_once() -> None:
     assert catch_up.num_missed("tree", TEXT, 100) == 0
     assert catch_up.num_missed("e", TEXT, 100) == 101
     assert catch_up.ms("tree", 50, 1.0) == pytest.approx(100.0)
+
+
+def test_a_drafter_in_the_targets_cache_has_nothing_to_read() -> None:
+    catch_up = CatchUp({"d": "small", "self": IN_TARGET})
+    assert catch_up.num_missed("self", TEXT, 100) == catch_up.read("self", TEXT, 100) == 0
+    assert catch_up.num_missed("d", TEXT, 100) == 101, "the target's reading is not the draft's"
 
 
 def plain_ms_after(*rounds: Outcome) -> float:
