@@ -137,7 +137,7 @@ function show(state) {
   }
   write("ls-phase", state.label);
   for (const name of ["speed", "gain", "guesses"]) write(`ls-${name}`, state[name]);
-  byId("ls-gain").dataset.is = state.is_slower ? "slower" : state.gain.endsWith("faster") ? "faster" : "";
+  byId("ls-gain").dataset.is = state.is_slower ? "slower" : state.gain.endsWith("x faster") ? "faster" : "";
   write("ls-model-name", state.model[0]);
   write("ls-model-detail", state.model[1]);
   byId("ls-model").title = state.model.join(" ");
@@ -249,11 +249,4 @@ document.addEventListener("copy", (event) => {
   event.preventDefault();
 });
 
-// On a narrow screen the side covers the chat: start with it closed.
-function closeSideOnNarrow(triesLeft) {
-  const toggle = document.querySelector("#ls-side.open .toggle-button");
-  if (toggle) toggle.click();
-  else if (triesLeft > 0) setTimeout(closeSideOnNarrow, 50, triesLeft - 1);
-}
-if (window.innerWidth < 768) closeSideOnNarrow(100);
 look();

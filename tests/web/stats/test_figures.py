@@ -100,8 +100,8 @@ def test_alpha_counts_the_guesses_that_were_reached() -> None:
         (1.8, "Drafting made your replies 1.8x faster so far; the small model brought the most.",
          "good"),
         (1.05, "Drafting made your replies 1.05x faster", "good"),
-        (1.02, "no difference", "none"),
-        (0.98, "no difference", "none"),
+        (1.04, "no difference", "none"),
+        (0.96, "no difference", "none"),
         (0.9, "slower so far: 0.90x the speed without it. Choose another drafter, or off", "low"),
     ],
 )  # fmt: skip
