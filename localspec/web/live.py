@@ -31,6 +31,7 @@ from localspec.web.words import (
     at_least,
     capital,
     counted,
+    direction,
     gain_words,
     kind_words,
     labelled,
@@ -141,14 +142,14 @@ def short(model_id: str) -> str:
 def _figures(stats: TurnStats | None) -> dict[str, Any]:
     """The figures of the line."""
     if stats is None or not stats.num_output_tokens:
-        return {"speed": DASH, "gain": "", "is_slower": False, "guesses": ""}
+        return {"speed": DASH, "gain": "", "gain_is": "", "guesses": ""}
     speed = stats.tokens_per_second
     right = percent(stats.acceptance_rate)
     gain = _gain(stats, stats.speedup, stats.least_speedup)
     return {
         "speed": DASH if speed is None else rate(speed),
         "gain": gain,
-        "is_slower": gain.endswith("slower"),
+        "gain_is": direction(gain),
         "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
     }
 

@@ -23,6 +23,11 @@ def gain_words(speedup: float) -> str:
     return f"{times}x {'faster' if speedup > 1 else 'slower'}"
 
 
+def direction(gain: str) -> str:
+    """What a gain in words says: "faster", "slower", or "" for neither of them."""
+    return next((word for word in ("faster", "slower") if gain.endswith(f"x {word}")), "")
+
+
 def at_least(speedup: float | None) -> str:
     """What a speedup surely reaches, rounded down; "" where that is nothing to speak of."""
     tenths = int(10 * (speedup or 0.0))

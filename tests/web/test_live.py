@@ -148,10 +148,10 @@ def test_a_gain_is_said_in_words_and_a_loss_is_no_gain() -> None:
     said = {2.25: "2.2x faster", 1.04: "no faster", 0.98: "no faster", 0.8: "1.2x slower"}
     assert {gain: gain_words(gain) for gain in said} == said
     slower = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=400.0))))
-    assert (slower["gain"], slower["is_slower"]) == ("1.2x slower", True)  # 500 of 600 ms
-    assert live_state(replace(IDLE, reply=view()))["is_slower"] is False
+    assert (slower["gain"], slower["gain_is"]) == ("1.2x slower", "slower")  # 500 of 600 ms
+    assert live_state(replace(IDLE, reply=view()))["gain_is"] == "faster"
     even = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=485.0))))
-    assert (even["gain"], even["is_slower"]) == ("no faster", False)  # 585 of 600 ms
+    assert (even["gain"], even["gain_is"]) == ("no faster", "")  # 585 of 600 ms
 
 
 def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:

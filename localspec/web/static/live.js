@@ -137,7 +137,7 @@ function show(state) {
   }
   write("ls-phase", state.label);
   for (const name of ["speed", "gain", "guesses"]) write(`ls-${name}`, state[name]);
-  byId("ls-gain").dataset.is = state.is_slower ? "slower" : state.gain.endsWith("x faster") ? "faster" : "";
+  byId("ls-gain").dataset.is = state.gain_is;
   write("ls-model-name", state.model[0]);
   write("ls-model-detail", state.model[1]);
   byId("ls-model").title = state.model.join(" ");

@@ -107,7 +107,7 @@ document.addEventListener("input", (event) => {
   if (name) changed([name], false);
 });
 document.addEventListener("change", (event) => {
-  if (event.target.id === "ls-titles") command({ do: "titles", value: event.target.checked });
+  if (event.target.id === "ls-makes-titles") command({ do: "titles", value: event.target.checked });
   else if (event.target.id === "ls-prompts") set(panel.prompts[event.target.value] ?? {});
   else if (event.target.closest?.("#ls-form") && event.target.id !== "ls-form") changed([], true);
 });
@@ -133,8 +133,8 @@ onNews("panel", (told) => {
   const model = panel.model?.split(/[\\/]/).pop();
   byId("ls-defaults-of").textContent = model ? `Defaults of ${model}${panel.has_defaults ? "" : ": as shipped"}` : "";
   byId("ls-defaults-forget").hidden = !panel.has_defaults;
-  byId("ls-titles").closest("label").hidden = panel.makes_titles === null;
-  byId("ls-titles").checked = panel.makes_titles;
+  byId("ls-makes-titles").closest("label").hidden = panel.makes_titles === null;
+  byId("ls-makes-titles").checked = panel.makes_titles;
   draw();
 });
 

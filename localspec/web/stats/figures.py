@@ -19,12 +19,11 @@ from localspec.core import OFF
 from localspec.drafters.registry import label_of
 from localspec.speculation import MIN_COMPARED_TOKENS, Counts, speedup
 from localspec.web.live import ENDED, badge, drafters_of
-from localspec.web.words import DASH, kind_words, number, percent
+from localspec.web.words import DASH, direction, gain_words, kind_words, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
 PLAIN = "without drafting"
-PAYS, LOSES = 1.05, 1 / 1.05  # between them a reply says "no faster" too (words.gain_words)
 
 TURN_COLUMNS = (
     "Turn",
@@ -193,9 +192,10 @@ def verdict(
     gain = _gain(rows, "plain_reply_ms", "reply_ms")
     if gain is None:
         return "none", _why_unknown(rows)
-    if gain >= PAYS:
+    which = direction(gain_words(gain))  # as a reply says it
+    if which == "faster":
         return "good", f"Drafting made {whose} {times(gain)} faster {where}{_most(rounds)}."
-    if gain > LOSES:
+    if not which:
         return "none", f"Drafting made no difference to the speed of {whose} {where}."
     return "low", (
         f"Drafting made {whose} slower {where}: {times(gain)} the speed without it. Choose "

@@ -255,7 +255,7 @@ PROMPT = """<div class="ls-set ls-wide-set">
 <button type="button" id="ls-prompt-rename" hidden>Rename</button>
 <button type="button" id="ls-prompt-delete" hidden>Delete</button></div></div>"""
 
-TITLES = """<label class="ls-titles" hidden><input type="checkbox" id="ls-titles"
+TITLES = """<label class="ls-switch" hidden><input type="checkbox" id="ls-makes-titles"
  autocomplete="off"><span>The model names new chats<small>Else a chat has its first words as its
  name. A name of yours always stays.</small></span></label>"""
 
