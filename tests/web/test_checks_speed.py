@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,7 @@ def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
     service, store, handle = long_chat
     num_tokens = tally.size(QUICK_TOKENS, NUM_TOKENS)
     plain = alone(service, 300)
-    with serving(service) as port:
-        page = context.new_page()
+    with serving(service) as port, closing(context.new_page()) as page:
         page.set_viewport_size({"width": 1500, "height": 900})
         visit = Visit(page, Site("127.0.0.1", port, service, store, FakeBackend()))
         visit.open(f"&c={handle}")
@@ -124,4 +124,3 @@ def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
         tally.measured("beside the page a reply takes", plain / seen, MAX_TIMES, "times as long")
         tally.measured("the page is behind by", behind_s, MAX_BEHIND_S, "s")
         tally.measured("its longest task takes", longest_ms, MAX_TASK_MS, "ms")
-        page.close()

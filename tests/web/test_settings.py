@@ -97,6 +97,25 @@ def newest(site: Site, title: str) -> int:
     return next(row.id for row in site.service.conversations() if title in row.title)
 
 
+def test_a_changed_field_is_sent_though_an_earlier_value_came_back_to_the_component(
+    visit: Open, site: Site
+) -> None:
+    page = opened(visit)
+    earlier = page.page.evaluate("window.lsSettings.get()")
+    field(page, "max_tokens").fill("77")
+    page.page.keyboard.press("Tab")
+    page.page.wait_for_function("(earlier) => window.lsSettings.get() !== earlier", arg=earlier)
+    page.page.evaluate(
+        """(earlier) => {
+          window.lsSettings.set(earlier);
+          window.dispatchEvent(new CustomEvent('ls-settings', { detail: earlier }));
+        }""",
+        earlier,
+    )
+    ask(page, "echo as the field says", 1)
+    assert site.backend.requests[-1].max_tokens == 77
+
+
 def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site: Site) -> None:
     page = opened(visit)
     dialog = page.page.get_by_role("dialog")

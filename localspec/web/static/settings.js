@@ -36,8 +36,12 @@ function arrive() {
 window.addEventListener("ls-command", ({ detail }) => { if (LEAVES.has(detail.do)) leave(); });
 onNews("warning", arrive);
 
+// Gradio may put an earlier value back into the component, so what the person changed is set again.
 function show(written) {
-  fill(Object.entries(JSON.parse(written)).filter(([name]) => !changedFields.has(name)));
+  const values = Object.entries(JSON.parse(written));
+  fill(values.filter(([name]) => !changedFields.has(name)));
+  const isEarlier = values.some(([name, value]) => changedFields.has(name) && field(name)?.value !== value);
+  if (isEarlier && !isOnItsWay) keep(0);
 }
 
 function fill(values) {
