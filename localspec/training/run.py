@@ -27,11 +27,11 @@ from localspec.machine.hardware import free_bytes_now, gib
 from localspec.placement import Place, refuse_shortage
 from localspec.training.artifact import Artifact, deliver, place_beside, require_free
 from localspec.training.collect import AnswerLog, CollectPlan, collect
-from localspec.training.commands import DRAFT, TrainRequest
 from localspec.training.draft import DraftRecipe, fresh_draft, load_draft, num_layer_weights
 from localspec.training.judging import Judgement, Rival, judge_rival
 from localspec.training.prompt_files import TrainingPrompt
 from localspec.training.recipe import Recipe, head_plan, make_recipe
+from localspec.training.request import DRAFT, TrainRequest
 from localspec.training.rows import SplitRows, split_rows
 from localspec.training.target import Target, load_target, sizes_of
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop

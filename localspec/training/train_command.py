@@ -4,7 +4,7 @@ registered result.
 Contract: finds the target, the device, the prompts, the person's own conversations (only when
 asked for) and what drafts so far, then trains. Returns JSON data and the text to print.
 
-Not here: training itself (run), whether the result is offered (registration), flags (commands).
+Not here: training itself (run), whether the result is offered (registration), flags (request).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from localspec.options import LoadOptions
 from localspec.placement import Place, place_for, require_threads
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
-from localspec.training.commands import DRAFT, TrainRequest
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
 from localspec.training.registration import describe, register, slug, summary
 from localspec.training.report import measure_gains, render
+from localspec.training.request import DRAFT, TrainRequest
 from localspec.training.run import TrainSettings, train
 from localspec.training.work_folder import OWNER, require_writable, resumable
 

@@ -18,8 +18,8 @@ from localspec.forward.weights import load_model
 from localspec.speculation import expected_tokens
 from localspec.training import run as run_file
 from localspec.training.artifact import Artifact, read_artifact
-from localspec.training.commands import TrainRequest
 from localspec.training.prompt_files import read_prompts
+from localspec.training.request import TrainRequest
 from localspec.training.run import TrainSettings, train
 from localspec.training.train_loop import TrainLoop
 from localspec.training.work_folder import alone_in
