@@ -21,7 +21,8 @@ WANTED_FILES = (
 )  # fmt: skip
 BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
 BYTES_OF |= {"F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}  # of a value, as .safetensors names them
-MAX_FOUND = 20  # by a search
+MAX_FOUND = 20  # by a search,
+SEARCH_S = 20.0  # which waits no longer for an answer
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
@@ -137,19 +138,26 @@ class HubModel:
 
 def search(words: str, most_params: str) -> list[HubModel]:
     """Models that write text and have .safetensors weights, the most fetched first. most_params:
-    as the hub writes it, for example 4B; "" for any. Raises as `survey`."""
-    from huggingface_hub import HfApi
+    as the hub writes it, for example 4B; "" for any. Raises as `survey`.
 
-    found = HfApi().list_models(
-        search=words or None,
-        filter="safetensors",
-        pipeline_tag="text-generation",
-        num_parameters=f"max:{most_params}" if most_params else None,
-        sort="downloads",
-        limit=MAX_FOUND,
-        expand=["safetensors", "config", "gated"],
-    )
-    return [_hub_model(each) for each in found]
+    One request, made here: the client's `list_models` asks again for 24 s where the hub cannot be
+    reached, and tells nothing meanwhile."""
+    from huggingface_hub import HfApi, ModelInfo, get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    asked: dict[str, Any] = {
+        "filter": "safetensors",
+        "pipeline_tag": "text-generation",
+        "sort": "downloads",
+        "limit": MAX_FOUND,
+        "expand": ["safetensors", "config", "gated"],
+    }
+    asked |= {"search": words} if words else {}
+    asked |= {"num_parameters": f"max:{most_params}"} if most_params else {}
+    address, headers = f"{HfApi().endpoint}/api/models", build_hf_headers()
+    answer = get_session().get(address, params=asked, headers=headers, timeout=SEARCH_S)
+    hf_raise_for_status(answer)
+    return [_hub_model(ModelInfo(**each)) for each in answer.json()]
 
 
 def _hub_model(info: Any) -> HubModel:

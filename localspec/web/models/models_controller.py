@@ -217,8 +217,8 @@ class ModelsController:
         words, size = str(said.get("value", "")).strip()[:MAX_WORDS], str(said.get("size", ""))
         if size not in page.SIZES:
             raise RequestError("The page asked for a size that is none. Choose one of its list.")
-        self._searched = words, size
         self._found = self.catalogue.downloads.search(words, size)
+        self._searched = words, size  # the form is made anew once there is an answer
 
     def _results(self) -> tuple[HubModel, ...]:
         return self._found if isinstance(self._found, tuple) else ()

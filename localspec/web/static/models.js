@@ -85,7 +85,7 @@ async function look() {
 }
 
 async function act(said) {
-  say(said.act === 'search' ? 'Asking the hub …' : '');
+  say('');
   root().setAttribute('aria-busy', 'true');
   try {
     const answer = await fetch(PATH, {
@@ -122,7 +122,12 @@ document.addEventListener('submit', (event) => {
   const form = event.target.closest('#ls-models form[data-act]');
   if (!form) return;
   event.preventDefault();
-  act({ act: form.dataset.act, ...Object.fromEntries(new FormData(form)) });
+  const button = form.querySelector('[type=submit]');
+  const label = button.textContent;
+  const asked = act({ act: form.dataset.act, ...Object.fromEntries(new FormData(form)) });
+  if (form.dataset.act === 'search') button.textContent = 'Asking …';
+  button.disabled = true;
+  asked.finally(() => { Object.assign(button, { disabled: false, textContent: label }); });
   if (form.dataset.act === 'make-key') form.reset();
 }, true);
 

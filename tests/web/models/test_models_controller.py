@@ -178,6 +178,10 @@ def test_a_search_that_fails_or_finds_nothing_says_so(
     place.hub.refusal = Refusal(401, "GatedRepo")
     act(controller, "search", value="x", size="")
     assert "ls-mfault" in parts(controller)["results"]
+    place.hub.refusal = Refusal(503, "")  # the client's own list of models asks six times, for 24 s
+    num_before = len(place.hub.searches)
+    act(controller, "search", value="x", size="")
+    assert "ls-mfault" in parts(controller)["results"] and len(place.hub.searches) == num_before + 1
     with pytest.raises(RequestError):
         act(controller, "search", value="x", size="all")
 
