@@ -122,7 +122,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def imports_of(tree: ast.Module, only_module_level: bool = False) -> Iterator[str]:
+def imports_of(tree: ast.Module) -> Iterator[str]:
     """Full names of what is imported at run time; imports for type checking do not count."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
@@ -136,7 +136,7 @@ def imports_of(tree: ast.Module, only_module_level: bool = False) -> Iterator[st
             for alias in node.names:
                 inside = f"{node.module}.{alias.name}"
                 yield inside if is_module(inside) else str(node.module)
-        elif not (only_module_level and isinstance(node, ast.FunctionDef)):
+        else:
             children = ast.iter_child_nodes(node)
             waiting += [each for each in children if not isinstance(each, ast.expr)]
 

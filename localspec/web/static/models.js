@@ -101,14 +101,19 @@ async function act(said) {
   await look();
 }
 
+// A button asks once: it cannot be pressed again until there is an answer.
+function actBy(button, said) {
+  button.disabled = true;
+  return act(said).finally(() => { button.disabled = false; });
+}
+
 document.addEventListener('click', (event) => {
   const button = event.target.closest('#ls-models button[data-act]');
   if (!button) return;
   const said = { act: button.dataset.act, id: button.dataset.id || '' };
   if (button.dataset.anyway) said.anyway = true;
   if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) return;
-  button.disabled = true;
-  act(said).finally(() => { button.disabled = false; });
+  actBy(button, said);
 });
 
 document.addEventListener('change', (event) => {
@@ -124,10 +129,9 @@ document.addEventListener('submit', (event) => {
   event.preventDefault();
   const button = form.querySelector('[type=submit]');
   const label = button.textContent;
-  const asked = act({ act: form.dataset.act, ...Object.fromEntries(new FormData(form)) });
+  const asked = actBy(button, { act: form.dataset.act, ...Object.fromEntries(new FormData(form)) });
   if (form.dataset.act === 'search') button.textContent = 'Asking …';
-  button.disabled = true;
-  asked.finally(() => { Object.assign(button, { disabled: false, textContent: label }); });
+  asked.finally(() => { button.textContent = label; });
   if (form.dataset.act === 'make-key') form.reset();
 }, true);
 
