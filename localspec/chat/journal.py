@@ -374,8 +374,8 @@ class Journal:
         return True
 
     def _write_checkpoint(self, pending: PendingTurn, text: str, thinking: str) -> None:
-        turn = pending.turn
-        if turn is not None and self._failure is None:
+        turn = pending.turn  # its end may have been written by what stood before this in the queue
+        if turn is not None and not pending.is_stored and self._failure is None:
             self._guard(lambda: self._store.checkpoint_reply(turn.message_id, text, thinking))
 
     def _session(self) -> int:

@@ -80,6 +80,19 @@ def test_a_chat_that_is_copied_or_not_logged_has_its_thoughts(
     assert service.messages(service.copy(unlogged))[-1].thinking == THOUGHT
 
 
+def test_a_checkpoint_that_comes_after_the_end_changes_no_unlogged_reply(
+    opened: tuple[ChatService, FakeBackend],
+) -> None:
+    service, _ = opened
+    service.store.logs_text = False
+    reply = ask(service, "Which?")
+    reply.pending.reply_text, reply.pending.reply_thinking = "", THOUGHT[:5]
+    service.journal.checkpoint(reply.pending)
+    service.journal.flush()
+    kept = service.messages(reply.handle)[-1]
+    assert (kept.thinking, kept.text) == (THOUGHT, ANSWER)
+
+
 def test_a_thought_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     service, backend = open_service(tmp_path, Script(RAW, round_s=0.02, accepted=(0,)))
     try:

@@ -132,7 +132,7 @@ def test_replies_run_beside_each_other_and_calls_that_need_no_engine_between(
     shared: Shared,
 ) -> None:
     cancel = threading.Event()
-    slow = shared.backend.generate(request(LONG), cancel)
+    slow = shared.backend.generate(request(LONG, max_tokens=4000), cancel)
     next(slow)
     beside = play(shared.backend)
     assert beside[-1].finish_reason == "eos"
