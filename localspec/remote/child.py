@@ -22,7 +22,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
@@ -47,6 +48,21 @@ KILLED_S = 5.0  # for a driver to free the memory of a card
 NO_ANSWER = "The engine does not answer."
 SILENT = "The engine's process was stopped or stands still, so it was ended."
 CLOSED = "The engine was closed."
+
+
+@contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """A terminal sends Ctrl-C to all processes of a program. One that is started here does not
+    receive it, also before it can ignore it. Windows has no such mask."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # its start would unblock the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Pending:
@@ -87,7 +103,8 @@ class ChildBackend:
         process = PROCESSES.Process(
             target=engine.run, args=(far_end, opening), name="localspec engine", daemon=True
         )
-        process.start()
+        with _ctrl_c_held_back():
+            process.start()
         far_end.close()
         backend = cls(process, pipe)
         try:

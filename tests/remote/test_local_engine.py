@@ -1,12 +1,16 @@
-"""The local engine in its own process: the page's process stays light, the same tokens come, and
-the next engine takes up what was learnt."""
+"""The local engine in its own process: the page's process stays light, the same tokens come, the
+next engine takes up what was learnt, and Ctrl-C is for the page."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,9 @@ import pytest
 from localspec.backend import Message, Request
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
+from localspec.remote.child import ChildBackend
 from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.remote.engines import opening
 from tests.tiny import agreeing_draft, tiny_llama
 
 pytestmark = pytest.mark.slow  # starts a page, and torch in the process of its engine
@@ -100,3 +106,12 @@ def test_the_next_engine_takes_up_what_was_learnt_and_measured(
     assert page["before"] is None
     again = open_local_backend(options, page["state"], lambda phrase: None).describe().calibration
     assert again is not None and again["verify_ms"].keys() == page["measured"]["verify_ms"].keys()
+
+
+def test_an_engine_that_has_just_been_started_does_not_end_on_ctrl_c() -> None:
+    def interrupt(phrase: str) -> None:
+        for process in multiprocessing.active_children():
+            os.kill(process.pid or 0, signal.SIGINT)
+
+    with closing(ChildBackend.open(opening("playing"), interrupt)) as backend:
+        assert backend.is_alive()
