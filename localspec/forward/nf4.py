@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -168,18 +170,17 @@ def _functional() -> Any:
 
 
 def library() -> Any:
-    """bitsandbytes, imported without letting it look for compiled kernels on a model hub. Raises
-    ModelError where it cannot be."""
+    """bitsandbytes, imported without letting it look for kernels on a model hub, or prepare to
+    compile functions that are not used here, which takes a second. Raises ModelError where it
+    cannot be."""
     if "bitsandbytes" in sys.modules:
         return sys.modules["bitsandbytes"]
-    missing = object()
-    kernels: Any = sys.modules.get("kernels", missing)
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     level = logger.level
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # makes its import fail: no network
-    logger.setLevel(logging.ERROR)  # it would warn of that
+    logger.setLevel(logging.ERROR)  # it would warn of the kernels
     try:
-        return import_module("bitsandbytes")
+        with _set(sys.modules, "kernels", None), _set(os.environ, "TORCHDYNAMO_DISABLE", "1"):
+            return import_module("bitsandbytes")
     except ImportError as error:
         raise ModelError(
             f"NF4 needs the package bitsandbytes, which cannot be imported ({error}). Install "
@@ -187,7 +188,18 @@ def library() -> Any:
         ) from error
     finally:
         logger.setLevel(level)
-        if kernels is missing:
-            del sys.modules["kernels"]
+
+
+@contextmanager
+def _set(values: MutableMapping[str, Any], name: str, value: Any) -> Iterator[None]:
+    """One entry for a while. A module that is None cannot be imported."""
+    missing = object()
+    before = values.get(name, missing)
+    values[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del values[name]
         else:
-            sys.modules["kernels"] = kernels
+            values[name] = before
