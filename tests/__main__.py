@@ -1,9 +1,9 @@
 """`python -m tests`: make the environment if needed, then run all tests; ruff and mypy are two of
 them.
 
-`--quick` leaves out the tests that start a browser, train, or start child processes. `--endurance`
-runs those alone that count losses, with all of their cases (docs/endurance.md). Any other arguments
-go to pytest, which then runs with them alone.
+`--quick` leaves out the tests that start a browser, train, start child processes, or take long.
+`--endurance` runs those alone that count losses, with all of their cases (docs/endurance.md). Any
+other arguments go to pytest, which then runs with them alone.
 """
 
 import sys
@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # tests/conftest.py gives each worker one thread, all tests with a browser to one worker, and every
 # other file to one, so that what tests share (a server, a browser, a trained head) is made once.
 # A page waits for half of its time, so three workers fill two cores.
-WHOLE = ("--dist", "loadfile", "--no-loadscope-reorder", "-n", "3")
-QUICK = (*WHOLE, "-m", "not browser and not slow")
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+WHOLE = (*BY_FILE, "-n", "3")
+QUICK = (*BY_FILE, "-n", "2", "-m", "not browser and not slow")
 
 
 def main(arguments: list[str]) -> int:

@@ -20,6 +20,8 @@ from tests.drafters.random_medusa import write_random
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama, with_cache
 
+pytestmark = pytest.mark.slow  # loads models with all that drafts for them
+
 
 @pytest.fixture(autouse=True)
 def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

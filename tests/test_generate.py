@@ -37,6 +37,7 @@ from localspec.workloads import decide, load_workloads
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 HELLO = (Message("user", "hello hello"),)
 STATS_KEYS = {
     "drafter",

@@ -27,6 +27,7 @@ from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import agreeing_draft, tiny_llama
 
+pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 HELLO = (Message("user", "hello hello"),)
 
 

@@ -157,6 +157,7 @@ class WatchedPool(UncapturedPool):
         return work
 
 
+@pytest.mark.slow
 def test_every_graph_body_stays_on_the_card() -> None:
     with fake_card() as traffic:
         pool = WatchedPool(traffic)
@@ -172,6 +173,7 @@ def test_every_graph_body_stays_on_the_card() -> None:
         assert (logits.shape, logits.dtype, logits.device) == ((3, 64), torch.float32, CUDA)
 
 
+@pytest.mark.slow
 def test_a_long_window_is_recorded_whole_and_in_parts_and_the_faster_one_is_kept() -> None:
     with fake_card() as traffic:
         pool, decoder = WatchedPool(traffic), on_card(1, capacity=512)

@@ -27,6 +27,7 @@ from localspec.errors import ConfigError, ModelError, StoreError
 from localspec.options import LoadOptions
 from tests.bench.tiny_bench import tiny_bench
 
+pytestmark = pytest.mark.slow  # every arm writes every reply
 PROMPTS = [
     Prompt("a", "chat", "hello there"),
     Prompt("b", "code", "write a loop"),

@@ -29,9 +29,17 @@ def rendered(template: str) -> str:
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "5 s"),
+        pytest.param(
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "5 s",
+            marks=pytest.mark.slow,
+        ),
         ("{{ 'a' * 10 ** 10 }}", f"{MOST_BYTES >> 20} MiB"),
-        (f"{DOUBLED}{{% endfor %}}{{{{ n.x | string }}}}", "MiB|seconds"),
+        pytest.param(
+            f"{DOUBLED}{{% endfor %}}{{{{ n.x | string }}}}",
+            "MiB|seconds",
+            marks=pytest.mark.slow,
+        ),
         ("{{ 'a' | center(10 ** 7) }}", "a text of 10,000,000 characters"),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),

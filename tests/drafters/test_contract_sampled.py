@@ -111,6 +111,7 @@ def test_a_reply_that_is_continued_later_is_the_one_written_in_one_go(name: str)
         assert tuple(rest.tokens) == whole
 
 
+@pytest.mark.slow
 def test_a_drafts_acceptance_gains_from_the_noise_it_shares() -> None:
     """The draft model is accepted as often at temperature 1 as when greedy, within a fifth; with
     noise of its own it would be by chance only."""
@@ -196,6 +197,7 @@ def counted(engine: Engine, name: str, sampling: SamplingParams) -> torch.Tensor
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warp", QUICK_WARPS)
 def test_over_seeds_a_reply_is_distributed_as_the_targets_own(warp: str) -> None:
     counts = counted(small_stage("draft_model"), "draft_model", WARPS[warp])

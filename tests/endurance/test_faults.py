@@ -191,6 +191,7 @@ def play_locally(
     play(folder, fault, open_backend, max_tokens=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_each_operation", [False, True], ids=["forward", "allocation"])
 def test_a_fault_of_the_model_at_any_call_loses_nothing(
     tmp_path: Path, options: LoadOptions, tally: Tally, is_each_operation: bool
