@@ -148,6 +148,7 @@ class Chunk:
     is_relieved: None unless memory ran out; True: memory was freed; False: none can be any more.
     plain_ms: on the last chunk, plain decoding of the tokens of each round; empty where none was
     drafted, or the turn cannot be compared. logprobs: of each token, where they were asked for.
+    num_read_tokens: of a long prompt, those that have been read, and those that were kept.
     """
 
     phase: Phase
@@ -164,6 +165,7 @@ class Chunk:
     plain_ms: tuple[float, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
     thinking: str = ""
+    num_read_tokens: int = 0
 
 
 @dataclass(frozen=True)

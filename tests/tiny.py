@@ -174,7 +174,9 @@ def remembered_model(model: Decoder) -> Callable[[Context], torch.Tensor]:
     return logits
 
 
-def scripted(script: Sequence[int], prompt_length: int, vocab_size: int) -> TableModel:
+def scripted(
+    script: Sequence[int], prompt_length: int, vocab_size: int, capacity: int = 256
+) -> TableModel:
     """A model that, greedily, answers a prompt of `prompt_length` tokens with `script`."""
 
     def logits(context: Context) -> torch.Tensor:
@@ -183,7 +185,7 @@ def scripted(script: Sequence[int], prompt_length: int, vocab_size: int) -> Tabl
         row[script[place] if 0 <= place < len(script) else 0] = 50.0
         return row
 
-    return TableModel(logits, vocab_size)
+    return TableModel(logits, vocab_size, capacity)
 
 
 def turn_of(

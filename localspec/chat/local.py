@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
@@ -53,10 +53,11 @@ from localspec.errors import (
 from localspec.turn_stats import OffReason, TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
-    from localspec.engine.batch import Steps
+    from localspec.engine.batch import Forwarded, Steps
     from localspec.engine.controller import Controller
-    from localspec.engine.engine import Engine
+    from localspec.engine.engine import Engine, Prefilled
     from localspec.forward.graphs import Capturing
+    from localspec.forward.model import Rows
 
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
@@ -233,9 +234,7 @@ class LocalBackend:
                 turn.grammar,
                 thought_limit_of(self.loaded.template, request, turn.start, turn.text),
             )
-            prefilled = yield from slot.engine.read(
-                sequence, turn.cancel, lambda: self._batch.num_rows_read
-            )
+            prefilled = yield from self._read(slot, turn, sequence)
             policy = policy_of(
                 slot.controller,
                 request.sampling,
@@ -269,6 +268,20 @@ class LocalBackend:
             fault = fault_of(error)
         if fault is not None:  # only now: a traceback holds every tensor of its frames
             yield self._failed(fault, turn.stats, turn.text.flush())
+
+    def _read(
+        self, slot: Slot, turn: Turn, sequence: Sequence
+    ) -> Generator[Rows | Chunk, Forwarded, Prefilled]:
+        """Read the prompt, and say between two forwards how far it is read."""
+        reading = slot.engine.read(sequence, turn.cancel, lambda: self._batch.num_rows_read)
+        try:
+            rows = next(reading)
+            while True:
+                rows = reading.send((yield rows))
+                yield Chunk("prefill", turn.stats, num_read_tokens=slot.engine.target.cache.length)
+        except StopIteration as end:
+            found: Prefilled = end.value
+            return found
 
     def _chunk(
         self,

@@ -71,7 +71,7 @@ class Round:
 @dataclass(frozen=True)
 class TurnView:
     """A reply at one moment. position: how many replies have to end before it begins. started_s,
-    ended_s: on the monotonic clock. workload: the kind of text.
+    ended_s: on the monotonic clock. workload: the kind of text. num_read_tokens: see Chunk.
     guesses: right and made, of each drafter by its rounds. error: the sentence to show when the
     reply failed."""
 
@@ -79,6 +79,7 @@ class TurnView:
     started_s: float
     workload: str
     position: int = 0
+    num_read_tokens: int = 0
     text: str = ""
     thinking: str = ""
     stats: TurnStats | None = None
@@ -196,6 +197,7 @@ class Reply:
         self.view = replace(
             view,
             phase="decode" if chunk.phase == "done" else chunk.phase,
+            num_read_tokens=chunk.num_read_tokens,
             text=view.text + chunk.text,
             thinking=view.thinking + chunk.thinking,
             stats=chunk.stats,

@@ -80,7 +80,7 @@ def live_state(
     loaded = status.description
     state: dict[str, Any] = {
         "phase": phase,
-        "label": PHASES[phase] + ("" if phase in UNTIMED else _clock(seconds)),
+        "label": PHASES[phase] + ("" if phase in UNTIMED else _read(view) or _clock(seconds)),
         "num_titles": status.num_titles,
         "notices": _notices(status),
         "may_start": status.phase == "failed",
@@ -297,6 +297,13 @@ def _because(reason: str) -> str:
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
     return f"{text}." if text else ""
+
+
+def _read(view: TurnView | None) -> str:
+    """Behind the phase, how far a long prompt has been read."""
+    if view is None or view.phase != "prefill" or view.stats is None or not view.num_read_tokens:
+        return ""
+    return f" {percent(view.num_read_tokens / view.stats.num_prompt_tokens)}"
 
 
 def _clock(seconds: float) -> str:

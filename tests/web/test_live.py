@@ -187,6 +187,11 @@ def test_each_phase_has_its_word_and_its_seconds_beyond_the_first(phase: Any, la
     assert live_state(replace(IDLE, reply=ended))["label"] == "Ready"
 
 
+def test_while_a_long_prompt_is_read_its_share_is_shown() -> None:
+    reading = view(phase="prefill", stats=TurnStats(num_prompt_tokens=3000), num_read_tokens=1024)
+    assert live_state(replace(IDLE, reply=reading))["label"] == "Reading 34 %"
+
+
 def test_a_reply_without_drafting_says_why() -> None:
     off = replace(STATS, drafted_by={}, num_draft_tokens=0, reason="it lost here by 12 %")
     state = live_state(replace(IDLE, reply=view(stats=off)))
