@@ -28,6 +28,7 @@ from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
 from localspec.machine.plans import GRAPHS_BYTES
 from localspec.machine.sources import Source
+from localspec.options import LoadOptions
 from localspec.placement import Place, keep_out_of_ram, load_at, refuse_shortage
 from localspec.turn_stats import OffCode
 
@@ -174,14 +175,16 @@ def beside_bytes(parts: Parts, first: Slot) -> int:
     return held + sum(drafter.beside_bytes for drafter in drafters)
 
 
-def lost_heads(
-    named: Sequence[str], found: Gathered, statuses: Sequence[DrafterStatus]
+def lost_parts(
+    options: LoadOptions, found: Gathered, statuses: Sequence[DrafterStatus]
 ) -> tuple[str, ...]:
-    """What is to be said of heads that were asked for by folder and cannot be used: another
-    drafter takes their place, and nobody would know."""
-    own = {Path(folder).expanduser() for folder in named}
-    kinds = {kind for kind, folder in found.parts.heads.items() if folder in own}
+    """What is to be said of a draft model and of heads that were asked for and cannot be used:
+    another drafter takes their place, and nobody would know."""
+    own, parts = {Path(folder).expanduser() for folder in options.heads}, found.parts
+    kinds = {kind for kind, folder in parts.heads.items() if folder in own}
     lost = [one.reason for one in statuses if one.name in kinds and not one.is_available]
+    if options.draft is not None and parts.draft is None and parts.foreign is None:
+        lost.append(f"The draft model that was asked for is not used: {parts.draft_refusal}")
     return (*lost, *(one.reason for one in found.odd if own))
 
 

@@ -22,7 +22,7 @@ from localspec.build_drafters import (
     capturable,
     captures_of,
     gather,
-    lost_heads,
+    lost_parts,
     marks_of,
     pool_of,
     slot_beside,
@@ -147,7 +147,7 @@ def _opened(
     if found.apart is not None:
         _choose_threads(found.apart, report, beside_page)
     drafters, statuses = build_drafters(found.parts, report, found.draft_code)
-    lost = lost_heads(options.heads, found, statuses)
+    lost = lost_parts(options, found, statuses)
     marks, states = marks_of(source, found.parts.heads), dict(state or {})
     apart = None if found.apart is None else str(found.apart.device)
     combination = _identity(source, marks, place, kernels, apart, torch)

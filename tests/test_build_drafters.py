@@ -181,6 +181,19 @@ def test_a_head_that_was_named_and_cannot_be_used_is_said_at_the_start(
     assert not any("EAGLE" in notice for notice in notices), "of kinds that were not named nothing"
 
 
+def test_a_draft_that_was_named_and_cannot_be_used_is_said_at_the_start(
+    target: Path, tmp_path: Path
+) -> None:
+    """It was to be found in the list of what drafts alone."""
+    draft = save_model(tmp_path / "draft", tiny_llama(vocab_size=VOCAB_SIZE))
+    usable = opened(target, draft=str(draft)).describe().notices
+    assert not any("asked for" in notice for notice in usable)
+    weights = draft / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (said,) = opened(target, draft=str(draft)).describe().notices
+    assert said.startswith("The draft model that was asked for is not used: model.safetensors in")
+
+
 def test_a_folder_of_a_head_that_is_not_there_is_refused(target: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no folder of a head at .*nowhere"):
         opened(target, tmp_path / "nowhere")
