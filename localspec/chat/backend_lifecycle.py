@@ -1,8 +1,8 @@
 """The states of the backend: loading, ready, measuring, unloaded, restarting, failed.
 
-Contract: one thread calls the methods; the attributes may be read from any. A load that fails
-becomes the phase "failed" with its sentence, never an exception. A lost engine is opened again
-until it was lost MOST_LOSSES times in a row; then it waits for `reload`.
+Contract: one thread calls the methods, `try_out` apart; the attributes may be read from any. A
+load that fails becomes the phase "failed" with its sentence, never an exception. A lost engine is
+opened again until it was lost MOST_LOSSES times in a row; then it waits for `reload`.
 
 Not here: the queue (worker), where an engine runs (remote, load).
 """
@@ -148,9 +148,17 @@ class BackendLifecycle:
 
     def switch(self, options: LoadOptions) -> None:
         """Free what is loaded, then load `options`."""
-        assert self._opener_for is not None, "the caller gave no way to open other options"
-        self.options, self.opener = options, self._opener_for(options)
+        self.options, self.opener = options, self._opener_of(options)
         self.reload()
+
+    def try_out(self, options: LoadOptions) -> None:
+        """Open what takes no memory and close it, beside what is loaded; in any thread. Raises
+        LocalspecError where it cannot be opened."""
+        self._opener_of(options)(lambda phrase: None).close()
+
+    def _opener_of(self, options: LoadOptions) -> Opener:
+        assert self._opener_for is not None, "the caller gave no way to open other options"
+        return self._opener_for(options)
 
     # when the engine is lost
 

@@ -162,7 +162,9 @@ class ChatService(LogService):
 
     def switch(self, options: LoadOptions) -> None:
         """Free what is loaded, then load this, after the reply under way and before those that
-        wait. `status` says how it went."""
+        wait; `status` says how it went. Raises ConfigError where a server does not answer now."""
+        if options.remote is not None:
+            self.lifecycle.try_out(options)
         self.worker.order(lambda: self.lifecycle.switch(options))
 
     def unload(self) -> None:

@@ -241,10 +241,10 @@ class ModelsController:
         return model_id
 
     def _connect(self, said: Mapping[str, Any]) -> None:
-        """Free what is loaded, then attach to a server."""
+        """Free what is loaded, then attach to a server that answers. Raises ConfigError."""
         server = RemoteServer(str(said.get("value", "")), key=str(said.get("key") or "") or None)
-        self._server = server
         self._attach(server)
+        self._server = server
 
     def _attach(self, server: RemoteServer) -> None:
         now = self._service.options or LoadOptions()

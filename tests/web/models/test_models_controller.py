@@ -371,10 +371,20 @@ def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
         wait(lambda: "Connected:" in parts(controller)["loaded"])
 
 
-def test_a_wrong_address_is_said_and_frees_nothing(
-    controller: ModelsController, place: ModelsSite
+@pytest.mark.parametrize(
+    ("address", "said"), [("my server", "Write it like"), ("http://127.0.0.1:9", "not answer")]
+)
+def test_a_server_that_is_not_there_is_said_and_frees_nothing(
+    controller: ModelsController, place: ModelsSite, address: str, said: str
 ) -> None:
-    before = place.service.status().description
-    with pytest.raises(ConfigError, match="Write it like"):
-        act(controller, "connect", value="my server")
-    assert place.service.status().description == before
+    place.service.start()
+    wait(lambda: place.service.status().phase == "ready")
+    opened = len(place.opened)
+    with pytest.raises(ConfigError, match=said):
+        act(controller, "connect", value=address)
+    done = place.service.enqueue("the orders before it", lambda backend, cancel: None).done
+    assert done.wait(10.0)
+    status = place.service.status()
+    assert (status.phase, status.description) == ("ready", place.backend.describe())
+    assert all(one.remote is not None for one in place.opened[opened:]), "nothing is loaded again"
+    assert address not in [entry["id"] for entry in controller.view()["ready"]]
