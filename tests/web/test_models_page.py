@@ -12,6 +12,10 @@ from tests.fakes import Script
 from tests.web.conftest import TOKEN, WAIT_MS, serving
 from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
 
+# Whether no line lies over the form that asked.
+IS_WHOLE = """(asked) => !asked.matches('form')
+  || asked.closest('[data-part]').getBoundingClientRect().bottom
+    <= document.querySelector('#ls-models-said').getBoundingClientRect().top"""
 FIRST = '#ls-models [data-part="first"]'
 
 
@@ -172,6 +176,33 @@ def test_a_key_for_a_program_is_made_shown_once_copied_and_revoked(
     part.get_by_text("There is no key yet").wait_for(timeout=WAIT_MS)
     assert not place.service.api_keys.opens(key) and said.inner_text() == ""
     part.locator("summary").click()
+
+
+@pytest.mark.parametrize("act", ["make-key", "download"])
+def test_an_answer_is_read_where_it_was_asked_for(page: Any, act: str) -> None:
+    """Of a form at the end of the tab, and of a model in its middle, both with the tab's end and
+    its beginning out of sight."""
+
+    def refuse(route: Any) -> None:
+        is_act = route.request.method == "POST"
+        route.fulfill(body='{"error": "This cannot be done."}') if is_act else route.fallback()
+
+    page.route("**/models", refuse)
+    others(page)
+    page.locator('#ls-models [data-part="programs"] details').evaluate("(fold) => fold.open = true")
+    page.get_by_label("A name to tell the new key by").fill("laptop")
+    asked = page.locator(f"#ls-models [data-act={act}]:is(button, form)").last
+    asked.evaluate("(element) => element.scrollIntoView({ block: 'end' })")
+    asked.evaluate("(one) => one.matches('form') ? one.requestSubmit() : one.click()")
+    said = page.locator("#ls-models-said")
+    said.get_by_text("This cannot be done.").wait_for(timeout=WAIT_MS)
+    part = asked.evaluate("(element) => element.closest('[data-part]').dataset.part")
+    assert said.evaluate("(line) => line.previousElementSibling.dataset.part") == part
+    wait_until(page, lambda: asked.evaluate(IS_WHOLE))
+    box, height = said.bounding_box(), page.evaluate("innerHeight")
+    assert box["y"] > 0 and box["y"] + box["height"] <= height
+    page.unroute("**/models")
+    others(page)
 
 
 def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:

@@ -194,11 +194,10 @@ class ModelsController:
             raise RequestError(f"A context of {wanted} tokens cannot be planned for.")
         self._context_length = int(wanted)
 
-    def _choose_folder(self, said: Mapping[str, Any]) -> str | None:
-        text = str(said.get("value", "")).strip()
-        self._folder = text or None
+    def _choose_folder(self, said: Mapping[str, Any]) -> None:
+        """What is wrong with it stands in its part of the tab."""
+        self._folder = str(said.get("value", "")).strip() or None
         self._read_again()
-        return self._machine().folder_fault if text else None
 
     def _ask_sizes(self, said: Mapping[str, Any]) -> str | None:
         """The dry run of everything the card would fetch."""

@@ -6,7 +6,7 @@ const PATH = '/models';
 const EVERY_MS = 1000;
 const shown = new Map();
 let timer = 0;
-let isAsking = false;
+let looking = null; // the look under way
 
 const root = () => document.getElementById('ls-models');
 const isSeen = () => root() !== null && root().offsetParent !== null && !document.hidden;
@@ -71,21 +71,24 @@ function show(parts) {
   root().setAttribute('aria-busy', 'false');
 }
 
-async function look() {
-  if (isAsking || !isSeen()) return;
-  isAsking = true;
+const look = () => { looking ??= askAndShow().finally(() => { looking = null; }); return looking; };
+
+async function askAndShow() {
+  if (!isSeen()) return;
   try {
     const answer = await fetch(PATH, { headers: { accept: 'application/json' } });
     if (answer.ok && root()) show((await answer.json()).parts);
   } catch (error) {
     say('localspec does not answer. Is it still running?', true);
-  } finally {
-    isAsking = false;
   }
 }
 
-async function act(said) {
+// The answer stands below the part that asks. The style sheet keeps it in sight where that part is
+// a long list; a form makes room for it.
+async function act(said, asking) {
+  const part = asking.closest('[data-part]');
   say('');
+  part?.after(document.getElementById('ls-models-said'));
   root().setAttribute('aria-busy', 'true');
   try {
     const answer = await fetch(PATH, {
@@ -98,13 +101,15 @@ async function act(said) {
   } catch (error) {
     say('localspec does not answer. Is it still running?', true);
   }
+  await looking; // it may have begun before the answer
   await look();
+  if (asking.form) part?.scrollIntoView({ block: 'nearest' });
 }
 
 // A button asks once: it cannot be pressed again until there is an answer.
 function actBy(button, said) {
   button.disabled = true;
-  return act(said).finally(() => { button.disabled = false; });
+  return act(said, button).finally(() => { button.disabled = false; });
 }
 
 document.addEventListener('click', (event) => {
@@ -120,7 +125,7 @@ document.addEventListener('change', (event) => {
   const choice = event.target.closest('#ls-models select[data-act]');
   if (!choice) return;
   choice.blur();
-  act({ act: choice.dataset.act, value: Number(choice.value) });
+  act({ act: choice.dataset.act, value: Number(choice.value) }, choice);
 });
 
 document.addEventListener('submit', (event) => {
