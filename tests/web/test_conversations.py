@@ -106,19 +106,26 @@ DROP = """(files) => {
 }"""
 
 
+SIDEWAYS = """[...document.querySelectorAll('#ls-chat .user-row *')].filter((one) =>
+  getComputedStyle(one).overflowX === 'auto' && one.scrollWidth > one.clientWidth)
+  .map((one) => one.innerText)"""
+
+
 def test_dropped_files_say_what_was_read_of_them(page: Visit, site: Site) -> None:
     dropped = {
-        "n.txt": b"plain words",
-        "r.pdf": pdf("first page", "second page"),
-        "l.docx": word("Dear all,"),
+        "the notes of March.txt": b"plain words",
+        "the report of March.pdf": pdf("first page", "second page"),
+        "the letter of March.docx": word("Dear all,"),
     }
     page.page.evaluate(DROP, [[name, b64encode(data).decode()] for name, data in dropped.items()])
-    for said in ("r.pdf\n2 pages, ", "l.docx\n2 paragraphs, ", "n.txt\n"):
+    for said in ("March.pdf\n2 pages, ", "March.docx\n2 paragraphs, ", "March.txt\n"):
         page.wait_for(said, "#ls-chips")
     page.send("what do they say?")
     stand(page, 1)
     asked = site.backend.requests[-1].messages[-1].content
     assert "plain words" in asked and "second page" in asked and "Dear all," in asked
+    page.page.get_by_text("March.txt, 11 bytes").wait_for(timeout=WAIT_MS)
+    assert page.page.evaluate(SIDEWAYS) == [], "a line of files wraps"
 
 
 def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) -> None:
