@@ -120,6 +120,8 @@ def test_dropped_files_say_what_was_read_of_them(page: Visit, site: Site) -> Non
     page.page.evaluate(DROP, [[name, b64encode(data).decode()] for name, data in dropped.items()])
     for said in ("March.pdf\n2 pages, ", "March.docx\n2 paragraphs, ", "March.txt\n"):
         page.wait_for(said, "#ls-chips")
+    names = page.page.locator("#ls-chips span")
+    assert not any(names.evaluate_all("all => all.map(one => one.scrollWidth > one.clientWidth)"))
     page.send("what do they say?")
     stand(page, 1)
     asked = site.backend.requests[-1].messages[-1].content
