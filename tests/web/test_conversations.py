@@ -7,6 +7,7 @@ from base64 import b64encode
 import pytest
 
 from tests.chat.test_documents import pdf, word
+from tests.web.checks import READY
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -206,6 +207,20 @@ def test_the_focus_stays_where_a_chat_or_a_message_was_deleted(page: Visit) -> N
     # The next chat of the list has it, or New chat where none follows.
     at_next = "document.activeElement.closest('#ls-new, #ls-history .ls-more') !== null"
     page.page.wait_for_function(at_next, timeout=WAIT_MS)
+
+
+def test_versions_of_a_reply_are_stepped_through_by_keyboard(page: Visit) -> None:
+    ask(page, "echo one", 1)
+    for place in ("2/2", "3/3"):
+        page.page.locator("#ls-chat a.ls-again").last.click()
+        page.wait_for(place)
+        page.page.wait_for_function(READY, timeout=WAIT_MS)
+    page.page.locator("#ls-chat a.ls-show[title='earlier version']").focus()
+    for place in ("2/3", "1/3", "2/3"):
+        page.page.keyboard.press("Enter")
+        page.wait_for(place)
+        has_focus = "document.activeElement.matches('a.ls-show')"
+        page.page.wait_for_function(has_focus, timeout=5_000)
 
 
 def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(

@@ -12,6 +12,8 @@ const numberIn = (link) => Number(/\bls-m-(\d+)\b/.exec(link.className)?.[1]);
 const HERE = { copy: copyMessage }; // what this page does itself; the server does the others
 
 let asked = ""; // by the click before
+let steppedIn = -1; // the place of the message of which another version was asked for last
+const messageRows = () => [...document.querySelectorAll("#ls-written .message-row")];
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a.ls-do");
@@ -19,6 +21,7 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   const name = link.hash.slice(1);
   if (HERE[name]) return HERE[name](link);
+  if (name === "show") steppedIn = messageRows().indexOf(link.closest(".message-row"));
   const what = { do: name, message: numberIn(link) };
   const before = asked;
   asked = JSON.stringify(what);
@@ -28,6 +31,13 @@ document.addEventListener("click", (event) => {
 export function actOnLast(name, row = "") {
   const links = document.querySelectorAll(`#ls-chat ${row} a.ls-${name}`);
   links[links.length - 1]?.click();
+}
+
+// The arrow to the next version in the same direction, or back where there is none.
+function arrowAgain(lost) {
+  if (!lost.matches("a.ls-show")) return null;
+  const arrows = [...(messageRows()[steppedIn]?.querySelectorAll("a.ls-show") ?? [])];
+  return arrows.find((one) => one.title === lost.title) ?? arrows[0];
 }
 
 // Gradio's own button, which is not shown, has the text of the message.
@@ -143,5 +153,5 @@ onNews("overflow", async (news) => {
 whenDrawn(["ls-chat", "ls-compose"], (column) => {
   followDown(column);
   calm(column);
-  keepFocus(column, () => column.focus({ preventScroll: true }));
+  keepFocus(column, (lost) => (arrowAgain(lost) ?? column).focus({ preventScroll: true }));
 });
