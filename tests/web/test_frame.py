@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import REPLY
-from tests.web.checks import ask, newest
+from tests.web.checks import READY, ask, newest
 from tests.web.conftest import LISTENS, TOKEN, VIEWPORT, WAIT_MS, Site, Visit
 
 pytestmark = pytest.mark.slow
@@ -90,6 +90,24 @@ def test_nothing_moves_on_a_narrow_page_of_which_most_is_the_conversation(narrow
     share = "document.querySelector('#ls-chat').clientHeight / innerHeight"
     assert narrow.page.evaluate(share) >= 0.6
     assert narrow.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_arrows_of_a_replys_versions_stay_on_one_line(narrow: Visit) -> None:
+    ask(narrow, "first")
+    narrow.page.locator("#ls-chat a.ls-again").click()
+    narrow.wait_for("2/2")
+    narrow.page.wait_for_function(READY, timeout=WAIT_MS)
+    torn = """() => {
+      const line = document.querySelector('#ls-chat .ls-footer');
+      const parts = [...line.querySelectorAll('.ls-show, .ls-place, .ls-arrow')];
+      const isTorn = (width) => {
+        line.style.width = `${width}px`;
+        const lows = parts.map((one) => one.getBoundingClientRect().bottom);
+        return parts.length !== 3 || Math.max(...lows) - Math.min(...lows) > 8;
+      };
+      return Array.from({ length: 300 }, (_, n) => n + 100).filter(isTorn);
+    }"""
+    assert narrow.page.evaluate(torn) == [], "at these widths in px"
 
 
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:

@@ -191,7 +191,7 @@ def _branches(message: ShownMessage) -> str:
     after = message.siblings[place + 1] if place + 1 < len(message.siblings) else None
     shown = f'<span class="ls-place">{place + 1}/{len(message.siblings)}</span>'
     back, on = _arrow("‹", "earlier version", before), _arrow("›", "later version", after)
-    return f"{back}{shown}{on}"
+    return f'<span class="ls-versions">{back}{shown}{on}</span>'
 
 
 def _arrow(sign: str, title: str, message_id: int | None) -> str:
