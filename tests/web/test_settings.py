@@ -116,6 +116,11 @@ def test_a_changed_field_is_sent_though_an_earlier_value_came_back_to_the_compon
     assert site.backend.requests[-1].max_tokens == 77
 
 
+def has_focus(page: Visit, name: str) -> None:
+    script = "(id) => document.activeElement.id === id"
+    page.page.wait_for_function(script, arg=name, timeout=5_000)
+
+
 def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site: Site) -> None:
     page = opened(visit)
     dialog = page.page.get_by_role("dialog")
@@ -128,6 +133,7 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site
 
     save("first", "Twice")
     page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Twice'")
+    has_focus(page, "ls-prompts")
     save("second", "Twice")
     dialog.get_by_role("button", name="Keep it").click()
     assert site.service.prompts.all() == {"Twice": {"system_prompt": "first"}}
@@ -145,6 +151,7 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site
     page.page.click("#ls-prompt-delete")
     dialog.get_by_role("button", name="Delete").click()
     until(lambda: site.service.prompts.all() == {})
+    has_focus(page, "ls-prompt-save")
     assert field(page, "system_prompt").input_value() == "second"
 
 

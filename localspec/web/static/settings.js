@@ -56,6 +56,7 @@ function fill(values) {
 
 // What follows from the values: sliders, the words for the speed, which prompt this is.
 function draw() {
+  const focused = document.activeElement;
   for (const slider of form().querySelectorAll("input[data-for]")) slider.value = field(slider.dataset.for).value || 0;
   const chosen = form().querySelector("input[name=drafter]:checked");
   const label = chosen?.closest(".ls-way").querySelector("b").textContent ?? "";
@@ -69,6 +70,15 @@ function draw() {
   const isUsual = Object.entries(panel.defaults).every(([name, value]) => values[name] === value);
   byId("ls-defaults-back").disabled = isUsual;
   byId("ls-defaults-save").disabled = isUsual || !panel.model;
+  byId("ls-defaults-forget").hidden = !panel.has_defaults;
+  passFocusOn(focused);
+}
+
+// A button that did its work may be off or gone now: what stands beside it has the focus then.
+function passFocusOn(button) {
+  if (!form().contains(button) || !(button.disabled || button.hidden)) return;
+  const next = button.closest(".ls-library, .ls-ends")?.querySelector(":enabled:not([hidden])");
+  (next ?? field("system_prompt")).focus({ preventScroll: true });
 }
 
 const promptShown = () => {
@@ -136,7 +146,6 @@ onNews("panel", (told) => {
   byId("ls-kernels").textContent = KERNELS[panel.kernels] ?? (panel.is_loaded ? "one kind only" : "not known yet");
   const model = panel.model?.split(/[\\/]/).pop();
   byId("ls-defaults-of").textContent = model ? `Defaults of ${model}${panel.has_defaults ? "" : ": as shipped"}` : "";
-  byId("ls-defaults-forget").hidden = !panel.has_defaults;
   byId("ls-makes-titles").closest("label").hidden = panel.makes_titles === null;
   byId("ls-makes-titles").checked = panel.makes_titles;
   draw();
