@@ -126,6 +126,8 @@ def test_check_13_a_message_beyond_the_context_is_asked_about(page: Visit, site:
     page.page.press("#ls-message textarea", "Enter")
     page.page.wait_for_selector("dialog[open]", timeout=WAIT_MS)
     assert "tokens" in page.text("dialog[open]")
+    assert page.page.locator("dialog[open] meter").count() == 0
+    page.page.wait_for_selector("#ls-gauge[data-state='over']", timeout=WAIT_MS)
     page.page.get_by_role("button", name="Shorten the message").click()
     assert page.page.input_value("#ls-message textarea") == text
     assert num_rows(site) == rows

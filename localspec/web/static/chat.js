@@ -132,10 +132,7 @@ const count = (number) => Number(number).toLocaleString("en");
 
 // Nothing is cut unless the person says so here.
 onNews("overflow", async (news) => {
-  const body = [
-    make("p", { textContent: news.sentence }),
-    make("meter", { min: 0, max: Math.max(news.context, news.prompt + news.reply), value: news.prompt, high: news.context, ariaLabel: "Tokens needed" }),
-  ];
+  const body = make("p", { textContent: news.sentence });
   const what = news.is_by_system_prompt ? "system prompt" : "message";
   const choices = [[`Shorten the ${what}`, "shorten", true]];
   if (news.room) choices.push([`Allow a reply of at most ${count(news.room)} tokens`, "room"]);

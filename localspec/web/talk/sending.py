@@ -104,9 +104,6 @@ def overflow(
     return {
         "sentence": str(error),
         "is_by_system_prompt": error.is_by_system_prompt,
-        "prompt": error.num_prompt_tokens,
-        "reply": error.max_tokens,
-        "context": error.context_length,
         "room": room if room >= SHORTEST_REPLY else None,
         "left_out": fitting(service, handle, text, settings),
     }

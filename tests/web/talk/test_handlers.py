@@ -415,7 +415,7 @@ def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> 
 
     async def run() -> None:
         shown = await handlers.send("page", None, "word " * 9000, FORM)
-        assert shown.signal is not None and shown.signal["overflow"]["context"] == 4096
+        assert shown.signal is not None and "4,096" in shown.signal["overflow"]["sentence"]
         assert shown.chat is None
 
     asyncio.run(run())
