@@ -110,6 +110,23 @@ def test_the_arrows_of_a_replys_versions_stay_on_one_line(narrow: Visit) -> None
     assert narrow.page.evaluate(torn) == [], "at these widths in px"
 
 
+def test_the_sign_of_the_settings_ends_where_the_line_of_the_tabs_does(page: Visit) -> None:
+    """And it keeps its place when the settings open."""
+    ends = """() => {
+      const handle = document.querySelector('#ls-settings > .toggle-button');
+      const sign = parseFloat(getComputedStyle(handle, '::before').width);
+      const box = handle.getBoundingClientRect();
+      const line = document.querySelector('#ls-tabs > .tab-wrapper').getBoundingClientRect();
+      return [box.right - (box.width - sign) / 2, line.right];
+    }"""
+    sign, line = page.page.evaluate(ends)
+    assert sign == line
+    page.page.get_by_role("button", name="Open settings").click()
+    page.page.get_by_role("button", name="Close settings").wait_for()
+    page.page.wait_for_function(f"(sign) => ({ends})()[0] === sign", arg=sign, timeout=WAIT_MS)
+    page.page.get_by_role("button", name="Close settings").click()
+
+
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
     ask(page, "steady: hello")
     page.wait_for("% of guesses right", "#ls-guesses")
