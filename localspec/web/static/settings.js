@@ -1,11 +1,10 @@
 // The settings at the side: the fields' values go to the server as one text, kept for each chat; the
 // person's prompts; the defaults of the model. Texts of the person's are only ever text nodes.
 import { askForLine, byId, command, make, onNews, question, toast } from "./ui.js";
-import { setSide } from "./side.js";
+import { NARROW_PX, setSide } from "./side.js";
 
 const KEEP_MS = 300; // of rest after a letter, before what the fields hold is kept
 const MAX_PROMPT_NAME = 80; // as commands.py
-const NARROW_PX = 768;
 const KERNELS = { "same-bits": "same bits with and without drafting", fastest: "fastest, near ties may differ" };
 
 const form = () => byId("ls-form");

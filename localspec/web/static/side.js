@@ -4,7 +4,7 @@ import { showMenu } from "./menu.js";
 import { askForLine, byId, command, inWords, keepFocus, make, onNews, question, toast, whenDrawn } from "./ui.js";
 
 const SEARCH_MS = 180;
-const NARROW_PX = 768;
+export const NARROW_PX = 769; // where less is there, Gradio lays its sides over the page
 const ROOM_FOR_SETTINGS_PX = 1400;
 const KEPT = "ls-settings"; // whether they were left open, over a reload
 
