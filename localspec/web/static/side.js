@@ -92,7 +92,7 @@ onNews("when_full", async ({ handle, value }) => {
 async function exportChat(handle) {
   const format = await question({
     title: "Export this chat",
-    body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV has the figures; SQLite is the database." }),
+    body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV has the figures of the replies that were written in this chat, and none of copied or imported ones; SQLite is the database." }),
     choices: [["Markdown", "markdown", true], ["JSONL", "jsonl"], ["CSV", "csv"], ["SQLite", "sqlite"]],
   });
   if (!format) return;

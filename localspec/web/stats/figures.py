@@ -205,7 +205,9 @@ def verdict(
 
 def _why_unknown(rows: Sequence[Row]) -> str:
     if not any(row["num_output_tokens"] for row in rows):
-        return "No reply was written in this selection yet."
+        return (
+            "No reply was written in this selection yet; copied and imported ones have no figures."
+        )
     if not any(row["num_draft_tokens"] for row in rows):
         return "Nothing was drafted in these replies, so there is no gain to tell."
     return (
