@@ -127,6 +127,23 @@ def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> N
     shows(page, "echo way one")
 
 
+def test_a_reply_asked_for_in_another_tab_is_shown_in_this_one(visit: Open, site: Site) -> None:
+    asking = begin(visit)
+    ask(asking, "echo first", 1)
+    asking.page.wait_for_function("/c=[0-9]+/.test(location.search)")
+    looking = visit()
+    looking.open(f"&c={asking.page.url.partition('c=')[2]}")
+    looking.wait_for("echo first")
+    looking.page.fill("#ls-message textarea", "typed here")
+    asking.send("slow: second")
+    looking.show()
+    looking.wait_for("slow: second")
+    looking.page.wait_for_selector("#ls-stop:not(:disabled)", timeout=WAIT_MS)
+    site.pace(0.01)
+    looking.wait_for("only sooner.")
+    assert looking.page.input_value("#ls-message textarea") == "typed here"
+
+
 def test_two_chats_deleted_in_a_row_can_both_be_brought_back(page: Visit) -> None:
     ask(page, "echo first to go", 1)
     page.new_chat()

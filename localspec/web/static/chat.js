@@ -62,6 +62,15 @@ onNews("all", (text) => {
   question({ title: "The whole message", body: whole, choices: [["Close", null, true]], wide: true });
 });
 
+// A reply that another tab asked for in this chat is shown here too, unless a message is being edited.
+const LOOKS = 5; // so many in a row: what this tab asks for itself is shown within fewer
+let numUnshown = 0;
+window.addEventListener("ls-looked", ({ detail: isWritten }) => {
+  const isShown = !byId("ls-stop")?.disabled || document.querySelector(".ls-editor");
+  numUnshown = isWritten && !isShown ? numUnshown + 1 : 0;
+  if (numUnshown === LOOKS) command({ do: "open", handle: Number(new URLSearchParams(location.search).get("c")) });
+});
+
 // The column scrolls with the text unless the person has scrolled up to read.
 let isAtEnd = true;
 

@@ -131,6 +131,7 @@ function show(state) {
     strip.dataset.phase = state.phase;
     window.dispatchEvent(new CustomEvent("ls-phase", { detail: state.phase }));
   }
+  window.dispatchEvent(new CustomEvent("ls-looked", { detail: state.is_written }));
   if (state.num_titles !== numTitles) { // a chat has a new name
     if (numTitles !== null) window.dispatchEvent(new CustomEvent("ls-titles"));
     numTitles = state.num_titles;
