@@ -109,7 +109,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
         return ""
     highs = [each[1] for group in groups for each in group.intervals if each]
     top = axes.y_top or max([*values, *highs, axes.line or 0.0])
-    labels = _wrapped([group.label for group in groups], axes.width)
+    labels = _labels_below([group.label for group in groups], axes.width)
     below = LINE * (max(map(len, labels)) - 1)
     high = _ticks(0.0, top)[-1]
     signs = [(name, _box(0, -3, 14, 9, place)) for place, name in enumerate(names)]
@@ -123,7 +123,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
     for place, group in enumerate(groups):
         middle, y = frame.x(place + 0.5), frame.bottom + 16
         for at, line in enumerate(labels[place]):
-            parts.append(_text(middle, y + LINE * at, line, "middle"))
+            parts += [_text(middle, y + LINE * at, line, "middle")] if line else []
         begin = place + 0.5 - share * len(names) / 2
         ends = [*group.intervals, *[None] * (len(names) - len(group.intervals))]
         for index, (value, interval) in enumerate(zip(group.values, ends, strict=True)):
@@ -134,10 +134,18 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
     return _svg(axes, frame, [*parts, _level(frame, axes)])
 
 
-def _wrapped(labels: Sequence[str], width: int) -> list[list[str]]:
-    """Each label in lines that fit beside the others."""
-    room = int((width - LEFT - RIGHT) / len(labels) / LETTER)
-    return [textwrap.wrap(one, max(1, room), break_long_words=False) or [""] for one in labels]
+def _labels_below(labels: Sequence[str], width: int) -> list[list[str]]:
+    """Each label in lines that fit beside the others. Where a word is too long for that, every
+    second label begins below its neighbours, and each has half as much room again."""
+    room = (width - LEFT - RIGHT) / len(labels) / LETTER
+    is_tight = max(len(word) for one in labels for word in _wrapped(one, 1)) > room
+    lines = [_wrapped(one, int(1.5 * room if is_tight else room)) for one in labels]
+    lower = [""] * max(map(len, lines[::2])) if is_tight else []
+    return [[*lower * (place % 2), *one] for place, one in enumerate(lines)]
+
+
+def _wrapped(label: str, room: int) -> list[str]:
+    return textwrap.wrap(label, max(1, room), break_long_words=False) or [""]
 
 
 def rows(axes: Axes, shown: Sequence[Row]) -> str:

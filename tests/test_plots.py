@@ -6,6 +6,8 @@ import itertools
 import math
 import operator
 import re
+from collections import defaultdict
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +16,7 @@ from localspec.drafters.registry import PLAIN_COLOUR, REGISTRY
 from localspec.plots import (
     COLOURS,
     DASHES,
+    LETTER,
     Axes,
     Group,
     Row,
@@ -44,6 +47,20 @@ def test_a_label_is_wrapped_below_its_bars_and_never_cut() -> None:
     words = ElementTree.fromstring(many).itertext()
     assert " ".join(words).count(label) == 16, "below each bar, and as its title"
     assert standalone(many).split('height="')[1] > standalone(few).split('height="')[1]
+
+
+def test_the_names_of_all_drafters_lie_beside_each_other_without_touching() -> None:
+    labels = sorted(info.label for info in REGISTRY.values())
+    drawn = bars(replace(AXES, width=440), ("gain",), [Group(one, (1.0,)) for one in labels])
+    lines_of = defaultdict[float, list[tuple[float, float]]](list)
+    for x, y, words in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>', drawn):
+        if any(words in label for label in labels):
+            half = LETTER * len(words) / 2
+            lines_of[float(y)].append((float(x) - half, float(x) + half))
+    assert sum(map(len, lines_of.values())) > len(labels)
+    for line in lines_of.values():
+        assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(sorted(line)))
+        assert min(line)[0] >= 0 and max(line)[1] <= 440
 
 
 def test_nothing_to_show_is_no_plot() -> None:
