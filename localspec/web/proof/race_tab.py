@@ -28,7 +28,7 @@ from localspec.web.stats.panels import warning_html
 
 POLL_S = 0.15
 SEED = 1
-NOT_LOADED = "No model is loaded yet. Wait until the line over the chat says Ready."
+FEWEST_TOKENS, MOST_TOKENS = 8, 2048  # of a reply
 ON_A_SERVER = (
     "A server answers, and it cannot be told to write without drafting. Load a model of this "
     "machine, under Models, to race."
@@ -45,15 +45,17 @@ class Runs:
 
     def race(self, prompt: str, temperature: float, max_tokens: int, drafter: str) -> Race:
         """Raises RequestError for a value out of range."""
+        if not prompt.strip():
+            raise RequestError("Write a prompt first.")
+        if not FEWEST_TOKENS <= max_tokens <= MOST_TOKENS:
+            raise RequestError(
+                f"Max tokens is {max_tokens:,}, but must lie between {FEWEST_TOKENS} and "
+                f"{MOST_TOKENS:,} in a race."
+            )
         sampling = SamplingParams(temperature=temperature, seed=SEED)
         request = race_request(prompt, sampling, drafter, max_tokens)
         self.num_races += 1
         return Race(request, is_plain_first=self.num_races % 2 == 1)
-
-    def require_model(self) -> None:
-        """Raises RequestError before one is loaded."""
-        if self.service.status().description is None:
-            raise RequestError(NOT_LOADED)
 
     @property
     def is_on_a_server(self) -> bool:
@@ -69,7 +71,8 @@ class Runs:
             self.tasks[page].cancel.set()
 
     async def follow(self, page: str, race: Race) -> AsyncGenerator[str]:
-        """Queue the race and show its view until it is over; closing this ends it."""
+        """Queue the race, which loads a model that was let go, and show its view until it is over;
+        closing this ends it."""
         self.stop(page)
         task = self.tasks[page] = self.service.enqueue("a race", race.run)
         shown = ""
@@ -84,7 +87,8 @@ class Runs:
             task.cancel.set()
             if self.tasks.get(page) is task:
                 del self.tasks[page]
-        yield race_html(race.view)
+        never_ran = task.error is not None and race.view.phase == "waiting"
+        yield warning_html(str(task.error)) if never_ran else race_html(race.view)
 
 
 def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
@@ -92,13 +96,10 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
     runs = Runs(service)
 
     async def race(
-        request: gr.Request, prompt: str, temperature: float, max_tokens: float, drafter: str
+        request: gr.Request, prompt: str, temperature: float, max_tokens: float | None, drafter: str
     ) -> AsyncIterator[str]:
         try:
-            runs.require_model()
-            if not prompt.strip():
-                raise RequestError("Write a prompt first.")
-            race = runs.race(prompt, temperature, int(max_tokens or 128), drafter)
+            race = runs.race(prompt, temperature, int(max_tokens or 0), drafter)
         except LocalspecError as error:
             yield warning_html(str(error))
             return
@@ -142,9 +143,7 @@ def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.Dropdown]:
             elem_id="ls-race-prompt",
         )
         temperature = gr.Slider(0, 1.5, value=0.7, step=0.1, label="Temperature", min_width=190)
-        max_tokens = gr.Number(
-            value=128, minimum=8, maximum=2048, precision=0, label="Max tokens", min_width=110
-        )
+        max_tokens = gr.Number(value=128, precision=0, label="Max tokens", min_width=110)
         drafter = gr.Dropdown(
             [("Auto", AUTO)], value=AUTO, label="Drafter", filterable=False, min_width=150,
             elem_id="ls-race-drafter",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localspec.backend import Server
+from localspec.errors import ConfigError
 from tests.web.conftest import Open, Site, Visit, until
 
 
@@ -43,6 +44,35 @@ def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None
     one.wait_for_selector(".ls-lane[data-phase=writing]")
     one.close()
     until(lambda: site.service.worker.current is None)
+
+
+def test_a_wrong_number_of_tokens_is_said_and_nothing_runs(page: Visit, site: Site) -> None:
+    one, before = to_tab(page), len(site.backend.requests)
+    for wrong in ("0", "99999", ""):
+        one.get_by_label("Max tokens").last.fill(wrong)
+        one.click("#ls-race-start")
+        page.wait_for(f"Max tokens is {int(wrong or 0):,}, but must lie", "#ls-race")
+        one.wait_for_selector("#ls-race-stop[disabled]")
+    assert len(site.backend.requests) == before
+    one.get_by_label("Max tokens").last.fill("128")
+
+
+def test_a_race_loads_a_model_that_was_let_go_or_says_why_there_is_none(
+    page: Visit, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifecycle = site.service.lifecycle
+    works = lifecycle.opener
+
+    def refuse(report: Any) -> Any:
+        raise ConfigError("There is no such model.")
+
+    one = to_tab(page)
+    for opener, said in ((refuse, "There is no such model."), (works, "Identical")):
+        monkeypatch.setattr(lifecycle, "opener", opener)
+        site.service.unload()
+        until(lambda: site.service.status().phase == "unloaded")
+        one.click("#ls-race-start")
+        page.wait_for(said, "#ls-race")
 
 
 def test_who_begins_alternates(site: Site) -> None:
