@@ -29,6 +29,9 @@ def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> Non
     texts = one.locator(".ls-lane-text").all_inner_texts()
     assert len(texts) == 2 and texts[0] == texts[1] != ""
     assert site.store.turn_rows() == []  # a race is not logged
+    one.evaluate("document.querySelector('.ls-lane small').textContent = '9 to 10 '.repeat(9)")
+    tops = "[...document.querySelectorAll('.ls-lane-text')].map(e => e.getBoundingClientRect().top)"
+    assert len(set(one.evaluate(tops))) == 1, "both texts are level, whatever wraps above them"
 
 
 def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None:
