@@ -169,6 +169,15 @@ def test_the_menu_of_a_chat_closes_by_key_wherever_the_focus_is(page: Visit) -> 
         page.page.locator("#ls-menu").wait_for(state="detached")
 
 
+def test_the_first_and_the_last_line_of_a_menu_have_a_key(page: Visit) -> None:
+    ask(page, "echo menu", 1)
+    page.page.locator("#ls-history .ls-more").first.click()
+    for key, line in (("End", "Delete"), ("Home", "Rename"), ("ArrowUp", "Delete")):
+        page.page.keyboard.press(key)
+        assert page.page.evaluate("document.activeElement.textContent") == line
+    page.page.keyboard.press("Escape")
+
+
 def test_a_file_of_twenty_megabytes_comes_in_and_a_broken_one_is_refused(
     page: Visit, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ export function showMenu(button, label, items) {
     const place = made.indexOf(document.activeElement);
     if (event.key === "ArrowDown") made[(place + 1) % made.length].focus();
     else if (event.key === "ArrowUp") made[(place + made.length - 1) % made.length].focus();
+    else if (event.key === "Home") made[0].focus();
+    else if (event.key === "End") made.at(-1).focus();
     else if (event.key === "Tab") { closeMenu(); button.focus(); return; } // and on from there
     else return;
     event.preventDefault();
