@@ -301,7 +301,7 @@ def _table(result: TuneUp) -> str:
     )
     return (
         '<div class="ls-mscroll" tabindex="0" role="region" aria-label="What the tune-up measured">'
-        f'<table class="ls-mtune"><thead><tr><th></th>{head}</tr></thead><tbody>'
+        f'<table class="ls-mtune"><thead><tr><td></td>{head}</tr></thead><tbody>'
         f"<tr><th>without drafting, tokens per second</th>{plain}</tr>{rows}</tbody></table></div>"
     )
 

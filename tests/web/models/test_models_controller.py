@@ -285,6 +285,7 @@ def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     assert tuning.result is not None and tuning.result.is_complete
     assert "without drafting, tokens per second" in shown and "Start again" in shown
     assert "ls-mverdict" in shown and tuning.task.error is None
+    assert "<th></th>" not in shown, "a heading without words is read out as one"
 
 
 def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
