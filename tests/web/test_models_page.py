@@ -105,6 +105,17 @@ def test_load_anyway_is_asked_once_more(page: Any, place: ModelsSite) -> None:
     assert asked == ["Load it all the same?"] and len(place.opened) <= 1
 
 
+def test_the_context_is_chosen_by_arrow_keys(page: Any) -> None:
+    """The list that has the focus keeps it, though it is made anew after each key."""
+    page.get_by_label("Plan for a context of").focus()
+    for tokens in (16384, 32768):
+        page.keyboard.press("ArrowDown")
+        made_anew = f"[data-key=context]:has([value='{tokens}'][selected])"
+        page.locator(f"#ls-models {made_anew}").wait_for(timeout=WAIT_MS)
+        assert page.evaluate("document.activeElement.dataset.key") == "context"
+    page.get_by_label("Plan for a context of").select_option("8192")
+
+
 def test_nothing_is_wider_than_a_narrow_screen(page: Any) -> None:
     others(page)
     for width in (360, 760, 1200):

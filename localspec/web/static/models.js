@@ -62,7 +62,7 @@ function show(parts) {
   for (const section of root().querySelectorAll('[data-part]')) {
     const text = parts[section.dataset.part] || '';
     const isChosen = section.contains(document.activeElement)
-      && document.activeElement.tagName === 'SELECT';
+      && document.activeElement.tagName === 'SELECT' && !document.activeElement.dataset.isChosen;
     // A part that Gradio made anew is empty again, whatever was shown before.
     if ((shown.get(section.dataset.part) === text && section.childNodes.length) || isChosen) continue;
     shown.set(section.dataset.part, text);
@@ -124,7 +124,7 @@ document.addEventListener('click', (event) => {
 document.addEventListener('change', (event) => {
   const choice = event.target.closest('#ls-models select[data-act]');
   if (!choice) return;
-  choice.blur();
+  choice.dataset.isChosen = '1'; // it may be made anew now
   act({ act: choice.dataset.act, value: Number(choice.value) }, choice);
 });
 
