@@ -131,6 +131,10 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site
         page.page.fill("#ls-line", name)
         page.page.press("#ls-line", "Enter")
 
+    field(page, "system_prompt").focus()
+    tip = page.page.locator("#ls-help-of-system_prompt").bounding_box()
+    handle = page.page.locator("#ls-settings > .toggle-button").bounding_box()
+    assert tip["x"] + tip["width"] <= handle["x"], "the help leaves the panel's button free"
     save("first", "Twice")
     page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Twice'")
     has_focus(page, "ls-prompts")
