@@ -87,6 +87,7 @@ def test_a_lenient_reply_wears_its_badge_and_an_exact_one_does_not(
     page.page.click("#ls-advanced summary")
     said = page.page.text_content("#ls-help-of-checking")
     assert "every word is what the model alone would write" in said
+    assert "; \\n means a line break" in page.page.text_content("#ls-help-of-stop")
     assert page.page.input_value("#ls-set-checking") == AS_SET
     ask(page, "Write a function that adds.")
     assert (newest(site)["workload"], newest(site)["exact"]) == ("code", True)

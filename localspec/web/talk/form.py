@@ -263,7 +263,7 @@ STOP = """<div class="ls-set ls-wide-set"><label for="ls-set-stop">Stop strings<
 <textarea id="ls-set-stop" name="stop" rows="1" autocomplete="off" spellcheck="false"
  placeholder="none" aria-describedby="ls-help-of-stop"></textarea>
 <span class="ls-set-help" role="tooltip" id="ls-help-of-stop">A reply ends before any of these
- texts. One a line; \\n means a line break.</span></div>"""
+ texts. One a line; &#92;n means a line break.</span></div>"""
 
 ENDS = """<div class="ls-ends"><button type="button" id="ls-defaults-back">Back to the
  defaults</button><button type="button" id="ls-defaults-save">Make these the
