@@ -123,10 +123,12 @@ class RecurrentLM(ModuleLM):
         """Find out how text may be read on. Raises ModelError where neither way gives the logits of
         the text read at once."""
         ids = [(7 * place + 1) % self.vocab_size for place in range(sum(PIECES))]
-        whole = self._answers(ids)
+        whole, allowed = self.forward(ids), AGREEMENT[self.module.dtype]
+        self.cache.rollback(0)
         for self.reads_pieces in (True, False):
-            found = self._answers(ids[: PIECES[0]], ids[PIECES[0] :])
-            if float((found - whole).norm() / whole.norm()) <= AGREEMENT[self.module.dtype]:
+            self._held = ([], None)
+            found = self._answers_in_pieces(ids)
+            if float((found - whole).norm(dim=(1, 2)).max() / whole.norm()) <= allowed:
                 return
         raise ModelError(
             f"This version of transformers gives other logits for {self.module.config.model_type} "
@@ -134,10 +136,15 @@ class RecurrentLM(ModuleLM):
             "could be trusted. Choose a model of another family, such as Qwen3."
         )
 
-    def _answers(self, *pieces: Sequence[int]) -> torch.Tensor:
-        logits = torch.cat([self.forward(piece) for piece in pieces])
+    def _answers_in_pieces(self, ids: Sequence[int]) -> torch.Tensor:
+        """Logits of two pieces, and once more after the second was taken back, [2, sum, V]."""
+        first = self.forward(ids[: PIECES[0]])
+        found = list[torch.Tensor]()
+        for _ in range(2):
+            found.append(torch.cat((first, self.forward(ids[PIECES[0] :]))))
+            self.cache.rollback(PIECES[0])
         self.cache.rollback(0)
-        return logits
+        return torch.stack(found)
 
     def follow(self, layers: Sequence[int]) -> Features:
         raise ModelError(self.refusal)
@@ -145,13 +152,15 @@ class RecurrentLM(ModuleLM):
 
 def _copied(state: Any) -> Any:
     """A cache of transformers that further forwards of the other leave as it is. They write into
-    the tensors of states (in dicts) and replace those of keys and values."""
+    the tensors of states (in dicts and lists) and replace those of keys and values."""
     made = copy.copy(state)
     made.layers = [copy.copy(layer) for layer in state.layers]
-    for layer in made.layers:
-        for name, value in vars(layer).items():
+    for part in (made, *made.layers):
+        for name, value in vars(part).items():
             if isinstance(value, dict):
-                setattr(layer, name, {key: _cloned(each) for key, each in value.items()})
+                setattr(part, name, {key: _cloned(each) for key, each in value.items()})
+            elif isinstance(value, list):
+                setattr(part, name, [_cloned(each) for each in value])
     return made
 
 

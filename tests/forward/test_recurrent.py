@@ -47,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_chunk_size": 8},
     "falcon_mamba": {"state_size": 4},
     "qwen3_5_text": LINEAR,
+    "minimax": {"layer_types": ["full_attention", "linear_attention"], "num_local_experts": 2,
+                "num_experts_per_tok": 1, "block_size": 4},
 }  # fmt: skip
 
 
@@ -104,6 +106,14 @@ def test_a_family_that_answers_otherwise_token_by_token_is_refused() -> None:
         RecurrentLM(module, 64)
 
 
+def test_a_family_whose_state_cannot_be_held_is_read_token_by_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("localspec.forward.recurrent._copied", lambda state: state)
+    model = RecurrentLM(module_of("qwen3_5_text"), 64)
+    assert not model.reads_pieces and not drafters_of(model)
+
+
 def test_only_what_goes_on_from_the_state_is_read_on() -> None:
     module, sizes = module_of("lfm2"), list[int]()
     model = RecurrentLM(module, 64)
@@ -117,7 +127,7 @@ def test_only_what_goes_on_from_the_state_is_read_on() -> None:
     assert sizes == [6, 2, 8]
 
 
-DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_5_text")
+DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_5_text", "minimax")
 
 
 def drafters_of(target: RecurrentLM) -> dict[str, Any]:
