@@ -1,7 +1,6 @@
-"""The shapes of the tensors in .safetensors files, from their headers alone.
+"""What the headers of .safetensors files say: the shapes of tensors, and whether a file is whole.
 
-Contract: raises ModelError for a header that cannot be read; whether a file is whole is checked
-where it is loaded (forward.weights).
+Contract: no tensor is read. ModelError for a file that is damaged.
 """
 
 from __future__ import annotations
@@ -9,9 +8,13 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from localspec.errors import ModelError
+from safetensors import SafetensorError, safe_open
+
+from localspec.errors import ModelError, first_line
 from localspec.files import parsed
 
+# 8 bits of quantised weights are among the usual ones.
+WHOLE_NUMBERS = frozenset(("BOOL", "I16", "U16", "I32", "U32", "I64", "U64"))
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 
 
@@ -31,3 +34,40 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         raise ModelError(
             f"The header of {file.name} in {file.parent} cannot be read. Fetch the file again."
         ) from error
+
+
+def check_safetensors(file: Path) -> None:
+    """Check the header against the file's size, then as safetensors does: known types, shapes that
+    fill their bytes, no gaps. Raises ModelError."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, size - 8):
+            raise _damaged(file, "its header does not fit the file")
+        raw = stream.read(header_bytes)
+    try:
+        entries = parsed(raw)
+        tensors = {name: each for name, each in entries.items() if name != "__metadata__"}
+        ends = [int(each["data_offsets"][1]) for each in tensors.values()]
+        counted = [
+            name
+            for name, each in tensors.items()
+            if name.endswith(".weight") and each["dtype"] in WHOLE_NUMBERS
+        ]
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise _damaged(file, "its header cannot be read") from error
+    if counted:  # transformers would take them as they are, and the model would say nothing
+        raise _damaged(file, f"{counted[0]} holds whole numbers of a kind that no weights have")
+    if max(ends, default=0) != size - 8 - header_bytes:
+        raise _damaged(file, f"it has {size} bytes, not the number its header promises")
+    try:
+        with safe_open(file, framework="np"):
+            return
+    except (SafetensorError, OverflowError) as error:
+        reason = first_line(error).rstrip(".")
+        raise _damaged(file, f"its header does not describe its tensors ({reason})") from error
+
+
+def _damaged(file: Path, reason: str) -> ModelError:
+    return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")

@@ -10,18 +10,17 @@ Not here: which model, whether it fits (machine), fetching it (machine.sources).
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from localspec.errors import MemoryShortage, ModelError, first_line
-from localspec.files import parsed, read_json
+from localspec.files import read_json
 from localspec.formats.gguf_file import POINTER, parts_of
+from localspec.formats.safetensors_file import check_safetensors
 from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.decoder import Decoder
@@ -33,9 +32,6 @@ from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
 
-# 8 bits of quantised weights are among the usual ones.
-WHOLE_NUMBERS = frozenset(("BOOL", "I16", "U16", "I32", "U32", "I64", "U64"))
-MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
 PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
@@ -336,48 +332,11 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def check_safetensors(file: Path) -> None:
-    """Check the header against the file's size, then as safetensors does: known types, shapes that
-    fill their bytes, no gaps. Raises ModelError."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, size - 8):
-            raise _damaged(file, "its header does not fit the file")
-        raw = stream.read(header_bytes)
-    try:
-        entries = parsed(raw)
-        tensors = {name: each for name, each in entries.items() if name != "__metadata__"}
-        ends = [int(each["data_offsets"][1]) for each in tensors.values()]
-        counted = [
-            name
-            for name, each in tensors.items()
-            if name.endswith(".weight") and each["dtype"] in WHOLE_NUMBERS
-        ]
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise _damaged(file, "its header cannot be read") from error
-    if counted:  # transformers would take them as they are, and the model would say nothing
-        raise _damaged(file, f"{counted[0]} holds whole numbers of a kind that no weights have")
-    if max(ends, default=0) != size - 8 - header_bytes:
-        raise _damaged(file, f"it has {size} bytes, not the number its header promises")
-    try:
-        with safe_open(file, framework="pt"):
-            return
-    except (SafetensorError, OverflowError) as error:
-        reason = first_line(error).rstrip(".")
-        raise _damaged(file, f"its header does not describe its tensors ({reason})") from error
-
-
 def _does_not_fit(folder: Path) -> MemoryShortage:
     return MemoryShortage(
         f"{folder.name} does not fit into the memory that is free. Close other programs, or "
         "choose a smaller model or a shorter context."
     )
-
-
-def _damaged(file: Path, reason: str) -> ModelError:
-    return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")
 
 
 def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward import nf4, weights
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
@@ -24,7 +25,6 @@ from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM
 from localspec.forward.weights import (
     check_folder,
-    check_safetensors,
     load_model,
     load_module,
     weight_files,
