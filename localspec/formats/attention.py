@@ -57,6 +57,13 @@ def count_attention_layers(text: Mapping[str, Any], num_layers: int) -> int:
     return num_layers // every if isinstance(every, int) and every > 0 else num_layers
 
 
+def count_key_heads(text: Mapping[str, Any], num_heads: int) -> int:
+    """Heads of keys, and of values, of a layer with num_heads heads of queries."""
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):  # Falcon
+        return 1
+    return int(text.get("num_key_value_heads") or num_heads)
+
+
 def attention_fault(text: Mapping[str, Any]) -> str | None:
     """Why not, as sentences; None where nothing is against it. text: the config of the part that
     reads text."""

@@ -292,8 +292,15 @@ class KVCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write [1, heads, n, dim] into this forward's slots; returns all K and V so far."""
+        """Write [1, heads, n, dim] into this forward's slots; returns all K and V so far. Raises
+        CacheError for keys or values of another size: torch would repeat a single head."""
         held_keys, held_values = self._keys[layer], self._values[layer]
+        for made, held in ((keys, held_keys), (values, held_values)):
+            if (made.shape[1], made.shape[3]) != (held.shape[1], held.shape[3]):
+                raise CacheError(
+                    f"Layer {layer} has {made.shape[1]} heads of {made.shape[3]}, where the config "
+                    f"names {held.shape[1]} of {held.shape[3]}."
+                )
         held_keys[:, :, self._start : self._end] = keys
         held_values[:, :, self._start : self._end] = values
         return held_keys[:, :, : self._end], held_values[:, :, : self._end]

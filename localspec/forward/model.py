@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from localspec.errors import ModelError
-from localspec.formats.attention import attention_fault, is_recurrent
+from localspec.formats.attention import attention_fault, count_key_heads, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
 from localspec.forward.tree import depths, visible_mask
@@ -206,13 +206,14 @@ def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
 def kv_shape(config: Any, capacity: int) -> KVShape:
     """The cache a transformers config needs. Raises ModelError where it cannot roll back."""
     text = config.get_text_config()
-    fault = attention_fault(_described(text))
+    described = _described(text)
+    fault = attention_fault(described)
     if fault is not None:
         raise ModelError(fault)
     heads = text.num_attention_heads
     shape = KVShape(
         num_layers=text.num_hidden_layers,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        num_kv_heads=count_key_heads(described, heads),
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         capacity=capacity,
     )

@@ -10,6 +10,8 @@ Not here: which model, whether it fits (machine), fetching it (machine.sources).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -34,7 +36,7 @@ from localspec.forward.weight_layout import tune
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
-PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
+PROBED = (6, 1, 3)  # tokens at once, one after them and several, compared with transformers
 COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
 TOWERS = ("vision_tower", "audio_tower", "multi_modal_projector")  # beside a text model
@@ -76,7 +78,8 @@ def load_model(
     """
     module = load_module(folder, dtype, device, bits)
     if has_state(module.config):
-        recurrent = RecurrentLM(module, context_length)
+        with _saying_what_cannot_run(folder):
+            recurrent = RecurrentLM(module, context_length)
         return Opened(recurrent, recurrent.refusal, False)
     dtype = module.dtype  # what is loaded as it is kept has one of its own
     shape = kv_shape(module.config, context_length)
@@ -85,8 +88,9 @@ def load_model(
         layers = (each for each in module.modules() if isinstance(each, Int4Linear))
         repacked = max((layer.error for layer in layers), default=None)
     try:
-        small = replace(shape, capacity=sum(PROBED))
-        wanted = _answers(CausalLM(module, KVCache(small, dtype, device)), *PROBED)
+        small = KVCache(replace(shape, capacity=sum(PROBED)), dtype, device)
+        with _saying_what_cannot_run(folder):
+            wanted = _answers(CausalLM(module, small), *PROBED)
         refusal = None
         if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
             cache = native_cache(shape, dtype, device)
@@ -105,14 +109,55 @@ def load_model(
                 refusal = f"The native decoder answered {off:.1%} off and is not used."
                 module = load_module(folder, dtype, device, bits)
         model = CausalLM(module, KVCache(shape, dtype, device))
+        with _saying_what_cannot_run(folder):
+            _require_checking(model, wanted, folder)
         return Opened(model, refusal, False, repacked)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
 
 
+def _require_checking(model: CausalLM, wanted: torch.Tensor, folder: Path) -> None:
+    """Raise ModelError unless the text of PROBED, of whose pieces `wanted` are the logits, gives
+    the same read at once, and its last token the same as a branch: drafts could not be checked."""
+    ids = _probe(model, sum(PROBED))
+    model.forward(ids[:-1])
+    branch = model.forward([ids[0], ids[-1]], parents=(-1, -1))[-1:]
+    model.cache.rollback(0)
+    found = torch.cat((_answers(model, len(ids)), branch))
+    wanted = torch.cat((wanted, wanted[-1:]))
+    if float((found - wanted).norm() / wanted.norm()) > AGREEMENT[model.module.dtype]:
+        raise _cannot_check(folder, model.module.config.model_type)
+
+
+@contextmanager
+def _saying_what_cannot_run(folder: Path) -> Iterator[None]:
+    """Around a first forward of transformers' code, in which any error is possible."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, ModelError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"The model in {folder} was read, but transformers cannot run it: {first_line(error)} "
+            "Fetch it again, or choose a model of another family, such as Llama, Qwen or Gemma."
+        ) from error
+
+
+def _cannot_check(folder: Path, family: Any) -> ModelError:
+    return ModelError(
+        f"The family of {folder.name} ({family}) has an attention of its own that cannot check "
+        "several tokens at once here. Choose a model of another family, such as Llama, Qwen or "
+        "Gemma."
+    )
+
+
+def _probe(model: LanguageModel, length: int) -> list[int]:
+    return [(7 * place + 1) % model.vocab_size for place in range(length)]
+
+
 def _answers(model: LanguageModel, *widths: int) -> torch.Tensor:
     """Logits of tokens read in pieces of such widths, [sum, V]; leaves the cache empty."""
-    ids = [(7 * place + 1) % model.vocab_size for place in range(sum(widths))]
+    ids = _probe(model, sum(widths))
     ends = accumulate(widths)
     pieces = [ids[end - width : end] for end, width in zip(ends, widths, strict=True)]
     logits = torch.cat([model.forward(piece) for piece in pieces])
@@ -168,11 +213,7 @@ def load_module(
             # A mask describes all of an attention only where positions are told apart by rotation.
             if getattr(known.get_text_config(), "rope_parameters", None) or has_state(known):
                 return load_module(folder, dtype, device, bits, "eager")
-            raise ModelError(
-                f"The family of {folder.name} ({config.get('model_type')}) has an attention of its "
-                "own that cannot check several tokens at once here. Choose a model of another "
-                "family, such as Llama, Qwen or Gemma."
-            ) from error
+            raise _cannot_check(folder, config.get("model_type")) from error
         raise _cannot_be_loaded(folder, error) from error
     module, info = opened
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise

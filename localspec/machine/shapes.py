@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localspec.errors import ModelError
+from localspec.formats.attention import count_key_heads
 from localspec.formats.stored import stored_of
 
 # 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
@@ -266,7 +267,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+        num_kv_heads=count_key_heads(config, num_heads),
         head_dim=int(config.get("head_dim") or hidden_size // num_heads),
         intermediate_size=intermediate_size,
         vocab_size=int(config["vocab_size"]),

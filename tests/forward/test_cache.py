@@ -149,3 +149,13 @@ def test_declared_bytes_are_those_of_the_buffers(has_key_tiles: bool, slots: int
     for dtype in (torch.float32, torch.bfloat16):
         cache = KVCache(SHAPE, dtype, CPU, has_key_tiles)
         assert cache.kv_bytes == 2 * 2 * 3 * 4 * slots * dtype.itemsize
+
+
+def test_keys_of_another_size_are_refused_and_not_repeated() -> None:
+    cache, values = KVCache(SHAPE, torch.float32, CPU), torch.zeros(1, 1, 1, 4)
+    with (
+        pytest.raises(CacheError, match="1 heads of 4, where the config names 3 of 4"),
+        cache.append([5]),
+    ):
+        cache.update(values, values, 0)
+    assert cache.length == 0

@@ -29,6 +29,7 @@ from localspec.forward.weights import (
     load_module,
     weight_files,
 )
+from localspec.machine.folder_shapes import shape_from_folder
 from tests.forward.test_stored import tiny_qwen
 from tests.tiny import CPU, tiny_llama
 
@@ -448,6 +449,60 @@ def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
     ).save_pretrained(str(tmp_path))
     with pytest.raises(ModelError, match=r"bloom.*attention of its own"):
         load(tmp_path)
+
+
+def on_hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, hook: Any) -> Any:
+    """What loading gives of a family that is not native, whose attention is run through `hook`."""
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    made: Any = StableLmForCausalLM(StableLmConfig(**sizes, initializer_range=1.0))
+    made.save_pretrained(str(folder))
+
+    def hooked(*asked: Any) -> Any:
+        module = load_module(*asked)
+        for layer in module.model.layers:
+            layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
+        return module
+
+    monkeypatch.setattr(weights, "load_module", hooked)
+    return load(folder)
+
+
+def test_an_attention_that_takes_no_mask_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that it checks would be judged by tokens that come after them."""
+
+    def without(_: Any, given: Any, named: dict[str, Any]) -> Any:
+        return given, {**named, "attention_mask": None}
+
+    assert isinstance(on_hooked(tmp_path / "whole", monkeypatch, lambda *_: None), CausalLM)
+    with pytest.raises(ModelError, match=r"stablelm.*cannot check several tokens at once"):
+        on_hooked(tmp_path / "maskless", monkeypatch, without)
+
+
+def test_a_forward_that_fails_is_a_model_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise AttributeError("no attribute x")
+
+    with pytest.raises(ModelError, match=r"transformers cannot run it: no attribute x"):
+        on_hooked(tmp_path / "failing", monkeypatch, fail)
+
+
+def test_falcon_has_one_head_of_keys(tmp_path: Path) -> None:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    made: Any = FalconForCausalLM(
+        FalconConfig(vocab_size=32, hidden_size=16, num_attention_heads=4, num_hidden_layers=1)
+    )
+    made.save_pretrained(str(tmp_path))
+    assert load(tmp_path).cache.shape.num_kv_heads == 1
+    assert shape_from_folder(tmp_path).num_kv_heads == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has mapped is read from /proc")
