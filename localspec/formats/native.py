@@ -1,7 +1,8 @@
-"""What a model has that the native decoder lacks, by its settings and the names of its weights.
+"""The families that the native decoder runs, and what it lacks of the others.
 
-Contract: `why_not_native` is pure. NATIVE_FAMILIES are those that forward.from_transformers takes
-over; a test compares the two.
+Contract: LAYOUTS says in what the blocks of a family differ; forward.from_transformers takes over
+those that stand there and no others. `why_not_native` tells what a model has that the decoder
+lacks, by its settings and the names of its weights.
 
 Not here: taking a model over, and the settings of a native family that are refused there.
 """
@@ -10,13 +11,90 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-NATIVE_FAMILIES = (
-    "llama", "mimo", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "glm4", "granite",
-    "olmo2", "olmo3", "gemma", "gemma3", "gemma3_text", "glm", "mixtral", "olmoe", "seed_oss",
-    "ernie4_5", "exaone4", "cohere", "cohere2", "helium", "cwm", "ministral",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Layout:
+    """How a family lays out a block: the module's names of its norms, None where it has none there.
+    head_norms: of each query and key head, or of all together. is_qkv_joined, is_gate_up_joined:
+    whether these are one layer already. norm_offset: what a norm adds to its weight.
+    is_interleaved: whether numbers that are rotated together stand side by side. rotates_windows:
+    whether, where some layers attend to a window, only those know positions. has_layer_norms: all
+    its norms take the mean off. is_parallel: both parts of a block read the same rows."""
+
+    attention_norm: str | None = "input_layernorm"
+    after_attention: str | None = None
+    feed_forward_norm: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+    head_norms: Literal["each", "whole"] | None = None
+    is_qkv_joined: bool = False
+    is_gate_up_joined: bool = False
+    norm_offset: float = 0.0
+    is_interleaved: bool = False
+    rotates_windows: bool = False
+    has_layer_norms: bool = False
+    is_parallel: bool = False
+
+
+_AFTER_ONLY = Layout(
+    attention_norm=None,
+    after_attention="post_attention_layernorm",
+    feed_forward_norm=None,
+    after_feed_forward="post_feedforward_layernorm",
+    head_norms="whole",
+)
+_COHERE = Layout(
+    feed_forward_norm="input_layernorm",
+    is_interleaved=True,
+    has_layer_norms=True,
+    is_parallel=True,
+)
+_GEMMA3 = Layout(
+    after_attention="post_attention_layernorm",
+    feed_forward_norm="pre_feedforward_layernorm",
+    after_feed_forward="post_feedforward_layernorm",
+    head_norms="each",
+    norm_offset=1.0,
+)
+LAYOUTS: Mapping[str, Layout] = {
+    "llama": Layout(),
+    "mistral": Layout(),
+    "qwen2": Layout(),
+    "qwen3": Layout(head_norms="each"),
+    "qwen3_moe": Layout(head_norms="each"),
+    "mixtral": Layout(),
+    "olmoe": Layout(head_norms="whole"),
+    "seed_oss": Layout(),
+    "ernie4_5": Layout(is_interleaved=True),
+    "smollm3": Layout(),
+    "phi3": Layout(is_qkv_joined=True, is_gate_up_joined=True),
+    "glm": Layout(is_gate_up_joined=True, is_interleaved=True),
+    "glm4": Layout(
+        after_attention="post_self_attn_layernorm",
+        after_feed_forward="post_mlp_layernorm",
+        is_gate_up_joined=True,
+        is_interleaved=True,
+    ),
+    "granite": Layout(),
+    "olmo2": _AFTER_ONLY,
+    "olmo3": _AFTER_ONLY,
+    "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
+    "helium": Layout(is_interleaved=True),
+    "cwm": Layout(),
+    "ministral": Layout(),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, rotates_windows=True),
+    "gemma": Layout(norm_offset=1.0),
+    "gemma3_text": _GEMMA3,
+}
+# Families that transformers knows by another name: the code in their folders is not needed.
+KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
+OF_IMAGES = {"gemma3": "gemma3_text"}  # by the family of the part that reads text
+NATIVE_FAMILIES = frozenset(
+    (*LAYOUTS, *(name for name, family in (KNOWN_AS | OF_IMAGES).items() if family in LAYOUTS))
+)
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")

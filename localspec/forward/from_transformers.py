@@ -2,7 +2,7 @@
 
 Contract: `take_over` reads a module of a family it knows, builds the decoder and, on request,
 empties the module layer by layer, so that no more than one layer is held twice. In what a family
-differs is said by FAMILIES, the rest by the module's own config. A family, an activation or a
+differs is said by formats.native, the rest by the module's own config. A family, an activation or a
 setting that is not known is refused with the reason; the transformers path then stays. The
 rotations are computed by the module's own code.
 
@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from localspec.errors import ModelError
-from localspec.formats.native import CAPS, why_not_native
+from localspec.formats.native import CAPS, LAYOUTS, Layout, why_not_native
 from localspec.forward.block import (
     Activation,
     Block,
@@ -43,81 +43,6 @@ from localspec.forward.model import window_of
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
 
-
-@dataclass(frozen=True)
-class _Family:
-    """How a family lays out a block: the module's names of its norms, None where it has none there.
-    head_norms: of each query and key head, or of all together. is_qkv_joined, is_gate_up_joined:
-    whether these are one layer already. norm_offset: what a norm adds to its weight.
-    is_interleaved: whether numbers that are rotated together stand side by side. rotates_windows:
-    whether, where some layers attend to a window, only those know positions. has_layer_norms: all
-    its norms take the mean off. is_parallel: both parts of a block read the same rows."""
-
-    attention_norm: str | None = "input_layernorm"
-    after_attention: str | None = None
-    feed_forward_norm: str | None = "post_attention_layernorm"
-    after_feed_forward: str | None = None
-    head_norms: Literal["each", "whole"] | None = None
-    is_qkv_joined: bool = False
-    is_gate_up_joined: bool = False
-    norm_offset: float = 0.0
-    is_interleaved: bool = False
-    rotates_windows: bool = False
-    has_layer_norms: bool = False
-    is_parallel: bool = False
-
-
-_AFTER_ONLY = _Family(
-    attention_norm=None,
-    after_attention="post_attention_layernorm",
-    feed_forward_norm=None,
-    after_feed_forward="post_feedforward_layernorm",
-    head_norms="whole",
-)
-_COHERE = _Family(
-    feed_forward_norm="input_layernorm",
-    is_interleaved=True,
-    has_layer_norms=True,
-    is_parallel=True,
-)
-_GEMMA3 = _Family(
-    after_attention="post_attention_layernorm",
-    feed_forward_norm="pre_feedforward_layernorm",
-    after_feed_forward="post_feedforward_layernorm",
-    head_norms="each",
-    norm_offset=1.0,
-)
-FAMILIES = {
-    "llama": _Family(),
-    "mistral": _Family(),
-    "qwen2": _Family(),
-    "qwen3": _Family(head_norms="each"),
-    "qwen3_moe": _Family(head_norms="each"),
-    "mixtral": _Family(),
-    "olmoe": _Family(head_norms="whole"),
-    "seed_oss": _Family(),
-    "ernie4_5": _Family(is_interleaved=True),
-    "smollm3": _Family(),
-    "phi3": _Family(is_qkv_joined=True, is_gate_up_joined=True),
-    "glm": _Family(is_gate_up_joined=True, is_interleaved=True),
-    "glm4": _Family(
-        after_attention="post_self_attn_layernorm",
-        after_feed_forward="post_mlp_layernorm",
-        is_gate_up_joined=True,
-        is_interleaved=True,
-    ),
-    "granite": _Family(),
-    "olmo2": _AFTER_ONLY,
-    "olmo3": _AFTER_ONLY,
-    "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
-    "helium": _Family(is_interleaved=True),
-    "cwm": _Family(),
-    "ministral": _Family(),
-    "cohere": _COHERE,
-    "cohere2": replace(_COHERE, rotates_windows=True),
-    "gemma": _Family(norm_offset=1.0),
-    "gemma3_text": _GEMMA3,
-}
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -161,9 +86,9 @@ def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
     return Decoder(weights, cache)
 
 
-def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[_Family, Activation]:
+def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[Layout, Activation]:
     """Raises ModelError unless every setting of the blocks is known."""
-    family = FAMILIES.get(config.model_type)
+    family = LAYOUTS.get(config.model_type)
     if family is None:
         reason = why_not_native(config.to_dict(), decoder.state_dict())
         raise ModelError(f"The native decoder does not take this model, because {reason}.")
@@ -237,7 +162,7 @@ def _halved(table: torch.Tensor, half: int) -> torch.Tensor:
 class _Reader:
     """Reads the layers of one module."""
 
-    family: _Family
+    family: Layout
     config: Any
     activation: Activation
     capacity: int

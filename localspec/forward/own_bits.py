@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.formats.native import LAYOUTS
 from localspec.formats.stored import stored_of
-from localspec.forward.from_transformers import FAMILIES
 from localspec.forward.grouped import Grouped, Int4Linear
 from localspec.forward.nf4 import has_kernel
 from localspec.forward.quantise import GROUP, suits
@@ -42,7 +42,7 @@ def in_groups(
     or family, a layout without a kernel, or weights in 16 or 32 bits where NF4 has one. known: the
     config as transformers reads it. Raises ModelError."""
     stored = stored_of(config, name)
-    if device.type != "cpu" or known.model_type not in FAMILIES:
+    if device.type != "cpu" or known.model_type not in LAYOUTS:
         return None
     if stored is None:
         return None if has_kernel(device) else _rounded(name, known, files, dtype)

@@ -22,6 +22,7 @@ import torch
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.files import read_json
 from localspec.formats.gguf_file import POINTER, parts_of
+from localspec.formats.native import KNOWN_AS
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
@@ -40,8 +41,6 @@ PROBED = (6, 1, 3)  # tokens at once, one after them and several, compared with 
 COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
 TOWERS = ("vision_tower", "audio_tower", "multi_modal_projector")  # beside a text model
-# Families that transformers knows by another name: the code in their folders is not needed.
-KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

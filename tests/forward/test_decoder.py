@@ -13,9 +13,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec.errors import ModelError
+from localspec.formats.native import LAYOUTS
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
-from localspec.forward.from_transformers import FAMILIES, take_over
+from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.forward.weight_layout import PackedLinear, PlainLinear
 from localspec.forward.weights import drop_towers
@@ -150,7 +151,7 @@ def emptied(*models: CausalLM | Decoder) -> None:
 
 
 def test_every_family_that_is_named_is_compared() -> None:
-    assert {settings["model_type"] for settings in SETTINGS.values()} == set(FAMILIES)
+    assert {settings["model_type"] for settings in SETTINGS.values()} == set(LAYOUTS)
 
 
 def test_a_chain_gives_the_logits_of_transformers(pair: tuple[CausalLM, Decoder]) -> None:
