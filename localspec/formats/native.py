@@ -22,7 +22,9 @@ class Layout:
     whether these are one layer already. norm_offset: what a norm adds to its weight.
     is_interleaved: whether numbers that are rotated together stand side by side. rotates_windows:
     whether, where some layers attend to a window, only those know positions. has_layer_norms: all
-    its norms take the mean off. is_parallel: both parts of a block read the same rows."""
+    its norms take the mean off. is_parallel: both parts of a block read the same rows. output,
+    final_norm: names of the attention's last layer and the model's last norm. plain_feed_forward:
+    names of the two layers of a feed-forward part without a gate."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -36,6 +38,9 @@ class Layout:
     rotates_windows: bool = False
     has_layer_norms: bool = False
     is_parallel: bool = False
+    output: str = "o_proj"
+    final_norm: str = "norm"
+    plain_feed_forward: tuple[str, str] | None = None
 
 
 _AFTER_ONLY = Layout(
@@ -84,6 +89,26 @@ LAYOUTS: Mapping[str, Layout] = {
     "helium": Layout(is_interleaved=True),
     "cwm": Layout(),
     "ministral": Layout(),
+    "ministral3": Layout(),
+    "internlm3": Layout(),
+    "iquestcoder": Layout(),
+    "mellum": Layout(head_norms="each"),
+    "flex_olmo": _AFTER_ONLY,
+    "arcee": Layout(plain_feed_forward=("up_proj", "down_proj")),
+    "nemotron": Layout(
+        has_layer_norms=True, norm_offset=1.0, plain_feed_forward=("up_proj", "down_proj")
+    ),
+    "jais2": Layout(has_layer_norms=True, plain_feed_forward=("up_proj", "down_proj")),
+    "starcoder2": Layout(has_layer_norms=True, plain_feed_forward=("c_fc", "c_proj")),
+    "stablelm": Layout(has_layer_norms=True),
+    "phi": Layout(
+        feed_forward_norm="input_layernorm",
+        has_layer_norms=True,
+        is_parallel=True,
+        output="dense",
+        final_norm="final_layernorm",
+        plain_feed_forward=("fc1", "fc2"),
+    ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, rotates_windows=True),
     "gemma": Layout(norm_offset=1.0),
@@ -95,24 +120,30 @@ OF_IMAGES = {"gemma3": "gemma3_text"}  # by the family of the part that reads te
 NATIVE_FAMILIES = frozenset(
     (*LAYOUTS, *(name for name, family in (KNOWN_AS | OF_IMAGES).items() if family in LAYOUTS))
 )
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 # What a weight's name tells.
 TOLD = (
     (r"\bsinks\b", "attention sinks"),
-    (r"(norm|\bln)\w*\.bias$", "LayerNorm with a bias"),
     (r"\b(wpe|embed_positions)\b", "learnt positions"),
-    (r"\bshared_experts?\b", "experts that every token goes through"),
+    (r"\blambda_[qk]\d\b", "attention that is the difference of two"),
+    (r"\b(query_key_value|Wqkv|c_attn)\b", "queries, keys and values mixed in one weight"),
+    (r"\bshared_(experts?|mlp)\b", "experts that every token goes through"),
     (r"\b(e_score_correction_bias|expert_bias)$", "a router with a correction of its scores"),
     (r"\.experts\..*bias$", "experts with a bias"),
-    (r"\b(query_key_value|Wqkv|c_attn)\b", "queries, keys and values mixed in one weight"),
+    (r"\bblock_sparse_moe\.router\b", "experts of another layout"),
+    (r"\bquery_layernorm\b", "norms of queries after their rotation"),
+    (r"\bself_attn\.A$", "attention that leaves out tokens by their values"),
+    (r"\bpost_norm\d\b", "norms in other places"),
+    (r"\bper_layer_\w+", "an input of its own for every layer"),
+    (r"\blayer_scalar$", "a factor of its own for every layer"),
+    (r"_sub_norm\b", "norms inside attention and feed-forward part"),
 )
-GATED = r"gate_proj|gate_up|\bw3\b"
 # What a layer of the native families holds.
 KNOWN_PART = re.compile(
     r"(q|k|v|o|qkv|gate|up|down|gate_up)_proj|experts|gate|w[123]|block_sparse_moe|\d+"
-    r"|mlp|self_attn|weight|bias|\w*norm"
+    r"|c_fc|c_proj|fc[12]|dense|mlp|self_attn|weight|bias|\w*norm"
 )
 
 
@@ -125,16 +156,14 @@ def why_not_native(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
     found = ["soft-capped logits"] if any(text.get(cap) for cap in CAPS) else []
     found += ["positions by ALiBi"] if text.get("alibi") else []
     found += [what for told, what in TOLD if any(re.search(told, name) for name in of_weights)]
-    if not any(re.search(GATED, name) for name in of_weights):
-        found.append("a feed-forward part without a gate")
     activation = next((text[name] for name in ACTIVATION_NAMES if text.get(name)), None)
     if isinstance(activation, str) and activation not in ACTIVATIONS:
         found.append(f"the activation {activation}")
     found = found or _unknown_parts(of_weights)
     if not found:
         return f"its family, {family}, was not compared with the native decoder"
-    listed = " and ".join(", ".join(found).rsplit(", ", 1))
-    return f"it has {listed}"
+    listed = [", ".join(found[:-1]), found[-1]]
+    return f"it has {' and '.join(each for each in listed if each)}"
 
 
 def _unknown_parts(names: Iterable[str]) -> list[str]:

@@ -106,6 +106,29 @@ class GatedFeedForward:
 
 
 @dataclass(frozen=True)
+class PlainFeedForward:
+    """down(activation(up))."""
+
+    up: Linear
+    down: Linear
+    activation: Activation
+    reads_host = False
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.up, self.down)
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> PlainFeedForward:
+        return replace(self, up=change(self.up), down=change(self.down))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.down(self.activation(self.up(rows)))
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.down.add_to(self.activation(self.up(rows)), residual)
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture: each row goes through the `num_chosen` experts that the router rates highest. An
     expert reads its weights once for all rows that chose it; a row's sum is in the experts' order,

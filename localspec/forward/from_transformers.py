@@ -31,6 +31,7 @@ from localspec.forward.block import (
     FeedForward,
     GatedFeedForward,
     Norm,
+    PlainFeedForward,
     Scale,
     Weights,
     WholeNorm,
@@ -46,13 +47,16 @@ from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_new": partial(F.gelu, approximate="tanh"),  # the same, in other kernels
+    "relu2": lambda rows: F.relu(rows).square(),
 }
+HEAD_NORMS = ("use_qk_norm", "qk_layernorm")  # settings for norms of query and key heads
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change with the length
 NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm", "Glm4", "Granite",
     "Olmo2", "Olmo3", "Olmoe", "Gemma", "Gemma3", "Exaone4", "Mixtral", "SeedOss", "Ernie4_5",
-    "Helium", "Cwm", "Ministral",
-)) | {"CohereLayerNorm", "Cohere2LayerNorm"}  # fmt: skip
+    "Helium", "Cwm", "Ministral", "Ministral3", "Mellum", "FlexOlmo", "Arcee",
+)) | {"CohereLayerNorm", "Cohere2LayerNorm", "LayerNorm", "NemotronLayerNorm1P"}  # fmt: skip
 
 
 def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
@@ -71,7 +75,7 @@ def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
     weights = Weights(
         embedding=weight,
         blocks=blocks,
-        final_norm=reader.norm(decoder.norm),
+        final_norm=reader.norm(getattr(decoder, family.final_norm)),
         head=packed(weight, None) if head.weight is embedding.weight else fused([head]),
         cos=cos,
         sin=sin,
@@ -95,8 +99,17 @@ def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[Layout, Activati
     name = str(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None))
     if name not in ACTIVATIONS:
         raise _unsuited(f"its activation is {name}, not {' or '.join(ACTIVATIONS)}")
-    if getattr(config, "use_qk_norm", False) and family.head_norms is None:
+    has_head_norms = any(getattr(config, name, False) for name in HEAD_NORMS)
+    if has_head_norms and family.head_norms is None:
         raise _unsuited("its query and key heads have norms of their own")
+    if getattr(config, "use_parallel_residual", False):
+        raise _unsuited("both parts of a block read the same rows")
+    unscaled = _length_unscaled(config)
+    if unscaled is not None and unscaled < cache.shape.capacity:
+        raise _unsuited(
+            f"it scales its queries beyond {unscaled} tokens; a --context of that many "
+            "runs natively"
+        )
     for cap in CAPS:
         if getattr(config, cap, None):
             raise _unsuited(f"its {cap} is {getattr(config, cap)}")
@@ -109,11 +122,18 @@ def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[Layout, Activati
         if rotation not in ROTATIONS and not _is_short(config, each, cache.shape.capacity):
             raise _unsuited(f"its rotation is {rotation}, which changes with the length")
     modules = [part for layer in decoder.layers for part in layer.modules()]
-    norms = {type(each).__name__ for each in (*modules, decoder.norm)}
+    norms = {type(each).__name__ for each in (*modules, getattr(decoder, family.final_norm))}
     unknown = sorted(name for name in norms if "Norm" in name and name not in NORM_CLASSES)
     if unknown:
         raise _unsuited(f"its norm is {', '.join(unknown)}")
     return family, ACTIVATIONS[name]
+
+
+def _length_unscaled(config: Any) -> int | None:
+    """Up to which length queries are as they are, None for every one (Ministral 3 scales them)."""
+    rotation = config.rope_parameters or {}
+    scales = rotation.get("llama_4_scaling_beta")
+    return int(rotation["original_max_position_embeddings"]) if scales else None
 
 
 def _is_short(config: Any, rotation: Mapping[str, Any], capacity: int) -> bool:
@@ -177,7 +197,7 @@ class _Reader:
             attention_norm=self._norm_of(layer, family.attention_norm),
             qkv=self._taken(qkv),
             head_norm=self._head_norm(attention),
-            output=self._taken([attention.o_proj]),
+            output=self._taken([getattr(attention, family.output)]),
             feed_forward_norm=self._norm_of(layer, family.feed_forward_norm),
             feed_forward=self._feed_forward(layer.mlp),
             after_attention=self._after(layer, family.after_attention),
@@ -189,7 +209,8 @@ class _Reader:
 
     def norm(self, module: Any) -> Norm:
         if self.family.has_layer_norms:
-            return LayerNorm(self._weight(module), self.config.layer_norm_eps)
+            eps = getattr(module, "eps", None) or module.variance_epsilon
+            return LayerNorm(self._weight(module), eps, getattr(module, "bias", None))
         return RootMeanSquareNorm(self._weight(module), self.config.rms_norm_eps)
 
     def _weight(self, module: Any) -> torch.Tensor:
@@ -218,6 +239,9 @@ class _Reader:
     def _feed_forward(self, module: Any) -> FeedForward:
         if hasattr(module, "experts"):
             return self._experts(module)
+        if self.family.plain_feed_forward is not None:
+            up, down = (getattr(module, name) for name in self.family.plain_feed_forward)
+            return PlainFeedForward(self._taken([up]), self._taken([down]), self.activation)
         joined = [module.gate_up_proj] if self.family.is_gate_up_joined else None
         gate_up = self._taken(joined or [module.gate_proj, module.up_proj])
         return GatedFeedForward(gate_up, self._taken([module.down_proj]), self.activation)

@@ -1,6 +1,6 @@
 """Normalisation of rows in as few kernels as the device allows.
 
-Contract: LayerNorm is torch's own, without a bias. RootMeanSquareNorm is
+Contract: LayerNorm is torch's own. RootMeanSquareNorm is
 rows / sqrt(mean(rows^2) + eps) * weight over the last dimension, computed in fp32 and rounded once.
 On a GPU it is torch's own kernel. On a CPU torch runs a sequence of small kernels for it, but a
 single fast one for layer norm: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its
@@ -16,16 +16,17 @@ import torch.nn.functional as F
 
 
 class LayerNorm:
-    """weight: [d]."""
+    """weight, bias: [d]."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.eps = eps
-        self.weight_bytes = weight.nbytes
+        self.bias = bias
+        self.weight_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """rows: [..., d] -> [..., d]."""
-        return F.layer_norm(rows, self.weight.shape, self.weight, None, self.eps)
+        return F.layer_norm(rows, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class RootMeanSquareNorm:

@@ -17,10 +17,16 @@ GATED = (f"{LAYER}mlp.gate_proj.weight", f"{LAYER}self_attn.q_proj.weight")
     [
         ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, (), "soft-capped logits"),
         ({"model_type": "gpt_oss"}, (f"{LAYER}self_attn.sinks",), "attention sinks"),
-        ({"model_type": "stablelm"}, (f"{LAYER}input_layernorm.bias",), "LayerNorm with a bias"),
+        (
+            {"model_type": "gpt_neox"},
+            (f"{LAYER}query_key_value.weight",),
+            "queries, keys and values",
+        ),
         ({"model_type": "glm4_moe"}, (f"{LAYER}mlp.gate.e_score_correction_bias",), "a router"),
-        ({"model_type": "arcee", "hidden_act": "relu2"}, (), "the activation relu2"),
-        ({"model_type": "diffllama"}, (f"{LAYER}self_attn.lambda_k1",), "layers with lambda_k1"),
+        ({"model_type": "apertus", "hidden_act": "xielu"}, (), "the activation xielu"),
+        ({"model_type": "diffllama"}, (f"{LAYER}self_attn.lambda_k1",), "attention that is the"),
+        ({"model_type": "gemma4_text"}, (f"{LAYER}layer_scalar",), "a factor of its own"),
+        ({"model_type": "unheard_of"}, (f"{LAYER}self_attn.odd",), "layers with odd"),
         ({"model_type": "falcon", "alibi": True}, (), "positions by ALiBi"),
     ],
 )
@@ -32,11 +38,10 @@ def test_what_is_lacking_is_named(
 
 
 def test_several_are_listed_in_one_sentence() -> None:
-    reason = why_not_native(
-        {"model_type": "arcee", "hidden_act": "relu2"}, (f"{LAYER}mlp.up_proj.weight",)
-    )
-    parts = "a feed-forward part without a gate and the activation relu2"
-    assert reason == f"it has {parts}"
+    names = ("transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight")
+    reason = why_not_native({"model_type": "gpt2", "activation_function": "gelu"}, names)
+    mixed = "queries, keys and values mixed in one weight"
+    assert reason == f"it has learnt positions, {mixed} and the activation gelu"
 
 
 def test_a_family_that_looks_like_a_native_one_was_not_compared() -> None:

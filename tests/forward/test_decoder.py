@@ -50,6 +50,13 @@ LONG = {
     **PARTIAL, "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+SCALED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "llama_4_scaling_beta": 0.1,
+    "original_max_position_embeddings": 64,
+}
 TWO_ROTATIONS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -102,6 +109,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "helium": {"model_type": "helium", "head_dim": 8},
     "cwm": {"model_type": "cwm", "sliding_window": 6, "num_hidden_layers": 5, "head_dim": 16},
     "ministral": {"model_type": "ministral", "sliding_window": 6, "head_dim": 16},
+    "ministral3": {"model_type": "ministral3", "head_dim": 16, "rope_parameters": SCALED},
+    "internlm3": {"model_type": "internlm3", "attention_bias": True, "mlp_bias": True},
+    "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+    "mellum": {
+        "model_type": "mellum", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "sliding_window": 6, "rope_parameters": TWO_ROTATIONS,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "flex_olmo": {"model_type": "flex_olmo", "num_experts": 4, "num_experts_per_tok": 2},
+    "arcee": {"model_type": "arcee", "head_dim": 16, "mlp_bias": True},
+    "jais2": {"model_type": "jais2", "head_dim": 8},
+    "nemotron": {"model_type": "nemotron", "rope_parameters": PARTIAL},
+    "starcoder2": {"model_type": "starcoder2", "sliding_window": 6},
+    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "rope_parameters": PARTIAL},
+    "phi": {"model_type": "phi", "rope_parameters": PARTIAL},
     "gemma": {"model_type": "gemma", "head_dim": 16},
     "glm": {"model_type": "glm", "head_dim": 16, "rope_parameters": PARTIAL},
     "glm4": {"model_type": "glm4", "head_dim": 16, "rope_parameters": PARTIAL},
@@ -238,7 +260,7 @@ def test_a_copy_with_other_linears_shares_all_else() -> None:
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
-        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "because it has LayerNorm with a bias"),
+        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "because it has learnt positions"),
         ("cohere", {**SHAPE, "use_qk_norm": True}, "key heads have norms of their own"),
         ("llama", {**SHAPE, "hidden_act": "gelu"}, "gelu, not silu"),
         ("gemma3_text", {**SHAPE, "final_logit_softcapping": 3.0}, "final_logit_softcapping is 3"),
@@ -333,3 +355,18 @@ def test_real_shapes_at_reduced_width_and_depth(folder: Path) -> None:
 def test_one_real_width() -> None:
     """The packed kernels get the sizes of a real layer."""
     assert_taken_over(real_settings(CONFIGS / "Qwen2.5-3B"))
+
+
+def test_queries_that_are_scaled_with_the_length_run_natively_up_to_it() -> None:
+    module = small("ministral3")
+    assert with_cache(module, 64).cache.shape.capacity == 64
+    with pytest.raises(ModelError, match=r"beyond 64 tokens; a --context of that many"):
+        with_cache(module, 65)
+
+
+def test_an_option_of_a_family_that_is_not_native_is_named() -> None:
+    settings = {**SHAPE, **SETTINGS["stablelm"]}
+    for option, told in (("qk_layernorm", "norms of their own"), ("use_parallel_residual", "same")):
+        config = AutoConfig.for_model(**settings, **{option: True})
+        with pytest.raises(ModelError, match=told):
+            with_cache(scrambled(config), 64)

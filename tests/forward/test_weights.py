@@ -453,12 +453,17 @@ def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
 
 def on_hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, hook: Any) -> Any:
     """What loading gives of a family that is not native, whose attention is run through `hook`."""
-    from transformers import StableLmConfig, StableLmForCausalLM
+    from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
 
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
     torch.manual_seed(0)
-    made: Any = StableLmForCausalLM(StableLmConfig(**sizes, initializer_range=1.0))
+    made: Any = HunYuanDenseV1ForCausalLM(HunYuanDenseV1Config(**sizes, initializer_range=1.0))
     made.save_pretrained(str(folder))
 
     def hooked(*asked: Any) -> Any:
@@ -480,7 +485,7 @@ def test_an_attention_that_takes_no_mask_is_refused(
         return given, {**named, "attention_mask": None}
 
     assert isinstance(on_hooked(tmp_path / "whole", monkeypatch, lambda *_: None), CausalLM)
-    with pytest.raises(ModelError, match=r"stablelm.*cannot check several tokens at once"):
+    with pytest.raises(ModelError, match=r"hunyuan.*cannot check several tokens at once"):
         on_hooked(tmp_path / "maskless", monkeypatch, without)
 
 
