@@ -64,6 +64,19 @@ def count_key_heads(text: Mapping[str, Any], num_heads: int) -> int:
     return int(text.get("num_key_value_heads") or num_heads)
 
 
+def count_key_width(text: Mapping[str, Any], num_layers: int, width: int) -> int:
+    """Width of the keys, and of the values, of all layers together where it differs between layers,
+    else 0. width: of a usual layer. In Gemma 4 layers that see everything have another, and the
+    last ones read the keys of others."""
+    size, kinds = text.get("global_head_dim"), text.get("layer_types")
+    if not size or not kinds:
+        return 0
+    heads = text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")
+    wide = int(size) * int(heads or text.get("num_key_value_heads") or 1)
+    kept = kinds[: num_layers - int(text.get("num_kv_shared_layers") or 0)]
+    return sum(wide if kind == "full_attention" else width for kind in kept)
+
+
 def attention_fault(text: Mapping[str, Any]) -> str | None:
     """Why not, as sentences; None where nothing is against it. text: the config of the part that
     reads text."""

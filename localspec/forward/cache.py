@@ -26,12 +26,14 @@ KEY_TILE = 128  # keys that stand together: 64 are slower for long contexts, 256
 
 @dataclass(frozen=True)
 class KVShape:
-    """What a cache must hold: layers, key/value heads, head size, slots."""
+    """What a cache must hold: layers, key/value heads, head size, slots. of_layers: heads and head
+    size of each layer where they differ; the two before are then those of the widest."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     capacity: int
+    of_layers: tuple[tuple[int, int], ...] = ()
 
 
 def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
@@ -104,9 +106,18 @@ def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KV
     """A cache as the native decoder reads it for a model in `dtype`. On a processor it is fp32,
     whose attention kernels take a fraction of the time of those for bf16 (and bf16 values lose
     nothing in fp32), with keys in tiles."""
-    if device.type == "cpu":
+    if device.type == "cpu" and not shape.of_layers:
         return KVCache(shape, torch.float32, device, has_key_tiles=True)
     return KVCache(shape, dtype, device)
+
+
+def _of_layers(slots: torch.Tensor, shape: KVShape) -> tuple[torch.Tensor, ...]:
+    """Views of keys or values, [1, kv_heads, capacity, head_dim] each."""
+    if not shape.of_layers:
+        return slots.unbind(0)
+    parts = torch.split(slots[0, :, 0], [heads * width for heads, width in shape.of_layers], -1)
+    pairs = zip(parts, shape.of_layers, strict=True)
+    return tuple(part.view(*part.shape[:-1], *size).transpose(1, 2) for part, size in pairs)
 
 
 # Rows of a forward, and the slots of their keys and values in each layer, [n, kv_heads, head_dim].
@@ -114,7 +125,8 @@ WrittenSlots = tuple[slice, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
 
 class KVCache:
-    """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once.
+    """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once;
+    [1, 1, 1, capacity, all layers] where layers differ, which only transformers' forward writes.
 
     has_key_tiles: whether a head's keys stand in memory as [tiles, head_dim, KEY_TILE], for the
     attention that gives a row the same bits whatever rows run beside it. features: hidden states
@@ -138,6 +150,8 @@ class KVCache:
         if has_key_tiles:
             slots += -slots % KEY_TILE
         size = (2, shape.num_layers, 1, shape.num_kv_heads, slots, shape.head_dim)
+        if shape.of_layers:  # side by side in every slot
+            size = (2, 1, 1, 1, slots, sum(heads * width for heads, width in shape.of_layers))
         self._slots = torch.zeros(size, dtype=dtype, device=device)
         keys, self._all_values = self._slots
         if has_key_tiles:  # [layers, 1, kv_heads, tiles, KEY_TILE, head_dim]
@@ -145,8 +159,8 @@ class KVCache:
             self._set_tables(slots)
         self._all_keys = keys
         # Views made once: indexing the big tensors for every layer of every step is host time.
-        self._keys = self._all_keys.unbind(0)
-        self._values = self._all_values.unbind(0)
+        self._keys = _of_layers(self._all_keys, shape)
+        self._values = _of_layers(self._all_values, shape)
         self._pairs = self._slots[:, :, 0].unbind(1)  # [2, kv_heads, capacity, head_dim]
         self._start = 0
         self._end = 0

@@ -210,19 +210,30 @@ def kv_shape(config: Any, capacity: int) -> KVShape:
     fault = attention_fault(described)
     if fault is not None:
         raise ModelError(fault)
-    heads = text.num_attention_heads
-    shape = KVShape(
-        num_layers=text.num_hidden_layers,
-        num_kv_heads=count_key_heads(described, heads),
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        capacity=capacity,
-    )
+    sizes = [_key_size(each) for each in _configs_of_layers(text)]
+    heads, width = max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))
+    of_layers = tuple(sizes) if len(set(sizes)) > 1 else ()
+    shape = KVShape(text.num_hidden_layers, heads, width, capacity, of_layers)
     if min(shape.num_layers, shape.num_kv_heads, shape.head_dim) < 1:
         raise ModelError(
             f"The config of this {text.model_type} model names {shape.num_layers} layers of "
             f"{shape.num_kv_heads} heads of {shape.head_dim}, which no model has. Fetch it again."
         )
     return shape
+
+
+def _configs_of_layers(text: Any) -> list[Any]:
+    """Of the layers that keep keys and values: the last ones of Gemma 3n and 4 read others'."""
+    num_layers = text.num_hidden_layers
+    kept = num_layers - int(getattr(text, "num_kv_shared_layers", None) or 0)
+    return list(text.per_layer_config)[:kept] if text.is_heterogeneous else [text] * num_layers
+
+
+def _key_size(text: Any) -> tuple[int, int]:
+    """Heads of keys and their size."""
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return count_key_heads(text.to_dict(), heads), width
 
 
 def has_state(config: Any) -> bool:

@@ -17,7 +17,12 @@ from typing import Any
 
 from localspec.errors import ModelError
 from localspec.files import read_json
-from localspec.formats.attention import attention_fault, count_attention_layers, is_recurrent
+from localspec.formats.attention import (
+    attention_fault,
+    count_attention_layers,
+    count_key_width,
+    is_recurrent,
+)
 from localspec.formats.gguf_file import POINTER, read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
@@ -115,8 +120,10 @@ def counted_shape(
         "vocab_size": text.get("vocab_size") or 0,
         "max_position_embeddings": longest,
     }
+    shape = decoder_shape(known, name, family)
     return replace(
-        decoder_shape(known, name, family),
+        shape,
+        all_kv_width=count_key_width(text, layers, shape.kv_width),
         is_recurrent=is_recurrent(text),
         not_native="" if is_recurrent(text) else why_not_native(text, tensors) or "",
         num_state_layers=layers - count_attention_layers(text, layers),

@@ -88,7 +88,8 @@ class ModelShape:
     file keeps the weights, where that is another way than they are computed in. kept_as: the
     precision of a model that stays as its files keep it, and kept_bytes, what they take.
     not_native: why the native decoder does not run it, after "because"; empty where it does.
-    counted: of a family whose layers are not known here."""
+    counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
+    together, 0 where all have the same."""
 
     name: str
     family: str
@@ -117,6 +118,7 @@ class ModelShape:
     kept_bytes: int = 0
     not_native: str = ""
     counted: Counted | None = None
+    all_kv_width: int = 0
 
     @property
     def query_width(self) -> int:
@@ -217,8 +219,8 @@ class ModelShape:
         return self.linear_params + INT8_ROW_BYTES * rows
 
     def kv_bytes_per_token(self, full: Precision = "bf16") -> int:
-        num_layers = self.num_layers - self.num_state_layers
-        return 2 * num_layers * self.kv_width * FULL_BYTES[full]
+        width = (self.num_layers - self.num_state_layers) * self.kv_width
+        return 2 * (self.all_kv_width or width) * FULL_BYTES[full]
 
     def kv_bytes(self, num_tokens: int, full: Precision = "bf16") -> int:
         return self.kv_bytes_per_token(full) * num_tokens

@@ -32,6 +32,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill, window_of
+from localspec.machine.folder_shapes import shape_from_folder
 from localspec.training import target as training_target
 from localspec.training.target import Target
 from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
@@ -352,3 +353,25 @@ def test_latent_attention_is_refused_in_words() -> None:
     config = DeepseekV3Config(kv_lora_rank=8, num_hidden_layers=1)
     with pytest.raises(ModelError, match=r"latent attention .MLA.*another family"):
         kv_shape(config, 32)
+
+
+def test_keys_of_each_layer_have_their_own_size(tmp_path: Any) -> None:
+    """Gemma 4: wide heads where a layer sees everything, and last layers that read others' keys."""
+    torch.manual_seed(3)
+    kinds = ["sliding_attention", "full_attention"]
+    config: Any = AutoConfig.for_model(
+        "gemma4_text", **SIZES | {"num_hidden_layers": 6, "head_dim": 8}, global_head_dim=16,
+        hidden_size_per_layer_input=4, vocab_size_per_layer_input=40, num_kv_shared_layers=2,
+        sliding_window=6, layer_types=kinds * 3,
+    )  # fmt: skip
+    model = on_transformers(AutoModelForCausalLM.from_config(config).eval(), 64)
+    heads = config.num_key_value_heads
+    assert model.cache.shape.of_layers == ((heads, 8), (heads, 16)) * 2
+    model.forward(TEXT[:8])
+    tree = model.forward([TEXT[8], 7, TEXT[9]], parents=(-1, -1, 0))
+    assert torch.allclose(tree[[0, 2]], plain(model.module, TEXT[:10])[8:], **CLOSE)
+    model.cache.keep(8, (0, 2))
+    assert torch.allclose(model.forward(TEXT[10:]), plain(model.module, TEXT)[10:], **CLOSE)
+    model.module.save_pretrained(str(tmp_path))
+    planned = shape_from_folder(tmp_path).kv_bytes(64, "fp32")
+    assert planned == model.cache.kv_bytes == 2 * 4 * 64 * heads * (8 + 16) * 2
