@@ -23,6 +23,7 @@ from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
+from localspec.formats.folder_files import check_folder, weight_files
 from localspec.formats.lengths import longest_of
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
@@ -268,7 +269,7 @@ def _foreign(
 def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) -> _Draft:
     """On the first of these places that has room for it. Raises ModelError, MemoryShortage."""
     from localspec.forward.model import kv_shape
-    from localspec.forward.weights import check_folder, read_config
+    from localspec.forward.weights import read_config
 
     kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
     place, why = _with_room(folder, places)
@@ -322,7 +323,6 @@ def marks_of(source: Source, heads: Mapping[str, Path]) -> dict[str, str]:
     """A short hash of the weights of the target, of each draft and of each kind of head: what was
     learnt with others is not theirs. A part that cannot be read has none; its status says why."""
     from localspec.forward.fingerprint import weights_mark
-    from localspec.forward.weights import weight_files
 
     models = {"target": source.target, "draft": source.draft, "foreign": source.foreign}
     found = dict[str, str]()

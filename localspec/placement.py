@@ -30,6 +30,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
+from localspec.formats.folder_files import check_folder, weight_files
 from localspec.formats.lengths import longest_of
 from localspec.formats.stored import stored_of
 from localspec.machine.folder_shapes import shape_from_folder
@@ -95,8 +96,6 @@ class Place:
 
 
 def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
-    from localspec.forward.weights import check_folder
-
     config = check_folder(source.target)
     longest = longest_of(config)
     wanted = options.context
@@ -220,8 +219,6 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
 
 def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     """The same of the RAM, where quantised weights are unpacked before they go to a GPU."""
-    from localspec.forward.weights import check_folder
-
     stored = stored_of(check_folder(folder), folder.name)
     if place.device.type != "cuda" or stored is None or not stored.is_unpacked:
         return None
@@ -253,8 +250,6 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
 
 
 def needed_bytes(folder: Path, place: Place) -> int:
-    from localspec.forward.weights import weight_files
-
     full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
     try:
         shape = shape_from_folder(folder)
@@ -272,8 +267,6 @@ def needed_bytes(folder: Path, place: Place) -> int:
 def _own_bits_bytes(folder: Path, shape: ModelShape, full: Precision) -> int | None:
     """Of a model whose files hold 4-bit weights in groups, which a processor keeps: half a byte, a
     scale and an offset a group; the others in full precision. None for other models."""
-    from localspec.forward.weights import check_folder
-
     stored = stored_of(check_folder(folder), folder.name)
     if stored is None or not stored.group_size:
         return None

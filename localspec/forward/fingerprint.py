@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.errors import ModelError
-from localspec.forward.weights import read_object, weight_files
+from localspec.formats.folder_files import read_object, weight_files
 
 if TYPE_CHECKING:
     from hashlib import _Hash

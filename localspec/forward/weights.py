@@ -1,8 +1,7 @@
-"""Opens a model folder: checks first, then loads.
+"""Opens a model folder that was checked (formats.folder_files).
 
-Contract: weights come from safetensors only, every file's header is checked against the file's
-size before a tensor is made, pickle is refused, and code in a model's folder is never run. Each
-failure is a ModelError that names the file and the remedy. The native decoder takes over the models
+Contract: code in a model's folder is never run. Each failure is a ModelError that names what failed
+and the remedy. The native decoder takes over the models
 it can run, and is used only if its logits agree with those of transformers.
 
 Not here: which model, whether it fits (machine), fetching it (machine.sources).
@@ -20,10 +19,8 @@ from typing import Any, Literal
 import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
-from localspec.files import read_json
-from localspec.formats.gguf_file import POINTER, parts_of
+from localspec.formats.folder_files import check_folder, read_config_json, weight_files
 from localspec.formats.native import KNOWN_AS
-from localspec.formats.safetensors_file import check_safetensors
 from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.decoder import Decoder
@@ -35,7 +32,6 @@ from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 Bits = Literal[4, 8]
 PROBED = (6, 1, 3)  # tokens at once, one after them and several, compared with transformers
 COMPARED_WIDTHS = (1, 2, 5, 9)
@@ -83,7 +79,7 @@ def load_model(
     dtype = module.dtype  # what is loaded as it is kept has one of its own
     shape = kv_shape(module.config, context_length)
     repacked = None
-    if stored_of(_read_object(folder / "config.json"), folder.name) is not None:
+    if stored_of(read_config_json(folder), folder.name) is not None:
         layers = (each for each in module.modules() if isinstance(each, Int4Linear))
         repacked = max((layer.error for layer in layers), default=None)
     try:
@@ -311,89 +307,8 @@ def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
     )
 
 
-def check_folder(folder: Path) -> dict[str, Any]:
-    """Check what can be checked without loading; returns config.json. Raises ModelError."""
-    if not folder.is_dir():
-        raise ModelError(f"There is no model folder at {folder}. Check the path.")
-    config = _read_object(folder / "config.json")
-    if "auto_map" in config and config.get("model_type") not in KNOWN_AS:
-        raise ModelError(
-            f"The model in {folder.name} needs code of its own, which localspec never runs. Choose "
-            "a model of a family that transformers knows."
-        )
-    stored_of(config, folder.name)  # raises for what is not read here
-    if "quantization_config" not in config and (folder / "quant_config.json").is_file():
-        raise ModelError(
-            f"{folder.name} is an AWQ model of the first kind: quant_config.json says how its "
-            "weights are kept, and config.json does not. Choose a copy whose config.json does."
-        )
-    if gguf_file(folder) is None:
-        for file in weight_files(folder):
-            check_safetensors(file)
-    return config
-
-
-def gguf_file(folder: Path) -> Path | None:
-    """The GGUF file that a folder's weights are in; None where they are in the folder."""
-    if not (folder / POINTER).is_file():
-        return None
-    return Path(str(_read_object(folder / POINTER).get("file")))
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a model, all present. Raises ModelError naming what is missing."""
-    elsewhere = gguf_file(folder)
-    if elsewhere is not None:
-        return parts_of(elsewhere)
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if not index.is_file() and not single.is_file():
-        pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
-        if pickles:
-            raise ModelError(
-                f"{folder.name} has its weights as pickle ({pickles[0]}), which can run code when "
-                "opened and is refused. Choose a copy of the model with .safetensors files."
-            )
-        raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
-    if single.is_file():  # transformers opens it first as well
-        return [single]
-    weight_map = _read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} names no weights. Fetch the file again.")
-    names = sorted({str(name) for name in weight_map.values()})
-    outside = [name for name in names if Path(name).name != name]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if outside:
-        raise ModelError(f"{index.name} points outside its folder ({outside[0]}). Not opened.")
-    if missing:
-        raise ModelError(
-            f"{len(missing)} of {len(names)} weight files are missing from {folder.name}, first "
-            f"{missing[0]}. Fetch them to complete the model."
-        )
-    return [folder / name for name in names]
-
-
 def _does_not_fit(folder: Path) -> MemoryShortage:
     return MemoryShortage(
         f"{folder.name} does not fit into the memory that is free. Close other programs, or "
         "choose a smaller model or a shorter context."
-    )
-
-
-def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file. unreadable: the message where it cannot be read; remedy: the end
-    of the message where it holds something else. Raises ModelError."""
-    try:
-        found = read_json(path)
-    except OSError as error:
-        raise ModelError(unreadable) from error
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON. {remedy}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object. {remedy}")
-    return found
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return read_object(
-        path, f"{path} cannot be read. Is this a model folder?", "Fetch the file again."
     )

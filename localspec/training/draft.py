@@ -22,8 +22,9 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.errors import ConfigError, DraftMismatch
+from localspec.formats.folder_files import check_folder
 from localspec.forward.features import LAST
-from localspec.forward.weights import check_folder, load_module
+from localspec.forward.weights import load_module
 from localspec.machine.compatibility import read_token_map
 from localspec.training.recipe import acceptance_by_position
 from localspec.training.target import Lesson, Target, Teacher

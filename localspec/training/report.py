@@ -26,9 +26,9 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
+from localspec.formats.folder_files import check_folder
 from localspec.forward.fingerprint import fingerprint
 from localspec.forward.model import LanguageModel
-from localspec.forward.weights import check_folder
 from localspec.placement import Place, load_at
 from localspec.speculation import expected_tokens
 from localspec.training.artifact import Artifact, read_artifact

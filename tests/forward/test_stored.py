@@ -11,9 +11,10 @@ from gguf import GGUFWriter
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from localspec.errors import ModelError
+from localspec.formats.folder_files import weight_files
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
-from localspec.forward.weights import load_model, load_module, weight_files
+from localspec.forward.weights import load_model, load_module
 from localspec.machine.gguf_models import opened_gguf
 from tests.gguf_files import vocabulary_of, write_gguf
 from tests.tiny import CPU, tiny_llama

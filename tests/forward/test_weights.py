@@ -17,18 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.formats.folder_files import check_folder, weight_files
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward import nf4, weights
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM
-from localspec.forward.weights import (
-    check_folder,
-    load_model,
-    load_module,
-    weight_files,
-)
+from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from tests.forward.test_stored import tiny_qwen
 from tests.tiny import CPU, tiny_llama

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from localspec.errors import ModelError
-from localspec.forward.weights import check_folder, weight_files
+from localspec.formats.folder_files import check_folder, weight_files
 from tools.demo_pair.decoder import Decoder, ModelShape
 from tools.demo_pair.tokenizer import END_OF_TEXT_ID, PAD_ID, TURN_END_ID, save_tokenizer
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from localspec.config import nearest
 from localspec.errors import ConfigError
-from localspec.forward.weights import check_folder, weight_files
+from localspec.formats.folder_files import check_folder, weight_files
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.shapes import ModelShape
 from tools.inflate.enlarge import Enlargement

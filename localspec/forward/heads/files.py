@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
 from localspec.files import replacing
+from localspec.formats.folder_files import read_object
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.model import LanguageModel
-from localspec.forward.weights import read_object
 
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 PUBLISHED_CONFIG, PUBLISHED_WEIGHTS = "config.json", "model.safetensors"

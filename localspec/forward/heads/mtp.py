@@ -24,6 +24,7 @@ import torch
 from safetensors import safe_open
 
 from localspec.errors import ModelError
+from localspec.formats.folder_files import weight_files
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import HeadParts, HeadShape, Layer, Network
@@ -40,7 +41,6 @@ from localspec.forward.heads.files import (
 )
 from localspec.forward.heads.layer import LayerShape, llama_layout
 from localspec.forward.model import LanguageModel
-from localspec.forward.weights import weight_files
 
 KIND = "mtp"
 NORMS = ("hidden_norm", "token_norm", "attention_norm", "final_norm")

@@ -1,0 +1,108 @@
+"""The files of a model folder, checked before anything of them is loaded.
+
+Contract: weights come from .safetensors files or one GGUF file, all of which are there and whole;
+pickle is refused, and so is code that a folder brings. Each failure is a ModelError that names the
+file and the remedy.
+
+Not here: reading the weights (forward.weights), what a header says (safetensors_file).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from localspec.errors import ModelError
+from localspec.files import read_json
+from localspec.formats.gguf_file import POINTER, parts_of
+from localspec.formats.native import KNOWN_AS
+from localspec.formats.safetensors_file import check_safetensors
+from localspec.formats.stored import stored_of
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Check what can be checked without loading; returns config.json. Raises ModelError."""
+    if not folder.is_dir():
+        raise ModelError(f"There is no model folder at {folder}. Check the path.")
+    config = read_config_json(folder)
+    if "auto_map" in config and config.get("model_type") not in KNOWN_AS:
+        raise ModelError(
+            f"The model in {folder.name} needs code of its own, which localspec never runs. Choose "
+            "a model of a family that transformers knows."
+        )
+    stored_of(config, folder.name)  # raises for what is not read here
+    if "quantization_config" not in config and (folder / "quant_config.json").is_file():
+        raise ModelError(
+            f"{folder.name} is an AWQ model of the first kind: quant_config.json says how its "
+            "weights are kept, and config.json does not. Choose a copy whose config.json does."
+        )
+    if gguf_file(folder) is None:
+        for file in weight_files(folder):
+            check_safetensors(file)
+    return config
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file that a folder's weights are in; None where they are in the folder."""
+    if not (folder / POINTER).is_file():
+        return None
+    return Path(str(_read_object(folder / POINTER).get("file")))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a model, all present. Raises ModelError naming what is missing."""
+    elsewhere = gguf_file(folder)
+    if elsewhere is not None:
+        return parts_of(elsewhere)
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if not index.is_file() and not single.is_file():
+        pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
+        if pickles:
+            raise ModelError(
+                f"{folder.name} has its weights as pickle ({pickles[0]}), which can run code when "
+                "opened and is refused. Choose a copy of the model with .safetensors files."
+            )
+        raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
+    if single.is_file():  # transformers opens it first as well
+        return [single]
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} names no weights. Fetch the file again.")
+    names = sorted({str(name) for name in weight_map.values()})
+    outside = [name for name in names if Path(name).name != name]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if outside:
+        raise ModelError(f"{index.name} points outside its folder ({outside[0]}). Not opened.")
+    if missing:
+        raise ModelError(
+            f"{len(missing)} of {len(names)} weight files are missing from {folder.name}, first "
+            f"{missing[0]}. Fetch them to complete the model."
+        )
+    return [folder / name for name in names]
+
+
+def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file. unreadable: the message where it cannot be read; remedy: the end
+    of the message where it holds something else. Raises ModelError."""
+    try:
+        found = read_json(path)
+    except OSError as error:
+        raise ModelError(unreadable) from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON. {remedy}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object. {remedy}")
+    return found
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    return read_object(
+        path, f"{path} cannot be read. Is this a model folder?", "Fetch the file again."
+    )
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder. Raises ModelError."""
+    return _read_object(folder / "config.json")
