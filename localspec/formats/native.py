@@ -69,6 +69,10 @@ LAYOUTS: Mapping[str, Layout] = {
     "qwen2": Layout(),
     "qwen3": Layout(head_norms="each"),
     "qwen3_moe": Layout(head_norms="each"),
+    "qwen2_vl_text": Layout(),
+    "qwen2_5_vl_text": Layout(),
+    "qwen3_vl_text": Layout(head_norms="each"),
+    "qwen3_vl_moe_text": Layout(head_norms="each"),
     "mixtral": Layout(),
     "olmoe": Layout(head_norms="whole"),
     "seed_oss": Layout(),
@@ -116,7 +120,23 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 # Families that transformers knows by another name: the code in their folders is not needed.
 KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
-OF_IMAGES = {"gemma3": "gemma3_text"}  # by the family of the part that reads text
+# Models for images, by the family of the part that reads text.
+OF_IMAGES = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+TOWERS = (
+    "vision_tower",
+    "audio_tower",
+    "multi_modal_projector",
+    "visual",
+    "embed_vision",
+    "embed_audio",
+)  # what they have for images and sound
 NATIVE_FAMILIES = frozenset(
     (*LAYOUTS, *(name for name, family in (KNOWN_AS | OF_IMAGES).items() if family in LAYOUTS))
 )

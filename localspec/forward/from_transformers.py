@@ -55,7 +55,8 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change with th
 NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm", "Glm4", "Granite",
     "Olmo2", "Olmo3", "Olmoe", "Gemma", "Gemma3", "Exaone4", "Mixtral", "SeedOss", "Ernie4_5",
-    "Helium", "Cwm", "Ministral", "Ministral3", "Mellum", "FlexOlmo", "Arcee",
+    "Helium", "Cwm", "Ministral", "Ministral3", "Mellum", "FlexOlmo", "Arcee", "Qwen2VL",
+    "Qwen2_5_VL", "Qwen3VLText", "Qwen3VLMoeText",
 )) | {"CohereLayerNorm", "Cohere2LayerNorm", "LayerNorm", "NemotronLayerNorm1P"}  # fmt: skip
 
 

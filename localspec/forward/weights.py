@@ -20,7 +20,7 @@ import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.folder_files import check_folder, read_config_json, weight_files
-from localspec.formats.native import KNOWN_AS
+from localspec.formats.native import KNOWN_AS, TOWERS
 from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.decoder import Decoder
@@ -36,7 +36,6 @@ Bits = Literal[4, 8]
 PROBED = (6, 1, 3)  # tokens at once, one after them and several, compared with transformers
 COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
-TOWERS = ("vision_tower", "audio_tower", "multi_modal_projector")  # beside a text model
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -233,16 +232,25 @@ def _opener(
     folder: Path, config: dict[str, Any], known: Any, dtype: torch.dtype
 ) -> tuple[Any, dict[str, Any]]:
     """The class whose from_pretrained makes the module, and arguments that say of what."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
 
+    untyped: Any = AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(known) not in untyped[1] and type(known) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        untyped = AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    auto, classes = untyped
     weights = stored_weights(config, weight_files(folder), dtype)
     if weights is None:
         files = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
         name = {"pretrained_model_name_or_path": str(folder)}
-        return AutoModelForCausalLM, {**name, **files, **_renamed(config)}
+        return auto, {**name, **files, **_renamed(config)}
     del known.quantization_config  # they are dense now
     made = {"pretrained_model_name_or_path": None, "config": known, "state_dict": weights.dense}
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(known)], made
+    return classes[type(known)], made
 
 
 def _quantised_by(

@@ -26,7 +26,7 @@ from localspec.formats.attention import (
 from localspec.formats.gguf_file import POINTER, read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
-from localspec.formats.native import why_not_native
+from localspec.formats.native import TOWERS, why_not_native
 from localspec.formats.safetensors_file import tensor_shapes
 from localspec.formats.stored import stored_of
 from localspec.machine.shapes import (
@@ -110,7 +110,9 @@ def counted_shape(
             "the memory it needs is not known. Choose a model of another family."
         )
     layers, width, heads = (int(sizes[key] or 0) for key in NAMES)
-    linear = sum(prod(shape) for key, shape in tensors.items() if _is_linear(key, shape))
+    beside = {key for key in tensors if not set(TOWERS).isdisjoint(key.split("."))}
+    own = {key: shape for key, shape in tensors.items() if key not in beside}
+    linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
     known = {
         **text,
         "num_hidden_layers": layers,
@@ -125,7 +127,8 @@ def counted_shape(
         shape,
         all_kv_width=count_key_width(text, layers, shape.kv_width),
         is_recurrent=is_recurrent(text),
-        not_native="" if is_recurrent(text) else why_not_native(text, tensors) or "",
+        not_native="" if is_recurrent(text) else why_not_native(text, own) or "",
+        extra_params=sum(prod(tensors[key]) for key in beside),
         num_state_layers=layers - count_attention_layers(text, layers),
         counted=Counted(sum(prod(shape) for shape in tensors.values()), linear),
     )

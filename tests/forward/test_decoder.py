@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForImageTextToText as OfImages
 
 from localspec.errors import ModelError
 from localspec.formats.native import LAYOUTS
@@ -50,6 +51,9 @@ LONG = {
     **PARTIAL, "rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0],
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+BY_PARTS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2,
+          "out_hidden_size": 32, "deepstack_visual_indexes": [0]}  # fmt: skip
 SCALED = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -124,6 +128,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "starcoder2": {"model_type": "starcoder2", "sliding_window": 6},
     "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "rope_parameters": PARTIAL},
     "phi": {"model_type": "phi", "rope_parameters": PARTIAL},
+    "qwen2_vl": {"model_type": "qwen2_vl_text", "rope_parameters": BY_PARTS},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl_text", "rope_parameters": BY_PARTS},
+    "qwen3_vl": {"model_type": "qwen3_vl_text", "head_dim": 8, "rope_parameters": BY_PARTS},
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe_text", "head_dim": 8, "rope_parameters": BY_PARTS,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    },
     "gemma": {"model_type": "gemma", "head_dim": 16},
     "glm": {"model_type": "glm", "head_dim": 16, "rope_parameters": PARTIAL},
     "glm4": {"model_type": "glm4", "head_dim": 16, "rope_parameters": PARTIAL},
@@ -142,7 +153,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def scrambled(config: Any) -> Any:
     """A module whose every parameter is noise: norms and biases too, which start as 1 and 0."""
-    module: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    auto: Any = AutoModelForCausalLM if config is config.get_text_config() else OfImages
+    module: Any = auto.from_config(config, attn_implementation="sdpa").eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in module.named_parameters():
@@ -153,7 +165,13 @@ def scrambled(config: Any) -> Any:
 
 def small(name: str) -> Any:
     settings = {**SHAPE, **SETTINGS[name]}
-    return scrambled(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    family = settings.pop("model_type")
+    if "_vl_" in family:
+        whole = family.removesuffix("_text")
+        return scrambled(
+            AutoConfig.for_model(whole, text_config=settings, vision_config=dict(VISION))
+        )
+    return scrambled(AutoConfig.for_model(family, **settings))
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -539,6 +539,28 @@ def test_a_tower_for_images_is_not_kept(tmp_path: Path) -> None:
         assert torch.equal(kept(input_ids=ids).logits, whole(input_ids=ids).logits)
 
 
+def test_the_text_part_of_a_model_for_images_runs_natively(tmp_path: Path) -> None:
+    """Mistral Small and Ministral 3 are published so."""
+    from transformers import AutoConfig, Mistral3ForConditionalGeneration
+
+    text = {"model_type": "ministral3", "vocab_size": 32, "hidden_size": 16, "head_dim": 8,
+            "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "max_position_embeddings": 64}  # fmt: skip
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}  # fmt: skip
+    config = AutoConfig.for_model("mistral3", text_config=text, vision_config=vision)
+    whole: Any = Mistral3ForConditionalGeneration(config).eval()
+    whole.save_pretrained(str(tmp_path))
+    model = load(tmp_path)
+    assert isinstance(model, Decoder)
+    with torch.no_grad():
+        wanted = whole(input_ids=torch.arange(6)[None]).logits[0]
+    assert torch.allclose(model.forward(range(6)), wanted, atol=1e-5)
+    shape = shape_from_folder(tmp_path)
+    kept = sum(each.numel() for each in whole.model.language_model.parameters())  # tied
+    assert shape.weight_bytes("fp32") == 4 * kept and not shape.not_native
+
+
 def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the RAM, an 8B model would need 16 GB of it."""
     import transformers
