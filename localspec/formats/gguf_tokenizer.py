@@ -6,7 +6,8 @@ vocabulary that splits text in a way that is not known here is refused: it would
 the model would only answer worse, unseen.
 
 Source: llama.cpp's llama-vocab.cpp (the regular expressions by `tokenizer.ggml.pre`) and the
-published tokenizer.json files of the families; compared with those in tests and by hand.
+published tokenizer.json files of the families; compared with those in tests and by hand. Mistral's
+spaces: docs.mistral.ai, "Tokenization templates".
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ COMPOSED = ("qwen2", "deepseek-r1-qwen")  # text is put into Unicode's composed 
 # does not say otherwise.
 WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
+# Where this is a control token (Mistral's third vocabulary), no space is put behind such tokens:
+# the chat format has one of its own there.
+FIRST_ONLY = "[INST]"
 KEEPING_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # of Phi 3, whose other control tokens do not
 
 
@@ -138,6 +142,8 @@ def _sentencepiece(
         (word for word, kind in zip(words, kinds, strict=False) if kind == UNKNOWN), None
     )
     begins_with_space = bool(own.get("add_space_prefix", True))
+    controls = {word for word, kind in zip(words, kinds, strict=False) if kind == CONTROL}
+    begins_once = begins_with_space and FIRST_ONLY in controls
     begin = [{"type": "Prepend", "prepend": SPACE}] if begins_with_space else []
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -147,9 +153,11 @@ def _sentencepiece(
         raise _unsuited(header, "does not say which of its words are merged first")
     model = _bpe(words, merges_by_score(words, scores), byte_fallback=True, fuse_unk=True)
     decoders = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    normalizer = {"type": "Sequence", "normalizers": [*begin, replaced]}
+    first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
     return {**model, "unk_token": unknown}, {
-        "normalizer": {"type": "Sequence", "normalizers": [*begin, replaced]},
-        "pre_tokenizer": None,
+        "normalizer": None if begins_once else normalizer,
+        "pre_tokenizer": first if begins_once else None,
         "decoder": {"type": "Sequence", "decoders": decoders},
     }
 

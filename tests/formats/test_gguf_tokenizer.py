@@ -142,6 +142,19 @@ def test_a_word_of_llama_3_is_taken_whole_even_where_merges_do_not_lead_to_it() 
     assert found.encode(word).ids == [whole.token_to_id(word)]
 
 
+def test_mistral_s_control_tokens_are_followed_by_the_one_space_of_the_chat_format() -> None:
+    """As mistral-common writes it: <s>[INST]▁Hello[/INST]."""
+    header = header_of(sentencepiece(), model="llama")
+    words = header.settings["tokenizer.ggml.tokens"]
+    places = [words.index("<|im_end|>"), words.index("</s>")]
+    for place, word in zip(places, ("[INST]", "[/INST]"), strict=True):
+        words[place] = word
+    found = read(header)
+    tokens = found.encode("<s>[INST] let[/INST] let").tokens
+    assert "".join(tokens) == "<s>[INST]▁let[/INST]▁let"
+    assert "".join(found.encode("let us").tokens) == "▁let▁us"
+
+
 def test_a_token_that_begins_a_text_is_added_where_the_file_says_so() -> None:
     header = header_of(sentencepiece(), model="llama", bos_token_id=1)
     assert read(header).encode("hello").ids[0] == 1
