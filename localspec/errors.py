@@ -103,5 +103,10 @@ class StoreError(LocalspecError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error, for a message of ours; its type where it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of a library's error, for a message of ours; its type where it has none. The
+    line after one that ends in a colon belongs to it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if isinstance(error, KeyError):
+        return f"{lines[0]} is not known" if lines else "KeyError"
+    whole = lines[:1] + lines[1:2] * (bool(lines) and lines[0].endswith(":"))
+    return " ".join(whole) or type(error).__name__

@@ -15,9 +15,12 @@ import signal
 import sys
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 LIMIT_S = 5.0
+# What no other conversation would change.
+FAULTS = (TemplateSyntaxError, SecurityError, RecursionError, MemoryError)
+NO_OTHER_FILE = "no loader for this environment"  # jinja2's, of a template that includes another
 # Characters of a text that is in proportion to what was asked.
 MOST_GROWTH, MOST_ADDED = 4, 2**20
 
@@ -40,7 +43,8 @@ def _answer(render: Any, line: str) -> dict[str, str]:
         text = str(render(**json.loads(line))[0][0])
     except Exception as error:  # a template is a program: it may fail in any way
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        return {"fault" if isinstance(error, TemplateSyntaxError) else "refusal": said}
+        is_fault = isinstance(error, FAULTS) or NO_OTHER_FILE in said
+        return {"fault" if is_fault else "refusal": said}
     if len(text) > MOST_GROWTH * len(line) + MOST_ADDED:
         return {"fault": f"it makes a text of {len(text):,} characters."}
     return {"text": text}

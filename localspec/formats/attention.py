@@ -25,7 +25,8 @@ def is_recurrent(text: Mapping[str, Any]) -> bool:
     """Whether a model keeps a state that cannot go back, and can be run plainly."""
     kinds = {str(kind) for kind in text.get("layer_types") or ()}
     known = RECURRENT_KINDS | OTHER_KINDS | {*KNOWN_KINDS}
-    has_state = bool(kinds & RECURRENT_KINDS) or text.get("model_type") in RECURRENT_FAMILIES
+    family = str(text.get("model_type"))
+    has_state = bool(kinds & RECURRENT_KINDS) or family in RECURRENT_FAMILIES
     return has_state and kinds <= known
 
 
@@ -49,7 +50,7 @@ def chains_for(family: str) -> str:
 
 def count_attention_layers(text: Mapping[str, Any], num_layers: int) -> int:
     """Layers that keep keys and values; all where nothing says otherwise."""
-    if text.get("model_type") in ALL_STATES:
+    if str(text.get("model_type")) in ALL_STATES:
         return 0
     if kinds := text.get("layer_types"):
         return sum(kind not in STATE_KINDS for kind in kinds)

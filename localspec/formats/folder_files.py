@@ -104,5 +104,11 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder. Raises ModelError."""
-    return _read_object(folder / "config.json")
+    """The config.json of a model folder, which names a family. Raises ModelError."""
+    path = folder / "config.json"
+    config = _read_object(path)
+    if not isinstance(config.get("model_type", ""), str):
+        raise ModelError(f"The model_type in {path} is no name. Fetch the file again.")
+    if not isinstance(config.get("text_config") or {}, dict):
+        raise ModelError(f"The text_config in {path} is no JSON object. Fetch the file again.")
+    return config

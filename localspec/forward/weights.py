@@ -132,8 +132,9 @@ def _saying_what_cannot_run(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(
-            f"The model in {folder} was read, but transformers cannot run it: {first_line(error)} "
-            "Fetch it again, or choose a model of another family, such as Llama, Qwen or Gemma."
+            f"The model in {folder} was read, but transformers cannot run it: "
+            f"{first_line(error).rstrip('.')}. Fetch it again, or choose a model of another "
+            "family, such as Llama, Qwen or Gemma."
         ) from error
 
 
@@ -196,6 +197,7 @@ def load_module(
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
             **_quantised_by(bits, dtype, device, is_kept),
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -212,6 +214,12 @@ def load_module(
     module, info = opened
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
         raise weights_missing(folder.name, missing)
+    if unlike := sorted(info["mismatched_keys"]):
+        name, found, wanted = unlike[0]
+        raise ModelError(
+            f"{len(unlike)} weights of {folder.name} have another shape than its config.json says, "
+            f"first {name}: {list(found)}, not {list(wanted)}. Fetch the model again."
+        )
     drop_towers(module)
     if bits is not None or is_kept:  # placed while loading; bitsandbytes refuses to be moved again
         return module.eval().requires_grad_(False)
@@ -310,8 +318,8 @@ def read_config(folder: Path) -> Any:
 
 def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
     return ModelError(
-        f"The model in {folder} cannot be loaded: {first_line(error)} Fetch it again, or choose a "
-        "model of a family that this version of transformers knows."
+        f"The model in {folder} cannot be loaded: {first_line(error).rstrip('.')}. Fetch it again, "
+        "or choose a model of a family that this version of transformers knows."
     )
 
 

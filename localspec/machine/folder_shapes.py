@@ -59,8 +59,16 @@ def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
         raise ModelError(f"{path} cannot be read ({error}). Fetch the folder again.") from None
     if not isinstance(config, dict):
         raise ModelError(f"{path} is not a JSON object. Fetch the folder again.")
+    try:
+        return _shape_of(config, folder, name or folder.name)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ModelError(
+            f"{path} holds a value that cannot be understood ({error}). Fetch the folder again."
+        ) from error
+
+
+def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
     files = sorted(folder.glob("*.safetensors"))
-    name = name or folder.name
     if (folder / POINTER).is_file():
         return shape_of_gguf(Path(str(read_json(folder / POINTER)["file"])), name)
     if str(config.get("model_type", "unknown")) in FAMILIES or not files:

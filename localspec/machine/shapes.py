@@ -41,6 +41,9 @@ NF4_TABLE_BYTES = 4 * (16 + 256)
 # int8: one byte, and for each output row at most a scale, a zero point, an offset and a bias.
 INT8_ROW_BYTES = 16
 MATRICES_PER_LAYER = 7
+LARGEST_SIZE = 2**31  # more is damage, and its products are no numbers of bytes
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+         "head_dim", "intermediate_size", "vocab_size", "num_experts")  # fmt: skip
 
 # What a family's layers carry that its config.json may leave unsaid:
 # (bias on q, k and v; a norm on each query and key head).
@@ -249,12 +252,15 @@ def decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSha
         return _decoder_shape(config, name, family)
     except KeyError as missing:
         fault = f"has no {missing}, so its size cannot be known"
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         fault = f"holds a value that is not a size ({error})"
     raise ModelError(f"The config.json of {name} {fault}. Fetch the model's folder again.")
 
 
 def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelShape:
+    too_large = [name for name in SIZES if int(config.get(name) or 0) > LARGEST_SIZE]
+    if too_large:
+        raise ValueError(f"its {too_large[0]} is larger than that of any model")
     hidden_size = int(config["hidden_size"])
     num_heads = int(config["num_attention_heads"])
     num_layers = int(config["num_hidden_layers"])

@@ -42,12 +42,12 @@ def rendered(template: str) -> str:
         ),
         ("{{ 'a' | center(10 ** 7) }}", "a text of 10,000,000 characters"),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-        ("{% include 'other' %}", "no loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", r"is damaged: .*recursion.*Fetch"),
+        ("{% include 'other' %}", r"is damaged: no loader.*Fetch"),
         ("{{ messages | unheard_of }}", r"is damaged: No filter named 'unheard_of'\. Fetch"),
         ("{{ raise_exception('Only tools.') }}", "refuses the conversation: Only tools. If a"),
         ("{% for m in messages %}", "is damaged: Unexpected end of template"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ ''.__class__.__mro__ }}", r"is damaged: .*unsafe\. Fetch"),
     ],
 )
 def test_what_a_template_may_not_do_is_said_and_the_next_one_runs(template: str, told: str) -> None:

@@ -259,6 +259,10 @@ def wrong_type_in_config(folder: Path) -> None:
     with_config(folder, hidden_size="big")
 
 
+def family_of_a_list(folder: Path) -> None:
+    with_config(folder, model_type=["llama"])
+
+
 def negative_layers(folder: Path) -> None:
     with_config(folder, num_hidden_layers=-1)
 
@@ -281,7 +285,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (unknown_dtype, "damaged"),
     (tensor_missing, "up_proj"),
     (layer_missing, "layers.2"),
-    (wrong_shapes, "damaged"),
+    (wrong_shapes, "another shape"),
     (shard_missing, "b.safetensors"),
     (shard_truncated, "b.safetensors"),
     (shard_outside, "../b.safetensors"),
@@ -298,6 +302,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (config_of_half_characters, "config.json"),
     (unknown_family, "damaged"),
     (wrong_type_in_config, "damaged"),
+    (family_of_a_list, "no name"),
     (negative_layers, "-1 layers"),
     (format_without_its_package, "damaged"),
 )

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -385,4 +386,26 @@ def test_a_family_whose_config_says_too_little_is_refused_with_what_is_missing(
     (tmp_path / "config.json").write_text('{"model_type": "odd", "n_layer": 2, "n_head": 1}')
     save_file({"a": torch.zeros(1)}, str(tmp_path / "model.safetensors"))
     with pytest.raises(ModelError, match="say its hidden_size and max_position_embeddings"):
+        shape_from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e308, 10**12, "many", [1]])
+@pytest.mark.parametrize("name", ["hidden_size", "head_dim", "vocab_size", "num_key_value_heads"])
+def test_a_size_that_no_model_has_is_named(name: str, value: object) -> None:
+    config = {**GEMMA_4B["text_config"], "model_type": "gemma3_text", name: value}
+    with pytest.raises(ModelError, match="not a size"):
+        shape_from_config(config, "damaged")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"text_config": 5}, {"layer_types": 5}, {"global_head_dim": "x"}, {"global_head_dim": [1]}],
+)
+def test_a_value_that_cannot_be_understood_is_said(changed: dict[str, Any], tmp_path: Path) -> None:
+    text = {**GEMMA_4B["text_config"], "layer_types": ["full_attention"], "global_head_dim": 8}
+    config = {**text, "model_type": "of_its_own", "num_attention_heads": 2}
+    config |= {"max_position_embeddings": 64, **changed}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file({"model.norm.weight": torch.zeros(4)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="cannot be understood"):
         shape_from_folder(tmp_path)
