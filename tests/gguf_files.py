@@ -22,7 +22,13 @@ SCALES_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # of the fp16 scal
 Kind = GGMLQuantizationType
 
 
-INTERLEAVED = ("llama", "granite", "smollm3")  # the families whose rows llama.cpp moves
+INTERLEAVED = (
+    "llama",
+    "granite",
+    "smollm3",
+    "mistral3",
+    "arcee",
+)  # the families whose rows llama.cpp moves
 ARCHITECTURES = {name: place for place, name in MODEL_ARCH_NAMES.items()}
 
 
@@ -88,7 +94,7 @@ def write_gguf(
     for name, tensor in published(module).items():
         layer = name.split(".")[-2]
         is_moved = family in INTERLEAVED and layer in heads
-        shift = 1.0 if family == "gemma3" and layer.endswith("norm") else 0.0
+        shift = 1.0 if family in ("gemma2", "gemma3") and layer.endswith("norm") else 0.0
         values = interleaved(tensor, heads[layer]) if is_moved else tensor + shift
         raw, found = _stored(values.numpy(), kind, seed=len(dense))
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -15,94 +15,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.errors import ModelError
+from localspec.formats.gguf_families import FAMILIES, Family
 from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
 
-
-@dataclass(frozen=True)
-class Family:
-    """A family of GGUF files as transformers knows it. is_interleaved: whether llama.cpp keeps the
-    rows of queries and keys in another order (each pair that is rotated stands together).
-    renamed: its names that differ from LAYER_NAMES. settings: config.json's names of numbers that
-    the file holds under another name. fixed: what the file leaves unsaid. norm_shift: what is added
-    to the weights of norms in the file."""
-
-    model_type: str
-    architecture: str
-    is_interleaved: bool = False
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    norm_shift: float = 0.0
-
-
-POST_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-FAMILIES = {
-    "llama": Family("llama", "LlamaForCausalLM", is_interleaved=True),  # Mistral's too
-    "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM"),
-    "qwen3moe": Family(
-        "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        renamed={
-            "ffn_gate_inp": "mlp.gate",
-            "ffn_gate_exps": "mlp.experts.gate_proj",
-            "ffn_up_exps": "mlp.experts.up_proj",
-            "ffn_down_exps": "mlp.experts.down_proj",
-        },
-        settings={
-            "num_experts": "expert_count",
-            "num_experts_per_tok": "expert_used_count",
-            "moe_intermediate_size": "expert_feed_forward_length",
-        },
-        fixed={"norm_topk_prob": True},
-    ),
-    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", is_interleaved=True),
-    "gemma3": Family(
-        "gemma3_text",
-        "Gemma3ForCausalLM",
-        renamed={**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"},
-        settings={"sliding_window": "attention.sliding_window"},
-        fixed={"hidden_activation": "gelu_pytorch_tanh"},
-        norm_shift=1.0,
-    ),
-    "phi3": Family(
-        "phi3",
-        "Phi3ForCausalLM",
-        renamed={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-        settings={
-            "original_max_position_embeddings": "rope.scaling.original_context_length",
-            "sliding_window": "attention.sliding_window",
-        },
-    ),
-    "glm4": Family(
-        "glm4",
-        "Glm4ForCausalLM",
-        renamed={
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-            "ffn_up": "mlp.gate_up_proj",
-        },
-    ),
-    "olmo2": Family("olmo2", "Olmo2ForCausalLM", renamed=POST_NORMS),
-    "granite": Family(
-        "granite",
-        "GraniteForCausalLM",
-        is_interleaved=True,
-        settings={
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "attention_multiplier": "attention.scale",
-            "logits_scaling": "logit_scale",
-        },
-    ),
-}
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -128,6 +46,14 @@ LONGROPE_FACTORS = {
     "long_factor": "rope_factors_long.weight",
 }
 NO_WEIGHTS = (ROTATION_FACTORS, *LONGROPE_FACTORS.values())
+# How much Ministral 3 scales its queries with the length.
+QUERY_SCALE = "attention.temperature_scale"
+YARN = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
+        "mscale": "rope.scaling.yarn_log_multiplier",
+        "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+        "llama_4_scaling_beta": QUERY_SCALE}  # fmt: skip
+# Of Gemma, the layers of the 27B models, which divide their scores by another number.
+LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 PARTLY_ROTATED = ("phi3", "glm4")
 DEFAULT_THETA = {"gemma3": 1e6}  # older files leave it unsaid
 # Of every Llama 3.1 and later: where the slow frequencies begin and end, and the trained length.
@@ -142,6 +68,8 @@ def family_of(header: GGUFHeader) -> Family:
             "part of a model and not one. Name the file of the model itself."
         )
     known = FAMILIES.get(header.family)
+    if header.family == "mistral3" and f"mistral3.{QUERY_SCALE}" not in header.settings:
+        known = FAMILIES["llama"]  # Mistral Small 3
     if known is None:
         raise ModelError(
             f"{header.file.name} is a GGUF file of the family {header.family}, and of these "
@@ -178,12 +106,13 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
     if own.get("attention.sliding_window") and family.model_type == "olmo2":
         raise _unread(header, "is an OLMo 3, whose attention to windows")
     heads, width = int(own["attention.head_count"]), int(own["embedding_length"])
+    name = family.model_type
     head_dim = int(own.get("attention.key_length") or width // heads)
     _check_sizes(header, own, tensors, heads * head_dim)
     has_bias = "blk.0.attn_output.bias" in tensors or "blk.0.attn_q.bias" in tensors
     ids = header.settings
     return {
-        "model_type": family.model_type,
+        "model_type": name,
         "architectures": [family.architecture],
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": width,
@@ -197,10 +126,10 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         "rms_norm_eps": float(own["attention.layer_norm_rms_epsilon"]),
         "rope_parameters": _rotation(header, own, head_dim),
         **family.fixed,
-        **{name: own[key] or None for name, key in family.settings.items()},  # 0: no window
-        **(_windows(own, heads, width, head_dim) if family.model_type == "gemma3_text" else {}),
+        **{ours: own[key] or None for ours, key in family.settings.items()},  # 0: no window
+        **(_of_gemma(name, own, heads, head_dim) if name in LAYERS_OF_27B else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": has_bias,
+        "attention_bias": has_bias and name != "qwen2",  # there a matter of course
         "bos_token_id": ids.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": ids.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": ids.get("tokenizer.ggml.padding_token_id"),
@@ -240,17 +169,18 @@ def _width(tensors: Mapping[str, GGUFTensor], name: str, axis: int) -> int | Non
     return found.shape[axis] if found is not None and len(found.shape) == 2 else None
 
 
-def _windows(own: Mapping[str, Any], heads: int, width: int, head_dim: int) -> dict[str, Any]:
-    """What llama.cpp takes as given of Gemma 3: which layers attend to a window, and by what the
-    27B model, with 62 layers, divides its scores."""
-    count = int(own["block_count"])
-    pattern = own.get("attention.sliding_window_pattern") or 6
+def _of_gemma(family: str, own: Mapping[str, Any], heads: int, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp takes as given: which layers attend to a window, and by what the 27B models
+    divide their scores."""
+    count, width = int(own["block_count"]), int(own["embedding_length"])
+    usual = 2 if family == "gemma2" else 6
+    pattern = own.get("attention.sliding_window_pattern") or usual
     if isinstance(pattern, int):
         pattern = [(layer + 1) % pattern != 0 for layer in range(count)]
     kinds = {True: "sliding_attention", False: "full_attention"}
     return {
         "layer_types": [kinds[bool(is_window)] for is_window in pattern],
-        "query_pre_attn_scalar": width // heads if count == 62 else head_dim,
+        "query_pre_attn_scalar": width // heads if count == LAYERS_OF_27B[family] else head_dim,
     }
 
 
@@ -300,6 +230,7 @@ def _scaled_rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> 
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": length,
+            **{name: float(own[key]) for name, key in YARN.items() if own.get(key)},
         }
     raise _unread(header, f"scales its rotation by {kind}, which")
 

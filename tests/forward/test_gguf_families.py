@@ -12,8 +12,9 @@ from gguf import GGUFWriter, RopeScalingType
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec.errors import ModelError
+from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header
-from localspec.formats.gguf_settings import FAMILIES, config_of
+from localspec.formats.gguf_settings import config_of
 from localspec.forward.weights import load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf, shape_of_gguf
@@ -60,6 +61,21 @@ def of_qwen(writer: GGUFWriter) -> None:
     writer.add_expert_feed_forward_length(24)
 
 
+def of_gemma_2(writer: GGUFWriter) -> None:
+    writer.add_sliding_window(8)
+    writer.add_attn_logit_softcapping(5.0)
+    writer.add_final_logit_softcapping(3.0)
+
+
+def of_ministral(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(8)
+    writer.add_rope_scaling_yarn_beta_fast(16.0)
+    writer.add_rope_scaling_yarn_log_mul(1.0)
+    writer.add_attn_temperature_scale(0.1)
+
+
 def of_granite(writer: GGUFWriter) -> None:
     writer.add_attention_scale(0.2)
     writer.add_embedding_scale(6.0)
@@ -71,6 +87,10 @@ def of_glm(writer: GGUFWriter) -> None:
     writer.add_rope_dimension_count(8)
 
 
+QWEN_MOE: dict[str, Any] = {
+    "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}  # fmt: skip
 # By the family's name in GGUF: transformers' name, its settings, what the converter writes of them.
 MODELS: dict[str, tuple[str, dict[str, Any], Describe]] = {
     "gemma3": ("gemma3_text", {
@@ -80,10 +100,21 @@ MODELS: dict[str, tuple[str, dict[str, Any], Describe]] = {
     "phi3": ("phi3", {
         "rope_parameters": LONG, "original_max_position_embeddings": 32, "sliding_window": 6,
     }, of_phi),
-    "qwen3moe": ("qwen3_moe", {
-        "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-        "norm_topk_prob": True,
-    }, of_qwen),
+    "qwen3moe": ("qwen3_moe", QWEN_MOE, of_qwen),
+    "qwen3vlmoe": ("qwen3_moe", QWEN_MOE, of_qwen),
+    "qwen3vl": ("qwen3", {"head_dim": 16}, lambda writer: None),
+    "qwen2vl": ("qwen2", {}, lambda writer: None),
+    "seed_oss": ("seed_oss", {"head_dim": 16, "attention_bias": True}, lambda writer: None),
+    "arcee": ("arcee", {"head_dim": 16}, lambda writer: None),
+    "gemma2": ("gemma2", {
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8,
+        "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+    }, of_gemma_2),
+    "mistral3": ("ministral3", {"head_dim": 16, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 16.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 8,
+    }}, of_ministral),
     "glm4": ("glm4", {
         "head_dim": 16, "attention_bias": True,
         "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
@@ -135,6 +166,13 @@ def test_a_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path) -> N
     assert shape.num_params == sum(each.numel() for each in module.parameters())
     assert shape_from_folder(folders[1]).num_params == shape.num_params
     assert shape.kv_width == shape_from_folder(folders[0]).kv_width
+
+
+def test_a_mistral_3_that_scales_no_queries_is_a_llama(tmp_path: Path) -> None:
+    """Mistral Small 3 is written under the same name."""
+    module = module_of("arcee")
+    write_gguf(tmp_path / "tiny.gguf", module, "F32", "mistral3", VOCABULARY)
+    assert config_of(read_header(tmp_path / "tiny.gguf"))["model_type"] == "llama"
 
 
 def test_a_window_of_none_is_no_window(tmp_path: Path) -> None:
