@@ -163,8 +163,8 @@ def scrambled(config: Any) -> Any:
     return module.requires_grad_(False)
 
 
-def small(name: str) -> Any:
-    settings = {**SHAPE, **SETTINGS[name]}
+def small(name: str, **changed: Any) -> Any:
+    settings = {**SHAPE, **SETTINGS[name], **changed}
     family = settings.pop("model_type")
     if "_vl_" in family:
         whole = family.removesuffix("_text")

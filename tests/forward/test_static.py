@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 from localspec.forward import attention
 from localspec.forward.attention import can_split, parts_of, split_attention
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed
-from tests.forward.test_decoder import SETTINGS, SHAPE, assert_close, scrambled
+from tests.forward.test_decoder import SETTINGS, assert_close, small
 from tests.tiny import CPU, with_plain_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23, 11, 2, 40, 41, 6, 19, 30]
@@ -23,12 +22,10 @@ KEY_HEADS = {"shared by all": 1, "shared by two": 2, "one each": 4}
 
 
 def native(name: str = "llama", num_key_heads: int = 2, num_layers: int = 2) -> Decoder:
-    settings: dict[str, Any] = {**SHAPE, **SETTINGS[name]}
-    settings |= {"num_key_value_heads": num_key_heads}
-    model_type = settings.pop("model_type")
-    if name != "smollm3" and "layer_types" not in settings:  # they name each of their layers
-        settings["num_hidden_layers"] = num_layers
-    return with_plain_cache(scrambled(AutoConfig.for_model(model_type, **settings)), CAPACITY)
+    changed = {"num_key_value_heads": num_key_heads}
+    if name != "smollm3" and "layer_types" not in SETTINGS[name]:  # they name each of their layers
+        changed["num_hidden_layers"] = num_layers
+    return with_plain_cache(small(name, **changed), CAPACITY)
 
 
 def static_logits(
@@ -181,7 +178,7 @@ def test_slots_scribbled_on_come_back() -> None:
 
 def test_bf16_stays_close() -> None:
     """The cache's precision, not fp32, goes through attention and its mask."""
-    module = scrambled(AutoConfig.for_model(**{**SHAPE, "model_type": "llama"})).bfloat16()
+    module = small("llama").bfloat16()
     decoder = with_plain_cache(module, CAPACITY)
     decoder.forward(TEXT[:9])
     wanted = wanted_logits(decoder, TEXT[9:13])
