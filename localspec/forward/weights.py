@@ -253,6 +253,11 @@ def _opener(
     if type(known) not in untyped[1] and type(known) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         untyped = AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto, classes = untyped
+    if type(known) not in classes:
+        raise ModelError(
+            f"{folder.name} is a {known.model_type} model, which does not continue a text. Choose "
+            "a model that chats, such as one of Llama, Qwen or Gemma."
+        )
     weights = stored_weights(config, weight_files(folder), dtype)
     if weights is None:
         files = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}

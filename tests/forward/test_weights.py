@@ -452,6 +452,16 @@ def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_model_that_continues_no_text_is_named(tmp_path: Path) -> None:
+    from transformers import T5Config
+
+    config: Any = T5Config(vocab_size=32, d_model=16, num_layers=1, num_heads=2)
+    config.save_pretrained(str(tmp_path))
+    save_file({"shared.weight": torch.zeros(32, 16)}, str(tmp_path / SINGLE))
+    with pytest.raises(ModelError, match="is a t5 model, which does not continue a text"):
+        load(tmp_path)
+
+
 def on_hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, hook: Any) -> Any:
     """What loading gives of a family that is not native, whose attention is run through `hook`."""
     from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
