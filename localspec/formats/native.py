@@ -118,8 +118,18 @@ LAYOUTS: Mapping[str, Layout] = {
     "gemma": Layout(norm_offset=1.0),
     "gemma3_text": _GEMMA3,
 }
-# Families that transformers knows by another name: the code in their folders is not needed.
-KNOWN_AS = {"mimo": "qwen2", "phi3": "phi3"}
+# Families whose published folders bring code that is not needed, by transformers' name of them.
+KNOWN_AS = {
+    "mimo": "qwen2",
+    "phi3": "phi3",
+    "phi": "phi",
+    "phimoe": "phimoe",
+    "falcon": "falcon",
+    "internlm3": "internlm3",
+    "iquestcoder": "iquestcoder",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5_moe",
+}
 # Models for images, by the family of the part that reads text.
 OF_IMAGES = {
     "gemma3": "gemma3_text",

@@ -18,6 +18,7 @@ from torch import nn
 
 from localspec.errors import ModelError
 from localspec.formats.folder_files import check_folder, weight_files
+from localspec.formats.native import KNOWN_AS
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward import nf4, weights
 from localspec.forward.decoder import Decoder
@@ -332,15 +333,20 @@ def test_own_code_is_refused_before_any_weights_are_read(folder: Path) -> None:
         check_folder(folder)
 
 
+@pytest.mark.parametrize("family", sorted(KNOWN_AS.keys() - {"mimo"}))  # mimo: test_mtp
 def test_a_family_that_is_known_by_its_own_name_is_opened_without_the_code_it_brings(
-    tmp_path: Path,
+    family: str, tmp_path: Path
 ) -> None:
     """Phi-4-mini names code of its own, and is what transformers knows as phi3."""
-    from transformers import Phi3Config, Phi3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 32}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
-    module = Phi3ForCausalLM(Phi3Config(**sizes, **heads, max_position_embeddings=64)).eval()
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 32,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0, "head_dim": 8,
+             "max_position_embeddings": 64, "num_local_experts": 2, "moe_num_experts": 2,
+             "moe_k": 1, "moe_intermediate_size": 8}  # fmt: skip
+    known = AutoConfig.for_model(family).to_dict()
+    config = AutoConfig.for_model(family, **{n: v for n, v in sizes.items() if n in known})
+    module: Any = AutoModelForCausalLM.from_config(config).eval()
     module.save_pretrained(str(tmp_path))
     ids = torch.arange(5)
     wanted = module(ids[None]).logits[0]  # [5, V]
