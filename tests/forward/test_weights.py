@@ -458,6 +458,23 @@ def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("kinds", [("BF16", "F16"), ("F16", "BF16")])
+def test_16_bits_named_as_another_type_are_damage(kinds: tuple[str, str], tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config: Any = LlamaConfig(vocab_size=32, hidden_size=64, intermediate_size=64,
+                              num_hidden_layers=1, num_attention_heads=2)  # fmt: skip
+    module: Any = LlamaForCausalLM(config).to(torch.bfloat16 if kinds[0] == "BF16" else torch.half)
+    module.save_pretrained(str(tmp_path))
+    assert isinstance(load(tmp_path), Decoder)
+    header = header_of(tmp_path / SINGLE).replace(
+        f'"{kinds[0]}"'.encode(), f'"{kinds[1]}"'.encode()
+    )
+    with_header(tmp_path / SINGLE, header)
+    with pytest.raises(ModelError, match="bfloat16 and float16 may have been exchanged"):
+        load(tmp_path)
+
+
 def test_a_model_that_continues_no_text_is_named(tmp_path: Path) -> None:
     from transformers import T5Config
 
