@@ -14,6 +14,13 @@ pytestmark = pytest.mark.slow
 
 SPEED = "#ls-speed-choice summary"
 
+# Both places of one moment: the panel and its button slide in together.
+LEAVES_THE_HANDLE_FREE = """() => {
+  const place = (element) => document.querySelector(element).getBoundingClientRect();
+  return place('#ls-help-of-system_prompt').right
+    <= place('#ls-settings > .toggle-button').left;
+}"""
+
 
 def opened(visit: Open) -> Visit:
     page = begin(visit)
@@ -132,9 +139,7 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site
         page.page.press("#ls-line", "Enter")
 
     field(page, "system_prompt").focus()
-    tip = page.page.locator("#ls-help-of-system_prompt").bounding_box()
-    handle = page.page.locator("#ls-settings > .toggle-button").bounding_box()
-    assert tip["x"] + tip["width"] <= handle["x"], "the help leaves the panel's button free"
+    page.page.wait_for_function(LEAVES_THE_HANDLE_FREE, timeout=WAIT_MS)
     save("first", "Twice")
     page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Twice'")
     has_focus(page, "ls-prompts")
