@@ -105,6 +105,7 @@ def rounds_of(name: str, parts: Parts, sampling: SamplingParams, traffic: Traffi
     parts.target.cache.rollback(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n == "eagle" else pytest.param(n, marks=pytest.mark.slow) for n in READS]
 )

@@ -56,6 +56,7 @@ def test_a_full_queue_is_429_with_retry_after(
     assert caught.value.code == "queue_full"
 
 
+@pytest.mark.slow
 def test_under_a_load_nothing_is_lost_and_who_goes_away_frees_its_place(doors: Doors) -> None:
     """16 clients; one in four reads the beginning of a long reply and leaves."""
     num_before = len(doors.service.turn_rows())

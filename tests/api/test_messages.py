@@ -24,6 +24,7 @@ def claude(doors: Doors) -> Iterator[Anthropic]:
         yield opened
 
 
+@pytest.mark.slow
 def test_a_whole_message(claude: Anthropic, doors: Doors) -> None:
     found = claude.messages.create(
         model=MODEL,

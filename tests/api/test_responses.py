@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MODEL = "demo-12m"
 
 
+@pytest.mark.slow
 def test_a_whole_response(client: OpenAI, doors: Doors) -> None:
     found = client.responses.create(
         model=MODEL, input="Count.", instructions="Be brief.", max_output_tokens=300

@@ -82,6 +82,7 @@ def test_cut_anywhere_and_gone_on_with_the_reply_is_the_same(template: ChatTempl
     assert num_cut_characters > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_real_model_goes_on_as_if_it_had_never_stopped(
     template: ChatTemplate, temperature: float

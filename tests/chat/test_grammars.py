@@ -72,6 +72,7 @@ def written(grammar: str, plans: Plans, sampling: SamplingParams, most: int = 20
     return decoded(engine(), sequence, plans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(temperature: float) -> None:
     grammar = grammar_of(PERSON)

@@ -114,6 +114,7 @@ def test_a_conversation_not_yet_stored_is_changed_when_it_is(
     close(service)
 
 
+@pytest.mark.slow
 def test_a_stored_turn_is_let_go_though_the_next_message_came_before_it_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

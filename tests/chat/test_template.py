@@ -155,6 +155,7 @@ def special_of(tokenizer: Any) -> set[int]:
     return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
+@pytest.mark.slow
 def test_ordinary_conversations_render_as_transformers_renders_them(tokenizer: Any) -> None:
     template, rng = template_of(tokenizer), random.Random(1)
     for _ in range(60):
@@ -162,6 +163,7 @@ def test_ordinary_conversations_render_as_transformers_renders_them(tokenizer: A
         assert template.render(messages) == reference(tokenizer, messages), messages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", *(name for name in REAL if name != "qwen2.5")])
 def test_shielded_rendering_equals_the_usual_one_around_the_typed_control_text(
     name: str, tokenizer_named: Any

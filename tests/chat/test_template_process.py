@@ -26,6 +26,7 @@ def rendered(template: str) -> str:
     return template_process().render({"conversations": [[HELLO]], "chat_template": template})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "told"),
     [

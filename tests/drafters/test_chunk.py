@@ -112,6 +112,7 @@ def check_equal(
 # -- proposals --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
     sampling = SAMPLINGS[name]
@@ -249,6 +250,7 @@ def test_a_capture_that_fails_leaves_the_chunks_uncaptured(pool: Any) -> None:
     check_equal(draft, SamplingParams(), DraftPlan("d", 5))
 
 
+@pytest.mark.slow
 def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
     module = tiny_llama()
     for name in ("greedy", "plain", "all"):

@@ -65,6 +65,7 @@ def test_changing_the_drafter_every_round_changes_nothing() -> None:
     check_greedy(stage().engine, *plans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_stopped_anywhere_the_text_goes_on_the_same(name: str) -> None:
     """Cancel after k rounds, then a new turn with the tokens so far."""
@@ -102,6 +103,7 @@ def test_another_conversation_between_two_turns_does_no_harm(name: str) -> None:
     check_greedy(engine, (name, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_end_of_text_inside_a_draft_ends_the_turn_there(name: str) -> None:
     text, engine = plain_text(), stage((name,)).engine
@@ -149,6 +151,7 @@ def test_proposals_are_well_formed(name: str, temperature: float) -> None:
             assert all(0.0 < c <= 1.0 + 1e-6 for c in proposal.confidences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"lookahead", "cross_tokenizer"}))
 def test_nothing_is_drafted_behind_the_end_of_the_text(name: str) -> None:
     """It costs time, and where the target would go on there it looks like drafts that are right.
@@ -368,6 +371,7 @@ def played(name: str, together: bool) -> list[tuple[Context, list[int]]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_two_sequences_at_once_are_drafted_and_written_as_each_is_alone(name: str) -> None:
     at_once = played(name, together=True)

@@ -101,6 +101,7 @@ def test_other_seeds_give_other_replies() -> None:
     assert len({plain_reply("plain", seed) for seed in range(8)}) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reply_that_is_continued_later_is_the_one_written_in_one_go(name: str) -> None:
     engine, whole = stage((name,)).engine, plain_reply("plain", 3)
@@ -156,6 +157,7 @@ def forced(
     return tuple(decoded(engine, sequence, Plans(plan)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_the_target_chooses_is_the_reply(name: str) -> None:
     """All 27 texts of three tokens with top-k 3. Outside its own three a draft is wrong."""
@@ -215,6 +217,7 @@ def with_other_noise(
     return scores(logits, sequence, drafted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_fault_the_noise_of_another_place_is_seen(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ def reply_of(
     return tuple(found)
 
 
+@pytest.mark.slow
 def test_with_a_grammar_a_seed_gives_the_reply_of_plain_decoding() -> None:
     engine = stage().engine
     accepted = dict.fromkeys(NAMES, 0)

@@ -237,6 +237,7 @@ def test_shorter_contexts_are_asked_only_where_they_may_name_the_next_node() -> 
     assert num_asked(3, 1, 2, 50, 9, 1, 2, 60, 8, 3, 1, 2) > 0
 
 
+@pytest.mark.slow
 def test_a_tree_leaves_nothing_to_the_garbage_collector() -> None:
     """Cycles would be swept in the midst of a reply."""
     tokens = FORKED

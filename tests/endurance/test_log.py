@@ -173,6 +173,7 @@ BRIEF_COLUMN = "ALTER TABLE turn ADD COLUMN draft_prefill_ms REAL;"
 VERSIONS = [migration.name for migration in MIGRATIONS.pending(Database(memory=True))][1:]
 
 
+@pytest.mark.slow
 def test_a_log_of_any_earlier_version_opens_with_all_it_holds(tmp_path: Path, tally: Tally) -> None:
     extra = [("m007_messages_left_out", BRIEF_COLUMN)]
     for name, more in [*((name, "") for name in VERSIONS), *extra]:

@@ -229,6 +229,7 @@ class Person:
         )
 
 
+@pytest.mark.slow
 def test_whatever_a_person_does_each_reply_is_that_of_plain_decoding(
     tmp_path: Path, pairs: tuple[LoadOptions, LoadOptions], tally: Tally
 ) -> None:

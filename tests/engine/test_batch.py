@@ -81,6 +81,7 @@ def read_in_turn(open_ones: dict[int, Iterator[Round]], found: dict[int, list[in
             found[place] += each.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_each_says_what_it_says_alone(dtype: torch.dtype) -> None:
     """The second joins while the first is under way, its prompt read in small pieces; the others

@@ -101,6 +101,7 @@ def test_typical_acceptance_asks_more_of_a_sure_target(row: list[float], taken: 
         assert allowed(Typical(), chain((token,)), sequence, logits, logits) == [is_taken]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.5, 3.0])
 def test_a_factor_accepts_as_if_the_token_were_so_many_times_as_likely(factor: float) -> None:
     """Seeds 0 to 3999: the chance is f p / (1 - p + f p), within 4 standard deviations."""

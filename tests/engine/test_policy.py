@@ -35,6 +35,7 @@ COLD = SamplingParams()
 # -- how good the choice is -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step_ms", "rate"),
     [(0.01, 0.3), (1.0, 0.9), (4.0, 0.6)],
@@ -67,6 +68,7 @@ def test_auto_is_never_much_worse_than_off(step_ms: float) -> None:
     assert world.rate() >= 0.97 / PLAIN_MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "confidence"), [(0.9, 0.6), (0.5, 0.99), (0.2, 0.95)])
 def test_a_confidence_that_is_wrong_is_corrected(rate: float, confidence: float) -> None:
     """The drafter says how sure it is, and is wrong about it. The rule by confidence adds its

@@ -200,6 +200,7 @@ def test_a_chain_gives_the_logits_of_transformers(pair: tuple[CausalLM, Decoder]
     assert_close(found, wanted)
 
 
+@pytest.mark.slow
 def test_tokens_after_a_cache_and_one_by_one(pair: tuple[CausalLM, Decoder]) -> None:
     reference, native = pair
     emptied(*pair)

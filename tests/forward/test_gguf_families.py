@@ -152,6 +152,7 @@ def test_every_family_is_compared() -> None:
     assert MODELS.keys() | compared_elsewhere == FAMILIES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
 def test_a_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path) -> None:
     module = module_of(family)

@@ -383,6 +383,7 @@ def as_something_else(tokens: list[int]) -> Proposal:
     return chain((*tokens[:1], 2, 3)[: len(tokens)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [as_chain, as_tree, as_nothing, as_something_else])
 def test_greedy_text_is_that_of_plain_decoding(shape: Callable[[list[int]], Proposal]) -> None:
     target = with_cache(tiny_llama(num_layers=LAYERS, later=0.3))

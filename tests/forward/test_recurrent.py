@@ -76,6 +76,7 @@ def greedy(module: Any, prompt: tuple[int, ...], count: int) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hybrid_decodes_what_it_says_of_the_whole_text(family: str, tmp_path: Path) -> None:
     """A turn, another that goes on from it, an edit, and the first again."""
@@ -155,6 +156,7 @@ class RightButLast(DrafterBase):
         return core.chain((*found[:-1], *((token + 1) % 64 for token in found[-1:])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DRAFTED)
 def test_a_hybrid_that_drafts_says_what_it_says_without(family: str) -> None:
     """A turn that is cancelled, the whole turn, an edit, a longer prompt, the first one again."""

@@ -95,6 +95,7 @@ def assert_same(target: Decoder, tokens: Sequence[int], widths: Sequence[int]) -
     assert torch.equal(held(target.cache), cached)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [[1], [2, 8, 64]], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("heads", HEADS)

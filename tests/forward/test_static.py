@@ -64,6 +64,7 @@ def test_a_chain_of_every_width_gives_the_decoders_logits(width: int) -> None:
         assert_close(static_logits(decoder, TEXT[:width], width, 32), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_every_family(name: str) -> None:
     decoder = native(name)

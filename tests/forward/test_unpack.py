@@ -223,6 +223,7 @@ def test_a_packed_folder_answers_as_its_dense_weights_do(layout: str, tmp_path: 
 KEPT = ["awq", "gptq", "gptq, version 2", "compressed int4", "compressed int4, zero points"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "dtype"),
     [*((layout, torch.float32) for layout in LAYOUTS), ("awq", torch.bfloat16)],

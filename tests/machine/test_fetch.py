@@ -157,6 +157,7 @@ def test_a_fault_that_passes_is_gone_on_from_by_range(
         assert (0 if kind == "reset" else 0.5 * size) < start <= 0.6 * size, hub.ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "code"),
     [

@@ -75,6 +75,7 @@ def test_its_token_map_template_and_end_ids_are_the_models(demo: Path, tmp_path:
     assert found.decode(found.render(messages)) == wanted.decode(wanted.render(messages))
 
 
+@pytest.mark.slow
 def test_it_answers_as_the_folder_it_was_made_from(demo: Path, tmp_path: Path) -> None:
     def weights(place: Path) -> Any:
         options = LoadOptions(model=str(place), home=tmp_path, context=128)

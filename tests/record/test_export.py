@@ -165,6 +165,7 @@ SCOPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["jsonl", "markdown", "sqlite"])
 @pytest.mark.parametrize(("scope", "words", "num_turns"), SCOPES)
 def test_scope_holds_what_was_asked_for_and_no_byte_more(

@@ -304,6 +304,7 @@ def steps() -> list[Any]:
         return list(MIGRATIONS.pending(empty))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [step.name for step in steps()])
 def test_any_step_of_the_way_becomes_todays(tmp_path: Path, name: str) -> None:
     old = tmp_path / "old.db"

@@ -13,6 +13,7 @@ from localspec.web.talk.form import Form, form_html
 from tests.fakes import FakeBackend, session_info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["auto", "off", "ngram"])
 def test_the_page_starts_with_the_drafter_that_was_asked_for(tmp_path: Path, drafter: str) -> None:
     from localspec.web.wiring import build_page

@@ -61,6 +61,7 @@ TRANSFORMERS_ARMS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module_bench", "folder_bench"])
 def test_transformers_runs_the_same_weights_to_the_same_tokens(
     request: pytest.FixtureRequest, kind: str

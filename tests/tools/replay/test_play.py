@@ -171,6 +171,7 @@ def test_code_and_prose_alternate() -> None:
 # The controller, judged. 12,000 tokens a world, cold, everything it spends on learning included.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("price", BOTH_PRICES)
 def test_auto_reaches_the_best_fixed_arm_where_nothing_changes(price: str, rate: float) -> None:
@@ -197,6 +198,7 @@ def test_auto_follows_a_drafter_that_turns_bad_and_good_again(price: str) -> Non
     assert ratio_to_best(turning(price, 0)) >= 0.93
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("feature", "least"),
     [("3 ways, flat", 0.9), ("all lose", 0.93), ("misjudged", 0.75), ("slower", 0.8)],
@@ -207,6 +209,7 @@ def test_auto_comes_near_the_best_way_of_each_kind_of_text(feature: str, least: 
     assert play_adaptive(found, "auto", 0).tokens_per_second >= least * best_by_kind(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(3))
 def test_a_first_start_is_not_slower_than_plain_decoding(index: int) -> None:
     """Shipped acceptance is 0.3 too high. In the second world every way of drafting loses."""
