@@ -1,6 +1,6 @@
 """What an answer says of itself: tokens counted as OpenAI does, and how it was drafted.
 
-Contract: `usage_of` counts the prompt once, however many choices it was given. The accepted and
+Contract: `usage_of` counts a prompt once, however many choices it was given. The accepted and
 rejected prediction tokens are those of all drafts, whoever made them. `speculation_of` is our
 extension of the interfaces: names and definitions are those of `backend.TurnStats`; unknown is
 null.
@@ -21,15 +21,17 @@ OF_TURN = (
 )  # fmt: skip
 
 
-def usage_of(turns: Sequence[TurnStats]) -> dict[str, Any]:
-    """In the format of chat completions."""
-    num_prompt_tokens = turns[0].num_prompt_tokens if turns else 0
+def usage_of(turns: Sequence[TurnStats], num_choices: int) -> dict[str, Any]:
+    """In the format of chat completions. num_choices: of each prompt; they stand together."""
+    of_prompts = turns[::num_choices]
+    num_prompt_tokens = sum(turn.num_prompt_tokens for turn in of_prompts)
+    num_reused_tokens = sum(turn.num_reused_tokens for turn in of_prompts)
     num_output_tokens = sum(turn.num_output_tokens for turn in turns)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": turns[0].num_reused_tokens if turns else 0},
+        "prompt_tokens_details": {"cached_tokens": num_reused_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": sum(turn.num_thinking_tokens for turn in turns),
             **prediction_tokens(turns),

@@ -56,8 +56,11 @@ def make_api(service: ProgramService) -> Starlette:
     async def complete(http: HttpRequest) -> Response:
         fields = await _read(http, completions.CompletionFields)
         head = _head(service, fields, "cmpl", "text_completion")
-        answer = partial(completions.answer, head=head)
-        events = partial(completions.events, head=head, has_usage_event=fields.has_usage_event)
+        num, has_usage_event = fields.num_choices, fields.has_usage_event
+        answer = partial(completions.answer, head=head, num_choices=num)
+        events = partial(
+            completions.events, head=head, num_choices=num, has_usage_event=has_usage_event
+        )
         return await _replied(service, http, fields, fields.requests(), answer, events)
 
     async def respond(http: HttpRequest) -> Response:

@@ -126,6 +126,11 @@ class ChoiceFields(Common):
     logit_bias: dict[str, float] | None = None
 
     @property
+    @property
+    def num_choices(self) -> int:
+        """Of each prompt."""
+        return 1 if self.n is None else self.n
+
     def has_usage_event(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -165,8 +170,7 @@ class ChatFields(ChoiceFields):
         """Raises RequestError, Refused."""
         self._refuse_the_impossible()
         messages = tuple(one.message(place) for place, one in enumerate(self.messages))
-        count = 1 if self.n is None else self.n
-        require_choices(count)
+        require_choices(self.num_choices)
         limit = self.max_completion_tokens or self.max_tokens
         request = self.request(messages, limit, stops_of(self.stop))
         request = self._held(request)
@@ -177,7 +181,7 @@ class ChatFields(ChoiceFields):
         if self.prediction is not None:
             text = text_of(self.prediction.content, "prediction.content")
             request = replace(request, prediction=text)
-        return choices_of(request, count)
+        return choices_of(request, self.num_choices)
 
     def _held(self, request: Request) -> Request:
         """With its tools, and held to its format or to a call. Raises Refused."""
@@ -228,7 +232,7 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
         }
         for index, one in enumerate(found)
     ]
-    return head.with_choices(choices, usage=usage_of([one.stats for one in found]))
+    return head.with_choices(choices, usage=usage_of([one.stats for one in found], len(found)))
 
 
 async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
@@ -253,7 +257,7 @@ async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenera
                     last["speculation"] = speculation_of(reply, piece.stats)
                     yield event(head.with_choices([last], **usage))
     if has_usage_event:
-        yield event(head.with_choices([], usage=usage_of(turns)))
+        yield event(head.with_choices([], usage=usage_of(turns, len(turns))))
     yield DONE
 
 

@@ -45,15 +45,14 @@ class CompletionFields(ChoiceFields):
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
         self._refuse_the_impossible()
-        count = 1 if self.n is None else self.n
-        require_choices(count * (1 if isinstance(self.prompt, str) else len(self.prompt)))
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        require_choices(self.num_choices, len(prompts))
         found = list[Request]()
         for prompt in prompts:
             messages = (Message("user", clean(prompt)),)
             request = self.request(messages, self.max_tokens, stops_of(self.stop))
             request = replace(request, is_raw=True, num_logprobs=self.logprobs)
-            found += choices_of(request, count)
+            found += choices_of(request, self.num_choices)
         return found
 
     def _refuse_the_impossible(self) -> None:
@@ -63,8 +62,8 @@ class CompletionFields(ChoiceFields):
         refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")
 
 
-async def answer(asked: Asked, head: Head) -> dict[str, Any]:
-    """The whole answer. Raises as `Asked.chunks`."""
+async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
+    """The whole answer. num_choices: of each prompt. Raises as `Asked.chunks`."""
     choices, turns = list[dict[str, Any]](), list[TurnStats]()
     for index, reply in enumerate(asked.replies):
         async with aclosing(asked.chunks(reply)) as coming:
@@ -74,10 +73,12 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
         logprobs = [one for chunk in chunks for one in chunk.logprobs]
         choice = _choice(index, text, _finish(chunks[-1]), _logprobs(logprobs, 0))
         choices.append({**choice, "speculation": speculation_of(reply, turns[-1])})
-    return head.with_choices(choices, usage=usage_of(turns))
+    return head.with_choices(choices, usage=usage_of(turns, num_choices))
 
 
-async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
+async def events(
+    asked: Asked, head: Head, num_choices: int, has_usage_event: bool
+) -> AsyncGenerator[bytes | None]:
     """The answer as a stream."""
     turns = list[TurnStats]()
     for index, reply in enumerate(asked.replies):
@@ -97,7 +98,7 @@ async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenera
                     yield event(head.with_choices([choice]))
                 num_characters += len(chunk.text)
     if has_usage_event:
-        yield event(head.with_choices([], usage=usage_of(turns)))
+        yield event(head.with_choices([], usage=usage_of(turns, num_choices)))
     yield DONE
 
 

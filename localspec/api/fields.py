@@ -175,6 +175,11 @@ def refuse_unless(wanted: object, allowed: tuple[object, ...], param: str, why: 
         raise refusal(f"{param} is {wanted!r}, but {why}", param)
 
 
-def require_choices(count: int) -> None:
-    if not 1 <= count <= MOST_CHOICES:
-        raise RequestError(f"n is {count}, but must lie between 1 and {MOST_CHOICES}.")
+def require_choices(count: int, num_prompts: int = 1) -> None:
+    """count: of each prompt."""
+    if not 1 <= count * num_prompts <= MOST_CHOICES:
+        each = f" for each of {num_prompts} prompts" if num_prompts != 1 else ""
+        raise RequestError(
+            f"n is {count}{each}, but the choices of a request must lie between 1 and "
+            f"{MOST_CHOICES}. Ask for fewer at once."
+        )

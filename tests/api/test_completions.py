@@ -36,6 +36,32 @@ def test_every_prompt_has_its_choices(client: OpenAI) -> None:
     assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
 
 
+def test_every_prompt_is_counted_once(client: OpenAI) -> None:
+    prompts = ["echo a", "echo this and much more"]
+    one, other = (client.completions.create(model=MODEL, prompt=each).usage for each in prompts)
+    assert one is not None and other is not None and one.prompt_tokens != other.prompt_tokens
+    both = client.completions.create(model=MODEL, prompt=prompts, n=2).usage
+    *_, last = client.completions.create(
+        model=MODEL, prompt=prompts, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    for usage in (both, last.usage):
+        assert usage is not None
+        assert usage.prompt_tokens == one.prompt_tokens + other.prompt_tokens
+        assert usage.completion_tokens == 2 * (one.completion_tokens + other.completion_tokens)
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(["x"] * 9, 2), ([], 1)])
+def test_too_many_prompts_are_named_as_what_is_too_much(
+    client: OpenAI, prompts: list[str], n: int
+) -> None:
+    import openai
+
+    said = f"n is {n} for each of {len(prompts)} prompts, .* between 1 and 16"
+    with pytest.raises(openai.BadRequestError, match=said):
+        client.completions.create(model=MODEL, prompt=prompts, n=n)
+
+
 def test_logprobs_have_the_places_of_their_tokens(client: OpenAI) -> None:
     found = client.completions.create(model=MODEL, prompt="Count:", logprobs=1, max_tokens=400)
     logprobs = found.choices[0].logprobs
