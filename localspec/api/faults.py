@@ -8,6 +8,7 @@ Source: platform.openai.com/docs/guides/error-codes; docs.anthropic.com/en/api/e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,9 +91,20 @@ def fault_of(error: Exception) -> Fault:
 
 
 def _invalid(error: ValidationError) -> Fault:
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
+    """Of a field of several kinds, by the kind that the value comes nearest to."""
+    found = error.errors(include_url=False, include_context=False)
+    nearest = max(found, key=lambda one: len(one["loc"]))
+    is_unknown = nearest["type"] == "extra_forbidden"
+    end = len(nearest["loc"]) - is_unknown  # what is not known may have any name
+    known = [part for part in nearest["loc"][:end] if not _is_kind(part)]
+    param = ".".join(map(str, (*known, *nearest["loc"][end:])))
+    if is_unknown:
         return Fault(400, f"localspec does not know the field {param!r}.", "unknown_field", param)
     where = f"{param}: " if param else ""
-    return Fault(400, f"{where}{first['msg']}.", param=param or None)
+    return Fault(400, f"{where}{nearest['msg']}.", param=param or None)
+
+
+def _is_kind(part: int | str) -> bool:
+    """Whether this part of a place is pydantic's word for one of a field's kinds, such as
+    list[Part] or constrained-str."""
+    return isinstance(part, str) and (part == "str" or not re.fullmatch("[a-z_]+", part))
