@@ -1,10 +1,11 @@
 """The fields that the requests of all interfaces share, and the `Request` that they make.
 
-Contract: a field that is not known is refused, and so is a value that would have an effect which
-the engine does not have: nothing is ignored silently. Fields without any effect on a reply (`user`,
-`metadata`) are taken. Beside the interface's own fields there are those of vLLM (top_k, min_p,
-repetition_penalty, chat_template_kwargs with the switch for thinking) and ours for drafting
-(drafter, num_draft_tokens, leniency, workload) and for thinking (thinking_budget).
+Contract: a field that is not known and holds something is refused, and so is a value that would
+have an effect which the engine does not have: nothing is ignored silently. Fields without any
+effect on a reply (`user`, `metadata`) are taken. Beside the interface's own fields there are those
+of vLLM (top_k, min_p, repetition_penalty, chat_template_kwargs with the switch for thinking) and
+ours for drafting (drafter, num_draft_tokens, leniency, workload) and for thinking
+(thinking_budget).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from localspec.api.faults import refusal
 from localspec.backend import Message, Request, Role
@@ -29,14 +30,24 @@ ROLES: dict[str, Role] = {
     "tool": "tool",
 }  # fmt: skip
 TEXT_PARTS = ("text", "input_text", "output_text")
+NOTHING: tuple[object, ...] = (None, [], {})
 
 StopText = Annotated[str, Field(min_length=1)]
 
 
 class Fields(BaseModel):
-    """An object of a request."""
+    """An object of a request. A field that is not known may be there with nothing in it: clients
+    send an earlier reply back with all the fields that their own type of it has."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        known = cls.model_fields
+        return {name: one for name, one in given.items() if name in known or one not in NOTHING}
 
 
 class Part(BaseModel):

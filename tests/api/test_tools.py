@@ -86,6 +86,25 @@ def test_the_answer_of_a_tool_goes_back_to_the_model(client: OpenAI, doors: Door
     assert logged[:3] == ["hello", "weather({})", "Sun."]
 
 
+def test_a_reply_goes_back_as_the_client_dumps_it(client: OpenAI, doors: Doors) -> None:
+    """With the fields of the client's own types that no reply of ours has."""
+    found = client.chat.completions.create(**ASKED).choices[0].message  # type: ignore[call-overload]
+    dumped = found.model_dump()
+    assert dumped["audio"] is None and len(dumped["tool_calls"]) == 2
+    dumped["annotations"] = []  # as OpenAI's own replies have it
+    answers = [
+        {"role": "tool", "tool_call_id": one.id, "content": "Sun."} for one in found.tool_calls
+    ]
+    messages = [*ASKED["messages"], dumped, *answers]  # type: ignore[misc]
+    client.chat.completions.create(**{**ASKED, "messages": messages})  # type: ignore[call-overload]
+    assert len(doors.fake.requests[-1].messages[1].tool_calls) == 2
+    made = client.responses.create(model=MODEL, input="think")
+    items = [{"role": "user", "content": "think"}, *(item.model_dump() for item in made.output)]
+    assert None in items[1].values() and None in items[2].values()
+    client.responses.create(model=MODEL, input=[*items, {"role": "user", "content": "And?"}])  # type: ignore[arg-type]
+    assert [one.role for one in doors.fake.requests[-1].messages] == ["user", "assistant", "user"]
+
+
 def test_a_call_is_up_to_the_model_unless_it_is_forced(client: OpenAI, doors: Doors) -> None:
     import openai
 
