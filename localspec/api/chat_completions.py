@@ -39,6 +39,7 @@ from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Logprob, Message, Request, ToolCall
+from localspec.chat.detokenizer import REPLACEMENT
 from localspec.core import FinishReason
 from localspec.turn_stats import TurnStats
 
@@ -308,4 +309,7 @@ def _logprobs(found: Sequence[Logprob]) -> dict[str, Any] | None:
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+    """bytes: not known of a token that is only a part of a character."""
+    is_whole = REPLACEMENT not in text
+    found = list(text.encode("utf-8", "replace")) if is_whole else None
+    return {"token": text, "logprob": logprob, "bytes": found}

@@ -178,6 +178,14 @@ def test_logprobs_of_each_token_are_given_where_they_are_asked_for(client: OpenA
         client.chat.completions.create(**{**asked, "logprobs": False})  # type: ignore[call-overload]
 
 
+def test_the_bytes_of_a_part_of_a_character_are_not_known(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": "echo \N{REPLACEMENT CHARACTER}é"}]
+    asked = {"model": MODEL, "messages": messages, "logprobs": True}
+    content = client.chat.completions.create(**asked).choices[0].logprobs.content  # type: ignore[call-overload]
+    found = {one.token: one.bytes for one in content}
+    assert found["\N{REPLACEMENT CHARACTER}"] is None and found["é"] == [0xC3, 0xA9]
+
+
 def test_what_the_model_thinks_is_apart(client: OpenAI) -> None:
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "think"}]}
     message = client.chat.completions.create(**asked).choices[0].message  # type: ignore[call-overload]
