@@ -34,6 +34,11 @@ from localspec.errors import LocalspecError
 
 M = TypeVar("M", bound=BaseModel)
 
+NONE_LOADED = (
+    "No model is loaded at this moment, so nothing is known of it. It loads now, or with the next "
+    "request for a reply."
+)
+
 
 def make_api(service: ProgramService) -> Starlette:
     """The application."""
@@ -44,7 +49,10 @@ def make_api(service: ProgramService) -> Starlette:
 
     async def model(http: HttpRequest) -> Response:
         _require_model(service, http.path_params["name"])
-        return JSONResponse(_models(service, started)[0])
+        found = _models(service, started)
+        if not found:
+            raise Refused(Fault(503, NONE_LOADED, "unavailable"))
+        return JSONResponse(found[0])
 
     async def chat(http: HttpRequest) -> Response:
         fields = await _read(http, chat_completions.ChatFields)

@@ -104,6 +104,15 @@ def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
     assert caught.value.status_code == 503
 
 
+def test_while_no_model_is_loaded_one_that_is_asked_about_is_unavailable(tmp_path: Path) -> None:
+    with serving(FakeBackend(Script()), tmp_path) as doors, doors.http() as http:
+        doors.service.unload()
+        until(lambda: doors.service.lifecycle.loaded is None)
+        found = http.get("/v1/models/demo-12m")
+        assert http.get("/v1/models").json()["data"] == []
+    assert found.status_code == 503 and "No model is loaded" in found.json()["error"]["message"]
+
+
 def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, ENDLESS)
     programs = ProgramService(service)
