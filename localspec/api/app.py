@@ -128,7 +128,7 @@ async def _replied(
     events: Callable[[Asked], AsyncGenerator[bytes | None]],
 ) -> Response:
     """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
-    asked = await ask(service, requests, fields.checking)
+    asked = await ask(service, requests, fields.checking, fields.most_calls)
     if fields.stream:
         return streamed(asked, http.url.path, events(asked))
     return JSONResponse(await whole_or_gone(http, asked, answer(asked)))

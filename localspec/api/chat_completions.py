@@ -127,11 +127,11 @@ class ChoiceFields(Common):
     logit_bias: dict[str, float] | None = None
 
     @property
-    @property
     def num_choices(self) -> int:
         """Of each prompt."""
         return 1 if self.n is None else self.n
 
+    @property
     def has_usage_event(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -166,6 +166,10 @@ class ChatFields(ChoiceFields):
     store: bool | None = None
     reasoning_effort: str | None = None
     prediction: Prediction | None = None
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""

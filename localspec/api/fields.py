@@ -94,6 +94,11 @@ class Common(Fields):
         return AS_SET if self.leniency is None else self.leniency
 
     @property
+    def most_calls(self) -> int | None:
+        """Of tools, in a reply; None: as many as the model makes."""
+        return None
+
+    @property
     def thinks(self) -> bool | None:
         """Whether the model may think; None: as it does by itself."""
         told = self.chat_template_kwargs

@@ -64,7 +64,15 @@ class Thinking(Fields):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: str | None = None
+    display: Literal["summarized"] | None = None
+
+
+class ToolChoice(Fields):
+    """Whether the model may or must call a tool, and which."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class MessagesFields(Common):
@@ -75,14 +83,17 @@ class MessagesFields(Common):
     system: str | list[Part] | None = None
     stop_sequences: list[StopText] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+
+    @property
+    def most_calls(self) -> int | None:
+        is_one = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+        return 1 if is_one else None
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
-        choice = "auto" if self.tool_choice is None else self.tool_choice.get("type")
-        known = ("auto", "none", "any", "tool")
-        refuse_unless(choice, known, "tool_choice", f"must be one of {', '.join(known)}.")
+        choice = "auto" if self.tool_choice is None else self.tool_choice.type
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             self.thinking_budget = self.thinking.budget_tokens
         request = self.request(self.all_messages(), self.max_tokens, self._stops)
@@ -92,7 +103,7 @@ class MessagesFields(Common):
         tools = [_tool(one) for one in self.tools or () if choice != "none"]
         if self.tool_choice is None or choice not in ("any", "tool"):
             return [held(request, "tools", None, tools)]
-        name = self.tool_choice.get("name") if choice == "tool" else None
+        name = self.tool_choice.name if choice == "tool" else None
         return [held(request, "tools", None, tools, called(tools, name))]
 
     def all_messages(self) -> tuple[Message, ...]:
@@ -165,6 +176,8 @@ def _earlier_call(part: Part) -> ToolCall:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """In OpenAI's format. Raises Refused."""
+    known = (None, "custom")
+    refuse_unless(tool.get("type"), known, "tools", "localspec runs no tools of its own.")
     function = {key: tool[key] for key in ("name", "description") if key in tool}
     return tool_of({**function, "parameters": tool.get("input_schema", {})}, "tools")
 

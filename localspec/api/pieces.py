@@ -49,7 +49,8 @@ class Whole:
 async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
     """Those of one reply as they come; None where there was none for a while. Raises as
     `Asked.chunks`."""
-    calls = Calls(names_of(() if reply.request is None else reply.request.tools))
+    names = names_of(() if reply.request is None else reply.request.tools)
+    calls = Calls(names, asked.most_calls)
     async with aclosing(asked.chunks(reply)) as chunks:
         async for chunk in chunks:
             if chunk is None:

@@ -36,12 +36,18 @@ T = TypeVar("T")
 
 
 class Asked:
-    """The replies to one request of a client, in the order of its choices. `ask` makes it."""
+    """The replies to one request of a client, in the order of its choices. `ask` makes it.
+    most_calls: of tools, in each; None: as many as the model makes."""
 
     def __init__(
-        self, service: ProgramService, replies: Sequence[Reply], limit_s: float = TIME_LIMIT_S
+        self,
+        service: ProgramService,
+        replies: Sequence[Reply],
+        limit_s: float = TIME_LIMIT_S,
+        most_calls: int | None = None,
     ) -> None:
         self.replies = replies
+        self.most_calls = most_calls
         self._service = service
         self._limit_s = limit_s
         self._until_s = time.monotonic() + limit_s
@@ -98,7 +104,9 @@ def _too_slow(limit_s: float) -> str:
     )
 
 
-async def ask(service: ProgramService, requests: Sequence[Request], checking: str) -> Asked:
+async def ask(
+    service: ProgramService, requests: Sequence[Request], checking: str, most_calls: int | None
+) -> Asked:
     """Queue the replies to these requests: all or none. Raises LocalspecError."""
     replies = list[Reply]()
     try:
@@ -107,7 +115,7 @@ async def ask(service: ProgramService, requests: Sequence[Request], checking: st
     except BaseException:
         Asked(service, replies).stop()
         raise
-    return Asked(service, replies)
+    return Asked(service, replies, most_calls=most_calls)
 
 
 async def whole_or_gone(http: HttpRequest, asked: Asked, work: Coroutine[Any, Any, T]) -> T:

@@ -79,13 +79,20 @@ class NamedFunction(Fields):
     name: str
 
 
+class TextFields(Fields):
+    """Of the reply's text. verbosity: what OpenAI's models have where none is given."""
+
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
 class ResponseFields(Common):
     """The body of a request."""
 
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    text: dict[str, Any] | None = None
+    text: TextFields | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -97,6 +104,10 @@ class ResponseFields(Common):
     include: list[str] | None = None
     truncation: str | None = None
     top_logprobs: int | None = None
+
+    @property
+    def most_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
@@ -120,7 +131,7 @@ class ResponseFields(Common):
     @property
     def format(self) -> dict[str, Any]:
         """Of the reply."""
-        return (self.text or {}).get("format") or {"type": "text"}
+        return (self.text and self.text.format) or {"type": "text"}
 
     def _refuse_the_impossible(self) -> None:
         kept = "localspec keeps no responses. Send the whole conversation."
@@ -160,7 +171,7 @@ class Response:
             "metadata": asked.metadata or {},
             "model": self._model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.most_calls is None,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,

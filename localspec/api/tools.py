@@ -29,10 +29,11 @@ ARGUMENTS = ("arguments", "parameters")
 
 class Calls:
     """Divides a growing reply into text and calls. names: of the tools; without any, all is
-    text."""
+    text. most: calls that are kept, the first ones; None: all."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], most: int | None = None) -> None:
         self._names = frozenset(names)
+        self._most = most
         self._held = ""
         self._is_call = False
         self._has_said = False
@@ -57,7 +58,7 @@ class Calls:
         """What was held, once no more text comes: text or calls."""
         held, self._held = self._held, ""
         found = calls_in(held, self._names) if held else ()
-        return ("", found) if found else (held, ())
+        return ("", found[: self._most]) if found else (held, ())
 
 
 def calls_in(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:

@@ -79,6 +79,8 @@ def test_tokens_are_counted(claude: Anthropic) -> None:
         ({"max_tokens": 99_999}, "BadRequestError"),
         ({"model": "claude-9"}, "NotFoundError"),
         ({"tool_choice": {"type": "any"}}, "BadRequestError"),
+        ({"tool_choice": {"type": "auto", "parallel": False}}, "BadRequestError"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "BadRequestError"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "BadRequestError",

@@ -51,6 +51,7 @@ def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
         {"store": True},
         {"tools": [{"type": "web_search"}]},
         {"text": {"format": {"type": "xml"}}},
+        {"text": {"verbosity": "low"}},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
     ],
 )

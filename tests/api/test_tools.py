@@ -86,6 +86,28 @@ def test_the_answer_of_a_tool_goes_back_to_the_model(client: OpenAI, doors: Door
     assert logged[:3] == ["hello", "weather({})", "Sun."]
 
 
+def test_who_takes_one_call_at_a_time_gets_the_first(client: OpenAI, doors: Doors) -> None:
+    one = client.chat.completions.create(**ASKED, parallel_tool_calls=False)  # type: ignore[call-overload]
+    called = one.choices[0].message.tool_calls
+    assert [each.function.arguments for each in called] == ['{"city": "Lima"}']
+    assert one.choices[0].message.content == "I look.\n"
+    tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
+    asked = {"model": MODEL, "tools": [tool], "input": "weather?"}
+    response = client.responses.create(**asked, parallel_tool_calls=False)  # type: ignore[call-overload]
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    assert response.parallel_tool_calls is False
+    known = {"name": "weather", "input_schema": SCHEMA}
+    with doors.anthropic() as claude:
+        message = claude.messages.create(
+            model=MODEL,
+            max_tokens=300,
+            messages=ASKED["messages"],  # type: ignore[arg-type]
+            tools=[known],  # type: ignore[list-item]
+            tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+        )
+    assert [block.type for block in message.content] == ["text", "tool_use"]
+
+
 def test_a_reply_goes_back_as_the_client_dumps_it(client: OpenAI, doors: Doors) -> None:
     """With the fields of the client's own types that no reply of ours has."""
     found = client.chat.completions.create(**ASKED).choices[0].message  # type: ignore[call-overload]
