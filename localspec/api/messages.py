@@ -19,7 +19,7 @@ from pydantic import Field
 
 from localspec.api.accounts import speculation_of
 from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
-from localspec.api.formats import called, held
+from localspec.api.formats import called, held, schema_of
 from localspec.api.pieces import pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
@@ -67,6 +67,12 @@ class Thinking(Fields):
     display: Literal["summarized"] | None = None
 
 
+class OutputConfig(Fields):
+    """The form of the reply."""
+
+    format: dict[str, Any] | None = None
+
+
 class ToolChoice(Fields):
     """Whether the model may or must call a tool, and which."""
 
@@ -85,6 +91,7 @@ class MessagesFields(Common):
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     @property
     def most_calls(self) -> int | None:
@@ -101,10 +108,12 @@ class MessagesFields(Common):
             switches = {"enabled": True, "disabled": False, "adaptive": None}
             request = replace(request, thinks=switches[self.thinking.type])
         tools = [_tool(one) for one in self.tools or () if choice != "none"]
+        form = None if self.output_config is None else self.output_config.format
+        schema = schema_of(form, "output_config.format")
         if self.tool_choice is None or choice not in ("any", "tool"):
-            return [held(request, "tools", None, tools)]
+            return [held(request, "output_config.format", schema, tools)]
         name = self.tool_choice.name if choice == "tool" else None
-        return [held(request, "tools", None, tools, called(tools, name))]
+        return [held(request, "tools", schema, tools, called(tools, name))]
 
     def all_messages(self) -> tuple[Message, ...]:
         """The system prompt first. Raises Refused."""

@@ -47,6 +47,20 @@ def test_a_format_of_responses_reaches_the_engine_and_is_repeated(
     assert found.text.format.type == "json_schema"
 
 
+def test_a_format_of_messages_is_parsed_by_anthropics_client(doors: Doors) -> None:
+    form = {"type": "json_schema", "schema": ANY_OBJECT}
+    asked = {"model": MODEL, "max_tokens": 300}
+    with doors.anthropic() as client:
+        client.messages.create(  # type: ignore[call-overload]
+            **asked, messages=ASKED["messages"], output_config={"format": form}
+        )
+        said = [{"role": "user", "content": '{"name": "echo", "people": 9}'}]
+        found = client.messages.parse(**asked, messages=said, output_format=City)  # type: ignore[arg-type]
+    assert found.parsed_output == City(name="echo", people=9)
+    first, second = (request.grammar for request in doors.fake.requests[-2:])
+    assert first == grammar_of(ANY_OBJECT) and '"people"' in second
+
+
 @pytest.mark.parametrize(
     ("form", "said"),
     [
