@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localspec.errors import StoreError
 from localspec.flags import HomeFlag, JsonFlag, finish, loading, to_stderr
 from localspec.options import LoadOptions
 
@@ -72,6 +73,7 @@ def announce_first_key(api_keys: ApiKeys) -> None:
 def make(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """Make a key and print it, this once."""
     with closing(_store_of(home)) as store:
+        _require_kept(store)
         key = store.api_keys.make(name)
     finish({"name": name, "key": key}, "" if as_json else key, as_json)
 
@@ -93,6 +95,7 @@ def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
 def revoke(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """Take a key back; it opens nothing from now on."""
     with closing(_store_of(home)) as store:
+        _require_kept(store)
         store.api_keys.revoke(name)
     finish({"name": name}, "" if as_json else f"{name} is revoked.", as_json)
 
@@ -103,3 +106,9 @@ def _store_of(home: Path | None) -> Store:
     from localspec.record.store import Store
 
     return Store.open(settings_for(home).database)
+
+
+def _require_kept(store: Store) -> None:
+    """Raises StoreError where the log is in memory, so that a change would end with the command."""
+    if store.path is None:
+        raise StoreError(f"Keys are kept in the log, so none was changed. {store.notices[0]}")

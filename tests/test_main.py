@@ -89,6 +89,11 @@ LONG = "x" * 300
         (["bench", "table", "deep.jsonl"], "nested too deeply"),
         (["bench", "table", "list.json"], "is no result"),
         (["generate", " "], "message is empty"),
+        (
+            ["keys", "make", "laptop", "--home", "list.json"],
+            "none was changed. .*cannot be written",
+        ),
+        (["keys", "revoke", "laptop", "--home", "list.json"], "none was changed"),
         (["generate", "hi", "--draft", "empty"], "holds no draft model"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
