@@ -101,7 +101,7 @@ def finish(result: dict[str, Any], text: str, as_json: bool) -> None:
     """Print it. Raises StoreError where the output goes to a place that is full."""
     parts = [text] if text else []
     if as_json:
-        parts.append(json.dumps(result, ensure_ascii=False))
+        parts.append(json.dumps(result))  # ASCII, which any terminal and pipe has
     try:
         print(*parts, sep="\n", end="\n" * bool(parts), flush=True)
     except BrokenPipeError:  # whoever read it has read enough
@@ -119,7 +119,10 @@ def to_stderr(phrase: str) -> None:
 
 
 def run_app(app: Callable[[], Any]) -> None:
-    """Run the commands of a process; ends it with exit code 1 after a LocalspecError."""
+    """Run the commands of a process; ends it with exit code 1 after a LocalspecError. Characters
+    that the output lacks become question marks."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
     try:
         app()
     except LocalspecError as error:

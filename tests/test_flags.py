@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,24 @@ PRINT = "from localspec.flags import finish; finish({'a': 1}, 'the text', True)"
 def test_text_and_result_are_lines_of_their_own(root: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", PRINT], cwd=root, capture_output=True, text=True)
     assert ended.stdout == 'the text\n{"a": 1}\n'
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_an_output_that_lacks_characters_gets_question_marks_and_the_whole_result(
+    root: Path, encoding: str
+) -> None:
+    """As a Windows pipe, or a name of a file that is no UTF-8."""
+    told = (
+        "from localspec.flags import *; run_app(lambda: finish({'a': 'γ\udcff'}, 'γ\udcff', True))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", told.encode("unicode_escape").decode()],
+        cwd=root,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    shown, result = ended.stdout.splitlines()
+    assert shown.endswith(b"?") and json.loads(result) == {"a": "γ\udcff"}, ended.stderr
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no full device")
