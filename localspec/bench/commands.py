@@ -178,27 +178,6 @@ def bench_app(open_others: Callable[[], OtherEngines] | None = None) -> typer.Ty
 app = bench_app()
 
 
-MOVED = {  # what lies beside the program by now, since neither chats nor comparisons need it
-    "inflate": "Pairs are enlarged with: python -m tools.inflate --size 350M --out DIR",
-    "replay": "Logged rounds are run again with: python -m tools.replay",
-}
-
-
-def _moved(words: str) -> Callable[[], None]:
-    def refuse() -> None:
-        raise ConfigError(f"This is a tool beside the program now. {words}")
-
-    return refuse
-
-
-for _name, _words in MOVED.items():
-    app.command(
-        _name,
-        hidden=True,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(_moved(_words))
-
-
 @app.command()
 def table(
     result: Annotated[Path, typer.Argument(help="A file that --out wrote.")],
