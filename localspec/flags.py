@@ -149,6 +149,16 @@ def listed_numbers(text: str) -> tuple[float, ...]:
         raise ConfigError(f"{text!r} is no list of numbers. Write them like 0,0.7.") from error
 
 
+def listed_whole_numbers(text: str) -> tuple[int, ...]:
+    """As `listed_numbers`."""
+    try:
+        return tuple(int(part) for part in listed(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r} is no list of whole numbers. Write them like 1,4,16."
+        ) from error
+
+
 def require_temperatures(temperatures: Sequence[float]) -> None:
     """Raises ConfigError, RequestError unless one can sample at all of them, each once."""
     if not temperatures or len(set(temperatures)) != len(temperatures):

@@ -75,6 +75,7 @@ def test_a_refused_value_is_one_sentence_on_stderr(root: Path) -> None:
 
 
 LONG = "x" * 300
+REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,14 @@ LONG = "x" * 300
         (["bench", "--prompts", "/dev/zero"], "more than 200,000 characters"),
         (["bench", "--prompts", "deep.jsonl"], "Line 1 of deep.jsonl is no prompt"),
         (["bench", "table", "deep.jsonl"], "nested too deeply"),
+        ([*REMOTE, "--concurrency", "nan"], "'nan' is no list of whole numbers"),
+        ([*REMOTE, "--concurrency", "1.5"], "'1.5' is no list of whole numbers"),
+        ([*REMOTE, "--concurrency", "0"], "numbers of at least 1"),
+        ([*REMOTE, "--max-tokens", "0"], "must be at least 1"),
+        ([*REMOTE, "--temperatures", "0,1"], "one temperature"),
+        ([*REMOTE, "--cold-starts", "2"], "--cold-starts has no effect with --remote"),
+        (["bench", "--plain", "http://127.0.0.1:1"], "--plain has no effect without --remote"),
+        (["bench", "--arms", "ngram@²"], "is no arm"),
         (["bench", "table", "list.json"], "is no result"),
         (["generate", " "], "message is empty"),
         (

@@ -84,7 +84,7 @@ def _spelt_out(name: str) -> list[str]:
     first, dash, last = lengths.partition("-")
     if not dash:
         return [name]
-    if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise ConfigError(f"{name!r} is no arm. Several lengths are written like {drafter}@1-8.")
     # One length beyond the limit is enough to be refused, however long the range is.
     end = min(int(last), MAX_FIXED_LENGTH + 1)
@@ -97,7 +97,7 @@ def _arm(name: str, others: Mapping[str, OtherArm]) -> Arm:
     if not at:
         return Arm(name, drafter, None, other is not None)
     takes_length = drafter != OFF if other is None else other.takes_length
-    if not takes_length or not length.isdigit():
+    if not takes_length or not length.isdecimal():
         raise ConfigError(
             f"{name!r} is no arm. A fixed draft length is written like draft_model@4, and only "
             "for what drafts."

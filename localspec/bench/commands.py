@@ -23,6 +23,7 @@ from localspec.flags import (
     finish,
     listed,
     listed_numbers,
+    listed_whole_numbers,
     loading,
     taking,
     to_stderr,
@@ -40,6 +41,8 @@ ARMS_HELP = (
 SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
 THREADS_HELP = "python -m tools.peers: threads of other engines; default: as many as ours."
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
+ONLY_HERE = ("suite", "cold_starts", "arms", "warm", "repeats", "peer_threads", "plot")
+ONLY_REMOTE = ("plain", "concurrency")
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ class BenchFlags:
         str | None, typer.Option(help="With --remote: the same server without speculation.")
     ] = None
     concurrency: Annotated[
-        str, typer.Option(help="With --remote: requests at the same time, comma-separated.")
-    ] = "1,4,16"
+        str | None,
+        typer.Option(help="With --remote: requests at the same time; default: 1,4,16."),
+    ] = None
 
     @property
     def speeds(self) -> tuple[float, ...] | None:
@@ -101,6 +105,7 @@ def bench(
     server as its users meet it."""
     if context_of_command.invoked_subcommand is not None:
         return
+    _refuse_without_effect(asked, options.remote is not None)
     _refuse_unwritable(asked.out, asked.plot)
     kept = KeptFile(asked.out, to_stderr)
     if options.remote is not None:
@@ -152,11 +157,15 @@ def _measure_servers(
     """A server as its users meet it, and the same without speculation where it was named."""
     from localspec.bench.cases import OWN_PROMPTS, load_prompts
     from localspec.bench.remote import render_remote, run_remote
+    from localspec.bench.settings import suite_settings
 
+    settings = asked.changed(suite_settings(None, None), None)
+    if len(settings.temperatures) > 1:
+        raise ConfigError("With --remote one temperature is measured. Name one, like 0.7.")
     plain = [] if asked.plain is None else [replace(server, url=asked.plain)]
-    at_once = [int(each) for each in listed_numbers(asked.concurrency)]
-    cases = load_prompts(asked.prompts or OWN_PROMPTS, asked.limit)
-    limit, temperature = asked.max_tokens or 64, (asked.speeds or (0.0,))[0]
+    at_once = listed_whole_numbers(asked.concurrency or "1,4,16")
+    cases = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
+    limit, temperature = settings.max_tokens, settings.temperatures[0]
     measured = run_remote([server, *plain], cases, at_once, limit, temperature, to_stderr)
     _tell(measured, render_remote(measured), kept, as_json)
 
@@ -219,6 +228,14 @@ def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
     finish({"ready": ready, "failed": dict(failed)}, text, as_json)
     if failed:
         raise SetupError(f"Not installed: {', '.join(failed)}. The reasons stand above.")
+
+
+def _refuse_without_effect(asked: BenchFlags, is_remote: bool) -> None:
+    """Raises ConfigError for a flag of the other kind of measurement."""
+    for name in ONLY_HERE if is_remote else ONLY_REMOTE:
+        if getattr(asked, name) is not None:
+            flag, when = f"--{name.replace('_', '-')}", "with" if is_remote else "without"
+            raise ConfigError(f"{flag} has no effect {when} --remote. Leave it out.")
 
 
 def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
