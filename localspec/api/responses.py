@@ -342,7 +342,10 @@ def thought(text: str) -> dict[str, Any]:
 def _usage(stats: TurnStats) -> dict[str, Any]:
     return {
         "input_tokens": stats.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": stats.num_reused_tokens},
+        "input_tokens_details": {
+            "cached_tokens": stats.num_reused_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": stats.num_output_tokens,
         "output_tokens_details": {
             "reasoning_tokens": stats.num_thinking_tokens,

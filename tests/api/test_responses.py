@@ -22,6 +22,7 @@ def test_a_whole_response(client: OpenAI, doors: Doors) -> None:
     )
     assert found.output_text == REPLY and found.status == "completed"
     assert found.usage is not None and found.usage.output_tokens > 5
+    assert found.usage.input_tokens_details.cache_write_tokens == 0, "OpenAI's type requires it"
     assert found.speculation["exact"] is True  # type: ignore[attr-defined]
     wanted = (Message("system", "Be brief."), Message("user", "Count."))
     assert doors.fake.requests[-1].messages == wanted
