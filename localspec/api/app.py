@@ -164,8 +164,10 @@ def _models(service: ProgramService, started: int) -> list[dict[str, Any]]:
 
 
 async def _answer_fault(http: HttpRequest, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        fault = Fault(error.status_code, f"{error.detail}: {http.method} {http.url.path}.")
+    if isinstance(error, HTTPException):  # no such path, or not by this method
+        known = ", ".join(f"{min(one.methods)} {one.path}" for one in http.app.routes)
+        sentence = f"{error.detail}: {http.method} {http.url.path}. What there is: {known}."
+        fault = Fault(error.status_code, sentence, headers=error.headers or {})
     elif isinstance(error, Refused | LocalspecError | ValidationError):
         fault = fault_of(error)
     else:

@@ -113,6 +113,17 @@ def test_while_no_model_is_loaded_one_that_is_asked_about_is_unavailable(tmp_pat
     assert found.status_code == 503 and "No model is loaded" in found.json()["error"]["message"]
 
 
+def test_a_wrong_path_or_method_is_told_what_there_is(doors: Doors) -> None:
+    with doors.http() as http:
+        answers = [http.post("/chat/completions"), http.post("/v1/v1/messages")]
+        answers.append(http.get("/v1/completions"))
+    assert [one.status_code for one in answers] == [404, 404, 405]
+    beside, *others = (one.json()["error"]["message"] for one in answers)
+    assert "this address with /v1 behind it" in beside
+    assert all("POST /v1/completions, POST /v1/responses" in one for one in others)
+    assert answers[-1].headers["allow"] == "POST"
+
+
 def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, ENDLESS)
     programs = ProgramService(service)

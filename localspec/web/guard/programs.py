@@ -32,6 +32,10 @@ NO_KEY = (
     "This needs a key of localspec, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. "
     "Make one on localspec's page, under Models, or with: python -m localspec keys make NAME"
 )
+NO_PAGE = (
+    "localspec serves no page here, only its interfaces for programs, below /v1. Give OpenAI's "
+    "clients this address with /v1 behind it, Anthropic's without."
+)
 CHALLENGE = {"www-authenticate": "Bearer"}
 
 
@@ -120,7 +124,7 @@ async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> N
 async def nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
     """The `otherwise` of a server without a page."""
     if scope["type"] == "http":
-        await _refuse(Fault(404, "localspec serves no page here."), scope, receive, send)
+        await _refuse(Fault(404, NO_PAGE), scope, receive, send)
         return
     message = {"type": ""}
     while scope["type"] == "lifespan" and message["type"] != "lifespan.shutdown":
