@@ -51,9 +51,9 @@ class ApiKeys:
 
     def make(self, name: str) -> str:
         """A new key; it can never be read again. Raises RequestError for a name in use, or none."""
-        if not 0 < len(name.strip()) <= MOST_CHARACTERS:
+        if not 0 < len(name.strip()) <= MOST_CHARACTERS or not name.isprintable():
             raise RequestError(
-                f"A key needs a name of 1 to {MOST_CHARACTERS} characters to tell it by."
+                f"A key needs a name to tell it by: one line of 1 to {MOST_CHARACTERS} characters."
             )
         key = f"{PREFIX}{secrets.token_urlsafe(NUM_BYTES)}"
         with self._db.writing() as tables:
