@@ -10,7 +10,6 @@ Source of `never_run`: the project is developed and tested on Linux computers wi
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 
 from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
 from localspec.errors import ConfigError, first_line
+from localspec.files import why_not_writable
 from localspec.machine.hardware import Hardware, confirmed_by_torch, gib, probe
 from localspec.machine.sources import missing_part
 from localspec.workloads import load_workloads, workload_folders
@@ -151,15 +151,16 @@ def _bitsandbytes() -> Iterator[Finding]:
 
 
 def _home(home: Path) -> Iterator[Finding]:
-    existing = next(each for each in (home, *home.parents) if each.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK):
+    why = why_not_writable(home / "localspec.db")
+    if why is None:
         yield _found("home", f"{home}, writable")
     else:
         yield _missing(
             "home",
-            f"{home} cannot be written, so chats would be lost at the end.",
+            f"{home} cannot be written ({why}), so chats would be lost at the end.",
             "Give a folder of your own with --home, or correct its permissions.",
         )
+    existing = next(each for each in (home, *home.parents) if each.exists())
     free = shutil.disk_usage(existing).free
     if free < LEAST_DISK_BYTES:
         yield _missing("disk", f"Only {gib(free)} is free at {existing}.", "Free at least 1 GiB.")
