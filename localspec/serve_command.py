@@ -47,10 +47,12 @@ def serve(
     options: LoadOptions,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
+    from localspec.bootstrap import check_port
     from localspec.open_service import opened_service
     from localspec.web.guard.security import is_loopback
     from localspec.web.server import serve_interfaces
 
+    check_port(host, port)  # before a key is made and shown
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -97,6 +98,7 @@ REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
         (["bench", "--plain", "http://127.0.0.1:1"], "--plain has no effect without --remote"),
         (["bench", "--arms", "ngram@²"], "is no arm"),
         (["bench", "table", "list.json"], "is no result"),
+        (["serve", "--host", "a..b", "--home", "empty"], "no address of this machine"),
         (["generate", " "], "message is empty"),
         (
             ["keys", "make", "laptop", "--home", "list.json"],
@@ -128,3 +130,18 @@ def test_a_hostile_argument_is_one_sentence(
     error = capsys.readouterr().err
     assert re.search(said, error), error
     assert "Traceback" not in error
+
+
+def test_no_key_is_made_where_the_server_cannot_listen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from localspec.cli import app
+    from localspec.flags import run_app
+
+    home = tmp_path / "home"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ["serve", "--port", str(taken.getsockname()[1]), "--home", str(home)]
+        with pytest.raises(SystemExit):
+            run_app(partial(app, words, standalone_mode=False))
+    assert "cannot be used" in capsys.readouterr().err
+    assert not home.exists(), "else the next start shows no key"
