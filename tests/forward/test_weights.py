@@ -1,10 +1,8 @@
-"""Whatever is wrong with a model folder becomes a ModelError that names the file."""
+"""A checked folder becomes a model that answers as its weights say, or a ModelError in words."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import struct
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from localspec.errors import ModelError
-from localspec.formats.folder_files import check_folder, weight_files
 from localspec.formats.native import KNOWN_AS
-from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward import nf4, weights
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
@@ -27,11 +23,10 @@ from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
+from tests.formats.test_folder_files import SINGLE, in_shards, own_code, with_config
+from tests.formats.test_safetensors_file import header_of, truncated_file, with_header
 from tests.forward.test_stored import tiny_qwen
 from tests.tiny import CPU, tiny_llama
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
@@ -56,34 +51,6 @@ def load(folder: Path) -> Any:
     return load_model(folder, torch.float32, CPU, 32).model
 
 
-def with_header(file: Path, header: bytes, length: int | None = None) -> None:
-    raw = file.read_bytes()
-    body = raw[8 + struct.unpack("<Q", raw[:8])[0] :]
-    file.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + body)
-
-
-def header_of(file: Path) -> bytes:
-    raw = file.read_bytes()
-    return raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]]
-
-
-def with_config(folder: Path, **changed: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-
-
-def in_shards(folder: Path) -> None:
-    """The same weights in two files with an index."""
-    tensors = load_file(str(folder / SINGLE))
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, held in parts.items():
-        save_file({n: tensors[n] for n in held}, str(folder / file), metadata={"format": "pt"})
-    weight_map = {name: file for file, held in parts.items() for name in held}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / SINGLE).unlink()
-
-
 def test_a_good_folder_loads_the_very_weights(good: Path) -> None:
     module = load_module(good, torch.float32, CPU)
     wanted, found = tiny_llama().state_dict(), module.state_dict()
@@ -94,7 +61,6 @@ def test_a_good_folder_loads_the_very_weights(good: Path) -> None:
 
 def test_shards_load_like_one_file(folder: Path) -> None:
     in_shards(folder)
-    assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
     tokens = [3, 1, 4, 1, 5]
     expected = tiny_llama()(input_ids=torch.tensor([tokens])).logits[0]
     assert torch.allclose(load(folder).forward(tokens), expected, atol=1e-5)
@@ -122,53 +88,7 @@ def test_tied_head_is_not_missing(tmp_path: Path) -> None:
 
 
 def truncated(folder: Path) -> None:
-    raw = (folder / SINGLE).read_bytes()
-    (folder / SINGLE).write_bytes(raw[: len(raw) // 2])
-
-
-def empty(folder: Path) -> None:
-    (folder / SINGLE).write_bytes(b"")
-
-
-def huge_header(folder: Path) -> None:
-    with_header(folder / SINGLE, b"{}", length=2**62)
-
-
-def header_beyond_the_file(folder: Path) -> None:
-    with_header(folder / SINGLE, b"{}", length=90 * 1024**2)
-
-
-def header_of_no_json(folder: Path) -> None:
-    with_header(folder / SINGLE, b"\xff\xfe not json")
-
-
-def header_without_offsets(folder: Path) -> None:
-    with_header(folder / SINGLE, b'{"a": {"dtype": "F32"}}')
-
-
-def header_of_a_list(folder: Path) -> None:
-    with_header(folder / SINGLE, b"[1, 2, 3]")
-
-
-def header_nested_for_ever(folder: Path) -> None:
-    with_header(folder / SINGLE, b"[" * 200_000)
-
-
-def header_with_endless_offsets(folder: Path) -> None:
-    entry = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,Infinity]}}'
-    with_header(folder / SINGLE, entry)
-
-
-def unknown_dtype(folder: Path) -> None:
-    with_header(folder / SINGLE, header_of(folder / SINGLE).replace(b'"F32"', b'"Q32"'))
-
-
-def shape_that_does_not_fill_its_bytes(folder: Path) -> None:
-    header = header_of(folder / SINGLE)
-    entries = json.loads(header)
-    name = next(name for name in entries if name != "__metadata__")
-    entries[name]["shape"] = [1]
-    with_header(folder / SINGLE, json.dumps(entries).encode())
+    truncated_file(folder / SINGLE)
 
 
 def tensor_missing(folder: Path) -> None:
@@ -185,73 +105,6 @@ def wrong_shapes(folder: Path) -> None:
     with_config(folder, hidden_size=128)
 
 
-def shard_missing(folder: Path) -> None:
-    in_shards(folder)
-    (folder / "b.safetensors").unlink()
-
-
-def shard_truncated(folder: Path) -> None:
-    in_shards(folder)
-    raw = (folder / "b.safetensors").read_bytes()
-    (folder / "b.safetensors").write_bytes(raw[:-4])
-
-
-def shard_outside(folder: Path) -> None:
-    in_shards(folder)
-    shutil.move(folder / "b.safetensors", folder.parent / "b.safetensors")
-    index = folder / INDEX
-    index.write_text(index.read_text().replace('"b.saf', '"../b.saf'))
-
-
-def index_of_nothing(folder: Path) -> None:
-    in_shards(folder)
-    (folder / INDEX).write_text('{"weight_map": {}}')
-
-
-def index_of_no_json(folder: Path) -> None:
-    in_shards(folder)
-    (folder / INDEX).write_text("{")
-
-
-def single_beside_an_index(folder: Path) -> None:
-    """transformers opens the single file then, so that is the one to check."""
-    raw = (folder / SINGLE).read_bytes()
-    in_shards(folder)
-    (folder / SINGLE).write_bytes(raw[:-4])
-
-
-def pickle_alone(folder: Path) -> None:
-    (folder / SINGLE).rename(folder / "pytorch_model.bin")
-
-
-def no_weights(folder: Path) -> None:
-    (folder / SINGLE).unlink()
-
-
-def own_code(folder: Path) -> None:
-    with_config(folder, auto_map={"AutoModelForCausalLM": "evil.Evil"})
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def config_of_no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{'model_type': 'llama'}")
-
-
-def config_nested_for_ever(folder: Path) -> None:
-    (folder / "config.json").write_text("[" * 200_000)
-
-
-def config_of_a_list(folder: Path) -> None:
-    (folder / "config.json").write_text("[]")
-
-
-def config_of_half_characters(folder: Path) -> None:
-    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
-
-
 def unknown_family(folder: Path) -> None:
     with_config(folder, model_type="no-such-family")
 
@@ -260,52 +113,19 @@ def wrong_type_in_config(folder: Path) -> None:
     with_config(folder, hidden_size="big")
 
 
-def family_of_a_list(folder: Path) -> None:
-    with_config(folder, model_type=["llama"])
-
-
 def negative_layers(folder: Path) -> None:
     with_config(folder, num_hidden_layers=-1)
 
 
-def format_without_its_package(folder: Path) -> None:
-    with_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-
-
 FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (truncated, SINGLE),
-    (empty, SINGLE),
-    (huge_header, SINGLE),
-    (header_beyond_the_file, SINGLE),
-    (header_of_no_json, SINGLE),
-    (header_without_offsets, SINGLE),
-    (header_of_a_list, SINGLE),
-    (header_nested_for_ever, SINGLE),
-    (header_with_endless_offsets, SINGLE),
-    (shape_that_does_not_fill_its_bytes, "does not describe its tensors"),
-    (unknown_dtype, "damaged"),
     (tensor_missing, "up_proj"),
     (layer_missing, "layers.2"),
     (wrong_shapes, "another shape"),
-    (shard_missing, "b.safetensors"),
-    (shard_truncated, "b.safetensors"),
-    (shard_outside, "../b.safetensors"),
-    (index_of_nothing, INDEX),
-    (index_of_no_json, INDEX),
-    (single_beside_an_index, SINGLE),
-    (pickle_alone, "pytorch_model.bin"),
-    (no_weights, "damaged"),
-    (own_code, "damaged"),
-    (no_config, "config.json"),
-    (config_of_no_json, "config.json"),
-    (config_nested_for_ever, "config.json"),
-    (config_of_a_list, "config.json"),
-    (config_of_half_characters, "config.json"),
+    (own_code, "code of its own"),
     (unknown_family, "damaged"),
     (wrong_type_in_config, "damaged"),
-    (family_of_a_list, "no name"),
     (negative_layers, "-1 layers"),
-    (format_without_its_package, "damaged"),
 )
 
 
@@ -319,18 +139,6 @@ def test_a_damaged_folder_is_a_model_error_that_names_it(
     with pytest.raises(ModelError) as caught:
         load(folder)
     assert named in str(caught.value)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="nowhere"):
-        check_folder(tmp_path / "nowhere")
-
-
-def test_own_code_is_refused_before_any_weights_are_read(folder: Path) -> None:
-    own_code(folder)
-    (folder / SINGLE).unlink()
-    with pytest.raises(ModelError, match="code of its own"):
-        check_folder(folder)
 
 
 @pytest.mark.parametrize("family", sorted(KNOWN_AS.keys() - {"mimo"}))  # mimo: test_mtp
@@ -354,13 +162,6 @@ def test_a_family_that_is_known_by_its_own_name_is_opened_without_the_code_it_br
     with_config(tmp_path, auto_map={"AutoConfig": "evil.E", "AutoModelForCausalLM": "evil.Evil"})
     model = load(tmp_path)
     assert torch.allclose(model.forward(ids.tolist()), wanted, atol=1e-5)
-
-
-def test_a_huge_header_is_not_read_into_memory(folder: Path) -> None:
-    """A promise of 90 MiB is held against the file's size before anything is read."""
-    header_beyond_the_file(folder)
-    with pytest.raises(ModelError, match="does not fit the file"):
-        check_safetensors(folder / SINGLE)
 
 
 def test_a_native_decoder_that_answers_otherwise_is_not_used(
@@ -426,26 +227,6 @@ def is_packed(module: Any) -> bool:
 def test_the_fastest_kernels_promise_no_bits(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32, is_fastest=True)
     assert isinstance(opened.model, Decoder) and not opened.has_invariant_rows
-
-
-def test_a_header_that_safetensors_refuses_is_damage_before_anything_is_loaded(
-    folder: Path,
-) -> None:
-    """A head's file met it as a traceback that ended the start."""
-    unknown_dtype(folder)
-    with pytest.raises(ModelError, match="does not describe its tensors"):
-        check_safetensors(folder / SINGLE)
-
-
-def test_weights_named_as_whole_numbers_are_damage(folder: Path) -> None:
-    header = header_of(folder / SINGLE)
-    entries = json.loads(header)
-    for name, entry in entries.items():
-        if name != "__metadata__":
-            entry["dtype"], entry["shape"] = "I16", [*entry["shape"][:-1], 2 * entry["shape"][-1]]
-    with_header(folder / SINGLE, json.dumps(entries).encode())
-    with pytest.raises(ModelError, match="holds whole numbers"):
-        check_safetensors(folder / SINGLE)
 
 
 def test_an_attention_of_its_own_is_named(tmp_path: Path) -> None:
@@ -614,9 +395,3 @@ def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.Monk
         with pytest.raises(ModelError, match="no card is here"):
             load_module(good, torch.bfloat16, device)
     assert asked == [{"": torch.device("cuda", 1)}, None]
-
-
-def test_an_awq_model_of_the_first_kind_is_named(folder: Path) -> None:
-    (folder / "quant_config.json").write_text('{"w_bit": 4, "q_group_size": 128}')
-    with pytest.raises(ModelError, match=r"is an AWQ model of the first kind.*Choose a copy"):
-        check_folder(folder)

@@ -1,0 +1,184 @@
+"""Whatever is wrong with the files of a model folder becomes a ModelError that names it, before
+anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localspec.errors import ModelError
+from localspec.formats.folder_files import check_folder, weight_files
+from tests.formats.test_safetensors_file import truncated_file
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "damaged"
+    made.mkdir()
+    (made / "config.json").write_text('{"model_type": "llama"}')
+    save_file({f"{name}.weight": torch.ones(4, 6) for name in "abcd"}, made / SINGLE)
+    return made
+
+
+def with_config(folder: Path, **changed: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def in_shards(folder: Path) -> None:
+    """The same weights in two files with an index."""
+    tensors = load_file(str(folder / SINGLE))
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in parts.items():
+        save_file({n: tensors[n] for n in held}, str(folder / file), metadata={"format": "pt"})
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / SINGLE).unlink()
+
+
+def test_the_files_of_a_model_are_those_that_its_index_names(folder: Path) -> None:
+    assert check_folder(folder) == {"model_type": "llama"}
+    assert weight_files(folder) == [folder / SINGLE]
+    in_shards(folder)
+    assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
+    assert check_folder(folder) == {"model_type": "llama"}
+
+
+def truncated(folder: Path) -> None:
+    truncated_file(folder / SINGLE)
+
+
+def shard_missing(folder: Path) -> None:
+    in_shards(folder)
+    (folder / "b.safetensors").unlink()
+
+
+def shard_truncated(folder: Path) -> None:
+    in_shards(folder)
+    truncated_file(folder / "b.safetensors")
+
+
+def shard_outside(folder: Path) -> None:
+    in_shards(folder)
+    shutil.move(folder / "b.safetensors", folder.parent / "b.safetensors")
+    index = folder / INDEX
+    index.write_text(index.read_text().replace('"b.saf', '"../b.saf'))
+
+
+def index_of_nothing(folder: Path) -> None:
+    in_shards(folder)
+    (folder / INDEX).write_text('{"weight_map": {}}')
+
+
+def index_of_no_json(folder: Path) -> None:
+    in_shards(folder)
+    (folder / INDEX).write_text("{")
+
+
+def single_beside_an_index(folder: Path) -> None:
+    """transformers opens the single file then, so that is the one to check."""
+    raw = (folder / SINGLE).read_bytes()
+    in_shards(folder)
+    (folder / SINGLE).write_bytes(raw[:-4])
+
+
+def pickle_alone(folder: Path) -> None:
+    (folder / SINGLE).rename(folder / "pytorch_model.bin")
+
+
+def no_weights(folder: Path) -> None:
+    (folder / SINGLE).unlink()
+
+
+def own_code(folder: Path) -> None:
+    with_config(folder, auto_map={"AutoModelForCausalLM": "evil.Evil"})
+
+
+def own_code_without_weights(folder: Path) -> None:
+    own_code(folder)
+    no_weights(folder)
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def config_of_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{'model_type': 'llama'}")
+
+
+def config_nested_for_ever(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 200_000)
+
+
+def config_of_a_list(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def config_of_half_characters(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b'{"model_type": "\xff"}')
+
+
+def family_of_a_list(folder: Path) -> None:
+    with_config(folder, model_type=["llama"])
+
+
+def text_part_of_a_list(folder: Path) -> None:
+    with_config(folder, text_config=[1])
+
+
+def weights_of_which_too_little_is_said(folder: Path) -> None:
+    with_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def awq_of_the_first_kind(folder: Path) -> None:
+    (folder / "quant_config.json").write_text('{"w_bit": 4, "q_group_size": 128}')
+
+
+FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
+    (truncated, "model.safetensors in .* is damaged"),
+    (shard_missing, "1 of 2 weight files are missing from damaged, first b.safetensors"),
+    (shard_truncated, "b.safetensors in .* is damaged"),
+    (shard_outside, r"points outside its folder \(../b.safetensors\)"),
+    (index_of_nothing, f"{INDEX} names no weights"),
+    (index_of_no_json, f"{INDEX} is not valid JSON"),
+    (single_beside_an_index, "model.safetensors in .* is damaged"),
+    (pickle_alone, "pytorch_model.bin.* is refused"),
+    (no_weights, "holds no weights"),
+    (own_code, "code of its own"),
+    (own_code_without_weights, "code of its own"),
+    (no_config, "config.json cannot be read"),
+    (config_of_no_json, "config.json is not valid JSON"),
+    (config_nested_for_ever, "config.json is not valid JSON"),
+    (config_of_a_list, "config.json is not a JSON object"),
+    (config_of_half_characters, "config.json is not valid JSON"),
+    (family_of_a_list, "is no name"),
+    (text_part_of_a_list, "is no JSON object"),
+    (weights_of_which_too_little_is_said, "quantization_config of damaged .*group_size"),
+    (awq_of_the_first_kind, "is an AWQ model of the first kind.*Choose a copy"),
+)
+
+
+@pytest.mark.parametrize(("fault", "said"), FAULTS, ids=[f.__name__ for f, _ in FAULTS])
+def test_a_damaged_folder_is_a_model_error_that_names_it(
+    fault: Callable[[Path], None], said: str, folder: Path
+) -> None:
+    fault(folder)
+    with pytest.raises(ModelError, match=said):
+        check_folder(folder)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        check_folder(tmp_path / "nowhere")
