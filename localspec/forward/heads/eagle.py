@@ -2,16 +2,17 @@
 
 Contract: `read_eagle` gives a head that fits the target. One of our own format shares the target's
 embedding and output head. A published folder holds the config of a Llama of one layer. With
-`hidden_norm` among its tensors it is an EAGLE-3: hidden states of three layers, an output head of
-its own over a part of the vocabulary (d2t: what to add to a draft id to get the target's).
+`hidden_norm` among its tensors it is an EAGLE-3: hidden states of several layers, an output head of
+its own, mostly over a part of the vocabulary (d2t: what to add to a draft id to get the target's).
 Otherwise it is an EAGLE-1 or 2, which reads and predicts what the target's own head reads. An
 embedding in the file is used only where it differs from the target's. A config in the layout of
-speculators nests the layer's and counts layers by their input.
+speculators nests the layer's and counts layers by their input. Norms of queries and keys (DeepSpec)
+and of what is read (EAGLE 3.1) are used where a file holds them.
 
 Not here: running a head (autoregressive), which tokens are worth a row (drafters.eagle).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840). Layouts as in
-SafeAILab/EAGLE model/cnets.py and cnets1.py and in vllm-project/speculators models/eagle3; layer
-indices as vLLM and SGLang read them.
+SafeAILab/EAGLE model/cnets.py and cnets1.py, vllm-project/speculators models/eagle3 and
+deepseek-ai/DeepSpec modeling/eagle3; layer indices as vLLM and SGLang read them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from localspec.forward.heads.files import (
     take,
     take_published,
 )
-from localspec.forward.heads.layer import LayerShape, llama_layout, packed_parts
+from localspec.forward.heads.layer import LayerShape, Rows, llama_layout, packed_parts
 from localspec.forward.model import LanguageModel
 from localspec.forward.upload import indices
 
@@ -84,17 +85,37 @@ class _FusedNetwork(Network):
 
 class ThirdNetwork(_FusedNetwork):
     """EAGLE-3: the layer's stream carries the fused state; embedding and state, each normalised,
-    make its queries, keys and values."""
+    make its queries, keys and values.
+
+    norms_stream: the stream carries the normalised state (norm_before_residual). norms_output: the
+    next step reads what the output head reads (norm_output of EAGLE 3.1). What is fused is
+    normalised by the norms that a file holds: of each layer read, or of all of them as one."""
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        parts: Mapping[str, Rows],
+        norms_stream: bool,
+        norms_output: bool,
+    ) -> None:
+        super().__init__(shape, parts)
+        self._norms_stream = norms_stream
+        self._norms_output = norms_output
+
+    def enter(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        if "read_norm_0" in self.parts:
+            features = [self.parts[f"read_norm_{i}"](rows) for i, rows in enumerate(features)]
+        if "read_norm" in self.parts:
+            features = [self.parts["read_norm"](torch.cat(tuple(features), dim=-1))]
+        return super().enter(features)
 
     def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
-        return layer(self._both(rows, embedded), rows)
+        stream = self.parts["hidden_norm"](rows) if self._norms_stream else rows
+        made = layer(self._both(rows, embedded), stream)
+        return super().leave(made) if self._norms_output else made
 
-
-class NormedThirdNetwork(_FusedNetwork):
-    """EAGLE-3 with norm_before_residual: the stream carries the normalised state."""
-
-    def transform(self, rows: torch.Tensor, embedded: torch.Tensor, layer: Layer) -> torch.Tensor:
-        return layer(self._both(rows, embedded), self.parts["hidden_norm"](rows))
+    def leave(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self._norms_output else super().leave(rows)
 
 
 class OwnNetwork(_FusedNetwork):
@@ -170,7 +191,7 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     layers = _third_layers(config, sizes) if is_third else (LAST,)
     draft_vocab_size = config.whole("draft_vocab_size", sizes.vocab_size)
     if is_third:
-        layout = _third_layout(layer, len(layers), draft_vocab_size)
+        layout = _third_layout(layer, len(layers), draft_vocab_size, tensors)
     else:
         tensors |= _missing_biases(tensors, layer)
         layout = _first_layout(layer, tensors)
@@ -180,17 +201,16 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     embed, embedding_bytes = _embedding(held.pop("embedding", None), target)
     parts = packed_parts(held, layer.norm_epsilon)
     frequencies, rope_scale = _rotation(config, layer, target.device)
-    network: type[Network] = FirstNetwork
-    if is_third:
-        is_normed = config.values.get("norm_before_residual")
-        network = NormedThirdNetwork if is_normed else ThirdNetwork
+    network: Network = FirstNetwork(layer, parts)
     output = OutputHead(target.head, target.vocab_size)
     if is_third:
+        norms = (bool(config.values.get(n)) for n in ("norm_before_residual", "norm_output"))
+        network = ThirdNetwork(layer, parts, *norms)
         ids = _target_ids(config, offsets, draft_vocab_size, target)
         output = OutputHead(parts["output_head"], target.vocab_size, ids)
     return HeadParts(
         layers=layers,
-        network=network(layer, parts),
+        network=network,
         output=output,
         embed=embed,
         frequencies=frequencies,
@@ -207,14 +227,13 @@ def _unnested(config: Settings) -> Settings:
         return config
     from transformers import AutoConfig
 
-    config.require("norm_before_fc", False)
     layer = config.values.get("transformer_layer_config")
     try:  # it leaves out what its family has as a default
         whole = AutoConfig.for_model(**{"model_type": "llama", **(layer or {})}).to_dict()
     except Exception as error:  # unknown values in transformers' code: any type is possible
         reason = f"{PUBLISHED_CONFIG} describes no layer ({first_line(error)})"
         raise config.unfit(reason) from error
-    names = ("draft_vocab_size", "norm_before_residual", "target_hidden_size")
+    names = ("draft_vocab_size", "norm_before_residual", "norm_output", "target_hidden_size")
     own = {name: config.values[name] for name in names if config.values.get(name) is not None}
     ids = config.values.get(LAYER_IDS)
     if isinstance(ids, list):
@@ -249,9 +268,12 @@ def _third_layers(config: Settings, sizes: TargetSizes) -> tuple[int, ...]:
     """The blocks whose output an EAGLE-3 reads: those its config names, else its authors' choice,
     the inputs of blocks 2, n / 2 and n - 3."""
     number = sizes.num_layers
+    made_for = config.values.get("num_target_layers", number)
+    if made_for != number:
+        raise config.unfit(f"it was made for a target of {made_for} layers; this one has {number}")
     nested = config.values.get("eagle_config") or {}
     places = (nested if isinstance(nested, dict) else {}, config.values)
-    found = (place.get(LAYER_IDS) for place in places)
+    found = (place.get(name) for place in places for name in (LAYER_IDS, "target_layer_ids"))
     named = next((each for each in found if each), None)
     layers = named or [1, number // 2 - 1, number - 4]
     if not isinstance(layers, list) or not all(type(i) is int and 0 <= i < number for i in layers):
@@ -278,15 +300,29 @@ def _missing_biases(
     return {name: torch.zeros(size) for name, size in biases.items() if name not in tensors}
 
 
-def _third_layout(layer: LayerShape, num_read: int, draft_vocab_size: int) -> Layout:
+def _third_layout(
+    layer: LayerShape, num_read: int, draft_vocab_size: int, tensors: Mapping[str, torch.Tensor]
+) -> Layout:
     width = layer.hidden_size
-    return llama_layout(layer, has_bias=False) | {
+    layout = llama_layout(layer, has_bias="self_attn.q_proj.bias" in tensors) | {
         "fuse.weight": {"fc.weight": (width, num_read * width)},
         "embedding_norm.weight": {"input_layernorm.weight": (width,)},
         "hidden_norm.weight": {"hidden_norm.weight": (width,)},
         "final_norm.weight": {"norm.weight": (width,)},
         "output_head.weight": {"lm_head.weight": (draft_vocab_size, width)},
     }
+    optional: tuple[Layout, ...] = (
+        {
+            f"{ours}_norm.weight": {f"self_attn.{theirs}_norm.weight": (layer.head_dim,)}
+            for ours, theirs in {"query": "q", "key": "k"}.items()
+        },
+        {"read_norm.weight": {"input_norm.weight": (num_read * width,)}},
+        {f"read_norm_{i}.weight": {f"fc_norm.{i}.weight": (width,)} for i in range(num_read)},
+    )
+    for norms in optional:
+        if any(name in tensors for parts in norms.values() for name in parts):
+            layout |= norms
+    return layout
 
 
 def _embedding(table: torch.Tensor | None, target: LanguageModel) -> tuple[Embed, int]:

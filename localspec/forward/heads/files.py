@@ -132,8 +132,8 @@ def head_kind(folder: Path) -> str:
         raise ModelError(
             f"{folder.name} holds a head in the layout of {layout}, which is not read yet. Choose "
             "a Medusa head, an EAGLE head in the layout of SafeAILab (one layer, `midlayer` or "
-            "`layers.0`) or an EAGLE-3 in that of speculators, or train one: "
-            "python -m localspec train eagle."
+            "`layers.0`) or an EAGLE-3 in that of SpecForge, AngelSlim, speculators or DeepSpec, "
+            "or train one: python -m localspec train eagle."
         )
     if config.get("speculators_model_type") == "eagle3":
         return "eagle"
@@ -159,7 +159,8 @@ def _unread_layout(config: Mapping[str, Any]) -> str | None:
         return f"DeepSpec ({'DSpark' if config.get('markov_rank') else 'DFlash'})"
     if "DFlash" in names:
         return "DFlash"
-    return "DeepSpec (EAGLE-3)" if names.endswith("Eagle3Model") else None
+    others = {"Gemma4Eagle3Model": "DeepSpec (EAGLE-3 for Gemma 4)", "PEagle": "P-EAGLE"}
+    return next((layout for name, layout in others.items() if name in names), None)
 
 
 def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:

@@ -1,9 +1,10 @@
 """One decoder layer of a head: the same function while it is trained and while it drafts.
 
-Contract: `DecoderLayer` is Llama's layer without its first norm. The rows that queries, keys and
-values are made of and the stream they are added to are given apart, for heads differ in how they
-make both from a hidden state and an embedding. Its products and norms are callables by name:
-torch's modules in training (`trainable_parts`), packed layers when drafting (`packed_parts`).
+Contract: `DecoderLayer` is Llama's layer without its first norm, or Qwen3's where its parts have
+norms of queries and keys. The rows that queries, keys and values are made of and the stream they
+are added to are given apart, for heads differ in how they make both from a hidden state and an
+embedding. Its products and norms are callables by name: torch's modules in training
+(`trainable_parts`), packed layers when drafting (`packed_parts`).
 `LayerAttend` decides what a row sees. `llama_layout` names the tensors of a published layer.
 
 Not here: how a head makes its rows (eagle, mtp), attention in training (training.unrolled).
@@ -133,6 +134,10 @@ class DecoderLayer:
         made = self.parts["qkv"](mixed)
         rows = made.view(*made.shape[:-1], -1, size)  # [..., heads + 2 kv_heads, head_dim]
         turned, values = torch.split(rows, [heads + kv_heads, kv_heads], dim=-2)
+        if "query_norm" in self.parts:
+            queries, keys = torch.split(turned, [heads, kv_heads], dim=-2)
+            both = (self.parts["query_norm"](queries), self.parts["key_norm"](keys))
+            turned = torch.cat(both, dim=-2)
         turned = turned * cos + torch.roll(turned, size // 2, -1) * sin
         queries, keys = torch.split(turned, [heads, kv_heads], dim=-2)
         stream = stream + self.parts["output"](attend(queries, keys, values))

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from localspec.errors import ModelError
 from localspec.forward.features import LAST
@@ -59,6 +60,13 @@ NESTED = {
     "norm_before_residual": True,
     LAYER_IDS: [1, 2, 3],  # by what goes into them
 }
+DEEPSPEC = CONFIG | {  # the target's own config, changed
+    "architectures": ["Qwen3Eagle3Model"],
+    "head_dim": HIDDEN_SIZE // 4,
+    "num_target_layers": 4,
+    "target_layer_ids": [0, 2],
+    "ttt_length": 7,
+}
 IDS = torch.arange(DRAFT_VOCAB) * 3  # what the draft's tokens are called by the target
 
 
@@ -67,9 +75,10 @@ def any_target() -> Any:
 
 
 class Reference(torch.nn.Module):
-    """The layer with transformers' parts, under the published names."""
+    """The layer with transformers' parts, under the published names. num_read: layers that an
+    EAGLE-3 reads."""
 
-    def __init__(self, is_third: bool) -> None:
+    def __init__(self, is_third: bool, num_read: int = 3, vocab_size: int = DRAFT_VOCAB) -> None:
         super().__init__()
         torch.manual_seed(5)
         config = LlamaConfig(**{k: v for k, v in CONFIG.items() if k != "architectures"})
@@ -87,15 +96,18 @@ class Reference(torch.nn.Module):
             layer.hidden_norm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
             layer.input_layernorm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
             self.midlayer = layer
-            self.fc = torch.nn.Linear(3 * HIDDEN_SIZE, HIDDEN_SIZE, bias=False)
+            self.fc = torch.nn.Linear(num_read * HIDDEN_SIZE, HIDDEN_SIZE, bias=False)
             self.norm = LlamaRMSNorm(HIDDEN_SIZE, 1e-5)
-            self.lm_head = torch.nn.Linear(HIDDEN_SIZE, DRAFT_VOCAB, bias=False)
+            self.lm_head = torch.nn.Linear(HIDDEN_SIZE, vocab_size, bias=False)
         else:
             self.layers = torch.nn.ModuleList([layer])
             self.fc = torch.nn.Linear(2 * HIDDEN_SIZE, HIDDEN_SIZE)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.add_(0.1 * torch.randn_like(weight))
+        self.disturb()
+
+    @torch.no_grad()
+    def disturb(self) -> None:
+        for weight in self.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
 
     def run(self, layer: Any, mixed: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
         """[n, .] -> [n, d]."""
@@ -118,9 +130,11 @@ class Reference(torch.nn.Module):
         return self.run(layer, mixed, normed if is_normed else hidden)
 
 
-def publish(folder: Path, is_third: bool, **changes: Any) -> Reference:
-    """changes: of the config, or of tensors (None leaves one out)."""
-    reference = Reference(is_third)
+def publish(
+    folder: Path, is_third: bool, reference: Reference | None = None, **changes: Any
+) -> Reference:
+    """changes: of the config, or of tensors (None leaves either out)."""
+    reference = reference or Reference(is_third)
     tensors: dict[str, Any] = dict(reference.state_dict())
     if is_third:
         known = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
@@ -128,7 +142,9 @@ def publish(folder: Path, is_third: bool, **changes: Any) -> Reference:
         tensors |= {"d2t": IDS - torch.arange(DRAFT_VOCAB), "t2d": known}
     config = dict(THIRD if is_third else CONFIG)
     for name, value in changes.items():
-        (tensors if value is None or isinstance(value, torch.Tensor) else config)[name] = value
+        (tensors if isinstance(value, torch.Tensor) else config)[name] = value
+    config = {k: v for k, v in config.items() if v is not None}
+    tensors |= {name: None for name, value in changes.items() if value is None}
     held = {k: t.contiguous() for k, t in tensors.items() if t is not None}
     save_file(held, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -196,6 +212,62 @@ def test_a_head_in_the_layout_of_speculators_says_what_its_authors_code_says(
     assert not torch.allclose(output, plain, atol=1e-2)
 
 
+def of_deepspec() -> Reference:
+    """Queries and keys of each head are normalised, two layers are read, all tokens are known."""
+    made = Reference(True, num_read=2, vocab_size=VOCAB_SIZE)
+    known = {name: value for name, value in DEEPSPEC.items() if name != "architectures"}
+    config = Qwen3Config(**known, attn_implementation="eager")
+    attention, plain = Qwen3Attention(config, 0), made.midlayer.self_attn
+    for side in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        setattr(attention, side, getattr(plain, side))
+    made.midlayer.self_attn = attention
+    made.disturb()
+    return made
+
+
+@torch.no_grad()
+def test_a_head_of_deepspec_says_what_its_authors_code_says(tmp_path: Path) -> None:
+    target, reference = any_target(), of_deepspec()
+    less = dict.fromkeys(("d2t", "t2d", "draft_vocab_size", "eagle_config"))
+    publish(tmp_path, True, reference, **DEEPSPEC, **less)
+    assert head_kind(tmp_path) == "eagle"
+    head = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
+    assert head.layers == (0, 2)
+    rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
+    head.reuse(TEXT)
+    output = head.read(TEXT, target.follow(head.layers))
+    wanted = reference.third(embedded, rows)[-1:]
+    assert torch.allclose(output, wanted, atol=1e-4)
+    logits = reference.lm_head(reference.norm(wanted))
+    assert torch.allclose(head.logits(output), logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("reads_normed", ["fc_norm", "norm_before_fc"])
+@torch.no_grad()
+def test_a_head_of_eagle_3_1_normalises_what_it_reads_and_what_it_says(
+    tmp_path: Path, reads_normed: str
+) -> None:
+    target, reference = any_target(), Reference(True)
+    of_each = torch.nn.ModuleList([LlamaRMSNorm(HIDDEN_SIZE, 1e-5) for _ in range(3)])
+    of_all = LlamaRMSNorm(3 * HIDDEN_SIZE, 1e-5)
+    if reads_normed == "fc_norm":
+        reference.fc_norm = of_each
+    else:
+        reference.input_norm = of_all
+    reference.disturb()
+    publish(tmp_path, True, reference, norm_output=True, **{reads_normed: True})
+    head = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
+    rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
+    head.reuse(TEXT)
+    output = head.read(TEXT, target.follow(head.layers))
+    chunks = zip(of_each, rows.chunk(3, -1), strict=True)
+    each = torch.cat([norm(chunk) for norm, chunk in chunks], -1)
+    read = each if reads_normed == "fc_norm" else of_all(rows)
+    wanted = reference.norm(reference.third(embedded, read)[-1:])
+    assert torch.allclose(output, wanted, atol=1e-4)
+    assert torch.allclose(head.logits(output)[:, IDS], reference.lm_head(wanted), atol=1e-3)
+
+
 @torch.no_grad()
 def test_biases_of_an_eagle_1_are_used(tmp_path: Path) -> None:
     target = any_target()
@@ -249,7 +321,9 @@ def test_without_names_the_authors_choice_of_layers_is_read(tmp_path: Path) -> N
         (False, {"layers.0.input_layernorm.weight": torch.ones(64)}, "input_layernorm.weight"),
         (False, {"fc.bias": torch.ones(64, dtype=torch.int8)}, "fc.bias is int8"),
         (False, {"norm_before_residual": True}, "norm_before_residual is True"),
-        (True, NESTED | {"norm_before_fc": True}, "norm_before_fc is True"),
+        (True, {"num_target_layers": 36}, "made for a target of 36 layers; this one has 4"),
+        (True, {"fc_norm.1.weight": torch.ones(HIDDEN_SIZE)}, "lacks fc_norm.0.weight"),
+        (True, {"midlayer.self_attn.q_norm.weight": torch.ones(16)}, "lacks self_attn.k_norm"),
         (True, NESTED | {"transformer_layer_config": 5}, "describes no layer"),
         (True, NESTED | {LAYER_IDS: [0, 1, 2]}, r"reads the layers \[-1, 0, 1\]"),
         (True, {"d2t": torch.full((DRAFT_VOCAB,), 60)}, "does not name 20 different tokens"),

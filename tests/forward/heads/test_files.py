@@ -113,7 +113,11 @@ def test_a_head_of_another_kind_and_no_head_are_refused(heads: Path, kind: str) 
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "z-lab .DFlash."),
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, "DeepSpec .DSpark."),
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, "DeepSpec .DFlash."),
-        ({"architectures": ["Qwen3Eagle3Model"], "num_hidden_layers": 1}, "DeepSpec .EAGLE-3."),
+        (
+            {"architectures": ["Gemma4Eagle3Model"], "num_hidden_layers": 1},
+            "DeepSpec .EAGLE-3 for Gemma 4.",
+        ),
+        ({"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4}, "P-EAGLE"),
     ],
 )
 def test_a_published_layout_that_is_not_read_is_named(
